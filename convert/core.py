@@ -1,0 +1,165 @@
+"""The heart of every conversion: rows say which module becomes which, and pure functions carry the tensors over.
+
+A row names a module on both sides and its kind; the kind knows the module's tensors and how each is stored. Nothing here
+knows a file format or a framework: a tensor is anything with ``.shape`` and ``.reshape``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Shape = tuple[int, ...]
+
+WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes that DataParallel and torch.compile put before every name."""
+
+COUNTER = "num_batches_tracked"
+"""BatchNorm's step counter: no part of what a network computes, and absent from files older than PyTorch 0.4.1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a row's module is.
+
+    Attributes:
+        leaves: names of its tensors; a module may lack those that it doesn't need, a bias for example.
+        inverse: name of the kind of the row that leads back.
+        reshaped: whether weight has the same numbers in the same order on both sides, under another shape.
+    """
+
+    leaves: tuple[str, ...]
+    inverse: str
+    reshaped: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "conv": Kind(("weight", "bias"), "conv"),
+    "linear": Kind(("weight", "bias"), "linear"),
+    "norm": Kind(("weight", "bias", "running_mean", "running_var", COUNTER), "norm"),
+    # VGG's first dense layer is a 7x7 convolution in timm, a gate's dense layers are 1x1 ones here and there: (O, I, h, w)
+    # and (O, I*h*w) hold the same numbers in the same order
+    "linear_from_conv": Kind(("weight", "bias"), "conv_from_linear", reshaped=True),
+    "conv_from_linear": Kind(("weight", "bias"), "linear_from_conv", reshaped=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The module `theirs` is our module `ours`; `kind` is a name in `KINDS`."""
+
+    theirs: str
+    ours: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What did not fit; empty lists say that everything did.
+
+    Attributes:
+        missing: our tensors that nothing of theirs becomes, with the name looked for or "" where no row leads there.
+        unmatched: their tensors that no row takes.
+        misshaped: (theirs, ours, their shape, our shape) of tensors that don't fit.
+        contested: our or their tensors that two rows name.
+        unused: rows that found none of their tensors.
+    """
+
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    unmatched: list[str] = field(default_factory=list)
+    misshaped: list[tuple[str, str, Shape, Shape]] = field(default_factory=list)
+    contested: list[str] = field(default_factory=list)
+    unused: list[Row] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tensor found its place; shapes may still differ, as with another number of classes."""
+        return not (self.missing or self.unmatched or self.contested or self.unused)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every tensor found its place and fits."""
+        return self.complete and not self.misshaped
+
+
+def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Shape]) -> tuple[dict[str, T], Report]:
+    """Carry tensors from one naming to the other.
+
+    Args:
+        rows: a row per module.
+        tensors: by their names.
+        shapes: what our side needs, by our names.
+
+    Returns:
+        The tensors by our names, misshaped ones as they came, and all that did not fit.
+    """
+    report = Report()
+    taken: Counter[str] = Counter()
+    given: Counter[str] = Counter()
+    carried: dict[str, T] = {}
+    for row in rows:
+        kind = KINDS[row.kind]
+        used = False
+        for leaf in kind.leaves:
+            theirs, ours = _tensor(row.theirs, leaf), _tensor(row.ours, leaf)
+            used = used or theirs in tensors
+            if ours in shapes:
+                given[ours] += 1
+                if theirs in tensors:
+                    taken[theirs] += 1
+                    carried[ours] = _fitted(tensors[theirs], shapes[ours], kind.reshaped)
+                    if tuple(_shape(carried[ours])) != tuple(shapes[ours]):
+                        report.misshaped.append((theirs, ours, tuple(_shape(tensors[theirs])), tuple(shapes[ours])))
+                elif leaf != COUNTER:
+                    report.missing.append((ours, theirs))
+            elif leaf == COUNTER and theirs in tensors:
+                taken[theirs] += 1
+        if not used:
+            report.unused.append(row)
+    report.contested.extend(name for counts in (given, taken) for name, count in counts.items() if count > 1)
+    report.missing.extend((ours, "") for ours in shapes if ours not in given and not ours.endswith(COUNTER))
+    report.unmatched.extend(theirs for theirs in tensors if theirs not in taken)
+    return carried, report
+
+
+def invert(rows: Iterable[Row]) -> list[Row]:
+    """Derive the rows that lead back: `apply` with them and their shapes undoes `apply` with `rows` and ours."""
+    return [Row(row.ours, row.theirs, KINDS[row.kind].inverse) for row in rows]
+
+
+def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:
+    """Name the modules that these tensors belong to, and the kind of each as its tensors tell it."""
+    found: dict[str, str] = {}
+    for name, shape in shapes.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf == "running_mean":
+            found[module] = "norm"
+        elif leaf == "weight" and f"{module}.running_mean" not in shapes:
+            found[module] = "linear" if len(shape) == 2 else "conv"
+    return found
+
+
+def strip_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Take the prefixes of `WRAPPERS` from the names, each only when every name has it."""
+    names = list(tensors)
+    while names and (prefix := next((w for w in WRAPPERS if all(name.startswith(w) for name in names)), None)):
+        names = [name.removeprefix(prefix) for name in names]
+    return dict(zip(names, tensors.values(), strict=True))
+
+
+def _tensor(module: str, leaf: str) -> str:
+    return f"{module}.{leaf}" if module else leaf
+
+
+def _fitted(tensor: Any, shape: Shape, reshaped: bool) -> Any:
+    if reshaped and len(tensor.shape) != len(shape) > 1 and math.prod(tensor.shape[1:]) == math.prod(shape[1:]):
+        return tensor.reshape(tensor.shape[0], *shape[1:])  # the first axis may differ: another number of classes
+    return tensor
+
+
+def _shape(tensor: Any) -> Shape:
+    return tensor.shape

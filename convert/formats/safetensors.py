@@ -1,0 +1,219 @@
+"""safetensors: a JSON header, then the tensors' bytes; the header is the only thing to distrust, and every word of it is checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Buffer
+
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_TENSORS = 100_000
+MAX_RANK = 8
+MAX_DIM = 2**31 - 1
+
+# name in the header: bytes of an element, name in torch
+DTYPES = {
+    "BOOL": (1, "bool"),
+    "U8": (1, "uint8"),
+    "I8": (1, "int8"),
+    "F8_E4M3": (1, "float8_e4m3fn"),
+    "F8_E5M2": (1, "float8_e5m2"),
+    "F8_E8M0": (1, "float8_e8m0fnu"),
+    "U16": (2, "uint16"),
+    "I16": (2, "int16"),
+    "F16": (2, "float16"),
+    "BF16": (2, "bfloat16"),
+    "U32": (4, "uint32"),
+    "I32": (4, "int32"),
+    "F32": (4, "float32"),
+    "U64": (8, "uint64"),
+    "I64": (8, "int64"),
+    "F64": (8, "float64"),
+    "C64": (8, "complex64"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the file: `dtype` as the header writes it, its bytes from `start` to `stop` of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def is_safetensors(buffer: Buffer) -> bool:
+    """Tell whether the bytes begin as a safetensors file does: a plausible length, then an object."""
+    view = memoryview(buffer).cast("B")
+    length = int.from_bytes(view[:8], "little")
+    return len(view) > 9 and view[8] == ord("{") and 2 <= length <= len(view) - 8
+
+
+def entries(buffer: Buffer) -> dict[str, Entry]:
+    """Read what the file holds, in the order of the header, and check that the bytes are all there and used once.
+
+    Raises:
+        MalformedFile: the header is cut, is no JSON object, names a thing twice, or the tensors overlap, leave a hole or
+            don't end where the file ends.
+        LimitExceeded: the header, a rank, a dimension or the number of tensors is beyond any network's.
+        UnsupportedFormat: a tensor's dtype is not one of `DTYPES`.
+    """
+    header, data, size = _header(buffer)
+    found: dict[str, Entry] = {}
+    for name, fields in header.items():
+        if name != "__metadata__":
+            found[name] = _entry(name, fields, data)
+    if len(found) > MAX_TENSORS:
+        raise LimitExceeded(f"{len(found)} tensors; at most {MAX_TENSORS} are read")
+    end = data
+    for name, entry in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start != end:
+            what = "overlaps the tensor before it" if entry.start < end else "leaves a hole before it"
+            raise MalformedFile(f"tensor {name!r} begins at byte {entry.start} where {end} was due: it {what}")
+        end = entry.stop
+    if end != size:
+        what = "is cut short" if size < end else "goes on after the last tensor"
+        raise MalformedFile(f"the tensors end at byte {end}, the file at {size}: it {what}; fetch it again")
+    return found
+
+
+def metadata(buffer: Buffer) -> dict[str, str]:
+    """Read the file's free-form notes, {} if it has none; raises as `entries` does."""
+    header, _, _ = _header(buffer)
+    return header.get("__metadata__", {})
+
+
+def tensors(buffer: Buffer) -> dict[str, Tensor]:
+    """Read the tensors: views of `buffer`, which they keep alive.
+
+    A tensor is copied when the buffer can't be written, as torch has no read-only tensors, or its bytes are misaligned.
+
+    Raises:
+        MalformedFile, LimitExceeded, UnsupportedFormat: as `entries` does.
+    """
+    import torch
+
+    found = entries(buffer)
+    view = memoryview(buffer).cast("B")
+    if not found:
+        return {}
+    address = None if view.readonly else torch.frombuffer(view, dtype=torch.uint8).data_ptr()
+    read: dict[str, Tensor] = {}
+    for name, entry in found.items():
+        itemsize, dtype_name = DTYPES[entry.dtype]
+        dtype = getattr(torch, dtype_name)
+        if entry.start == entry.stop:
+            read[name] = torch.empty(entry.shape, dtype=dtype)
+            continue
+        if entry.dtype == "BOOL" and view[entry.start : entry.stop].tobytes().strip(b"\0\1"):
+            raise MalformedFile(f"tensor {name!r} is boolean and holds bytes other than 0 and 1")
+        if address is None or (address + entry.start) % itemsize:
+            flat = torch.frombuffer(bytearray(view[entry.start : entry.stop]), dtype=dtype)
+        else:
+            flat = torch.frombuffer(view, dtype=dtype, count=(entry.stop - entry.start) // itemsize, offset=entry.start)
+        read[name] = flat.reshape(entry.shape)
+    return read
+
+
+def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors; the same tensors and metadata always give the same bytes.
+
+    (The safetensors library writes metadata in random order, so the file's hash would change from run to run.)
+
+    Args:
+        tensors: by name; on any device, of any strides.
+        path: the file to write, not atomically: whoever needs that writes beside it and renames.
+        metadata: free-form notes.
+
+    Raises:
+        UnsupportedFormat: a tensor is not dense, or its dtype is not one of `DTYPES`.
+    """
+    import torch
+
+    codes = {getattr(torch, name): (code, itemsize) for code, (itemsize, name) in DTYPES.items()}
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in codes:
+            raise UnsupportedFormat(f"safetensors can't hold {name!r}: {tensor.dtype}, {tensor.layout}")
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    order = sorted(tensors, key=lambda name: (-codes[tensors[name].dtype][1], name))  # widest first: all stay aligned
+    end = 0
+    for name in order:
+        code, itemsize = codes[tensors[name].dtype]
+        start, end = end, end + tensors[name].numel() * itemsize
+        header[name] = {"dtype": code, "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            if tensors[name].numel():
+                file.write(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _header(buffer: Buffer) -> tuple[dict[str, Any], int, int]:
+    """Parse the header: the object, the position of the first tensor, the size of the file."""
+    view = memoryview(buffer).cast("B")
+    if len(view) < 8:
+        raise MalformedFile(f"{len(view)} bytes are no safetensors file")
+    length = int.from_bytes(view[:8], "little")
+    if length > MAX_HEADER_BYTES:
+        raise LimitExceeded(f"a header of {length} bytes; at most {MAX_HEADER_BYTES} are read. Is it a safetensors file?")
+    if length > len(view) - 8:
+        raise MalformedFile(f"a header of {length} bytes in a file of {len(view)}: it is cut short; fetch it again")
+    text = view[8 : 8 + length].tobytes()
+    if text.count(b"{") + text.count(b"[") > 3 * MAX_TENSORS + 2:  # counted before parsing: brackets cost 30 times their bytes
+        raise LimitExceeded(f"the header describes more than {MAX_TENSORS} tensors")
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, MalformedFile):
+            raise
+        raise MalformedFile(f"the header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise MalformedFile(f"the header is a JSON {type(header).__name__}, not an object")
+    notes = header.get("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise MalformedFile("__metadata__ is not an object of strings")
+    return header, 8 + length, len(view)
+
+
+def _entry(name: str, fields: Any, data: int) -> Entry:
+    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
+        raise MalformedFile(f"tensor {name!r} needs dtype, shape and data_offsets, and has {str(fields)[:100]}")
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise UnsupportedFormat(f"tensor {name!r} has dtype {str(dtype)[:20]!r}; there are {', '.join(DTYPES)}")
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+        raise MalformedFile(f"tensor {name!r}: shape {str(shape)[:100]} and data_offsets {str(offsets)[:100]} must be lists of naturals")
+    if len(shape) > MAX_RANK or any(dim > MAX_DIM for dim in shape):
+        raise LimitExceeded(f"tensor {name!r} has shape {shape}; at most {MAX_RANK} dimensions of at most {MAX_DIM} are read")
+    if math.prod(shape) * DTYPES[dtype][0] != offsets[1] - offsets[0]:
+        raise MalformedFile(f"tensor {name!r}: {dtype} of shape {shape} does not fill bytes {offsets[0]} to {offsets[1]}")
+    return Entry(dtype, tuple(shape), data + offsets[0], data + offsets[1])
+
+
+def _naturals(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise MalformedFile(f"the header names {twice!r} twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise MalformedFile(f"the header holds {name}")

@@ -1,0 +1,80 @@
+"""timm's names: torchvision's for ResNets, DenseNets, Inception and Xception, its own for VGG's head and all mobile networks.
+
+Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py and _efficientnet_builder.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from convert.core import Row, Shape, modules
+
+# Blocks of each stage of the papers' tables: timm counts by stage, torchvision straight through. EfficientNet's are by stage in both.
+STAGES = {
+    "MobileNetV1": (1, 2, 2, 6, 2),
+    "MobileNetV2": (1, 2, 3, 4, 3, 3, 1),
+    "MobileNetV3Large": (1, 2, 3, 4, 2, 3),
+    "MobileNetV3Small": (1, 2, 3, 2, 3),
+    "EfficientNet": (),
+}
+# What is before and after the blocks, ours: theirs
+STEM = {"features.0.0": "conv_stem", "features.0.1": "bn1"}
+ENDS = {
+    "VGG": {"classifier.0": "pre_logits.fc1", "classifier.3": "pre_logits.fc2", "classifier.6": "head.fc"},
+    "MobileNetV1": {**STEM, "classifier.1": "classifier"},
+    "MobileNetV2": {**STEM, "features.18.0": "conv_head", "features.18.1": "bn2", "classifier.1": "classifier"},
+    "MobileNetV3Large": {
+        **STEM,
+        "features.16.0": "blocks.6.0.conv",
+        "features.16.1": "blocks.6.0.bn1",
+        "classifier.0": "conv_head",
+        "classifier.3": "classifier",
+    },
+    "MobileNetV3Small": {
+        **STEM,
+        "features.12.0": "blocks.5.0.conv",
+        "features.12.1": "blocks.5.0.bn1",
+        "classifier.0": "conv_head",
+        "classifier.3": "classifier",
+    },
+    "EfficientNet": {**STEM, "features.8.0": "conv_head", "features.8.1": "bn2", "classifier.1": "classifier"},
+}
+# Dense layers that are convolutions there, so that VGG reads larger images and MobileNetV3 pools late
+CONVOLVED = ("pre_logits.fc1", "pre_logits.fc2", "conv_head")
+
+SEPARABLE = ("conv_dw", "bn1", "conv_pw", "bn2")
+INVERTED = ("conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3")
+GATE = {"fc1": "se.conv_reduce", "fc2": "se.conv_expand"}
+
+
+def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
+    """List a row for each of our modules; `family` is the class's name and its bases'."""
+    found = modules(ours)
+    name = next((name for name in ENDS if name in family), None)
+    theirs = dict(ENDS[name]) if name is not None else {}
+    for ours_prefix, theirs_prefix in _blocks(name, found):
+        theirs |= _block([module for module in found if module.startswith(ours_prefix)], theirs_prefix)
+    return [_row(theirs.get(module, module), module, kind) for module, kind in found.items()]
+
+
+def _row(theirs: str, ours: str, kind: str) -> Row:
+    return Row(theirs, ours, "linear_from_conv" if kind == "linear" and theirs in CONVOLVED else kind)
+
+
+def _blocks(family: str | None, found: Mapping[str, str]) -> list[tuple[str, str]]:
+    """List where each block begins in our names and in theirs."""
+    if family == "EfficientNet":
+        places = dict.fromkeys(re.findall(r"^features\.(\d+)\.(\d+)\.block", "\n".join(found), re.MULTILINE))
+        return [(f"features.{stage}.{block}.", f"blocks.{int(stage) - 1}.{block}.") for stage, block in places]
+    sizes = STAGES.get(family or "", ())
+    places = ((stage, block) for stage, size in enumerate(sizes) for block in range(size))
+    return [(f"features.{index}.", f"blocks.{stage}.{block}.") for index, (stage, block) in enumerate(places, start=1)]
+
+
+def _block(modules: Sequence[str], prefix: str) -> dict[str, str]:
+    """Name a block's two or three convolutions, their BatchNorms and its gate."""
+    gate = {module: GATE[module.rpartition(".")[2]] for module in modules if module.endswith(tuple(GATE))}
+    plain = [module for module in modules if module not in gate]
+    names = SEPARABLE if len(plain) == len(SEPARABLE) else INVERTED
+    return {module: prefix + name for module, name in {**dict(zip(plain, names, strict=True)), **gate}.items()}

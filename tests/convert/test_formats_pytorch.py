@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import argparse
+import pickle
+import tarfile
+import warnings
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._utils import _rebuild_tensor_v2
+
+from convert.formats import pytorch, safetensors
+from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
+
+STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.zeros(2, dtype=torch.float16)}
+
+
+class Code:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+class Rebuilt:
+    """A tensor that claims another shape, strides and offset than its storage has."""
+
+    def __init__(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> None:
+        self.size, self.stride, self.offset = size, stride, offset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.save itself wants the typed storage that torch warns of
+            storage = torch.ones(4).storage()
+        return _rebuild_tensor_v2, (storage, self.offset, self.size, self.stride, False, OrderedDict())
+
+
+@pytest.fixture(params=[True, False], ids=["zip", "legacy"])
+def save(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    def save(content: Any) -> Path:
+        torch.save(content, tmp_path / "x.pth", _use_new_zipfile_serialization=request.param)
+        return tmp_path / "x.pth"
+
+    return save
+
+
+def same(read: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return read.keys() == expected.keys() and all(torch.equal(read[n], t) and read[n].dtype == t.dtype for n, t in expected.items())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        STATE,
+        {"state_dict": STATE, "epoch": 3},
+        {"model": STATE, "optimizer": {"state": {}}},
+        {"model": {"state_dict": STATE}},
+        {"model_state_dict": STATE, "model_ema": {"a.weight": torch.zeros(1)}},
+        {"model_ema": STATE, "epoch": 1},
+        {"state_dict": {f"module.{name}": tensor for name, tensor in STATE.items()}},
+        {f"module._orig_mod.{name}": tensor for name, tensor in STATE.items()},
+        {name: nn.Parameter(tensor) for name, tensor in STATE.items()},
+        {**STATE, "epoch": 3, "note": "x", 5: torch.zeros(1)},
+        {"state_dict": STATE, "best": np.float64(0.5), "classes": np.arange(3), "args": argparse.Namespace(lr=0.1)},
+    ],
+    ids=["plain", "state_dict", "model", "nested", "plain before ema", "ema", "module", "compiled", "parameters", "dropped", "numpy"],
+)
+def test_the_state_dict_is_found(save: Any, content: Any) -> None:
+    assert same(pytorch.read(save(content)), STATE)
+
+
+def test_a_prefix_that_only_some_names_have_is_kept(save: Any) -> None:
+    mixed = {"module.a": torch.zeros(1), "b": torch.zeros(1)}
+    assert same(pytorch.read(save(mixed)), mixed)
+
+
+def test_tied_and_sliced_tensors_get_memory_of_their_own(save: Any, tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    tensors = {"whole": base, "tied": base, "slice": base[1], "turned": base.T}
+    read = pytorch.read(save(tensors))
+    assert same(read, tensors)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 4
+    pytorch.to_safetensors(save(tensors), tmp_path / "x.safetensors")
+    assert same(safetensors.tensors((tmp_path / "x.safetensors").read_bytes()), tensors)
+
+
+def test_code_is_named_and_not_run(save: Any, tmp_path: Path) -> None:
+    target = tmp_path / "ran"
+    for content in (Code(target), {"state_dict": STATE, "hook": Code(target)}):
+        with pytest.raises(UnsafeFormat, match=r"Path\.touch|PosixPath|getattr"):
+            pytorch.read(save(content))
+    assert not target.exists()
+
+
+def test_a_pickled_module_is_refused_with_its_class(save: Any) -> None:
+    with pytest.raises(UnsafeFormat, match=r"torch\.nn\.modules\.linear\.Linear"):
+        pytorch.read(save(nn.Linear(2, 2)))
+
+
+def test_os_system_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.")
+    with pytest.raises(UnsafeFormat, match="posix"):
+        pytorch.read(tmp_path / "x.pth")
+
+
+def test_numpy_names_lead_to_nothing_of_numpy(tmp_path: Path) -> None:
+    """The stand-in takes any argument: what a hostile dtype or scalar would do inside NumPy does not happen."""
+    torch.save({**STATE, "x": np.float64(1)}, tmp_path / "x.pth")
+    loaded = pytorch._load(tmp_path / "x.pth", (tmp_path / "x.pth").stat().st_size)
+    assert type(loaded["x"]) is pytorch._Inert
+    assert torch.serialization.get_safe_globals() == [g for g in torch.serialization.get_safe_globals() if not isinstance(g, tuple)]
+
+
+@pytest.mark.parametrize(
+    ("lie", "error"),
+    [
+        (Rebuilt((2**40,), (0,)), LimitExceeded),
+        (Rebuilt((2**20, 2**20), (0, 0)), LimitExceeded),
+        (Rebuilt((5,), (1,)), MalformedFile),
+        (Rebuilt((2,), (100,)), MalformedFile),
+        (Rebuilt((2,), (-3,)), MalformedFile),
+        (Rebuilt((2,), (1,), offset=3), MalformedFile),
+        (Rebuilt((2,), (1,), offset=-1), MalformedFile),
+    ],
+    ids=["stride 0", "stride 0 twice", "too long", "far", "backwards", "offset", "before"],
+)
+def test_a_tensor_larger_than_its_bytes_is_refused(save: Any, lie: Rebuilt, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        pytorch.read(save({"x": lie}))
+
+
+def test_many_views_of_one_storage_are_refused(save: Any) -> None:
+    big = torch.zeros(2**20)
+    with pytest.raises(LimitExceeded, match="would unfold"):
+        pytorch.read(save({str(i): big for i in range(10)}))
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(3).to_sparse(), torch.zeros(3, device="meta")], ids=["sparse", "meta"])
+def test_tensors_that_are_no_plain_arrays_are_refused(save: Any, tensor: Tensor) -> None:
+    with pytest.raises(UnsupportedFormat, match="not a dense tensor"):
+        pytorch.read(save({"x": tensor}))
+
+
+@pytest.mark.parametrize("content", [{}, [1, 2], {"epoch": 3}, torch.zeros(3)], ids=["empty", "list", "no tensor", "bare tensor"])
+def test_a_file_without_named_tensors_is_refused(save: Any, content: Any) -> None:
+    with pytest.raises(MalformedFile):
+        pytorch.read(save(content))
+
+
+def test_torchscript_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, and such files will be around for long
+        torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "x.pt"))
+    with pytest.raises(UnsupportedFormat, match="state_dict"):
+        pytorch.read(tmp_path / "x.pt")
+
+
+def test_an_ancient_tar_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name in ("storages", "tensors", "pickle"):
+            tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(UnsupportedFormat, match="save it again"):
+        pytorch.read(tmp_path / "x.tar")
+
+
+def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+    torch.save({"x": torch.zeros(10**6)}, tmp_path / "plain")
+    with zipfile.ZipFile(tmp_path / "plain") as plain, zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for info in plain.infolist():
+            bomb.writestr(info.filename, plain.read(info))
+    with pytest.raises(LimitExceeded, match="unpack"):
+        pytorch.read(tmp_path / "bomb")
+
+
+def test_truncation_anywhere_is_an_error_of_ours(save: Any, tmp_path: Path) -> None:
+    data = save(STATE).read_bytes()
+    for length in range(0, len(data) - 1, max(1, len(data) // 97)):
+        (tmp_path / "cut").write_bytes(data[:length])
+        with pytest.raises((MalformedFile, UnsafeFormat)):  # half a name is a name that nobody allows
+            pytorch.read(tmp_path / "cut")
+
+
+def test_noise_is_an_error_of_ours(tmp_path: Path) -> None:
+    for noise in (b"", b"\0" * 100, b"<html>login</html>", pickle.dumps({"a": 1}), b"PK\3\4" + b"\0" * 50):
+        (tmp_path / "x").write_bytes(noise)
+        with pytest.raises((MalformedFile, UnsafeFormat)):
+            pytorch.read(tmp_path / "x")
+
+
+def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        pytorch.read(tmp_path / "none.pth")
+
+
+@pytest.mark.real
+def test_real_files_read_and_go_through_safetensors_bit_for_bit(real: Path, tmp_path: Path) -> None:
+    folder = real / "real"
+    files = [
+        *folder.glob("pytorch/*.th"), *folder.glob("pytorch/*.tar"), *folder.glob("pytorch/*.pth"),
+        *folder.glob("mtcnn/pytorch/*.pt"), *folder.glob("ultralight/models/pretrained/*.pth"),
+    ]  # fmt: skip
+    assert len(files) >= 9
+    for path in files:
+        tensors = pytorch.read(path)
+        assert not any(name.startswith("module.") for name in tensors)
+        pytorch.to_safetensors(path, tmp_path / "x.safetensors")
+        assert same(safetensors.tensors(bytearray((tmp_path / "x.safetensors").read_bytes())), tensors)
