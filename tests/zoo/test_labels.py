@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from zoo.labels import TABLES, Label, labels
+
+
+def test_imagenet_has_a_thousand_classes_told_apart_by_their_ids() -> None:
+    table = labels("imagenet1k")
+    ids = [label.wnid for label in table]
+    assert len(table) == len(set(ids)) == 1000
+    assert ids == sorted(ids)  # the challenge's class order
+    assert table[0] == Label("tench", "n01440764")
+    assert table[281] == Label("tabby", "n02123045")
+    assert (table[134].wnid, table[517].wnid) == ("n02012849", "n03126707")  # the bird and the machine that are both "crane" elsewhere
+    assert (table[638].wnid, table[639].wnid) == ("n03710637", "n03710721")  # the two "maillot"
+
+
+def test_cifar10_has_ten_names_and_no_ids() -> None:
+    names = "airplane automobile bird cat deer dog frog horse ship truck"
+    assert [label.name for label in labels("cifar10")] == names.split()
+    assert {label.wnid for label in labels("cifar10")} == {None}
+
+
+@pytest.mark.reference
+def test_imagenet_names_are_torchvisions_and_ids_are_timms() -> None:
+    import timm
+    from torchvision.models._meta import _IMAGENET_CATEGORIES
+
+    synsets = Path(timm.__file__).parent / "data" / "_info" / "imagenet_synsets.txt"
+    assert [label.name for label in labels("imagenet1k")] == _IMAGENET_CATEGORIES
+    assert [label.wnid for label in labels("imagenet1k")] == synsets.read_text().split()
+
+
+@pytest.mark.parametrize("table", sorted(TABLES.glob("*.tsv")), ids=lambda table: table.stem)
+def test_every_table_is_well_formed(table: Path) -> None:
+    text = table.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    for label in labels(table.stem):
+        assert label.name == label.name.strip() != ""
+        assert label.wnid is None or (len(label.wnid) == 9 and label.wnid[0] == "n" and label.wnid[1:].isdigit())
+
+
+def test_unknown_labels_are_refused_and_the_known_ones_listed() -> None:
+    with pytest.raises(ValueError, match="no labels named 'imagenet'; there are cifar10, imagenet1k"):
+        labels("imagenet")

@@ -1,0 +1,178 @@
+"""Images in, names out: preprocessing, network and labels of one checkpoint together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from zoo.labels import Label, labels
+from zoo.preprocess import is_many, named_images, preprocess_named
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from weights.registry import Preprocessing
+    from zoo.model import Model
+
+
+class WrongInput(ValueError):
+    """A tensor can't be a batch of preprocessed images for this model; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One class and how probable the network finds it.
+
+    Attributes:
+        label: the class's name, "tabby"; "class 17" where the classes have no names.
+        wnid: its WordNet id, "n02123045", or None where it has none.
+        probability: softmax of the logits, 0..1; no calibrated confidence.
+        index: of its logit.
+    """
+
+    label: str
+    wnid: str | None
+    probability: float
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.label}{f' ({self.wnid})' if self.wnid else ''} {self.probability:.1%}"
+
+
+@overload
+def predict(model: Model, images: str | os.PathLike[str] | Image, top: int = 5, batch_size: int = 32) -> list[Prediction]: ...
+@overload
+def predict(model: Model, images: list[Any] | tuple[Any, ...], top: int = 5, batch_size: int = 32) -> list[list[Prediction]]: ...
+@overload
+def predict(model: Model, images: np.ndarray | Tensor, top: int = 5, batch_size: int = 32) -> list[Any]: ...
+def predict(model: Model, images: Any, top: int = 5, batch_size: int = 32) -> list[Any]:
+    """Classify images with the preprocessing and the labels of the model's own checkpoint.
+
+    The network runs in eval mode and without gradients; every layer keeps the mode that it was found in.
+
+    Args:
+        model: what `trained` returns, on any device and in any floating-point type.
+        images: what `model.preprocess` takes, or a floating-point tensor (B, C, H, W) or (C, H, W) that is preprocessed already;
+            the latter goes through `check_preprocessed`.
+        top: how many classes, the most probable first; all of them if there are fewer.
+        batch_size: how many images go through the network at once.
+
+    Returns:
+        For one image a list of predictions; for a list, a tuple or an array of four axes such a list for each image.
+
+    Raises:
+        ValueError: the model has no checkpoint, or `top` or `batch_size` is below 1.
+        BadImage: an image can't be used.
+        WrongInput: a tensor is not what the checkpoint's preprocessing gives.
+        FloatingPointError: the network computes NaN or infinity.
+    """
+    record = model.checkpoint
+    if record is None:
+        name = type(model).__name__
+        raise ValueError(
+            f"this {name} is untrained, so no labels or preprocessing belong to it; use trained({name}), or set model.checkpoint to a "
+            "record of the weights that you gave it"
+        )
+    for argument, value in (("top", top), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{argument} must be at least 1, got {value}")
+    names = labels(record.labels) if record.labels else ()
+    preprocessed = isinstance(images, Tensor) and images.is_floating_point()
+    many = is_many(images)
+    if preprocessed:
+        check_preprocessed(images, record.preprocessing, model.in_channels)
+        images = images if many else images[None]
+    else:
+        images = named_images(images)
+    weight, results = next(model.parameters()), []
+    with _evaluating(model), torch.no_grad():
+        for start in range(0, len(images), batch_size):
+            batch = images[start : start + batch_size]
+            x = batch if preprocessed else preprocess_named(batch, record.preprocessing)
+            results += _best(model(x.to(weight.device, weight.dtype)), top, names)
+    return results if many else results[0]
+
+
+def check_preprocessed(x: Tensor, preprocessing: Preprocessing, in_channels: int) -> None:
+    """Raise `WrongInput` when a tensor can't be images that were preprocessed as the record says.
+
+    Two rules look at the values, in one pass over the tensor. Normalisation maps 0..1 to [low, high]; a value further outside than
+    a quarter of that range is refused (resampling overshoots by less). And where the record makes dark pixels negative, a tensor
+    within 0..1 is refused if all its values are whole 255ths, or if it nearly fills 0..1, unless undoing the record's
+    normalisation gives whole 255ths, which proves it right. A flat image is never refused for lying within 0..1.
+
+    Args:
+        x: floating point, (B, C, H, W) or (C, H, W).
+        preprocessing: the record.
+        in_channels: C of the network.
+
+    Raises:
+        WrongInput: the axes or channels are others, a value is NaN or infinite, or one of the two rules holds.
+    """
+    shape, fix = tuple(x.shape), "model.preprocess(images) does all of it"
+    if x.dim() not in (3, 4):
+        raise WrongInput(f"expected preprocessed images (B, {in_channels}, H, W) or ({in_channels}, H, W), got shape {shape}")
+    if shape[-3] != in_channels:
+        if shape[-1] == in_channels:
+            order = "0, 3, 1, 2" if x.dim() == 4 else "2, 0, 1"
+            raise WrongInput(f"the channels of shape {shape} are last, and the network takes them first: x.permute({order})")
+        raise WrongInput(f"the network takes {in_channels} channels, got shape {shape}; {fix}, from files or uint8 arrays")
+    if not x.numel():
+        return
+    least, most = (value.item() for value in x.detach().aminmax())
+    if not (abs(least) < float("inf") and abs(most) < float("inf")):
+        raise WrongInput("the images hold NaN or infinite values; look for a division by zero or an overflow where they were made")
+    low = min(-m / s for m, s in zip(preprocessing.mean, preprocessing.std, strict=True))
+    high = max((1 - m) / s for m, s in zip(preprocessing.mean, preprocessing.std, strict=True))
+    slack = (high - low) / 4
+    values = f"the values reach from {least:.4g} to {most:.4g}, where this checkpoint's preprocessing gives {low:.4g} to {high:.4g}"
+    recipe = f"Subtract mean {preprocessing.mean} and divide by std {preprocessing.std} of 0..1"
+    if least < low - slack or most > high + slack:
+        looks = "like 0..255" if least >= 0 and most <= 255 else "normalised twice, or for other weights"
+        raise WrongInput(f"{values}: they look {looks}. {recipe}, once; {fix}")
+    if low < -0.25 and 0 <= least < most <= 1 and _unnormalised(x.detach(), least, most, preprocessing):
+        raise WrongInput(f"{values}: they look like 0..1, not normalised. {recipe}; {fix}")
+
+
+def _unnormalised(x: Tensor, least: float, most: float, preprocessing: Preprocessing) -> bool:
+    x = x.float()
+    mean, std = (torch.tensor(values, device=x.device).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    if _whole_255ths(x * std + mean):
+        return False
+    return _whole_255ths(x) or (least < 0.05 and most > 0.95)
+
+
+def _whole_255ths(x: Tensor) -> bool:
+    steps = x * 255
+    return bool((steps - steps.round()).abs().max() < 0.02)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [layer for layer in model.modules() if layer.training]
+    for layer in training:  # not model.train(): frozen layers must stay as they are, whatever mode the whole is in
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in training:
+            layer.training = True
+
+
+def _best(logits: Tensor, top: int, names: tuple[Label, ...]) -> list[list[Prediction]]:
+    if not logits.isfinite().all():
+        raise FloatingPointError(
+            f"the network computes NaN or infinite logits: {logits.dtype} is too narrow for it; try model.float(), or check its weights"
+        )
+    count = logits.shape[1]
+    if len(names) != count:  # a list of another length names other classes
+        names = tuple(Label(f"class {index}") for index in range(count))
+    rows = zip(*(values.tolist() for values in logits.float().softmax(1).topk(min(top, count))), strict=True)
+    return [[Prediction(names[i].name, names[i].wnid, p, i) for p, i in zip(*row, strict=True)] for row in rows]

@@ -1,0 +1,145 @@
+"""A contact sheet: pictures with what the network saw in them, in one PNG."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo.preprocess import open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
+    from PIL.ImageFont import FreeTypeFont
+
+    from zoo.predict import Prediction
+
+WIDTH, HEIGHT = 240, 180
+"""Of the frame that holds a picture, in pixels, as all lengths here."""
+GAP, PAD, UNDER, ROW, TITLE, HEADING = 16, 12, 6, 33, 24, 48
+SHOWN = 3
+"""Predictions under a picture."""
+PAGE, CARD, FRAME, EDGE, TRACK = "#f1f3f5", "#ffffff", "#e3e7eb", "#d5dade", "#e9ecef"
+INK, FAINT, BEST, OTHER = "#1b1f23", "#59636e", "#1a7f4b", "#8c97a3"
+
+
+def contact_sheet(
+    entries: Sequence[tuple[Any, Sequence[Prediction]]],
+    path: str | os.PathLike[str],
+    *,
+    titles: Sequence[str] | None = None,
+    heading: str = "",
+    columns: int | None = None,
+) -> Path:
+    """Draw pictures with their best three labels, probabilities and bars, and save them as a PNG.
+
+    The file appears whole or not at all.
+
+    Args:
+        entries: a picture (a path, a PIL image or a uint8 array) and its predictions, the most probable first.
+        path: of the PNG; its folder is made if there is none.
+        titles: a line above each picture's labels, its file name for example.
+        heading: a line above all.
+        columns: pictures in a row; None chooses.
+
+    Returns:
+        The path of the PNG.
+
+    Raises:
+        ValueError: there are no entries, not one title per entry, `columns` is below 1, or the path doesn't end in .png.
+        BadImage: a picture can't be read.
+    """
+    path = Path(path)
+    if not entries:
+        raise ValueError("a contact sheet needs at least one picture, got none")
+    if titles is not None and len(titles) != len(entries):
+        raise ValueError(f"a contact sheet needs one title for each of its {len(entries)} pictures, got {len(titles)}")
+    if columns is not None and columns < 1:
+        raise ValueError(f"columns must be at least 1, got {columns}")
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"a contact sheet is a PNG file, got {path.name}; name it {path.stem}.png")
+    _save(_drawn(entries, titles, heading, columns or _columns(len(entries))), path)
+    return path
+
+
+def _columns(count: int) -> int:
+    """Choose a page that is a little wider than high, with few empty places."""
+    near = min(8, round(math.sqrt(1.4 * count)))
+    return min(near, near + 1, key=lambda columns: -count % columns)
+
+
+def _drawn(entries: Sequence[tuple[Any, Sequence[Prediction]]], titles: Sequence[str] | None, heading: str, columns: int) -> Image:
+    from PIL import Image, ImageDraw
+
+    columns = min(columns, len(entries))
+    width = WIDTH + 2 * PAD
+    shown = min(SHOWN, max(len(predictions) for _, predictions in entries))
+    height = HEIGHT + 2 * PAD + UNDER + (TITLE if titles else 0) + ROW * shown
+    top = HEADING if heading else GAP
+    rows = math.ceil(len(entries) / columns)
+    page = Image.new("RGB", (GAP + columns * (width + GAP), top + rows * (height + GAP)), PAGE)
+    draw = ImageDraw.Draw(page)
+    if heading:
+        _text(draw, GAP, top / 2, heading, 18, INK, page.width - 2 * GAP)
+    for index, (picture, predictions) in enumerate(entries):
+        x, y = GAP + index % columns * (width + GAP), top + index // columns * (height + GAP)
+        draw.rounded_rectangle((x, y, x + width - 1, y + height - 1), 8, fill=CARD, outline=EDGE)
+        x, y = x + PAD, y + PAD
+        draw.rectangle((x, y, x + WIDTH - 1, y + HEIGHT - 1), fill=FRAME)
+        small = _fitted(open_image(picture))
+        page.paste(small, (x + (WIDTH - small.width) // 2, y + (HEIGHT - small.height) // 2))
+        y += HEIGHT + UNDER
+        if titles:
+            _text(draw, x, y + TITLE / 2, titles[index], 13, FAINT, WIDTH)
+            y += TITLE
+        for rank, prediction in enumerate(predictions[:shown]):
+            _row(draw, x, y + rank * ROW, prediction, best=rank == 0)
+    return page
+
+
+def _row(draw: ImageDraw, x: int, y: int, prediction: Prediction, *, best: bool) -> None:
+    percent = f"{prediction.probability:.1%}"
+    room = WIDTH - _font(14).getlength(percent)
+    ink, bar = (INK, BEST) if best else (FAINT, OTHER)
+    _text(draw, x + room, y + 12, percent, 14, ink, WIDTH)
+    _text(draw, x, y + 12, prediction.label, 14, ink, room - 8)
+    draw.rectangle((x, y + 22, x + WIDTH - 1, y + 26), fill=TRACK)
+    if length := round(WIDTH * prediction.probability):
+        draw.rectangle((x, y + 22, x + length - 1, y + 26), fill=bar)
+
+
+def _fitted(picture: Image) -> Image:
+    from PIL.Image import Resampling
+
+    scale = min(WIDTH / picture.width, HEIGHT / picture.height)
+    size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+    return picture.resize(size, Resampling.NEAREST if scale >= 3 else Resampling.LANCZOS)  # a tiny picture shows its pixels
+
+
+def _text(draw: ImageDraw, x: float, middle: float, text: str, size: int, ink: str, room: float) -> None:
+    font = _font(size)
+    text = " ".join(text.encode("utf-8", "replace").decode().split())  # a file's name may hold anything
+    if font.getlength(text) > room:
+        while text and font.getlength(f"{text}…") > room:
+            text = text[:-1]
+        text = f"{text.rstrip()}…"
+    draw.text((x, middle), text, ink, font, anchor="lm")
+
+
+def _font(size: int) -> FreeTypeFont:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)  # pyright: ignore[reportReturnType]  # with a size it is the scalable font that Pillow bundles
+
+
+def _save(page: Image, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        page.save(unfinished, "PNG", optimize=True)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
