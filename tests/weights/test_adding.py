@@ -1,0 +1,89 @@
+"""`add`: the user's own checkpoint is kept whole, under a record that reads back the same."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import weights
+from weights import registry
+from weights.adding import to_toml
+from weights.errors import BadRecord, SourceUnavailable
+
+
+@pytest.fixture
+def mine(tmp_path: Path, data: bytes) -> Path:
+    (tmp_path / "my weights.safetensors").write_bytes(data)
+    return tmp_path / "my weights.safetensors"
+
+
+def test_what_was_added_is_found_and_outlives_its_file(mine: Path, data: bytes, sha: str) -> None:
+    row = weights.add(mine, "DenseNet264", "mine", license="MIT", metrics={"top1": 12.5}, metrics_data='my "own" \\ photos')
+    assert weights.find("DenseNet264") == weights.find("DenseNet264", "mine") == row
+    assert (row.sha256, row.default, row.format) == (sha, True, "safetensors")
+    mine.unlink()
+    assert bytes(weights.open_weights(weights.find("DenseNet264", "mine"))) == data
+    assert weights.recognise(sha) == row
+
+
+def test_the_original_may_change_under_the_same_path(mine: Path, data: bytes, safetensors: Callable[..., bytes]) -> None:
+    row = weights.add(mine, "DenseNet264", "mine")
+    mine.write_bytes(safetensors(seed=9))
+    assert bytes(weights.open_weights(weights.adhoc("DenseNet264", str(mine)))) == safetensors(seed=9)
+    assert bytes(weights.open_weights(row)) == data
+
+
+def test_a_foreign_file_is_converted(tmp_path: Path, data: bytes) -> None:
+    def convert(source: Path, made: Path) -> None:
+        made.write_bytes(data)
+
+    (tmp_path / "w.pth").write_bytes(b"PK a pickle")
+    row = weights.add(tmp_path / "w.pth", "DenseNet264", "mine", to_safetensors=convert)
+    (tmp_path / "w.pth").unlink()
+    assert row.format == "pytorch"
+    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made: None)) == data
+
+
+def test_a_name_that_is_taken_is_refused(mine: Path, safetensors: Callable[..., bytes]) -> None:
+    weights.add(mine, "DenseNet264", "mine")
+    with pytest.raises(BadRecord, match=r"DenseNet264 mine exists: choose another tag, or replace it \(it is .*DenseNet264.mine.toml"):
+        weights.add(mine, "DenseNet264", "mine")
+    mine.write_bytes(safetensors(seed=3))
+    again = weights.add(mine, "DenseNet264", "mine", replaces=True)
+    assert (weights.find("DenseNet264"), again.default) == (again, True)
+    assert not weights.add(mine, "DenseNet264", "second").default
+    with pytest.raises(BadRecord, match="VGG19 imagenet1k_v1 exists: choose another tag"):
+        weights.add(mine, "VGG19", "imagenet1k_v1", replaces=True)
+    with pytest.raises(BadRecord, match="VGG19 has the default imagenet1k_v1"):
+        weights.add(mine, "VGG19", "mine", default=True)
+
+
+@pytest.mark.parametrize("tag", ["", "../x", "a/b", ".x", "a b", "ü", "a\n"])
+def test_a_tag_is_a_plain_name(mine: Path, tag: str) -> None:
+    with pytest.raises(BadRecord, match="a tag is letters, digits"):
+        weights.add(mine, "DenseNet264", tag)
+
+
+def test_a_missing_file_adds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SourceUnavailable, match=r"absent.safetensors can't be read"):
+        weights.add(tmp_path / "absent.safetensors", "DenseNet264", "mine")
+    with pytest.raises(BadRecord, match=r"'\.\./x' is no class name"):
+        weights.add(tmp_path / "absent.safetensors", "../x", "mine")
+    assert not registry.user_folder().exists()
+
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
+VALUES = st.one_of(TEXTS, st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False, allow_infinity=False))
+
+
+@given(TEXTS, st.dictionaries(TEXTS, st.one_of(VALUES, st.lists(TEXTS, min_size=1))))
+def test_a_written_table_reads_back_the_same(text: str, options: dict[str, object]) -> None:
+    row = replace(weights.adhoc("Net", "https://example.org/w"), tag="v1", provenance=text, recipe=text, options=options)
+    table = tomllib.loads(to_toml(row))
+    assert registry.record("Net", "v1", table["Net"]["v1"], "here") == row

@@ -1,0 +1,334 @@
+"""The cache: one name a content, whole files or none, no pickle, and damage that is found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hubserver import HubServer
+
+import weights
+from weights import Cache, Checkpoint, cache, part
+from weights.errors import CacheNotWritable, CorruptCache, MalformedFile, SourceUnavailable, UnsupportedFormat
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[..., Checkpoint]
+Cached = Callable[[], dict[str, bytes]]
+PICKLE = b"PK\x03\x04 a pickle " + bytes(5000)
+
+
+def converter(data: bytes) -> Callable[[Path, Path], None]:
+    def convert(source: Path, destination: Path) -> None:
+        assert source.read_bytes() == PICKLE
+        destination.write_bytes(data)
+
+    return convert
+
+
+def test_the_layout_is_that_of_its_docstring(hub: HubServer, record: Make, data: bytes, sha: str, own_cache: Path) -> None:
+    row = record(hub.file("w", data))
+    weights.get(row)
+    assert (own_cache / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert json.loads((own_cache / "layout.json").read_text()) == {"version": 1}
+    ref = json.loads((own_cache / "refs" / f"{hashlib.sha256(row.sources[0].encode()).hexdigest()}.json").read_text())
+    assert {"source", "commit", "source_sha256", "sha256", "blake3", "size", "seen"} <= set(ref)
+    assert (own_cache / "blobs" / "sha256" / sha[:2] / sha).read_bytes() == data
+    assert not [path for path in own_cache.rglob("*") if path.is_symlink()]
+
+
+def test_a_later_layout_is_left_alone(record: Make, own_cache: Path, tmp_path: Path, data: bytes) -> None:
+    own_cache.mkdir()
+    (own_cache / "layout.json").write_text('{"version": 2}')
+    (tmp_path / "w").write_bytes(data)
+    with pytest.raises(CacheNotWritable, match="has layout 2 and this version writes 1"):
+        weights.get(record((tmp_path / "w").as_uri()))
+
+
+def test_no_pickle_stays(hub: HubServer, record: Make, data: bytes, sha: str, cached: Cached, own_cache: Path) -> None:
+    pickled = hashlib.sha256(PICKLE).hexdigest()
+    row = record(hub.file("w.pth", PICKLE), format="pytorch", sha256=pickled)
+    installed = weights.get(row, to_safetensors=converter(data))
+    assert (installed.sha256, installed.source_sha256) == (sha, pickled)
+    assert cached() == {f"blobs/sha256/{sha[:2]}/{sha}": data}
+    assert json.loads((own_cache / "derived" / f"{pickled}.1.json").read_text())["sha256"] == sha
+    assert weights.get(row) == installed  # warm: needs no converter
+    elsewhere = record("https://example.org/same.pth", format="pytorch", sha256=pickled)
+    assert weights.get(elsewhere).path == installed.path
+
+
+def test_a_foreign_file_needs_a_converter(record: Make) -> None:
+    with pytest.raises(UnsupportedFormat, match="is a pytorch file: pass to_safetensors"):
+        weights.get(record("https://example.org/w.pth", format="pytorch"))
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), OSError("torn"), MalformedFile("odd"), MemoryError(), RecursionError()])
+def test_a_converter_that_fails_leaves_nothing(hub: HubServer, record: Make, cached: Cached, error: Exception) -> None:
+    def convert(source: Path, destination: Path) -> None:
+        destination.write_bytes(b"half")
+        raise error
+
+    with pytest.raises(MalformedFile):
+        weights.get(record(hub.file("w.pth", PICKLE), format="pytorch"), to_safetensors=convert)
+    assert cached() == {}
+
+
+def test_a_converter_that_writes_nonsense_is_not_believed(hub: HubServer, record: Make, cached: Cached) -> None:
+    with pytest.raises(MalformedFile, match="is no safetensors file"):
+        weights.get(record(hub.file("w.pth", PICKLE), format="pytorch"), to_safetensors=converter(b"nonsense!"))
+    assert cached() == {}
+
+
+def test_a_pickle_that_a_killed_process_left_is_swept_at_the_next_start(hub: HubServer, record: Make, data: bytes, cached: Cached) -> None:
+    code = f"""
+import os, signal, sys, weights
+def convert(source, destination):
+    destination.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+weights.get(weights.adhoc("ResNet20", {hub.file("w.pth", PICKLE)!r}), to_safetensors=convert)
+"""
+    run = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, timeout=30)
+    assert run.returncode == -signal.SIGKILL
+    assert PICKLE in cached().values()
+    weights.get(record(hub.file("other", data)))
+    assert list(cached().values()) == [data]
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "chmod", "replace"])
+def test_a_process_killed_at_any_step_leaves_the_cache_right(hub: HubServer, data: bytes, sha: str, cached: Cached, step: str) -> None:
+    url = hub.file("w.safetensors", data)
+    for nth in (1, 2, 3):
+        code = f"""
+import os, pathlib, signal, weights
+where = pathlib.Path if {step!r} in ("chmod", "replace") else os
+real, left = getattr(where, {step!r}), [{nth}]
+def fatal(*args, **more):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args, **more)
+setattr(where, {step!r}, fatal)
+weights.get(weights.adhoc("ResNet20", {url!r}))
+"""
+        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, timeout=30)
+        assert all(hashlib.sha256(content).hexdigest() == name[-64:] for name, content in cached().items() if name.startswith("blobs"))
+    assert bytes(weights.open_weights(weights.adhoc("ResNet20", url))) == data
+    assert cached() == {f"blobs/sha256/{sha[:2]}/{sha}": data}
+
+
+def test_a_warm_cache_may_be_read_only(hub: HubServer, record: Make, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = record(hub.file("w", data))
+    weights.get(row)
+    real = os.open
+
+    def read_only(path: Any, flags: int, *args: Any, **more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(30, "Read-only file system")
+        return real(path, flags, *args, **more)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "open", read_only)
+    for name in ("rename", "replace", "mkdir", "unlink", "write_text"):
+        monkeypatch.setattr(Path, name, refuse)
+    assert bytes(weights.open_weights(row)) == data
+    time.sleep(0.15)
+    assert bytes(weights.open_weights(row, verify="stamp")) == data
+    with pytest.raises(CacheNotWritable, match=r"Read-only file system.*set ZOO_CACHE to a folder that can"):
+        weights.get(record(hub.file("x", data)))
+
+
+def test_a_cache_below_a_file_is_an_error_that_says_so(hub: HubServer, record: Make, data: bytes, monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(CacheNotWritable, match=r"file/cache can't be written .*set ZOO_CACHE"):
+        weights.get(record(hub.file("w", data)))
+
+
+def test_a_cache_filled_beforehand_is_used(record: Make, data: bytes, sha: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    blob = own_cache / "blobs" / "sha256" / sha[:2] / sha
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(data)
+    assert bytes(weights.open_weights(record("https://example.org/w", sha256=sha))) == data
+    blob.write_bytes(data[:-1])
+    with pytest.raises(CorruptCache, match=f"expected sha256 {sha}"):
+        weights.open_weights(record("https://example.org/w", sha256=sha))
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "link", "dangling"])
+def test_what_is_no_file_is_never_read_as_one(
+    hub: HubServer, record: Make, data: bytes, what: str, monkeypatch: Any, tmp_path: Path
+) -> None:
+    row = record(hub.file("w", data))
+    installed = weights.get(row)
+
+    def replace() -> None:
+        installed.path.unlink()
+        if what == "pipe":
+            os.mkfifo(installed.path)
+        elif what == "folder":
+            installed.path.mkdir()
+            (installed.path / "x").write_text("")
+        else:
+            (tmp_path / "good").write_bytes(data)
+            installed.path.symlink_to(tmp_path / ("good" if what == "link" else "absent"))
+
+    replace()
+    with pytest.raises(CorruptCache):
+        weights.load(installed)
+    weights.get(row)
+    replace()
+    assert bytes(weights.open_weights(row)) == data
+    replace()
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    with pytest.raises(CorruptCache, match="it is no regular file"):
+        weights.open_weights(row)
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{", '{"sha256": 3}', '{"sha256": "../../x", "size": 1}', "[" * 100_000, "\xff"])
+def test_a_damaged_note_is_no_note(hub: HubServer, record: Make, data: bytes, own_cache: Path, note: str) -> None:
+    row = record(hub.file("w", data))
+    weights.get(row)
+    for path in [*(own_cache / "refs").iterdir(), own_cache / "layout.json"]:
+        path.write_text(note, encoding="latin-1")
+    assert bytes(weights.open_weights(row)) == data
+
+
+def test_a_corrected_record_outranks_an_old_note(hub: HubServer, record: Make, safetensors: Callable[..., bytes]) -> None:
+    old, new = safetensors(seed=1), safetensors(seed=2)
+    url = hub.file("w", old)
+    weights.get(record(url))
+    hub.file("w", new)
+    for facts in ({"sha256": hashlib.sha256(new).hexdigest()}, {"sha256_prefix": hashlib.sha256(new).hexdigest()[:8]}):
+        assert bytes(weights.open_weights(record(url, **facts))) == new
+
+
+def test_parts_of_the_living_are_left_alone_and_those_of_the_dead_taken_over(own_cache: Path) -> None:
+    Cache().prepare()
+    name = "0" * 64
+    mine = part.Part(own_cache / "partial", name)
+    mine.write(b"x" * 10)
+    mine.remember("u", '"e"', 20)
+    part.sweep(own_cache / "partial")
+    other = part.Part(own_cache / "partial", name)
+    assert (mine.path.exists(), other.size) == (True, 0)
+    other.discard()
+    mine.release()
+    heir = part.Part(own_cache / "partial", name)
+    assert (heir.size, heir.url, heir.etag, heir.total) == (10, "u", '"e"', 20)
+    assert heir.sha256 == hashlib.sha256(b"x" * 10).hexdigest()
+    heir.discard()
+    assert list((own_cache / "partial").iterdir()) == []
+
+
+def test_the_part_of_a_killed_process_is_taken_over_though_nobody_has_reaped_it(own_cache: Path) -> None:
+    Cache().prepare()
+    code = f"""
+import os, signal, pathlib, weights.part
+part = weights.part.Part(pathlib.Path({str(own_cache / "partial")!r}), "0" * 64)
+part.write(b"x" * 10)
+part.remember("u", '"e"', 20)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    zombie = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)})
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    heir = part.Part(own_cache / "partial", "0" * 64)
+    assert (heir.size, heir.foreign) == (10, False)
+    heir.discard()
+    zombie.wait()
+
+
+def test_parts_of_another_machine_are_taken_over_after_ten_idle_minutes(own_cache: Path) -> None:
+    Cache().prepare()
+    folder, name = own_cache / "partial", "0" * 64
+    foreign = folder / f"{name}.{'a' * 12}.1.1.{'b' * 8}.part"
+    foreign.write_bytes(b"x" * 10)
+    Path(f"{foreign}.json").write_text('{"url": "u", "etag": "\\"e\\"", "total": 20}')
+    fresh = part.Part(folder, name)
+    assert fresh.size == 0
+    os.utime(foreign, (time.time() - 700, time.time() - 700))
+    part.sweep(folder)
+    assert foreign.exists()  # it can be resumed
+    heir = part.Part(folder, name)
+    assert heir.size == 10
+    heir.discard()
+    fresh.discard()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_part_that_another_boot_left_is_continued_only_where_a_hash_will_judge_it(
+    hub: HubServer, record: Make, data: bytes, sha: str, own_cache: Path, known: bool
+) -> None:
+    Cache().prepare()
+    row = record(hub.file("w", data), sha256=sha if known else None)
+    name = sha if known else hashlib.sha256(row.sources[0].encode()).hexdigest()
+    left = own_cache / "partial" / f"{name}.{'a' * 12}.1.1.{'b' * 8}.part"
+    left.write_bytes(data[:100_000] if known else bytes(100_000))
+    note = {"url": row.sources[0], "etag": f'"{sha}"', "total": len(data)}
+    Path(f"{left}.json").write_text(json.dumps(note))
+    os.utime(left, (1, 1))
+    assert bytes(weights.open_weights(row)) == data
+    assert [r.range for r in hub.gets()] == ["bytes=100000-" if known else None]
+
+
+def test_verify_finds_the_damaged_file_and_moves_it_aside(hub: HubServer, record: Make, safetensors: Callable[..., bytes]) -> None:
+    rows = [record(hub.file(f"w{seed}", safetensors(100, seed)), tag=f"w{seed}") for seed in range(3)]
+    paths = [weights.get(row).path for row in rows]
+    everything = weights.verify_all()
+    assert [ok for _, ok, _ in everything] == [True] * len(everything)
+    assert {row.sources[0] for row in rows} <= {name for name, _, _ in everything}
+    paths[1].chmod(0o644)
+    paths[1].write_bytes(b"x")
+    assert [name for name, ok, _ in weights.verify_all() if not ok] == [rows[1].sources[0]]
+    assert not paths[1].exists()
+    assert weights.verify(rows[0])[1]
+    assert weights.verify(rows[1]) == ("ResNet20 w1", True, "not installed")
+    assert weights.verify(weights.get(rows[1]))[1]
+
+
+def test_a_shipped_file_that_is_missing_is_an_error_unless_another_source_has_it(
+    hub: HubServer, record: Make, data: bytes, sha: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert weights.get(record("package:registry/absent.safetensors", hub.file("w", data), sha256=sha)).sha256 == sha
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    for source in ("package:registry/absent.safetensors", "package:../pyproject.toml"):
+        with pytest.raises(SourceUnavailable, match="is missing there; reinstall kernelzoo"):
+            weights.get(record(source, sha256="0" * 64))
+
+
+def test_a_shipped_file_is_read_in_place_and_never_moved(
+    record: Make, data: bytes, sha: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "PACKAGE", tmp_path)
+    (tmp_path / "w.safetensors").write_bytes(data)
+    row = record("package:w.safetensors", sha256=sha)
+    assert bytes(weights.open_weights(row)) == data
+    assert not own_cache.exists()
+    (tmp_path / "w.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(CorruptCache, match=f"expected sha256 {sha}"):
+        weights.open_weights(row)
+    assert (tmp_path / "w.safetensors").exists()
+
+
+def test_threads_of_one_process_do_not_disturb_each_other(hub: HubServer, record: Make, data: bytes, cached: Cached) -> None:
+    row, found = record(hub.file("w", data)), []
+    threads = [threading.Thread(target=lambda: found.append(bytes(weights.open_weights(row)) == data)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 8
+    assert len(cached()) == 1
+    assert len(hub.gets()) == 1

@@ -1,0 +1,209 @@
+"""Tables become validated records, and every mistake in one is named with its file, table and key."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weights
+from weights import Checkpoint, registry
+from weights.errors import BadRecord, NoPretrainedWeights, UnknownWeights
+
+TABLE: dict[str, Any] = {
+    "sources": ["https://example.org/w.pth"],
+    "format": "pytorch",
+    "names": "torchvision",
+    "num_classes": 10,
+    "license": "unstated",
+    "provenance": "made up",
+    "preprocessing": {"interpolation": "bilinear", "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]},
+}
+TEXT = """
+default = true
+sources = ["https://example.org/w.pth"]
+format = "pytorch"
+names = "torchvision"
+num_classes = 10
+license = "unstated"
+provenance = "made up"
+preprocessing = { interpolation = "bilinear", mean = [0.5], std = [0.25] }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setenv("ZOO_REGISTRY", os.pathsep.join([str(tmp_path / "mine"), str(tmp_path / "theirs")]))
+    return tmp_path / "mine"
+
+
+def test_a_table_becomes_a_record() -> None:
+    row = registry.record("Net", "v1", TABLE, "here")
+    assert (row.model, row.tag, row.sources, row.metrics, row.default) == ("Net", "v1", ("https://example.org/w.pth",), {}, False)
+    assert (row.preprocessing.resize, row.preprocessing.crop, row.preprocessing.mean) == (None, None, (0.5, 0.5, 0.5))
+    assert pickle.loads(pickle.dumps(row)) == copy.deepcopy(row) == row
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"licence": "MIT"}, "unknown key 'licence'; did you mean 'license'?"),
+        ({"zzz": 1}, "unknown key 'zzz'; known are sources, format"),
+        ({"license": None}, 'license missing; a licence that nobody states is "unstated"'),
+        ({"sources": None, "names": None}, "sources, names missing"),
+        ({"sources": []}, "at least one entry, got []"),
+        ({"sources": "https://example.org/w"}, "sources is a tuple[str, ...], got 'https://example.org/w'"),
+        ({"sources": [1]}, "sources is a tuple[str, ...] with at least one entry, got [1]"),
+        ({"sources": ["ftp://example.org/w"]}, "a source starts with one of hf, https, file, package, got 'ftp://example.org/w'"),
+        ({"sources": ["http://example.org/w"]}, "got 'http://example.org/w'"),
+        ({"sources": ["package:w.pth"]}, "ships with the package and must be safetensors"),
+        ({"sources": ["package:w"], "format": "safetensors"}, "ships with the package and needs its sha256"),
+        ({"format": "onnx"}, "format is one of safetensors, pytorch, got 'onnx'"),
+        ({"num_classes": "10"}, "num_classes is a int, got '10'"),
+        ({"num_classes": True}, "num_classes is a int, got True"),
+        ({"num_classes": -1}, "num_classes is positive, got -1"),
+        ({"default": 1}, "default is a bool, got 1"),
+        ({"sha256": "abc"}, "sha256 is 64 lower-case hex digits, got 'abc'"),
+        ({"sha256": "A" * 64}, "sha256 is 64 lower-case hex digits"),
+        ({"sha256_prefix": "xyzxyz"}, "sha256_prefix is 6 to 64 lower-case hex digits, got 'xyzxyz'"),
+        ({"sha256": "a" * 64, "sha256_prefix": "b" * 8}, "does not start with sha256_prefix bbbbbbbb"),
+        ({"size_bytes": 0}, "size_bytes is positive, got 0"),
+        ({"gmacs": -1.0}, "gmacs is positive, got -1.0"),
+        ({"metrics": {"top1": 101.0}, "metrics_data": "x"}, "metrics.top1 is a percentage, 0 to 100, got 101.0"),
+        ({"metrics": {"top1": "9"}, "metrics_data": "x"}, "metrics.top1 is a percentage, 0 to 100, got '9'"),
+        ({"metrics": {"top1": 9}}, "metrics mean nothing without metrics_data"),
+        ({"preprocessing": {"interpolation": "bilinear", "mean": [0.5]}}, "preprocessing.std missing"),
+        ({"preprocessing": {**TABLE["preprocessing"], "scale": 1}}, "unknown key 'preprocessing.scale'"),
+        ({"preprocessing": {**TABLE["preprocessing"], "resize": 2.5}}, "preprocessing.resize is a int | None, got 2.5"),
+        ({"preprocessing": {**TABLE["preprocessing"], "mean": ["a"]}}, "preprocessing.mean is a tuple[float, ...]"),
+        ({"preprocessing": {**TABLE["preprocessing"], "std": [1, 2]}}, "mean and std need one number per channel each"),
+        ({"preprocessing": 3}, "preprocessing is a Preprocessing, got 3"),
+    ],
+)
+def test_a_mistake_is_named(change: dict[str, Any], message: str) -> None:
+    table = {key: value for key, value in (TABLE | change).items() if value is not None}
+    with pytest.raises(BadRecord) as caught:
+        registry.record("Net", "v1", table, "net.toml [Net.v1]")
+    assert str(caught.value).startswith("net.toml [Net.v1]: ")
+    assert message in str(caught.value)
+
+
+def test_every_shipped_model_has_one_default_and_find_takes_it() -> None:
+    for model in {row.model for row in weights.checkpoints()}:
+        assert [row for row in weights.checkpoints(model) if row.default] == [weights.find(model)]
+
+
+def test_reading_one_model_reads_what_reading_all_does() -> None:
+    rows = weights.checkpoints()
+    for model in {row.model for row in rows}:
+        assert weights.checkpoints(model) == tuple(row for row in rows if row.model == model)
+
+
+def test_finding_is_fast() -> None:
+    took = []
+    for _ in range(3):
+        registry._text.cache_clear()
+        registry._parse.cache_clear()
+        began = time.perf_counter()
+        weights.find("VGG19")
+        took.append(time.perf_counter() - began)
+    assert min(took) < 0.03  # 2 ms measured
+
+
+def test_an_unknown_tag_lists_the_nearest_and_all() -> None:
+    with pytest.raises(
+        UnknownWeights, match=r"ResNet50 has no checkpoint 'imagenet1k_v3'; did you mean imagenet1k_v.* It has: .*imagenet1k_v1"
+    ):
+        weights.find("ResNet50", "imagenet1k_v3")
+
+
+def test_a_model_without_rows_is_told_apart() -> None:
+    with pytest.raises(NoPretrainedWeights, match="no checkpoint of DenseNet264 is in the registry; import a file with: zoo add FILE"):
+        weights.find("DenseNet264")
+
+
+def test_folders_of_the_environment_and_of_the_user_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "a.toml").write_text(f"[Net.v1]{TEXT}")
+    (folder.parent / "theirs" / "b.toml").write_text(f"[Net.v2]{TEXT.replace('default = true', '')}")
+    registry.user_folder().mkdir(parents=True)
+    (registry.user_folder() / "c.toml").write_text(f'["Net" . "v 3"]{TEXT.replace("default = true", "")}'.replace("v 3", "v3"))
+    assert [row.tag for row in weights.checkpoints("Net")] == ["v1", "v2", "v3"]
+    assert weights.find("Net").tag == "v1"
+    assert {"v1", "v2", "v3"} <= {row.tag for row in weights.checkpoints() if row.model == "Net"}
+    monkeypatch.setenv("ZOO_REGISTRY", str(folder / "absent"))
+    with pytest.raises(BadRecord, match=r"ZOO_REGISTRY names .*absent, which is no folder"):
+        weights.find("Net")
+
+
+def test_a_changed_file_is_read_again(folder: Path) -> None:
+    (folder / "a.toml").write_text(f"[Net.v1]{TEXT}")
+    assert weights.find("Net").num_classes == 10
+    (folder / "a.toml").write_text(f"[Net.v1]{TEXT.replace('num_classes = 10', 'num_classes = 100')}")
+    assert weights.find("Net").num_classes == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[Net.v1]\nx = ", "a.toml: Invalid"),
+        ("Net = 3", "Net holds no tables"),
+        ("[Net]\nv1 = 3", "Net holds no tables"),
+        (f'[Net."a/b"]{TEXT}', r"a tag is letters, digits and _ \. \+ -, got 'a/b'"),
+        (f"[Net.v1]{TEXT}lr = 3\n", r"a.toml \[Net.v1\]: unknown key 'lr'"),
+        (f"[Net.v1]{TEXT}[Net.v2]{TEXT}", r"Net needs one table with default = true, got .*\[Net.v1\] and .*\[Net.v2\]"),
+        (f"[Net.v1]{TEXT.replace('default = true', '')}", "Net needs one table with default = true, among v1"),
+    ],
+)
+def test_a_bad_file_is_named(folder: Path, text: str, message: str) -> None:
+    (folder / "a.toml").write_text(text)
+    with pytest.raises(BadRecord, match=message):
+        weights.find("Net")
+
+
+def test_a_shipped_record_is_not_overridden(folder: Path) -> None:
+    (folder / "a.toml").write_text(f"[VGG19.imagenet1k_v1]{TEXT.replace('default = true', '')}")
+    with pytest.raises(BadRecord, match=r"a.toml \[VGG19.imagenet1k_v1\]: .*vgg.toml \[VGG19.imagenet1k_v1\] has the same name"):
+        weights.find("VGG19")
+    assert weights.find("VGG16").tag  # another model is not disturbed
+
+
+def test_a_file_is_recognised_by_its_hash_or_where_only_that_is_public_by_its_prefix(folder: Path) -> None:
+    full, prefix = "1" * 64, "2" * 8
+    quiet = TEXT.replace("default = true", "")
+    text = f'[Net.v1]{TEXT}sha256 = "{full}"\n[Net.v2]{quiet}sha256_prefix = "{prefix}"\n'
+    (folder / "a.toml").write_text(text + f'[Net.v3]{quiet}sha256 = "{"3" * 64}"\nsha256_prefix = "33333333"\n')
+    found = [weights.recognise(sha256) for sha256 in (full, prefix + "0" * 56, "3" * 8 + "0" * 56, "4" * 64)]
+    assert [row and row.tag for row in found] == ["v1", "v2", None, None]
+
+
+def test_an_adhoc_record_says_what_it_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = weights.adhoc("Net", "hf://acme/wheels", num_classes=7)
+    assert (row.tag, row.names, row.num_classes, row.license, row.metrics) == ("hf://acme/wheels", "auto", 7, "unstated", {})
+    kinds = {
+        "hf://acme/wheels": "safetensors",
+        "hf://acme/wheels@v1": "safetensors",
+        "hf://acme/wheels/model.bin": "pytorch",
+        "https://example.org/a.safetensors?download=1": "safetensors",
+        "https://example.org/a.pth": "pytorch",
+        "b.th": "pytorch",
+    }
+    assert {source: weights.adhoc("Net", source).format for source in kinds} == kinds
+    monkeypatch.chdir(tmp_path)
+    assert weights.adhoc("Net", "a b#c.pth").sources == ((tmp_path / "a b#c.pth").as_uri(),)
+    for source in ("http://example.org/w", "s3://bucket/w"):
+        with pytest.raises(BadRecord, match=f"the record of {source}: a source starts with"):
+            weights.adhoc("Net", source)
+    with pytest.raises(BadRecord, match="did you mean 'num_classes'"):
+        weights.adhoc("Net", "x.pth", num_clases=3)
+
+
+def test_the_records_are_data() -> None:
+    assert isinstance(weights.find("VGG19"), Checkpoint)
+    assert pickle.loads(pickle.dumps(weights.checkpoints())) == copy.deepcopy(weights.checkpoints())

@@ -1,0 +1,77 @@
+"""A user's own checkpoint: its bytes go to the cache, its record to the user's registry."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from weights.errors import BadRecord
+from weights.install import Converter, get
+from weights.part import disk
+from weights.registry import TAG, Checkpoint, Preprocessing, adhoc, checkpoints, user_folder
+
+
+def add(
+    file: str | Path, model: str, tag: str, *, to_safetensors: Converter | None = None, replaces: bool = False, **facts: Any
+) -> Checkpoint:
+    """Install a file of the user's own and write its record, so that `find(model, tag)` knows it from now on.
+
+    Args:
+        file: a path, or any source that `adhoc` takes; the cache keeps a copy, so it may be moved or deleted afterwards.
+        model: the variant's class name.
+        tag: the checkpoint's name among the variant's.
+        to_safetensors: converts it, as for `get`, if it is not safetensors.
+        replaces: whether an existing record of the user's own with this name may go; one that ships may not.
+        **facts: fields of `Checkpoint`, as for `adhoc`; `default` is true if the model has no other checkpoint.
+
+    Raises:
+        BadRecord: the name is taken, or a fact is of the wrong name, type or value.
+        SourceUnavailable: the file does not exist.
+        WeightsError: whatever `get` raises.
+    """
+    if not re.fullmatch(TAG, tag):
+        raise BadRecord(f"a tag is letters, digits and _ . + -, got {tag!r}")
+    path = user_folder() / f"{model}.{tag}.toml"
+    others = [row for row in checkpoints(model) if row.tag != tag]
+    if len(others) < len(checkpoints(model)) and not (replaces and path.exists()):
+        todo = "choose another tag" if not path.exists() else f"choose another tag, or replace it (it is {path})"
+        raise BadRecord(f"{model} {tag} exists: {todo}.")
+    row = adhoc(model, str(file), **{"tag": tag, "default": not any(other.default for other in others)} | facts)
+    if row.default and (taken := [other.tag for other in others if other.default]):
+        raise BadRecord(f"{model} has the default {taken[0]}; take it away there before giving it to {tag}.")
+    installed = get(row, to_safetensors=to_safetensors)
+    row = replace(row, sha256=installed.source_sha256)
+    with disk(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
+        temporary.write_text(to_toml(row), encoding="utf-8")
+        temporary.replace(path)
+    return row
+
+
+def to_toml(row: Checkpoint) -> str:
+    """Write a record as the table that the registry reads back as the same record."""
+    facts = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("model", "tag")}
+    lines = [f"{name} = {_value(value)}" for name, value in facts.items() if value is not None and value is not False and value != {}]
+    return "\n".join([f"[{_text(row.model)}.{_text(row.tag)}]", *lines, ""])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Preprocessing):
+        value = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_text(name)} = {_value(v)}" for name, v in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _text(value) if isinstance(value, str) else repr(value)
+
+
+def _text(value: str) -> str:
+    """Quote as JSON does, which TOML reads the same but for the delete character, that it wants escaped."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

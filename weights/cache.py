@@ -1,0 +1,307 @@
+"""The cache on disk: content-addressed, without symlinks, with names made only of our own hashes.
+
+    CACHEDIR.TAG  layout.json
+    blobs/sha256/ab/<64 hex>            safetensors, mode 0444, the name is the content's SHA-256
+    refs/<sha256 of the source>.json    what a source gave: source, commit, source_sha256, sha256, blake3, size, seen
+    derived/<source sha256>.<v>.json    which safetensors was made of a foreign file
+    stamps/<sha256>.json                size, times and inode of a file that passed a full check
+    partial/  quarantine/  locks/       what is coming, what went bad, who is fetching
+
+Nothing here is right because a lock is held: every writer has its own part file, and a blob appears by one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weights.errors import CacheNotWritable, NoSpace
+from weights.part import Part, disk, fresh, newest, sweep
+
+if TYPE_CHECKING:
+    from weights.registry import Checkpoint
+
+log = logging.getLogger("weights")
+PACKAGE = Path(__file__).parent
+LAYOUT = 1
+LOCK_IDLE_S = 20.0
+"""How long another process may hold the lock while nothing of its file arrives; then we fetch beside it."""
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A safetensors file that is ready to be read.
+
+    Attributes:
+        path: where it lies; read it through `load`, which proves what it returns.
+        sha256: of this file.
+        blake3: of this file, recorded at its install; None where nobody recorded it.
+        size_bytes: of this file.
+        source: the URL that served it.
+        source_sha256: of the bytes that were served, which differs when they were converted.
+    """
+
+    path: Path
+    sha256: str
+    blake3: str | None
+    size_bytes: int
+    source: str
+    source_sha256: str
+
+
+class Cache:
+    """The folder of ZOO_CACHE, else `kernelzoo` in the user's cache folder; nothing is created before the first write.
+
+    Attributes:
+        quarantined: one line for each damaged file that this object moved aside.
+    """
+
+    def __init__(self) -> None:
+        if named := os.environ.get("ZOO_CACHE"):
+            self.root = Path(named).expanduser().absolute()
+        else:
+            from platformdirs import user_cache_path
+
+            self.root = user_cache_path("kernelzoo", appauthor=False)
+        self.partial = self.root / "partial"
+        self.quarantined: list[str] = []
+
+    def blob(self, sha256: str) -> Path:
+        """Name the file of this content."""
+        return self.root / "blobs" / "sha256" / sha256[:2] / sha256
+
+    def prepare(self) -> None:
+        """Create the layout.
+
+        Raises:
+            CacheNotWritable: the folder can't be written, or a later version of the layout is in it.
+        """
+        version = (read_json(self.root / "layout.json") or {}).get("version")
+        if isinstance(version, int) and version != LAYOUT:
+            raise CacheNotWritable(f"{self.root} has layout {version!r} and this version writes {LAYOUT}: set ZOO_CACHE to another folder.")
+        with disk(self.root):
+            for name in ("blobs/sha256", "refs", "derived", "stamps", "partial", "quarantine", "locks"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            if not (tag := self.root / "CACHEDIR.TAG").exists():
+                tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; safe to delete, they are fetched again.\n")
+        if version != LAYOUT:
+            self.write_json(self.root / "layout.json", {"version": LAYOUT})
+
+    def lookup(self, checkpoint: Checkpoint) -> Installed | None:
+        """Find the checkpoint's file without network and without hashing; a damaged one is moved aside and not found."""
+        for source in checkpoint.sources:
+            if source.startswith("package:") and (found := _packaged(source, checkpoint)):
+                return found
+            ref = self.ref(source)
+            if ref and _agrees(ref, checkpoint) and (checkpoint.sha256 or same_file(source, ref)) and (found := self._intact(ref)):
+                return found
+        if checkpoint.sha256 is None:
+            return None
+        if checkpoint.format == "safetensors":
+            return self._intact({"source": checkpoint.sources[0], "source_sha256": checkpoint.sha256, "sha256": checkpoint.sha256})
+        made = map(_facts, sorted((self.root / "derived").glob(f"{checkpoint.sha256}.*.json")))
+        return next((found for facts in made if facts and (found := self._intact(facts))), None)
+
+    def _intact(self, facts: dict[str, Any]) -> Installed | None:
+        sha256, size = facts["sha256"], facts.get("size")
+        path = self.blob(sha256)
+        try:
+            status = path.lstat()
+        except OSError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            self.quarantine(path, "it is no regular file")
+        elif status.st_size != (size or status.st_size) or not status.st_size:
+            self.quarantine(path, f"it has {status.st_size:,} bytes, {size or 'some'} were installed")
+        else:
+            return Installed(path, sha256, facts.get("blake3"), status.st_size, facts["source"], facts["source_sha256"])
+        return None
+
+    def ref(self, source: str) -> dict[str, Any] | None:
+        """Read what was recorded when this source was last installed."""
+        return _facts(self.root / "refs" / f"{key(source)}.json")
+
+    def record(self, source: str, installed: Installed, commit: str | None, stamp: list[int] | None) -> None:
+        """Note what a source gave, so that it is found again and must give the same."""
+        seen = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        more = {"commit": commit, "seen": seen, "stamp": stamp}
+        self.write_json(self.root / "refs" / f"{key(source)}.json", _noted(installed) | more)
+
+    def derive(self, installed: Installed, version: str) -> None:
+        """Note which safetensors was made of a foreign file, and by which version of the converter."""
+        self.write_json(self.root / "derived" / f"{installed.source_sha256}.{version}.json", _noted(installed))
+
+    def publish(self, path: Path, sha256: str) -> Path:
+        """Move a complete and verified file of `partial` to its name; it is on the disk before it has the name."""
+        blob = self.blob(sha256)
+        with disk(self.root):
+            blob.parent.mkdir(exist_ok=True)
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+                path.chmod(0o444)
+            finally:
+                os.close(fd)
+            if blob.is_dir() and not blob.is_symlink():
+                self.quarantine(blob, "it is a folder")
+            path.replace(blob)
+            _fsync_folder(blob.parent)
+        return blob
+
+    def quarantine(self, path: Path, why: str) -> None:
+        """Move a damaged file aside, where somebody can look at it; in a cache that can't be written it stays."""
+        line = f"{path} is damaged: {why}"
+        self.quarantined.append(line)
+        aside = self.root / "quarantine" / f"{path.name}.{secrets.token_hex(4)}"
+        try:
+            aside.parent.mkdir(exist_ok=True)
+            path.rename(aside)
+            log.warning("%s; moved to %s", line, aside)
+        except OSError as error:
+            log.warning("%s; it can't be moved away (%s)", line, error)
+
+    def require(self, size_bytes: int, copies: int) -> None:
+        """Refuse before the first byte what can't fit.
+
+        Raises:
+            NoSpace: the disk has less room than that many copies need.
+        """
+        with disk(self.root):
+            free = shutil.disk_usage(self.root).free
+        if free < size_bytes * copies:
+            raise NoSpace(f"{size_bytes * copies:,} bytes are needed in {self.root}, {free:,} are free: free some, or set ZOO_CACHE.")
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Wait while another process fetches the same file: it saves the second download, nothing depends on it."""
+        import filelock
+
+        # The native lock only: a soft one outlives its owner. Recent versions fall back to it unless told not to.
+        kind = filelock.WindowsFileLock if sys.platform == "win32" else filelock.UnixFileLock
+        hard: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in inspect.signature(kind).parameters else {}
+        began = time.time()
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(kind(self.root / "locks" / f"{name}.lock", timeout=1, **hard))
+                    break
+                except filelock.Timeout:
+                    if time.time() - max(began, newest(self.partial, name)) > LOCK_IDLE_S:
+                        log.warning("another process holds the lock of %s and nothing arrives: fetching beside it", name[:12])
+                        break
+                except (OSError, NotImplementedError) as error:
+                    log.info("no file lock here (%s): going on without", error)
+                    break
+            yield
+
+    def part(self, name: str) -> Part:
+        """Begin to receive a file, or go on where a dead process stopped."""
+        return Part(self.partial, name)
+
+    def temporary(self, name: str) -> Path:
+        """Name a file in `partial` that is swept away if this process dies."""
+        return fresh(self.partial, name, "made")
+
+    def sweep(self, spare: str | None = None, done: str | None = None) -> None:
+        """Delete what dead processes left in `partial`; see `weights.part.sweep`."""
+        sweep(self.partial, spare, done)
+
+    def stamp(self, sha256: str) -> list[int] | None:
+        """Read the stamp of a file that passed a full check."""
+        return (read_json(self.root / "stamps" / f"{sha256}.json") or {}).get("stamp")
+
+    def keep_stamp(self, sha256: str, stamp: list[int]) -> None:
+        """Record the stamp of a file that passed a full check, where the cache can be written."""
+        with contextlib.suppress(CacheNotWritable):
+            self.prepare()
+            self.write_json(self.root / "stamps" / f"{sha256}.json", {"stamp": stamp})
+
+    def write_json(self, path: Path, facts: dict[str, Any]) -> None:
+        """Write a note at once or not at all."""
+        with disk(self.root):
+            temporary = fresh(self.partial, key(path.name), "json")
+            with temporary.open("w", encoding="utf-8") as file:
+                json.dump(facts, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _fsync_folder(path.parent)
+
+
+def key(text: str) -> str:
+    """Name something that came from outside by our own hash of it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a note; None if it is missing, damaged or no table."""
+    try:
+        facts = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def _noted(installed: Installed) -> dict[str, Any]:
+    facts = {f.name: getattr(installed, f.name) for f in fields(installed) if f.name not in ("path", "size_bytes")}
+    return facts | {"size": installed.size_bytes}
+
+
+def _facts(path: Path) -> dict[str, Any] | None:
+    """Read what `_noted` wrote; None if anything about it is not as it was written."""
+    facts = read_json(path) or {}
+    hashes = [facts.get(name) for name in ("sha256", "source_sha256", "blake3")]
+    texts = [facts.get("source"), facts.get("commit") or ""]
+    right = all(isinstance(h, str) and _HASH.fullmatch(h) for h in hashes) and all(isinstance(t, str) for t in texts)
+    return facts if right and isinstance(facts.get("size"), int) else None
+
+
+def stamp_of(status: os.stat_result) -> list[int]:
+    """Everything that changes when a file does: device, inode, size and both times in nanoseconds."""
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def same_file(source: str, ref: dict[str, Any]) -> bool:
+    """Whether a file on this machine is still the one that was installed; always true of a source that is elsewhere."""
+    if not source.startswith("file:"):
+        return True
+    from weights.sources import local_path
+
+    with contextlib.suppress(OSError):
+        return ref.get("stamp") == stamp_of(local_path(source).stat())
+    return False
+
+
+def _agrees(ref: dict[str, Any], checkpoint: Checkpoint) -> bool:
+    return ref["source_sha256"].startswith(checkpoint.sha256 or checkpoint.sha256_prefix or "")
+
+
+def _packaged(source: str, checkpoint: Checkpoint) -> Installed | None:
+    path = (PACKAGE / source.removeprefix("package:")).resolve()
+    if not path.is_relative_to(PACKAGE.resolve()) or not path.is_file() or checkpoint.sha256 is None:
+        return None
+    return Installed(path, checkpoint.sha256, None, path.stat().st_size, source, checkpoint.sha256)
+
+
+def _fsync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # Windows can't, and some network disks won't
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

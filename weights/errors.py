@@ -1,0 +1,77 @@
+"""What can go wrong with weights: every error names the source, what was expected, what came, and what to do."""
+
+
+class WeightsError(Exception):
+    """The base of every error of the weight manager."""
+
+
+class UnknownWeights(WeightsError, LookupError):
+    """No record or no source answers to that name."""
+
+
+class NoPretrainedWeights(WeightsError, LookupError):
+    """The network is known and no checkpoint of it is."""
+
+
+class BadRecord(WeightsError, ValueError):
+    """A registry table is incomplete or contradicts itself."""
+
+
+class SourceUnavailable(WeightsError, OSError):
+    """No source could deliver: unreachable, refused, missing, or too slow."""
+
+
+class RateLimited(SourceUnavailable):
+    """The server asks to wait longer than we are willing to."""
+
+
+class Offline(SourceUnavailable):
+    """The bytes are not in the cache and ZOO_OFFLINE or HF_HUB_OFFLINE forbids the network."""
+
+
+class InsecureSource(WeightsError, ValueError):
+    """A URL or a redirect leaves https, or leads to a place that is not allowed."""
+
+
+class ProtocolError(WeightsError, OSError):
+    """The server's answer makes no sense, a login page instead of a file for example."""
+
+
+class HashMismatch(WeightsError, ValueError):
+    """The bytes are not the ones that the record names."""
+
+
+class SizeMismatch(WeightsError, ValueError):
+    """There are more or fewer bytes than announced."""
+
+
+class CorruptCache(WeightsError, OSError):
+    """A cached file changed after its install and can't be fetched again now."""
+
+
+class NoSpace(WeightsError, OSError):
+    """The disk is full."""
+
+
+class CacheNotWritable(WeightsError, OSError):
+    """The cache folder can't be written, and the file is not in it."""
+
+
+class MalformedFile(WeightsError, ValueError):
+    """A weight file violates its format."""
+
+
+class LimitExceeded(MalformedFile):
+    """A weight file asks for more memory, tensors or dimensions than any network needs."""
+
+
+class UnsafeFormat(WeightsError, ValueError):
+    """A weight file could run code, and is therefore not opened."""
+
+
+class UnsupportedFormat(WeightsError, ValueError):
+    """No reader knows this kind of file."""
+
+
+class WeightsMismatch(WeightsError, ValueError):
+    """A file's tensors are not the network's: missing, unexpected or of other shapes."""

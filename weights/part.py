@@ -1,0 +1,251 @@
+"""A file on its way: its bytes go to disk and into both hashes, and a part whose owner died is taken over and resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from blake3 import blake3
+
+from weights.errors import CacheNotWritable, NoSpace, WeightsError
+
+IDLE_S = 600.0
+"""A part of another machine, container or boot counts as abandoned when nothing was written to it for so long."""
+CHUNK = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NAME = re.compile(
+    r"(?P<key>[0-9a-f]{64})\.(?P<scope>[0-9a-f]{12})\.(?P<pid>\d+)\.(?P<start>\d+)\.[0-9a-f]{8}\.(?P<kind>part|made|json)(?P<note>\.json)?"
+)
+
+
+@contextlib.contextmanager
+def disk(folder: Path) -> Iterator[None]:
+    """Turn the operating system's errors of writing below `folder` into NoSpace or CacheNotWritable."""
+    try:
+        yield
+    except WeightsError:
+        raise
+    except OSError as error:
+        if error.errno in FULL:
+            free = "free some, or set ZOO_CACHE to a folder on another disk"
+            raise NoSpace(f"the disk of {folder} is full ({error.strerror}): {free}. Nothing half-written was installed.") from error
+        raise CacheNotWritable(f"{folder} can't be written ({error}): set ZOO_CACHE to a folder that can.") from error
+
+
+def fresh(folder: Path, key: str, kind: str) -> Path:
+    """Name a temporary file so that others can tell whose it is, and whether its owner still lives."""
+    pid = os.getpid()
+    return folder / f"{key}.{_scope()}.{pid}.{_started(pid) or 0}.{secrets.token_hex(4)}.{kind}"
+
+
+def sweep(folder: Path, spare: str | None = None, done: str | None = None) -> None:
+    """Delete what dead processes left, except parts that can be resumed.
+
+    A complete part is no use to resume, and it may be a pickle: none stays in the cache.
+
+    Args:
+        folder: where parts lie.
+        spare: a key of which everything is kept, since it is about to be taken over.
+        done: a key that is installed, of which nothing needs to be resumed.
+    """
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            name = _NAME.fullmatch(path.name)
+            if not name or name["key"] == spare or _lives(path, name):
+                continue
+            part = path.with_suffix("") if name["note"] else path
+            if name["kind"] != "part" or name["key"] == done or not part.exists() or not _resumable(part):
+                path.unlink(missing_ok=True)
+
+
+def newest(folder: Path, key: str) -> float:
+    """When a file of this key was last written to, in seconds since the epoch; 0 where there is none."""
+    times = [0.0]
+    for path in folder.glob(f"{key}.*"):
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+class Part:
+    """One file being received, to be ended with `discard` or `release`.
+
+    Args:
+        folder: where parts lie, on the disk of the blobs.
+        key: 64 hex digits that name what is fetched.
+
+    Attributes:
+        size: bytes received so far, all of them hashed.
+        url: where they came from; `etag`, the strong ETag under which they can be resumed; `total`, the announced bytes.
+        foreign: whether another machine, container or boot began it, so that its bytes may have been lost under way.
+
+    Raises:
+        CacheNotWritable: the part can't be created.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder = folder
+        self.path = fresh(folder, key, "part")
+        with disk(folder):
+            scope = self._adopt(key)
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+            self.fd = os.open(self.path, flags, 0o600)
+        self.foreign = scope not in (None, _scope())
+        self.url, self.etag, self.total = _note(self.path) if scope else (None, None, None)
+        self._hash()
+        if self.etag is None:
+            self.restart()
+
+    def _adopt(self, key: str) -> str | None:
+        names = [(path, name) for path in self.folder.glob(f"{key}.*.part") if (name := _NAME.fullmatch(path.name))]
+        orphans = [(path, name["scope"]) for path, name in names if not _lives(path, name) and os.access(path, os.R_OK | os.W_OK)]
+        for orphan, scope in sorted(orphans, key=lambda found: _size(found[0]), reverse=True):
+            with contextlib.suppress(OSError):  # another process was faster
+                orphan.rename(self.path)
+                with contextlib.suppress(OSError):
+                    _beside(orphan).rename(_beside(self.path))
+                return scope
+        return None
+
+    def _hash(self) -> None:
+        self.size, self._sha256, self._blake3 = 0, hashlib.sha256(), blake3()
+        while data := os.read(self.fd, CHUNK):
+            self._sha256.update(data)
+            self._blake3.update(data)
+            self.size += len(data)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the bytes received so far."""
+        return self._sha256.hexdigest()
+
+    @property
+    def blake3(self) -> str:
+        """BLAKE3 of the bytes received so far."""
+        return self._blake3.hexdigest()
+
+    def write(self, data: bytes) -> None:
+        """Append bytes to the file and to both hashes."""
+        view = memoryview(data)
+        with disk(self.folder):
+            while view:
+                view = view[os.write(self.fd, view) :]
+        self._sha256.update(data)
+        self._blake3.update(data)
+        self.size += len(data)
+
+    def restart(self) -> None:
+        """Forget every byte received so far."""
+        self.url = self.etag = self.total = None
+        with disk(self.folder):
+            _beside(self.path).unlink(missing_ok=True)
+            os.ftruncate(self.fd, 0)
+            os.lseek(self.fd, 0, os.SEEK_SET)
+        self._hash()
+
+    def remember(self, url: str, etag: str | None, total: int | None) -> None:
+        """Note where the bytes come from; with a strong ETag and a known length, another process can resume them."""
+        self.url, self.total = url, total
+        self.etag = etag if etag and etag.startswith('"') else None
+        with disk(self.folder):
+            if self.etag:
+                _beside(self.path).write_text(json.dumps({"url": url, "etag": etag, "total": total}))
+            else:
+                _beside(self.path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file, which stays where it is."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def release(self) -> None:
+        """Leave the part to the next caller, of this process or another, if it can be resumed; delete it otherwise."""
+        if self.etag is None or self.total is None or not 0 < self.size < self.total:
+            return self.discard()
+        self.close()
+        head, _, tail = self.path.name.partition(f".{os.getpid()}.")
+        ownerless = self.folder / f"{head}.0.0.{tail.partition('.')[2]}"
+        with contextlib.suppress(OSError):
+            _beside(self.path).rename(_beside(ownerless))
+            self.path.rename(ownerless)
+        return None
+
+    def discard(self) -> None:
+        """Delete the part and its note."""
+        self.close()
+        for path in (self.path, _beside(self.path)):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _note(path: Path) -> tuple[str, str, int] | tuple[None, None, None]:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        note = json.loads(_beside(path).read_bytes())
+        if isinstance(note["url"], str) and isinstance(note["etag"], str) and isinstance(note["total"], int):
+            return note["url"], note["etag"], note["total"]
+    return None, None, None
+
+
+def _resumable(path: Path) -> bool:
+    return (total := _note(path)[2]) is not None and 0 < _size(path) < total
+
+
+def _lives(path: Path, name: re.Match[str]) -> bool:
+    if name["pid"] == "0":
+        return False
+    try:
+        status = path.stat()
+    except OSError:
+        return True  # it was renamed or deleted under our eyes
+    if name["scope"] == _scope() and status.st_uid == _user():  # other users' processes may be hidden from us
+        return _started(int(name["pid"])) == name["start"]
+    return time.time() - status.st_mtime < IDLE_S
+
+
+def _started(pid: int) -> str | None:
+    """The tick at which a process began, which tells it from a later one of the same number; None if it is dead."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "1" if pid == os.getpid() else None
+    return None if state in "ZX" else fields[18]
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _scope() -> str:
+    return _scope_of(os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _scope_of(pid: int) -> str:
+    """Name the set of processes whose numbers we can look up: one host, one boot, one container."""
+    try:
+        world = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # not Linux: only this very process is known
+        world = str(pid) + secrets.token_hex(8)
+    return hashlib.sha256((socket.gethostname() + world).encode()).hexdigest()[:12]

@@ -1,0 +1,134 @@
+"""How long we wait and how often we try again."""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from weights.errors import ProtocolError, RateLimited, SourceUnavailable
+
+log = logging.getLogger("weights")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits of one download, in seconds and bytes.
+
+    Attributes:
+        connect_s: until a connection stands.
+        read_s: between two pieces of an answer.
+        tries: attempts in a row that bring less than `least_bytes`.
+        backoff_s: the first wait, doubled each time and jittered.
+        longest_wait_s: the longest wait that a server may ask for.
+        window_s: in each of these, `least_bytes` must arrive.
+        least_bytes: what counts as progress.
+        deadline_s: for one source, all in all.
+        most_bytes: the largest file that is accepted when nobody says how large it is.
+    """
+
+    connect_s: float = 10.0
+    read_s: float = 30.0
+    tries: int = 6
+    backoff_s: float = 0.5
+    longest_wait_s: float = 60.0
+    window_s: float = 60.0
+    least_bytes: int = 1 << 16
+    deadline_s: float = 6 * 3600.0
+    most_bytes: int = 32 << 30
+
+
+PATIENCE = Patience()
+
+
+class Again(Exception):
+    """An attempt failed in a way that another may not; `wait_s` is what the server asked for."""
+
+    def __init__(self, why: str, wait_s: float | None = None) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+def patiently(attempt: Callable[[], T], source: str, received: Callable[[], int] = lambda: 0, patience: Patience | None = None) -> T:
+    """Repeat an attempt while it raises `Again`, with growing, jittered waits.
+
+    Args:
+        attempt: what to do.
+        source: for the messages.
+        received: bytes that arrived so far; an attempt that adds to them does not count as failed.
+        patience: the limits, `PATIENCE` by default.
+
+    Raises:
+        RateLimited: the server asks to wait longer than `longest_wait_s`.
+        SourceUnavailable: `tries` attempts in a row without progress, or the deadline.
+    """
+    patience = patience or PATIENCE
+    deadline = time.monotonic() + patience.deadline_s
+    fails, most = 0, received()
+    while True:
+        try:
+            return attempt()
+        except Again as again:
+            progressed = received() - most >= patience.least_bytes
+            most = max(most, received())
+            fails = 1 if progressed else fails + 1
+            jittered = patience.backoff_s * 2 ** (fails - 1) * random.uniform(0.5, 1.5)
+            wait_s = min(jittered, patience.longest_wait_s) if again.wait_s is None else again.wait_s
+            if wait_s > patience.longest_wait_s:
+                limit = patience.longest_wait_s
+                raise RateLimited(
+                    f"{source}: {again}; it asks to wait {wait_s:.0f} s, more than {limit:.0f} s. Try again later."
+                ) from again
+            if fails >= patience.tries or time.monotonic() + wait_s > deadline:
+                kept = f" after {received():,} bytes; call again to go on" if received() else ""
+                raise SourceUnavailable(f"{source}: {again}, {fails} times in a row{kept}. Check the network{_proxies()}") from again
+            log.info("%s: %s; again in %.1f s", source, again, wait_s)
+            time.sleep(wait_s)
+
+
+def check_status(status: int, headers: Mapping[str, str], source: str) -> None:
+    """Raise what an HTTP status means: nothing for 200 and 206.
+
+    Raises:
+        Again: 408, 416, 429 or 5xx.
+        SourceUnavailable: the server refuses, or has no such file.
+        ProtocolError: any other status.
+    """
+    if status in (200, 206):
+        return
+    if status in (408, 416, 429) or status >= 500:
+        raise Again(f"HTTP {status}", _retry_after(headers.get("retry-after")))
+    if status in (401, 403):
+        raise SourceUnavailable(
+            f"{source}: HTTP {status}, not allowed. If it is private or gated, ask for access and log in with `hf auth login`."
+        )
+    if status in (404, 410, 451):
+        raise SourceUnavailable(f"{source}: HTTP {status}, there is no such file. Check the name and the revision.")
+    if status == 407:
+        raise SourceUnavailable(f"{source}: HTTP 407, the proxy wants a login{_proxies()}")
+    raise ProtocolError(f"{source}: expected the file, got HTTP {status}.")
+
+
+def _retry_after(value: str | None) -> float | None:
+    if value is None:
+        return None
+    if value.strip().isascii() and value.strip().isdigit():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _proxies() -> str:
+    """Name the proxy variables that are set: a wrong one looks like a dead network."""
+    names = [name for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(name)]
+    hosts = ", ".join(f"{name}={urlsplit(os.environ[name]).netloc.rpartition('@')[2] or os.environ[name]}" for name in names)
+    return f", and the proxy in {hosts}." if names else "."

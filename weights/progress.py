@@ -1,0 +1,28 @@
+"""A bar with bytes, speed and time left, where a person is watching."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def bar(name: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar on stderr if that is a terminal, nothing otherwise; yields what to call with (bytes done, bytes in total)."""
+    if not wanted or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task(name, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

@@ -1,0 +1,213 @@
+"""Where weights come from: each scheme resolves a source into one place that serves the bytes, and what is known of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
+from weights.patience import PATIENCE, Again, check_status
+
+if TYPE_CHECKING:
+    from weights.registry import Checkpoint
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?")
+_TLS = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "WRONG_VERSION_NUMBER", "Hostname mismatch")
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """One place that serves a file.
+
+    Attributes:
+        source: as the record has it, for messages and notes.
+        url: https://, file://, or http:// on this machine.
+        headers: for `url`'s own origin only, a token among them.
+        commit: of the Hub's repository, 40 hex digits, where it names one.
+        size_bytes: that the server announced.
+        sha256: that the server announced.
+    """
+
+    source: str
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    commit: str | None = None
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+
+def offline() -> str | None:
+    """Name the switch that forbids the network, "ZOO_OFFLINE=1" for example; None if it is allowed."""
+    for name in ("ZOO_OFFLINE", "HF_HUB_OFFLINE"):
+        if (value := os.environ.get(name, "")).strip().lower() in ("1", "true", "yes", "on"):
+            return f"{name}={value}"
+    return None
+
+
+def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    """List pairs of what to open and whose note it belongs to: the mirror's names first, then the sources in order.
+
+    ZOO_MIRROR is a folder or a URL that is asked for a file named as the SHA-256, then for the last part of each source's path.
+    It may serve only what a recorded hash can judge.
+    """
+    mirror = os.environ.get("ZOO_MIRROR", "").rstrip("/")
+    if mirror and (checkpoint.sha256 or checkpoint.sha256_prefix):
+        remote = "://" in mirror
+        base = mirror if remote else Path(mirror).expanduser().absolute().as_uri()
+        last = [urlsplit(source).path.rpartition("/")[2] for source in checkpoint.sources]
+        for name in dict.fromkeys(filter(None, [checkpoint.sha256, *last])):
+            place = f"{base}/{name}"
+            if remote or local_path(place).exists():
+                yield place, checkpoint.sources[0]
+    for source in checkpoint.sources:
+        yield source, source
+
+
+def resolve(source: str, commit: str | None = None) -> Remote:
+    """Find out which URL serves a source, and what its server says of it.
+
+    Args:
+        source: hf://, https://, file://, or http:// on this machine.
+        commit: that an earlier install pinned, in place of a branch.
+
+    Raises:
+        InsecureSource: the scheme is not allowed, or it is http:// to another machine.
+        Offline: a switch forbids the network.
+        SourceUnavailable: it does not exist, or may not be read.
+        ProtocolError: the Hub's answer makes no sense.
+        Again: another attempt may do better.
+    """
+    scheme = source.partition(":")[0].lower()
+    if scheme not in _OPENERS:
+        raise InsecureSource(f"{source}: weights come from {', '.join(f'{name}:' for name in _OPENERS)} or a path.")
+    if scheme not in ("file", "package") and (switch := offline()):
+        raise Offline(
+            f"{source} is not in the cache, and {switch} forbids the network. Unset it once to fetch the file, or fill ZOO_CACHE."
+        )
+    return _OPENERS[scheme](source, commit)
+
+
+def check_url(url: str, insecure_ok: bool = False) -> None:
+    """Refuse whatever is not https; http only to this machine, and only where no https led to it.
+
+    Raises:
+        InsecureSource: the URL is refused.
+    """
+    parts = urlsplit(url)
+    local = parts.scheme == "http" and parts.hostname in LOOPBACK and insecure_ok
+    if (parts.scheme != "https" and not local) or not parts.hostname:
+        raise InsecureSource(f"refused {url}: weights are fetched over https, and over http only from this machine.")
+
+
+def local_path(url: str) -> Path:
+    """Turn a file:// URL into a path."""
+    from urllib.request import url2pathname
+
+    return Path(url2pathname(urlsplit(url).path))
+
+
+def transport_error(error: Exception, source: str) -> Exception:
+    """Turn what httpx2 raises into one of ours, or into `Again`."""
+    import httpx2
+
+    text = f"{type(error).__name__}: {error}"
+    if any(sign in text for sign in _TLS):
+        return InsecureSource(f"{source}: the server can't prove who it is ({error}). Check the clock, the proxy and the certificates.")
+    if isinstance(error, httpx2.UnsupportedProtocol):
+        return InsecureSource(f"{source}: {text}")
+    return Again(text) if isinstance(error, (httpx2.TransportError, OSError)) else ProtocolError(f"{source}: {text}")
+
+
+def _plain(source: str, commit: str | None) -> Remote:
+    del commit
+    check_url(source, insecure_ok=True)
+    return Remote(source, source)
+
+
+def _file(source: str, commit: str | None) -> Remote:
+    del commit
+    if urlsplit(source).netloc not in ("", "localhost"):
+        raise InsecureSource(f"{source} names another machine; a file on this one is file:///path")
+    return Remote(source, source)
+
+
+def _package(source: str, commit: str | None) -> Remote:
+    del commit
+    raise SourceUnavailable(f"{source} ships with the package and is missing there; reinstall kernelzoo.")
+
+
+def _hub(source: str, commit: str | None) -> Remote:
+    """Ask the Hub's own client which URL, commit, size and hash a file has; its bytes come through `weights.fetch`."""
+    import httpx2
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    if not (match := _HUB.fullmatch(source)) or re.search(r"(^|/)\.{0,2}(/|$)|\\|//", match["file"] or "f"):
+        raise ProtocolError(f"{source}: a Hub source is hf://org/repo, hf://org/repo@revision/file or hf://org/repo/file.")
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    revision = commit or unquote(match["revision"] or "main")
+    check_url(hf_hub_url("org/repo", "file", endpoint=endpoint), insecure_ok=True)
+    try:
+        name = match["file"] or _only_safetensors(source, match["repo"], revision, endpoint)
+        headers = build_hf_headers(library_name="kernelzoo")
+        meta = get_hf_file_metadata(hf_hub_url(match["repo"], name, revision=revision, endpoint=endpoint), endpoint=endpoint)
+    except WeightsError:
+        raise
+    except errors.OfflineModeIsEnabled as error:
+        raise Offline(f"{source} is not in the cache, and HF_HUB_OFFLINE forbids the network.") from error
+    except errors.GatedRepoError as error:
+        todo = "accept its conditions on its page, then log in with `hf auth login`"
+        raise SourceUnavailable(f"{source} is gated: {todo}.") from error
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
+        kind = type(error).__name__.removesuffix("NotFoundError").removeprefix("Remote").lower()
+        todo = "check the name; a private one needs `hf auth login`"
+        raise SourceUnavailable(f"{source}: the Hub has no such {'file' if kind == 'entry' else kind}: {todo}.") from error
+    except errors.HfHubHTTPError as error:
+        if error.response is not None:
+            check_status(error.response.status_code, error.response.headers, source)
+        raise ProtocolError(f"{source}: {error}") from error
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        raise transport_error(error, source) from error
+    except (errors.HFValidationError, ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(f"{source}: the Hub's answer makes no sense: {error}") from error
+    pinned = meta.commit_hash if re.fullmatch(r"[0-9a-f]{40}", meta.commit_hash or "") else None
+    sha256 = meta.etag if re.fullmatch(r"[0-9a-f]{64}", meta.etag or "") else None
+    url = hf_hub_url(match["repo"], name, revision=pinned or revision, endpoint=endpoint)
+    return Remote(source, url, headers, pinned, meta.size, sha256)
+
+
+def _only_safetensors(source: str, repo: str, revision: str, endpoint: str | None) -> str:
+    """Choose the one weight file of a repository, never a pickle: those must be named."""
+    from huggingface_hub import HfApi
+
+    info = HfApi(endpoint=endpoint, library_name="kernelzoo").model_info(repo, revision=revision, timeout=PATIENCE.read_s)
+    files = [sibling.rfilename for sibling in info.siblings or ()]
+    found = [name for name in files if name.endswith(".safetensors")]
+    if "model.safetensors" in found:
+        return "model.safetensors"
+    if len(found) == 1 and not re.search(r"-\d+-of-\d+\.", found[0]):
+        return found[0]
+    if found:
+        raise UnsupportedFormat(f"{source} has {len(found)} safetensors files ({', '.join(found[:5])}); name one: {source}/{found[0]}")
+    pickles = [name for name in files if name.endswith((".bin", ".pth", ".pt", ".ckpt"))]
+    todo = f"name the file to have it converted: {source}/{pickles[0]}" if pickles else "it has no weights that we read"
+    raise UnsupportedFormat(f"{source} has no safetensors file; {todo}.")
+
+
+def check_announced(remote: Remote, sha256: str | None) -> None:
+    """Refuse before the first byte what the server itself says is another file.
+
+    Raises:
+        HashMismatch: it announces another SHA-256.
+    """
+    if sha256 and remote.sha256 and sha256 != remote.sha256:
+        raise HashMismatch(f"{remote.source}: expected sha256 {sha256}, and the server now announces {remote.sha256}. Nothing was fetched.")
+
+
+_OPENERS = {"hf": _hub, "https": _plain, "http": _plain, "file": _file, "package": _package}
