@@ -1,0 +1,85 @@
+"""The house keeps its arrows: who may import whom, read from the imports themselves, lazy ones included."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("zoo", "weights", "convert")
+FAMILIES = {
+    "alexnet",
+    "densenet",
+    "efficientnet",
+    "googlenet",
+    "inception",
+    "mobilenet",
+    "resnet",
+    "squeezenet",
+    "vgg",
+    "xception",
+}
+FILES = sorted(path.relative_to(ROOT) for package in OURS for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(file: Path, top_level_only: bool = False) -> set[str]:
+    """Name every module that a file imports; imports under TYPE_CHECKING don't count."""
+    tree = ast.parse((ROOT / file).read_text())
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            skipped.update(n for child in node.body for n in ast.walk(child))
+        if top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            skipped.update(ast.walk(node))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module in OURS:
+                found.update(f"{node.module}.{a.name}" for a in node.names if (ROOT / node.module / f"{a.name}.py").exists())
+    return found
+
+
+def ours(file: Path) -> set[str]:
+    return {name for name in imports(file) if name.split(".")[0] in OURS}
+
+
+def test_the_walk_sees_the_packages() -> None:
+    assert {"zoo/model.py", "weights/fetch.py", "convert/core.py"} <= {str(f) for f in FILES}
+    assert "zoo.preprocess" in imports(Path("zoo/model.py"))
+    assert "zoo.preprocess" not in imports(Path("zoo/model.py"), top_level_only=True)
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "weights"], ids=str)
+def test_weights_know_nothing_of_networks_or_torch(file: Path) -> None:
+    assert {name for name in ours(file) if not name.startswith("weights")} == set()
+    assert not {name for name in imports(file) if name.split(".")[0] in ("torch", "torchvision", "safetensors")}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "convert"], ids=str)
+def test_convert_knows_no_network_and_imports_frameworks_only_when_called(file: Path) -> None:
+    assert {name for name in ours(file) if not name.startswith(("convert", "weights.errors"))} == set()
+    allowed = set(sys.stdlib_module_names) | {"numpy", "convert", "weights"}
+    assert {name.split(".")[0] for name in imports(file, top_level_only=True)} <= allowed
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_family_imports_the_base_and_shared_blocks_only(family: str) -> None:
+    assert ours(Path(f"zoo/{family}.py")) <= {"zoo.model", "zoo.layers"}
+
+
+def test_the_base_imports_preprocessing_only_when_called() -> None:
+    assert ours(Path("zoo/model.py")) == {"zoo.preprocess"}
+    assert ours(Path("zoo/layers.py")) == set()
+
+
+def test_only_the_bridge_joins_weights_and_convert() -> None:
+    both = {str(f) for f in FILES if f.parts[0] == "zoo" and {n.split(".")[0] for n in ours(f)} >= {"weights", "convert"}}
+    assert both == {"zoo/trained.py"}

@@ -1,0 +1,37 @@
+"""`import zoo` is cheap and quiet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+TIMES = """
+import time, torch
+start = time.perf_counter()
+import zoo
+print(time.perf_counter() - start)
+"""
+
+QUIET = """
+import socket, sys
+def refuse(*a, **k):
+    raise RuntimeError("a socket was opened")
+socket.socket.connect = refuse
+socket.getaddrinfo = refuse
+import zoo
+heavy = {"torchvision", "huggingface_hub", "httpx2", "h5py", "onnx", "rich", "typer", "PIL", "timm", "skimage"}
+print(sorted(heavy & set(sys.modules)))
+zoo.ResNet20()
+"""
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_import_adds_less_than_a_third_of_a_second_to_torch() -> None:
+    assert min(float(run(TIMES)) for _ in range(3)) < 0.3
+
+
+def test_import_opens_no_socket_and_loads_nothing_heavy() -> None:
+    assert run(QUIET) == "[]"

@@ -1,0 +1,275 @@
+"""Every entry of the catalogue has its published count, true attributes, and layers that hooks, exporters and odd images rely on."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity import randomised
+from torch import Tensor, nn
+
+import zoo
+from zoo import CATALOGUE, GoogLeNet, InceptionV3, MobileNetV1_025, Model, ResNet20, SEResNet18, SqueezeNet1_1
+
+ISSUE = {
+    "VGG": "11 13 16 19 11_BN 13_BN 16_BN 19_BN",
+    "ResNet": "18 34 50 101 152 20 32 44 56 110",
+    "ResNeXt": "50_32x4d 101_32x8d 101_64x4d",
+    "WideResNet": "50_2 101_2",
+    "SEResNet": "18 50 101 152",
+    "SEResNeXt": "50_32x4d",
+    "DenseNet": "121 161 169 201 264 _BC_100_12",
+    "MobileNet": "V1 V1_075 V1_050 V1_025 V2 V2_140 V2_075 V2_050 V2_035 V3Large V3Small",
+    "SqueezeNet": "1_0 1_1",
+    "EfficientNet": "B0 B1 B2 B3 B4 B5 B6 B7",
+}
+ASKED = {family + variant for family, variants in ISSUE.items() for variant in variants.split()} | {
+    *("AlexNet", "GoogLeNet", "InceptionV3", "Xception")
+}
+
+
+def smallest_of_each_family() -> list[type[Model]]:
+    smallest: dict[type[Model], type[Model]] = {}
+    for cls in sorted(CATALOGUE.values(), key=lambda cls: cls.params):
+        smallest.setdefault(cls.family(), cls)
+    return list(smallest.values())
+
+
+FAMILIES = smallest_of_each_family()
+# What a family's options add: other layers in other places
+OPTIONS = [
+    partial(SEResNet18),
+    partial(ResNet20, shortcut="B"),
+    partial(MobileNetV1_025, padding="same", activation="leaky_relu_0.1"),
+    partial(GoogLeNet, transform_input=True),
+]
+# Tracers see the CIFAR networks' layers in their larger relatives
+TRACED = [cls for cls in FAMILIES if cls.family() not in (zoo.CIFARResNet, zoo.CIFARDenseNet)] + OPTIONS[2:]
+every_entry = pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
+every_arithmetic = pytest.mark.parametrize("make", [*FAMILIES, *OPTIONS], ids=lambda make: named(make))
+every_traced = pytest.mark.parametrize("make", TRACED, ids=lambda make: named(make))
+
+
+def named(make: Any) -> str:
+    return make.__name__ if isinstance(make, type) else "-".join([make.func.__name__, *map(str, make.keywords.values())])
+
+
+def on_meta(make: Any, **options: Any) -> Model:
+    with torch.device("meta"):
+        return make(**options)
+
+
+def alive(make: Any, **options: Any) -> Model:
+    """Build a network with random tensors that are quick to draw and pass signals on."""
+    network = on_meta(make, **options)
+    network.load_state_dict(randomised(network), assign=True)
+    return network
+
+
+def images(network: Model, batch: int = 2, size: int = 32) -> Tensor:
+    side = max(size, network.min_size)
+    return torch.randn(batch, network.in_channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def leaves(network: nn.Module) -> dict[str, nn.Module]:
+    return {name: layer for name, layer in network.named_modules() if not list(layer.children())}
+
+
+def test_the_catalogue_is_what_was_asked_for() -> None:
+    assert CATALOGUE.keys() == ASKED
+    assert all(getattr(zoo, name) is cls for name, cls in CATALOGUE.items())
+
+
+def test_an_entry_is_one_line_under_its_papers_link() -> None:
+    link = ""
+    source = Path(zoo.__file__).read_text()
+    lines: dict[str, str] = {}
+    for line in source.splitlines():
+        link = line.rpartition(" ")[2] if line.startswith("# ") and "https://" in line else link
+        if line.startswith("class "):
+            assert re.fullmatch(r"class (\w+)\(.*, params=[\d_]+\): \.\.\.", line), line
+            lines[line.removeprefix("class ").partition("(")[0]] = link
+    assert list(lines) == list(CATALOGUE)
+    for name, cls in CATALOGUE.items():
+        assert re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{4,5}", lines[name])
+        # relatives of ResNet have papers of their own, and one family's class
+        assert cls.paper == lines[name] or issubclass(cls, zoo.ResNet), name
+
+
+@every_entry
+def test_parameters_are_as_many_as_published(cls: type[Model]) -> None:
+    assert sum(parameter.numel() for parameter in on_meta(cls).parameters()) == cls.params
+
+
+@every_entry
+def test_stem_and_classifiers_are_the_layers_that_channels_and_classes_shape(cls: type[Model]) -> None:
+    options = {name: True for name in ("aux_logits",) if name in inspect.signature(cls).parameters}
+    before, after = on_meta(cls, **options), on_meta(cls, num_classes=7, in_channels=5, **options)
+    shapes = {name: tensor.shape for name, tensor in before.state_dict().items()}
+    changed = {name.rpartition(".")[0] for name, tensor in after.state_dict().items() if tensor.shape != shapes[name]}
+    assert changed == {cls.stem, *cls.classifiers}
+    stem = after.get_submodule(cls.stem)
+    assert isinstance(stem, nn.Conv2d)
+    assert stem.in_channels == 5
+    for name in cls.classifiers:
+        assert 7 in (getattr(after.get_submodule(name), "out_features", 0), getattr(after.get_submodule(name), "out_channels", 0))
+    assert (after.num_classes, after.in_channels) == (7, 5)
+
+
+@every_entry
+def test_grey_images_of_odd_sizes_work(cls: type[Model]) -> None:
+    network = on_meta(cls, num_classes=7, in_channels=1).eval()
+    x = torch.empty(3, 1, max(97, cls.min_size), max(65, cls.min_size), device="meta")
+    assert network.body(x).dim() == 4
+    assert network(x).shape == (3, 7)
+
+
+@every_arithmetic
+@pytest.mark.parametrize("in_channels", [1, 5])
+def test_other_channels_compute(make: Any, in_channels: int) -> None:
+    network = alive(make, in_channels=in_channels, num_classes=7).eval()
+    with torch.inference_mode():
+        logits = network(images(network))
+    assert logits.isfinite().all()
+    assert not torch.equal(logits[0], logits[1])
+
+
+@every_entry
+def test_min_size_is_the_smallest_that_the_arithmetic_allows(cls: type[Model]) -> None:
+    network = on_meta(cls).eval()
+    smallest = torch.empty(1, 3, cls.min_size, cls.min_size, device="meta")
+    assert network(smallest).shape == (1, network.num_classes)
+    for smaller in (smallest[:, :, 1:], smallest[:, :, :, 1:]):
+        with pytest.raises(
+            ValueError, match=rf"^{cls.__name__} needs images of at least {cls.min_size}x{cls.min_size} pixels, got .*; resize"
+        ):
+            network(smaller)
+        if cls.min_size > 1:
+            with pytest.raises(RuntimeError):
+                network.head(network.body(smaller))
+
+
+@every_entry
+def test_input_size_is_allowed(cls: type[Model]) -> None:
+    assert cls.min_size <= cls.input_size
+
+
+@every_entry
+def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -> None:
+    parameters = list(inspect.signature(cls).parameters.values())
+    assert [parameter.name for parameter in parameters[:2]] == ["num_classes", "in_channels"]
+    assert parameters[0].default == (10 if cls.input_size == 32 else 1000)
+    assert parameters[1].default == 3
+    known = {"num_classes", "in_channels", "dropout", "stride_on", "shortcut", "padding", "norm_eps", "activation"}
+    assert {parameter.name for parameter in parameters} <= known | {"aux_logits", "transform_input", "stochastic_depth"}
+
+
+def test_dropout_is_an_argument_but_of_resnet() -> None:
+    without = {cls.family() for cls in CATALOGUE.values() if "dropout" not in inspect.signature(cls).parameters}
+    assert without == {zoo.ResNet, zoo.CIFARResNet}
+
+
+@every_arithmetic
+def test_every_layer_runs_once_and_is_hooked_without_harm(make: Any) -> None:
+    network = alive(make).train()
+    calls: Counter[str] = Counter()
+    outputs: list[tuple[str, Tensor, int]] = []
+    gradients: Counter[str] = Counter()
+
+    def forward(name: str) -> Any:
+        def hook(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            calls[name] += 1
+            outputs.append((name, output, output._version))
+
+        return hook
+
+    def backward(name: str) -> Any:
+        def hook(layer: nn.Module, inward: Any, outward: Any) -> None:
+            gradients[name] += 1
+
+        return hook
+
+    for name, layer in leaves(network).items():
+        layer.register_forward_hook(forward(name))
+        layer.register_full_backward_hook(backward(name))
+    x = images(network).requires_grad_()
+    network(x).square().sum().backward()
+    assert calls == gradients == Counter(dict.fromkeys(leaves(network), 1))
+    assert [name for name, output, version in outputs if output._version != version] == []
+    assert not [name for name, parameter in network.named_parameters() if parameter.grad is None]
+
+
+@pytest.mark.parametrize("make", [partial(GoogLeNet, aux_logits=True), partial(InceptionV3, aux_logits=True)], ids=named)
+def test_auxiliary_heads_are_hooked_without_harm(make: Any) -> None:
+    network = alive(make).train()
+    gradients: set[str] = set()
+    for name, layer in leaves(network).items():
+        layer.register_full_backward_hook(lambda layer, inward, outward, name=name: gradients.add(name))
+    size = getattr(network, "aux_min_size", 32)
+    sum(output.sum() for output in network(images(network, size=size).requires_grad_())).backward()
+    assert gradients == set(leaves(network))
+
+
+@every_entry
+def test_no_layer_is_in_place(cls: type[Model]) -> None:
+    assert not [name for name, layer in on_meta(cls).named_modules() if getattr(layer, "inplace", False)]
+
+
+@every_arithmetic
+def test_networks_are_pickled_and_copied(make: Any) -> None:
+    network = on_meta(make)
+    for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert type(other) is type(network)
+        assert repr(other) == repr(network)
+        assert other(images(other).to("meta")).shape == (2, network.num_classes)
+
+
+@every_traced
+def test_torch_export_keeps_the_batch_dynamic(make: Any) -> None:
+    network = alive(make).eval()
+    program = torch.export.export(network, (images(network),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for batch in (1, 5):
+        x = images(network, batch)
+        torch.testing.assert_close(program.module()(x), network(x))
+
+
+@every_traced
+def test_jit_trace_computes_the_same_at_any_size(make: Any) -> None:
+    network = alive(make).eval()
+    x = images(network)
+    traced = torch.jit.trace(network, x, check_trace=False)
+    with torch.inference_mode():
+        for other in (x, images(network, batch=1, size=x.shape[-1] + 1), images(network, batch=3, size=x.shape[-1] + 34)):
+            torch.testing.assert_close(traced(other), network(other))
+
+
+@every_traced
+def test_torch_compile_needs_no_graph_break(make: Any) -> None:
+    network = alive(make).eval()
+    x = images(network)
+    torch.compiler.reset()
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.compile(network, backend="aot_eager", fullgraph=True)(x), network(x))
+
+
+def test_inductor_computes_the_same() -> None:
+    network = alive(SqueezeNet1_1).eval()
+    x = images(network)
+    torch.compiler.reset()
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.compile(network, fullgraph=True)(x), network(x), rtol=1e-3, atol=1e-3)
+
+
+def test_the_guard_speaks_before_a_compiled_network_computes() -> None:
+    torch.compiler.reset()
+    network = torch.compile(alive(MobileNetV1_025).eval(), backend="aot_eager")
+    with pytest.raises(ValueError, match="takes 3 channels"):
+        network(torch.randn(1, 4, 32, 32))

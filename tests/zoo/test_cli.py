@@ -1,0 +1,159 @@
+"""The command: what scripts can rely on, and no traceback for a user's mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from zoo import CATALOGUE, ResNet18, ResNet20
+from zoo.cli import main
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "photo.png"
+    Image.effect_mandelbrot((80, 60), (-2, -1, 1, 1), 30).convert("RGB").save(path)
+    return path
+
+
+def out(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_list_shows_every_network(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    names = [row["network"] for row in json.loads(out(capsys))]
+    assert names == list(CATALOGUE)
+
+
+def test_list_filters_by_family_accuracy_size_and_licence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--min-top1", "75", "--max-params", "30M", "--json"]) == 0
+    rows = json.loads(out(capsys))
+    assert {"ResNet50"} <= {r["network"] for r in rows}
+    assert all(r["params"] <= 30e6 and r["checkpoint"]["metrics"]["top1"] >= 75 for r in rows)
+    assert main(["list", "--family", "vgg", "--json"]) == 0
+    assert all(r["family"] == "VGG" for r in json.loads(out(capsys)))
+    assert main(["list", "--licence", "apache-2.0", "--checkpoints", "--json"]) == 0
+    rows = json.loads(out(capsys))
+    assert rows
+    assert all(r["checkpoint"]["license"] == "Apache-2.0" for r in rows)
+
+
+def test_list_with_nothing_found_says_so_by_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--min-top1", "99.9"]) == 1
+    assert "0 networks" in out(capsys)
+
+
+def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "vgg19"]) == 0
+    text = out(capsys)
+    assert "143,667,240" in text
+    assert "dcbb9e9d" in text
+    assert "unstated" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["info", "VGG20"], 3, "did you mean VGG"),
+        (["info"], 2, "Missing argument"),
+        (["predict", "none.jpg"], 1, "none.jpg"),
+        (["pull", "DenseNet264"], 3, "DenseNet201"),
+        (["pull", "VGG19", "-w", "v9"], 3, "imagenet1k_v1"),
+        (["list", "--max-params", "many"], 1, "10M"),
+        (["list", "--family", "transformer"], 1, "ResNet"),
+        (["bench", "--what", "sleep"], 2, "load"),
+    ],
+)
+def test_a_mistake_gets_a_message_and_an_exit_code(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == code
+    text = " ".join(capsys.readouterr().err.split())
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_offline_names_the_switch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    assert main(["pull", "VGG19"]) == 4
+    assert "ZOO_OFFLINE" in capsys.readouterr().err
+
+
+def test_predict_prints_labels_and_draws_a_sheet(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sheet = tmp_path / "sheet.png"
+    assert main(["predict", str(photo), str(photo), "--json", "--top", "3", "--sheet", str(sheet)]) == 0
+    rows = json.loads(out(capsys))
+    assert len(rows) == 2
+    assert [len(r["predictions"]) for r in rows] == [3, 3]
+    assert rows[0]["predictions"][0]["probability"] >= rows[0]["predictions"][1]["probability"]
+    with Image.open(sheet) as drawn:
+        assert drawn.format == "PNG"
+
+
+def test_an_added_file_is_used_by_its_tag_and_found_changed(
+    photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], own_cache: Path
+) -> None:
+    file = tmp_path / "mine.pth"
+    torch.save(ResNet18(num_classes=4).state_dict(), file)
+    assert main(["add", str(file), "--model", "ResNet18", "--tag", "mine", "--licence", "MIT"]) == 0
+    file.unlink()
+    capsys.readouterr()
+    assert main(["predict", str(photo), "-m", "ResNet18", "-w", "mine", "--json"]) == 0
+    assert json.loads(out(capsys))[0]["predictions"][0]["label"].startswith("class ")
+    assert main(["verify"]) == 0
+    blob = next(p for p in (own_cache / "blobs").rglob("*") if p.is_file())
+    blob.chmod(0o644)
+    blob.write_bytes(blob.read_bytes()[:-1] + b"\x01")
+    capsys.readouterr()
+    assert main(["verify"]) == 1
+    assert "CHANGED" in out(capsys)
+
+
+def test_adding_the_same_tag_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.pth"
+    torch.save(ResNet20().state_dict(), file)
+    arguments = ["add", str(file), "--model", "ResNet20", "--tag", "mine"]
+    assert main(arguments) == 0
+    assert main(arguments) == 1
+    assert "replace" in capsys.readouterr().err
+    assert main([*arguments, "--replace"]) == 0
+
+
+def test_adding_another_networks_file_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.pth"
+    torch.save(ResNet20().state_dict(), file)
+    assert main(["add", str(file), "--model", "ResNet18", "--tag", "mine"]) == 1
+    assert "missing" in capsys.readouterr().err
+    assert main(["pull", "ResNet18", "-w", "mine"]) == 3
+
+
+def test_the_demo_classifies_bundled_photographs_and_draws_them(tmp_path: Path, photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sheet = tmp_path / "demo.png"
+    assert main(["demo", str(photo), "--sheet", str(sheet)]) == 0
+    text = out(capsys)
+    assert "chelsea" in text
+    assert "cat" in text
+    assert "photo" in text
+    assert "trained, verified" in text
+    with Image.open(sheet) as drawn:
+        assert drawn.size[0] > 400
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m zoo.cli list --checkpoints --json | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_bench_prints_the_peer_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--what", "load", "-m", "ResNet20", "--rounds", "1", "--json"]) == 0
+    ways = [t["way"] for t in json.loads(out(capsys))["results"]["ResNet20"]]
+    assert ways == ["construct, torch.load, copy", "trained, verified", 'trained, verify="stamp"']

@@ -1,0 +1,130 @@
+"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, processes as users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hubserver import HubServer
+
+from convert.formats import safetensors
+from zoo import MobileNetV3Small, ResNet20
+
+LOAD = """
+import json, sys, torch, zoo
+model = zoo.trained(zoo.{cls}, "{source}", **{options})
+total = sum(float(p.detach().double().sum()) for p in model.parameters())
+print(json.dumps(dict(total=total, classes=model.num_classes, source=model.checkpoint.sources[0])))
+"""
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    with HubServer() as server:
+        yield server
+
+
+def blob(model: torch.nn.Module, path: Path) -> bytes:
+    safetensors.write(model.state_dict(), path)
+    return path.read_bytes()
+
+
+def total(model: torch.nn.Module) -> float:
+    return sum(float(p.detach().double().sum()) for p in model.parameters())
+
+
+def load(hub: HubServer, source: str, cls: str = "ResNet20", options: str = "{}", **environment: str) -> subprocess.CompletedProcess[str]:
+    code = LOAD.format(cls=cls, source=source, options=options)
+    settings = {**os.environ, "HF_ENDPOINT": hub.url, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=settings)
+
+
+def test_a_hub_repository_loads_once_and_then_without_network(hub: HubServer, tmp_path: Path) -> None:
+    model = ResNet20()
+    hub.repo("acme/wheels", {"model.safetensors": blob(model, tmp_path / "w"), "README.md": b"# wheels"})
+    first = load(hub, "hf://acme/wheels")
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["total"] == pytest.approx(total(model))
+    asked = len(hub.log)
+    assert sum(r.sent > 100_000 for r in hub.log) == 1
+    again = load(hub, "hf://acme/wheels", ZOO_OFFLINE="1")
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+    assert len(hub.log) == asked
+
+
+def test_eight_processes_share_one_download(hub: HubServer, tmp_path: Path) -> None:
+    hub.repo("acme/wheels", {"model.safetensors": blob(ResNet20(), tmp_path / "w")})
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(lambda _: load(hub, "hf://acme/wheels"), range(8)))
+    assert [r.returncode for r in runs] == [0] * 8, runs[0].stderr
+    assert len({r.stdout for r in runs}) == 1
+    assert sum(r.sent > 100_000 for r in hub.log) == 1
+
+
+def test_a_cut_download_goes_on_where_it_was_cut(hub: HubServer, tmp_path: Path) -> None:
+    data = blob(ResNet20(), tmp_path / "w")
+    hub.repo("acme/wheels", {"model.safetensors": data})
+    hub.fail("cut", after=400_000)
+    done = load(hub, "hf://acme/wheels")
+    assert done.returncode == 0, done.stderr
+    bodies = [r for r in hub.log if r.sent > 100_000]
+    assert len(bodies) == 2
+    assert bodies[1].range is not None
+    assert sum(r.sent for r in bodies) < len(data) + 70_000
+
+
+def test_flipped_bytes_are_never_loaded(hub: HubServer, tmp_path: Path, own_cache: Path) -> None:
+    hub.repo("acme/wheels", {"model.safetensors": blob(ResNet20(), tmp_path / "w")})
+    hub.fail("flip", after=500_000, times=-1)
+    failed = load(hub, "hf://acme/wheels")
+    assert failed.returncode == 1
+    assert "HashMismatch" in failed.stderr
+    assert not [p for p in (own_cache / "blobs").rglob("*") if p.is_file()]
+    hub.faults.clear()
+    assert load(hub, "hf://acme/wheels").returncode == 0
+
+
+def test_timms_names_and_a_new_head_work_from_the_hub(hub: HubServer, tmp_path: Path) -> None:
+    from convert import core, names
+
+    model = MobileNetV3Small()
+    ours = model.state_dict()
+    shapes = {n: tuple(t.shape) for n, t in ours.items()}
+    back = core.invert(names.rows("timm", MobileNetV3Small, shapes))
+    theirs = {}
+    for row in back:
+        for name, tensor in ours.items():
+            if name.rpartition(".")[0] == row.theirs:
+                leaf = name.rpartition(".")[2]
+                as_conv = row.kind == "conv_from_linear" and leaf == "weight"
+                theirs[f"{row.ours}.{leaf}"] = tensor[..., None, None] if as_conv else tensor
+    assert theirs.keys() != ours.keys()
+    safetensors.write(theirs, tmp_path / "t")
+    hub.repo("timm/small", {"model.safetensors": (tmp_path / "t").read_bytes()})
+    done = load(hub, "hf://timm/small", cls="MobileNetV3Small", options="dict(num_classes=3)")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["classes"] == 3
+
+
+def test_the_command_pulls_resumes_and_verifies(hub: HubServer, tmp_path: Path) -> None:
+    hub.repo("acme/wheels", {"model.safetensors": blob(ResNet20(), tmp_path / "w")})
+    settings = {**os.environ, "HF_ENDPOINT": hub.url}
+
+    def zoo(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "zoo.cli", *arguments], capture_output=True, text=True, env=settings)
+
+    pulled = zoo("pull", "ResNet20", "-w", "hf://acme/wheels", "--json")
+    assert pulled.returncode == 0, pulled.stderr
+    assert "acme/wheels" in json.loads(pulled.stdout)["source"]
+    assert zoo("verify").returncode == 0
+    missing = zoo("pull", "ResNet20", "-w", "hf://acme/none")
+    assert missing.returncode == 4
+    assert "acme/none" in missing.stderr
+    assert "Traceback" not in missing.stderr

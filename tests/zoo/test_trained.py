@@ -1,0 +1,291 @@
+"""`trained`: the record's network with the record's numbers, or an error that lists what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import weights
+import zoo
+from weights import NoPretrainedWeights, UnknownWeights, WeightsMismatch
+from zoo import CATALOGUE, DenseNet121, DenseNet264, MobileNetV1_025, Model, ResNet18, ResNet20, ResNet32, SqueezeNet1_1, trained
+
+
+def small_variants() -> list[type[Model]]:
+    """The smallest variant of each family."""
+    smallest: dict[type[Model], type[Model]] = {}
+    for cls in CATALOGUE.values():
+        best = smallest.get(cls.family())
+        if best is None or cls.params < best.params:
+            smallest[cls.family()] = cls
+    return list(smallest.values())
+
+
+def random_state(cls: type[Model], **options: object) -> dict[str, Tensor]:
+    torch.manual_seed(1)
+    return {name: value.clone() for name, value in cls(**options).state_dict().items()}
+
+
+def saved(state: dict[str, Tensor], path: Path) -> Path:
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path)
+    return path
+
+
+def images(cls: type[Model], channels: int = 3) -> Tensor:
+    side = max(cls.min_size, min(cls.input_size, 64))
+    return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_embedded_checkpoint_needs_no_network_and_no_cache(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    model = trained(ResNet20)
+    assert not model.training
+    assert model.checkpoint is not None
+    assert model.checkpoint.metrics["top1"] >= 88.0
+    assert not own_cache.exists()
+    assert all(not p.is_meta and p.requires_grad for p in model.parameters())
+
+
+def test_a_constructor_gives_an_untrained_network_in_train_mode() -> None:
+    model = ResNet20()
+    assert model.training
+    assert model.checkpoint is None
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_path_gives_exactly_the_files_numbers(tmp_path: Path, suffix: str) -> None:
+    state = random_state(ResNet18)
+    model = trained(ResNet18, saved(state, tmp_path / f"w{suffix}"))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert not model.training
+
+
+@pytest.mark.parametrize("cls", small_variants(), ids=lambda c: c.__name__)
+def test_every_family_takes_a_new_head_and_other_channels(cls: type[Model], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = random_state(cls)
+    file = saved(state, tmp_path / "w.safetensors")
+    with caplog.at_level(logging.WARNING, "zoo"):
+        model = trained(cls, file, num_classes=7, in_channels=1)
+    assert "new and untrained" in caplog.text
+    assert "reads 1 channels" in caplog.text
+    assert model(images(cls, 1)).shape == (2, 7)
+    assert (model.num_classes, model.in_channels) == (7, 1)
+    body = [n for n in state if not n.startswith((*cls.classifiers, cls.stem + "."))]
+    assert all(torch.equal(model.state_dict()[n], state[n]) for n in body)
+    assert model.checkpoint is not None
+    assert model.checkpoint.labels is None
+    assert len(model.checkpoint.preprocessing.mean) == 1
+    assert trained(cls, file, in_channels=5)(images(cls, 5)).shape[0] == 2
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 6])
+def test_adapted_stem_answers_to_a_grey_image_as_before(tmp_path: Path, channels: int) -> None:
+    file = saved(random_state(ResNet18), tmp_path / "w.safetensors")
+    grey = torch.randn(2, 1, 64, 64)
+    expected = trained(ResNet18, file)(grey.expand(-1, 3, -1, -1))
+    if channels in (1, 3, 6):
+        got = trained(ResNet18, file, in_channels=channels)(grey.expand(-1, channels, -1, -1))
+        assert torch.allclose(got, expected, rtol=1e-4, atol=1e-5)
+    else:
+        stem = trained(ResNet18, file, in_channels=channels).conv1.weight
+        old = trained(ResNet18, file).conv1.weight
+        assert torch.allclose(stem, old[:, [0, 1, 2, 0]] * 3 / 4)
+
+
+def test_a_file_with_other_classes_keeps_its_own_head(tmp_path: Path) -> None:
+    state = random_state(ResNet18, num_classes=5)
+    model = trained(ResNet18, saved(state, tmp_path / "w.pth"))
+    assert model.num_classes == 5
+    assert torch.equal(model.fc.weight, state["fc.weight"])
+    assert torch.equal(trained(ResNet18, tmp_path / "w.pth", num_classes=5).fc.weight, state["fc.weight"])
+
+
+def test_a_wrong_file_lists_missing_unexpected_and_misshaped(tmp_path: Path) -> None:
+    state = random_state(ResNet18)
+    del state["layer1.0.conv1.weight"]
+    state["stray.weight"] = torch.zeros(3)
+    state["layer2.0.bn1.weight"] = torch.zeros(7)
+    with pytest.raises(WeightsMismatch) as caught:
+        trained(ResNet18, saved(state, tmp_path / "w.safetensors"))
+    text = str(caught.value)
+    assert "1 missing" in text
+    assert "layer1.0.conv1.weight" in text
+    assert "stray.weight" in text
+    assert "(7,)" in text
+    assert "(128,)" in text
+
+
+def test_another_networks_file_shows_ten_lines_and_the_count(tmp_path: Path) -> None:
+    file = saved(random_state(ResNet32), tmp_path / "w.safetensors")
+    with pytest.raises(WeightsMismatch, match=r"… and \d+ more"):
+        trained(ResNet20, file)
+
+
+def test_densenet264_says_what_is_nearest_and_what_to_do() -> None:
+    with pytest.raises(NoPretrainedWeights) as caught:
+        trained(DenseNet264)
+    text = str(caught.value)
+    assert "DenseNet201" in text
+    assert "top-1" in text
+    assert "zoo add FILE --model DenseNet264" in text
+
+
+def test_an_unknown_tag_names_the_known_ones() -> None:
+    with pytest.raises(UnknownWeights, match="imagenet1k_v1"):
+        trained(ResNet18, "imagenet1k_v9")
+
+
+def test_a_missing_file_says_what_a_source_can_be(tmp_path: Path) -> None:
+    with pytest.raises(UnknownWeights, match="tag"):
+        trained(ResNet18, tmp_path / "none.safetensors")
+
+
+def test_an_instance_instead_of_a_class_is_explained() -> None:
+    with pytest.raises(TypeError, match=r"trained\(VGG19\)"):
+        trained(ResNet20())  # pyright: ignore[reportArgumentType]
+
+
+def old_densenet_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    import re
+
+    return {re.sub(r"(denselayer\d+\.(?:norm|conv))(\d)", r"\1.\2", name): value for name, value in state.items()}
+
+
+def test_old_densenet_names_are_mended(tmp_path: Path) -> None:
+    state = random_state(DenseNet121)
+    old = old_densenet_names(state)
+    assert old.keys() != state.keys()
+    model = trained(DenseNet121, saved(old, tmp_path / "w.pth"))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("nest", ["state_dict", "model"])
+def test_nested_dicts_module_prefixes_and_missing_counters_are_mended(tmp_path: Path, nest: str) -> None:
+    state = random_state(ResNet18)
+    kept = {f"module.{n}": v for n, v in state.items() if not n.endswith("num_batches_tracked")}
+    torch.save({nest: kept, "epoch": 3, "best_acc1": torch.tensor(46.6)}, tmp_path / "w.pth")
+    model = trained(ResNet18, tmp_path / "w.pth")
+    assert all(torch.equal(v, state[n]) for n, v in model.state_dict().items() if not n.endswith("num_batches_tracked"))
+    assert int(model.bn1.num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_storage_becomes_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    state = {n: v.to(dtype) if v.is_floating_point() else v for n, v in random_state(ResNet18).items()}
+    model = trained(ResNet18, saved(state, tmp_path / "w.safetensors"))
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert torch.equal(model.fc.weight, state["fc.weight"].float())
+
+
+@pytest.mark.parametrize("name", ["GoogLeNet", "InceptionV3"])
+def test_auxiliary_heads_are_dropped_or_kept_as_the_network_has_them(tmp_path: Path, name: str) -> None:
+    cls = CATALOGUE[name]
+    state = random_state(cls, aux_logits=True)
+    file = saved(state, tmp_path / "w.safetensors")
+    plain, full = trained(cls, file), trained(cls, file, aux_logits=True, num_classes=4)
+    assert set(plain.state_dict()) < set(state)
+    assert set(full.state_dict()) == set(state)
+    assert sum(p.numel() for p in plain.parameters()) == cls.params
+    assert all(full.get_submodule(layer).weight.shape[0] == 4 for layer in cls.classifiers)
+
+
+def test_tensors_share_the_verified_buffer(tmp_path: Path) -> None:
+    model = trained(ResNet18, saved(random_state(ResNet18), tmp_path / "w.safetensors"))
+    places = sorted(p.data_ptr() for p in model.parameters())
+    assert places[-1] - places[0] < 2 * 4 * ResNet18.params  # one buffer, not an allocation each
+
+
+def test_training_changes_neither_the_file_nor_the_next_load(tmp_path: Path) -> None:
+    file = saved(random_state(ResNet18), tmp_path / "w.safetensors")
+    before = file.read_bytes()
+    for verify in ("load", "stamp"):
+        model = trained(ResNet18, file.as_uri(), verify=verify)
+        with torch.no_grad():
+            model.fc.weight.fill_(3.0)
+        assert not torch.equal(trained(ResNet18, file.as_uri(), verify=verify).fc.weight, model.fc.weight)
+    assert file.read_bytes() == before
+
+
+def test_a_trained_network_is_pickled_and_copied_with_its_record() -> None:
+    model = trained(ResNet20)
+    x = images(ResNet20)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.checkpoint == model.checkpoint
+        assert torch.equal(twin(x), model(x))
+
+
+def test_a_users_own_subclass_finds_its_parents_weights() -> None:
+    class Mine(ResNet20):
+        pass
+
+    assert isinstance(trained(Mine), Mine)
+
+
+def test_bytes_that_the_registry_knows_bring_their_record(tmp_path: Path) -> None:
+    record = weights.find("ResNet20")
+    copied = tmp_path / "renamed.safetensors"
+    copied.write_bytes(weights.get(record).path.read_bytes())
+    model = trained(ResNet20, copied)
+    assert model.checkpoint == record
+
+
+def cifar_accuracy(model: Model, packed: Path) -> float:
+    import io
+
+    from PIL import Image
+
+    arrays = np.load(packed)
+    raw, offset, label = arrays["jpeg"].tobytes(), arrays["offset"], torch.from_numpy(arrays["label"].astype(np.int64))
+    right = 0
+    with torch.no_grad():
+        for start in range(0, len(label), 500):
+            ends = zip(offset[start : start + 500], offset[start + 1 : start + 501], strict=True)
+            batch = model.preprocess([Image.open(io.BytesIO(raw[a:b])) for a, b in ends])
+            right += int((model(batch).argmax(1) == label[start : start + 500]).sum())
+    return 100 * right / len(label)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("name", "file", "top1"), [("ResNet20", "cifar_resnet20-12fca82f.th", 81.03), ("ResNet32", "cifar_resnet32-d509ac18.th", 82.56)]
+)
+def test_third_party_cifar_checkpoints_reach_their_own_accuracy(real: Path, name: str, file: str, top1: float) -> None:
+    model = trained(CATALOGUE[name], real / "real" / "pytorch" / file)
+    assert cifar_accuracy(model, real / "data" / "cifar10_test.npz") == pytest.approx(top1, abs=0.0201)
+
+
+@pytest.mark.real
+def test_the_embedded_checkpoint_reaches_the_accuracy_in_its_record(real: Path) -> None:
+    model = trained(ResNet20)
+    assert model.checkpoint is not None
+    assert cifar_accuracy(model, real / "data" / "cifar10_test.npz") == pytest.approx(model.checkpoint.metrics["top1"], abs=0.03)
+
+
+@pytest.mark.real
+def test_the_records_activation_decides_on_real_photographs(real: Path) -> None:
+    file = real / "real" / "pytorch" / "mobilenetV1X0.25_pretrain.tar"
+    photographs = sorted((real / "real" / "images" / "imagenet").glob("*.JPEG"))
+    assert len(photographs) == 100
+    wnids = [p.name.split("_")[0] for p in photographs]
+
+    def top1(model: Model) -> float:
+        return sum(row[0].wnid == wnid for row, wnid in zip(zoo.predict(model, photographs), wnids, strict=True))
+
+    assert top1(trained(MobileNetV1_025, file)) >= 45
+    assert top1(trained(MobileNetV1_025, file, activation="relu")) <= 10
+
+
+def test_squeezenets_convolutional_head_is_replaced(tmp_path: Path) -> None:
+    file = saved(random_state(SqueezeNet1_1), tmp_path / "w.safetensors")
+    assert trained(SqueezeNet1_1, file, num_classes=3).classifier[1].out_channels == 3

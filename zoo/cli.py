@@ -1,0 +1,345 @@
+"""The command `zoo`: each sub-command calls one public function and shows what it returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import weights
+from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
+from zoo.model import CATALOGUE
+from zoo.search import Entry, model_class, search
+from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
+
+EXIT_CODES = """Exit codes: 0 done; 1 a check failed or the input can't be used; 2 the command was misspelt; 3 a network, checkpoint or file
+of that name is not known; 4 no source could deliver; 130 interrupted."""
+
+app = typer.Typer(
+    help="Vision networks with proven pretrained weights.\n\n" + EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+PIPE_WIDTH = 400
+"""Columns of a line that goes into a file or a pipe: nothing is cut there."""
+out = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+err = Console(stderr=True)
+
+
+def _names(incomplete: str) -> list[str]:
+    return [name for name in CATALOGUE if name.lower().startswith(incomplete.lower())]
+
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=_names, help="A network's name, VGG19 for example.")]
+TagOption = Annotated[
+    str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+
+
+@app.command("list")
+def list_models(
+    family: Annotated[str | None, typer.Option(help="Only this family: VGG, ResNet, MobileNetV2 …")] = None,
+    min_top1: Annotated[float | None, typer.Option(help="Only checkpoints with at least this top-1 accuracy in percent.")] = None,
+    max_params: Annotated[str | None, typer.Option(help="Only networks with at most this many parameters: 10M, 500k, 25557032.")] = None,
+    licence: Annotated[
+        str | None, typer.Option("--licence", "--license", help='Only checkpoints of this licence: "MIT", "unstated" …')
+    ] = None,
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", "-c", help="A line for every checkpoint, not only the default.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the networks and their default checkpoints."""
+    found = search(family=family, min_top1=min_top1, max_params=max_params, license=licence, all_checkpoints=checkpoints)
+    if as_json:
+        _print_json([_entry(e) for e in found])
+        return
+    table = Table(box=None, header_style="bold")
+    for heading in ("network", "params", "top-1", "top-5", "px", "weights", "licence"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in ("params", "top-1", "top-5", "px") else "left")
+    for e in found:
+        c = e.checkpoint
+        row = [e.name, f"{e.model.params / 1e6:.2f}M"]
+        row += [f"{c.metrics[m]:.2f}" if c and m in c.metrics else "" for m in ("top1", "top5")]
+        row += [str(c.preprocessing.crop or e.model.input_size) if c else str(e.model.input_size)]
+        table.add_row(*row, c.tag if c else "[dim]none[/dim]", c.license if c else "")
+    out.print(table)
+    noun = "checkpoints" if checkpoints else "networks"
+    out.print(
+        f"[dim]{len(found)} {noun}. Accuracies are the publishers', under each checkpoint's own preprocessing: zoo info NETWORK.[/dim]"
+    )
+    if not found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def info(model: ModelArgument, as_json: JsonOption = False) -> None:
+    """Show a network and every checkpoint that is known of it."""
+    cls = model_class(model)
+    rows = weights.checkpoints(cls.__name__)
+    if as_json:
+        _print_json(
+            {
+                "network": cls.__name__,
+                "params": cls.params,
+                "paper": cls.paper,
+                "min_size": cls.min_size,
+                "checkpoints": [asdict(c) for c in rows],
+            }
+        )
+        return
+    out.print(
+        f"[bold]{cls.__name__}[/bold]  {cls.params:,} parameters, {cls.input_size} px images, at least {cls.min_size} px; {cls.paper}"
+    )
+    out.print((cls.family().__doc__ or "").strip().splitlines()[0])
+    if not rows:
+        near = ", ".join(c.model for c in nearest_with_weights(cls))
+        out.print(
+            f"No pretrained weights are known. Nearest with weights: {near}. Your own: zoo add FILE --model {cls.__name__} --tag mine"
+        )
+    for c in rows:
+        out.print()
+        out.print(f"[bold]{c.tag}[/bold]{'  (default)' if c.default else ''}")
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in _facts(c).items():
+            table.add_row(name, escape(value))
+        out.print(table)
+
+
+@app.command()
+def pull(model: ModelArgument, tag: TagOption = None, quiet: QuietOption = False, as_json: JsonOption = False) -> None:
+    """Download a checkpoint into the cache and check it."""
+    cls = model_class(model)
+    record = find_record(cls, tag)
+    installed = weights.get(record, to_safetensors=to_safetensors, progress=not quiet)
+    if as_json:
+        _print_json({"network": cls.__name__, "tag": record.tag, **{k: str(v) for k, v in asdict(installed).items()}})
+        return
+    out.print(f"{cls.__name__} {record.tag}: {installed.size_bytes:,} bytes, from {installed.source}")
+    out.print(f"sha256 {installed.source_sha256} (as published)\nsha256 {installed.sha256} (as stored)\n{installed.path}", soft_wrap=True)
+
+
+@app.command()
+def verify(as_json: JsonOption = False) -> None:
+    """Hash every cached file again and compare; exit 1 if one changed."""
+    results = weights.verify_all()
+    if as_json:
+        _print_json([{"name": name, "ok": ok, "detail": detail} for name, ok, detail in results])
+    else:
+        for name, ok, detail in results:
+            out.print(
+                f"{'[green]ok[/green]     ' if ok else '[red]CHANGED[/red]'} {escape(name)}  [dim]{escape(detail)}[/dim]", soft_wrap=True
+            )
+        out.print(f"[dim]{len(results)} files, {sum(not ok for _, ok, _ in results)} changed.[/dim]")
+    if not all(ok for _, ok, _ in results):
+        raise typer.Exit(1)
+
+
+@app.command()
+def predict(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures to classify.")],
+    model: Annotated[str, typer.Option("--model", "-m", autocompletion=_names, help="The network.")] = "ResNet20",
+    tag: TagOption = None,
+    top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
+    sheet: Annotated[Path | None, typer.Option(help="Also draw the pictures with their labels into this PNG.")] = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Classify pictures."""
+    from zoo.predict import predict as classify
+
+    network = trained(model_class(model), tag, progress=not quiet)
+    found = classify(network, list(images), top=top)
+    if sheet is not None:
+        from zoo.sheet import contact_sheet
+
+        contact_sheet(list(zip(images, found, strict=True)), sheet, titles=[p.name for p in images])
+    if as_json:
+        _print_json([{"image": str(p), "predictions": [asdict(x) for x in row]} for p, row in zip(images, found, strict=True)])
+        return
+    for path, row in zip(images, found, strict=True):
+        out.print(f"[bold]{escape(str(path))}[/bold]", soft_wrap=True)
+        for x in row:
+            out.print(f"  {100 * x.probability:6.2f} %  {x.label}{f'  [dim]{x.wnid}[/dim]' if x.wnid else ''}")
+    if sheet is not None:
+        out.print(f"[dim]drawn in {escape(str(sheet))}[/dim]", soft_wrap=True)
+
+
+@app.command()
+def add(
+    file: Annotated[Path, typer.Argument(help="A .safetensors or .pth file.")],
+    model: Annotated[str, typer.Option("--model", "-m", autocompletion=_names, help="The network that it is for.")],
+    tag: Annotated[str, typer.Option(help="The name to give it: trained(MODEL, TAG).")],
+    license: Annotated[str, typer.Option("--licence", "--license", help="SPDX identifier of the weights' licence.")] = "unstated",
+    labels: Annotated[str | None, typer.Option(help='The list of its labels: "imagenet1k" or "cifar10".')] = None,
+    resize: Annotated[int | None, typer.Option(help="Side in pixels that the shorter edge is resized to.")] = None,
+    crop: Annotated[int | None, typer.Option(help="Side in pixels of the centre crop.")] = None,
+    interpolation: Annotated[str | None, typer.Option(help="nearest, bilinear or bicubic.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.485,0.456,0.406.")] = None,
+    std: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.229,0.224,0.225.")] = None,
+    default: Annotated[bool, typer.Option(help="Let trained(MODEL) take it, where no other default is known.")] = False,
+    replace: Annotated[bool, typer.Option(help="Replace your own checkpoint of the same tag.")] = False,
+) -> None:
+    """Register a file of your own: checked against the network, copied into the cache, usable by its tag.
+
+    What is left out of the preprocessing is taken from the network's default checkpoint.
+    """
+    steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": _numbers(mean), "std": _numbers(std)}
+    record = add_file(model_class(model), file, tag, license=license, labels=labels, default=default, replaces=replace, preprocessing=steps)
+    out.print(
+        f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model} -w {record.tag}',
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def demo(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[IMAGE...]", help="Pictures of your own, besides the bundled ones.")
+    ] = None,
+    sheet: Annotated[Path, typer.Option("--sheet", help="Where the contact sheet goes.")] = Path("demo.png"),
+) -> None:
+    """Classify real photographs with the embedded checkpoint, offline, and draw a contact sheet."""
+    from zoo.demo import classify, load_times, photographs
+    from zoo.sheet import contact_sheet
+
+    network = trained(CATALOGUE["ResNet20"])
+    shown = classify(network, [*photographs(), *(files or [])])
+    table = Table(box=None, header_style="bold")
+    for heading in ("picture", "label", "%", "then"):
+        table.add_column(heading, justify="right" if heading == "%" else "left")
+    for title, _, row in shown:
+        rest = ", ".join(f"{x.label} {100 * x.probability:.0f}" for x in row[1:])
+        table.add_row(escape(title), row[0].label, f"{100 * row[0].probability:.1f}", f"[dim]{rest}[/dim]")
+    out.print(table)
+    contact_sheet([(view, row) for _, view, row in shown], sheet, titles=[title for title, _, _ in shown], columns=5)
+    top1 = network.checkpoint.metrics["top1"] if network.checkpoint else 0
+    out.print(
+        f"\nThe embedded ResNet20 knows the ten classes of CIFAR-10 at 32x32 pixels, {top1:.2f} % of its test images right; "
+        "whatever else a picture shows, it names the nearest of the ten."
+    )
+    for timing in load_times():
+        out.print(f"  {1000 * timing.seconds:7.2f} ms  {timing.way}{f'  ({timing.ratio:.1f}x)' if timing.ratio != 1 else ''}")
+    out.print(f"\nDrawn in [bold]{escape(str(sheet))}[/bold].", soft_wrap=True)
+    out.print("Next: zoo list, zoo info VGG19, zoo predict PHOTO --model ResNet50")
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Option(help="load: construct and load, beside torchvision.")] = "load",
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", autocompletion=_names, help="Networks; VGG19 and ResNet50 if left out.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; medians are printed.")] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure, the peer beside ours in one process."""
+    from zoo.bench import load, versions
+
+    if what != "load":
+        raise typer.BadParameter(f"there is a measurement of load, not of {what!r}", param_hint="--what")
+    results = {name: load(model_class(name), rounds) for name in model or ["VGG19", "ResNet50"]}
+    if as_json:
+        _print_json({"machine": versions(), "results": {name: [asdict(t) for t in timings] for name, timings in results.items()}})
+        return
+    table = Table(box=None, header_style="bold")
+    table.add_column("network")
+    table.add_column("construct and load, warm cache")
+    table.add_column("median ms", justify="right")
+    table.add_column("faster", justify="right")
+    for name, timings in results.items():
+        for t in timings:
+            table.add_row(name, t.way, f"{1000 * t.seconds:.1f}", f"{t.ratio:.1f}x")
+    out.print(table)
+    out.print(f"[dim]{versions()}[/dim]")
+
+
+def _numbers(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"numbers with commas between them, 0.485,0.456,0.406, not {text!r}") from None
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "network": entry.name,
+        "family": entry.family,
+        "params": entry.model.params,
+        "input_size": entry.model.input_size,
+        "checkpoint": asdict(entry.checkpoint) if entry.checkpoint else None,
+    }
+
+
+def _facts(c: Checkpoint) -> dict[str, str]:
+    p = c.preprocessing
+    steps = [
+        f"resize the shorter side to {p.resize} px ({p.interpolation})" if p.resize else "",
+        f"centre crop {p.crop} px" if p.crop else "",
+    ]
+    scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"
+    known = c.sha256 or (f"{c.sha256_prefix}… (prefix; the full hash is recorded at install)" if c.sha256_prefix else "recorded at install")
+    facts = {
+        "accuracy": ", ".join(f"{k} {v:g} %" for k, v in c.metrics.items()) + (f" on {c.metrics_data}" if c.metrics_data else ""),
+        "preprocessing": "; ".join(s for s in (*steps, scale) if s),
+        "sources": "\n".join(c.sources),
+        "sha256": known,
+        "licence": c.license,
+        "options": ", ".join(f"{k}={v!r}" for k, v in c.options.items()),
+        "recipe": c.recipe or "",
+        "learnt from": c.provenance,
+    }
+    return {k: v for k, v in facts.items() if v}
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; a user's mistake gets one clear message and an exit code, never a traceback."""
+    try:
+        code = app(args=arguments, prog_name="zoo", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except (typer.Abort, KeyboardInterrupt):
+        err.print("interrupted; what was downloaded so far is kept and resumed next time")
+        return 130
+    except BrokenPipeError:  # `zoo list | head` closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (UnknownWeights, NoPretrainedWeights) as error:
+        return _fail(error, 3)
+    except SourceUnavailable as error:
+        return _fail(error, 4)
+    except (WeightsError, ValueError, OSError, FloatingPointError) as error:
+        return _fail(error, 1)
+    except Exception as error:
+        misspelt: Any = error  # typer's own errors: their base class has no public name, and they know how to show themselves
+        if not hasattr(misspelt, "exit_code"):
+            raise
+        misspelt.show()
+        return misspelt.exit_code
+
+
+def _fail(error: Exception, code: int) -> int:
+    err.print("[red]error:[/red] ", end="")
+    err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""Blocks that two or more families use; a block of one family lives in that family's file."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "leaky_relu_0.1": lambda: nn.LeakyReLU(0.1),
+    "hardswish": nn.Hardswish,
+    "silu": nn.SiLU,
+}
+"""Activations by the name that a checkpoint's record uses; a factory makes a fresh, never in-place, module."""
+
+
+def activation(name: str) -> nn.Module:
+    """Make the activation `name`, one of `ACTIVATIONS`; ValueError lists them when there is none of that name."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]()
+
+
+def conv3x3(in_channels: int, out_channels: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    """Make a 3x3 convolution that keeps the size at stride 1 and has no bias, for a BatchNorm follows it."""
+    return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, groups=groups, bias=False)
+
+
+def conv1x1(in_channels: int, out_channels: int, stride: int = 1) -> nn.Conv2d:
+    """Make a 1x1 convolution without bias, for a BatchNorm follows it."""
+    return nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+
+
+class SqueezeExcitation(nn.Module):
+    """Scale each channel by a gate computed from all channels' means (Hu et al. 2017, https://arxiv.org/abs/1709.01507).
+
+    Layers are named as in torchvision and timm: `fc1` and `fc2` are 1x1 convolutions.
+    """
+
+    def __init__(self, channels: int, squeezed: int, activation: nn.Module | None = None, gate: nn.Module | None = None) -> None:
+        """Build a gate for `channels`, through `squeezed` channels; ReLU and sigmoid unless other modules are given."""
+        super().__init__()
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc1 = nn.Conv2d(channels, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, channels, 1)
+        self.activation = activation or nn.ReLU()
+        self.scale_activation = gate or nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x`, (B, C, H, W), times the gate."""
+        gate = self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(x)))))
+        return x * gate
+
+
+class Conv2dSame(nn.Conv2d):
+    """A convolution with TensorFlow's SAME padding: outputs ceil(size / stride), the odd pixel goes right and below.
+
+    At stride 2 and an even size this pads (0, 1) where the usual symmetric padding pads (1, 1): same shapes, other numbers.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve (B, C, H, W) to (B, C', ceil(H / stride), ceil(W / stride))."""
+        padding: list[int] = []
+        for axis in (1, 0):  # F.pad names the last axis first
+            size, stride, reach = input.shape[2 + axis], self.stride[axis], (self.kernel_size[axis] - 1) * self.dilation[axis]
+            total = (-(-size // stride) - 1) * stride + reach + 1 - size
+            if reach + 1 < stride:  # else it is never negative, and a comparison would freeze this size into a trace
+                total = max(total, 0)
+            padding += [total // 2, total - total // 2]
+        return self._conv_forward(F.pad(input, padding), self.weight, self.bias)
+
+
+def conv2d(
+    in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, bias: bool = False, padding: str = "symmetric"
+) -> nn.Conv2d:
+    """Make a convolution padded to keep the size at stride 1: `padding` is "symmetric" (PyTorch) or "same" (TensorFlow)."""
+    if padding not in ("symmetric", "same"):
+        raise ValueError(f'padding is "symmetric" (PyTorch) or "same" (TensorFlow), got {padding!r}')
+    if padding == "same" and stride > 1:  # at stride 1 and an odd kernel both are the same arithmetic
+        return Conv2dSame(in_channels, out_channels, kernel_size, stride, groups=groups, bias=bias)
+    return nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, groups=groups, bias=bias)
+
+
+def conv_norm_act(
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    stride: int = 1,
+    groups: int = 1,
+    act: str | None = "relu",
+    padding: str = "symmetric",
+    norm_eps: float = 1e-5,
+    norm_momentum: float = 0.1,
+) -> nn.Sequential:
+    """Make convolution, BatchNorm and activation, named 0, 1, 2 as in torchvision; without activation when `act` is None."""
+    layers: list[nn.Module] = [
+        conv2d(in_channels, out_channels, kernel_size, stride, groups, padding=padding),
+        nn.BatchNorm2d(out_channels, eps=norm_eps, momentum=norm_momentum),
+    ]
+    if act is not None:
+        layers.append(activation(act))
+    return nn.Sequential(*layers)
+
+
+class StochasticDepth(nn.Module):
+    """Drop a residual branch for random images of the batch while training (Huang et al. 2016, https://arxiv.org/abs/1603.09382)."""
+
+    def __init__(self, p: float) -> None:
+        """Drop each image's branch with probability `p`, 0 <= p < 1, and scale the surviving ones by 1 / (1 - p)."""
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"stochastic depth drops with a probability 0 <= p < 1, got {p}")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x`, (B, C, H, W), with the dropped images zero."""
+        if not self.training or self.p == 0:
+            return x
+        survival = 1 - self.p
+        # One draw an image, as torchvision draws: the same seed trains the same network.
+        kept = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(survival)
+        return x * (kept / survival)
+
+    def extra_repr(self) -> str:
+        """Show the probability in the printed network."""
+        return f"p={self.p}"
+
+
+class InvertedResidual(nn.Module):
+    """1x1 expansion, depthwise convolution, gate and linear 1x1 projection, beside a shortcut where the shape stays.
+
+    Howard et al. 2019, Figure 4 (https://arxiv.org/abs/1905.02244); EfficientNet calls it MBConv.
+    """
+
+    def __init__(
+        self,
+        layer: Callable[..., nn.Sequential],
+        in_channels: int,
+        expanded: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int,
+        gate: nn.Module | None = None,
+        stochastic_depth: float = 0.0,
+    ) -> None:
+        """Build the block of `layer`s, `conv_norm_act` with the network's options; `gate` sees the `expanded` channels."""
+        super().__init__()
+        steps: list[nn.Module] = []
+        if expanded != in_channels:
+            steps.append(layer(in_channels, expanded, 1))
+        steps.append(layer(expanded, expanded, kernel_size, stride, groups=expanded))
+        if gate is not None:
+            steps.append(gate)
+        steps.append(layer(expanded, out_channels, 1, act=None))
+        self.block = nn.Sequential(*steps)
+        self.stochastic_depth = StochasticDepth(stochastic_depth) if stride == 1 and in_channels == out_channels else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, `out_channels`, ceil(H / stride), ceil(W / stride))."""
+        if self.stochastic_depth is None:
+            return self.block(x)
+        return x + self.stochastic_depth(self.block(x))
+
+
+def divisible(channels: float) -> int:
+    """Round to the nearest multiple of 8, but at most 10 % down: the widths that MobileNet's and EfficientNet's authors use."""
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded
+
+
+class ConvNormReLU(nn.Module):
+    """Convolution, BatchNorm and ReLU, named `conv` and `bn` as torchvision's GoogLeNet and InceptionV3 name them."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int = 1,
+        padding: int | tuple[int, int] = 0,
+    ) -> None:
+        """Build them for images of `in_channels`; the BatchNorm has Inception's eps of 0.001."""
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, bias=False)
+        self.bn = nn.BatchNorm2d(out_channels, eps=0.001)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, `out_channels`, H', W')."""
+        return self.relu(self.bn(self.conv(x)))
+
+
+def imagenet_to_inception(x: Tensor) -> Tensor:
+    """Turn images normalised with ImageNet's mean and deviation into images normalised to -1..1, which Inception's files read.
+
+    Channel i is taken for the colour i % 3; a single channel is taken for grey, with the mean constants of the three colours.
+    """
+    constants = [((mean - 0.5) / 0.5, std / 0.5) for mean, std in ((0.485, 0.229), (0.456, 0.224), (0.406, 0.225))]
+    planes = x.split(1, dim=1)
+    if len(planes) == 1:
+        constants = [(sum(mean for mean, _ in constants) / 3, sum(std for _, std in constants) / 3)]
+    return torch.cat([plane * std + mean for plane, (mean, std) in zip(planes, itertools.cycle(constants), strict=False)], 1)

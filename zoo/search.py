@@ -1,0 +1,100 @@
+"""Find networks and checkpoints by what one needs of them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+import weights
+from weights import Checkpoint, UnknownWeights
+from zoo.model import CATALOGUE, Model
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A network of the catalogue, with one of its checkpoints or None."""
+
+    model: type[Model]
+    checkpoint: Checkpoint | None
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.model.__name__
+
+    @property
+    def family(self) -> str:
+        """The name of the family's class."""
+        return self.model.family().__name__
+
+
+def model_class(name: str) -> type[Model]:
+    """Look up a network by its name, in any case; UnknownWeights names the nearest ones."""
+    folded = {known.lower(): known for known in CATALOGUE}
+    if name.lower() in folded:
+        return CATALOGUE[folded[name.lower()]]
+    near = [folded[n] for n in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    hint = f"; did you mean {', '.join(near)}?" if near else "."
+    raise UnknownWeights(f"no network {name!r}{hint} `zoo list` shows all {len(CATALOGUE)}.")
+
+
+def count(text: str) -> int:
+    """Read a number of parameters: "10M", "500k", "1.2B" or "25557032"."""
+    match = re.fullmatch(r"\s*([\d_,]*\.?\d+)\s*([kKmMbBgG]?)\s*", text)
+    if not match:
+        raise ValueError(f"a number of parameters looks like 10M, 500k or 25557032, not {text!r}")
+    scale = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}[match[2].lower()]
+    return int(float(match[1].replace("_", "").replace(",", "")) * scale)
+
+
+def search(
+    *,
+    family: str | None = None,
+    min_top1: float | None = None,
+    max_params: str | int | None = None,
+    license: str | None = None,
+    all_checkpoints: bool = False,
+) -> list[Entry]:
+    """List networks with their default checkpoint, in the catalogue's order.
+
+    Args:
+        family: name of the family's class, in any case: "ResNet"; or the start of variants' names.
+        min_top1: least top-1 accuracy in percent, under the checkpoint's own preprocessing.
+        max_params: most parameters, 10_000_000 or "10M".
+        license: SPDX identifier in any case, or "unstated".
+        all_checkpoints: every checkpoint, not only the default one.
+
+    Returns:
+        Networks without weights too, unless `min_top1` or `license` asks for something of the weights.
+
+    Raises:
+        ValueError: `max_params` is no number, or `family` is none.
+    """
+    families = {cls.family().__name__: None for cls in CATALOGUE.values()}
+    if family is not None and not any(_belongs(cls, family) for cls in CATALOGUE.values()):
+        raise ValueError(f"no family {family!r}; there are {', '.join(families)}")
+    most = count(max_params) if isinstance(max_params, str) else max_params
+    rows: dict[str, list[Checkpoint]] = {}
+    for c in weights.checkpoints():
+        rows.setdefault(c.model, []).append(c)
+    found = []
+    for name, cls in CATALOGUE.items():
+        if family is not None and not _belongs(cls, family):
+            continue
+        if most is not None and cls.params > most:
+            continue
+        known = [c for c in rows.get(name, []) if all_checkpoints or c.default]
+        wanted = [
+            c
+            for c in known
+            if (min_top1 is None or c.metrics.get("top1", -1) >= min_top1) and (license is None or c.license.lower() == license.lower())
+        ]
+        found += [Entry(cls, c) for c in wanted]
+        if not known and min_top1 is None and license is None:
+            found.append(Entry(cls, None))
+    return found
+
+
+def _belongs(cls: type[Model], family: str) -> bool:
+    return cls.family().__name__.lower() == family.lower() or cls.__name__.lower().startswith(family.lower())
