@@ -15,7 +15,7 @@ demo: $(BIN)/.installed
 	$(BIN)/zoo demo
 
 test: $(BIN)/.installed
-	$(BIN)/python -m pytest -m 'not gpu' -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .
