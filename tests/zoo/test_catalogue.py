@@ -51,8 +51,7 @@ OPTIONS = [
     partial(MobileNetV1_025, padding="same", activation="leaky_relu_0.1"),
     partial(GoogLeNet, transform_input=True),
 ]
-# Tracers see the CIFAR networks' layers in their larger relatives
-TRACED = [cls for cls in FAMILIES if cls.family() not in (zoo.CIFARResNet, zoo.CIFARDenseNet)] + OPTIONS[2:]
+TRACED = [*FAMILIES, *OPTIONS[2:]]
 every_entry = pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
 every_arithmetic = pytest.mark.parametrize("make", [*FAMILIES, *OPTIONS], ids=lambda make: named(make))
 every_traced = pytest.mark.parametrize("make", TRACED, ids=lambda make: named(make))
