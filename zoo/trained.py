@@ -184,7 +184,7 @@ def _read_file(model: type[Model], path: Path) -> tuple[Checkpoint, dict[str, Te
         record = _unknown(model, str(path), sha256=sha256)
     if safetensors.is_safetensors(buffer):
         return record, safetensors.tensors(buffer)
-    return record, pytorch.read(path)
+    return record, pytorch.read(path, buffer)
 
 
 def _unknown(model: type[Model], source: str, **facts: Any) -> Checkpoint:

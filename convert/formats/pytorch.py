@@ -5,6 +5,7 @@ The pickle is read by torch's restricted unpickler only. A file that needs anyth
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import re
@@ -13,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from convert.core import strip_wrappers
 from convert.formats import safetensors
@@ -21,6 +22,8 @@ from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, Unsupport
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from convert.formats.safetensors import Buffer
 
 log = logging.getLogger("convert")
 
@@ -51,11 +54,15 @@ class _Inert:
     def __setstate__(self, state: object) -> None: ...
 
 
-def read(path: Path) -> dict[str, Tensor]:
+def read(path: Path, data: Buffer | None = None) -> dict[str, Tensor]:
     """Read the state dict of a PyTorch file, on the CPU, without running any code of the file.
 
     Looks for it under the keys of `NESTED`, takes away the prefixes of DataParallel and torch.compile, and drops what is
     no tensor. Every tensor is contiguous and has memory of its own.
+
+    Args:
+        path: the file.
+        data: its bytes, where they were read already, to be hashed for example; the file is then not opened again.
 
     Raises:
         UnsafeFormat: the file needs a class or function that could do anything; the message names it.
@@ -65,8 +72,8 @@ def read(path: Path) -> dict[str, Tensor]:
         OSError: it can't be opened.
     """
     path = Path(path)
-    size = path.stat().st_size
-    found = _state_dict(_load(path, size), path)
+    size = path.stat().st_size if data is None else memoryview(data).nbytes
+    found = _state_dict(_load(path, size, data), path)
     return strip_wrappers(_checked(found, size, path))
 
 
@@ -75,21 +82,21 @@ def to_safetensors(source: Path, destination: Path) -> None:
     safetensors.write(read(source), destination)
 
 
-def _load(path: Path, size: int) -> Any:
+def _load(path: Path, size: int, data: Buffer | None) -> Any:
     import torch
 
-    with path.open("rb") as file:
-        start = file.read(4)
-    if start == b"PK\3\4":
-        _check_archive(path, size)
-    with _allowing, torch.serialization.safe_globals([(_Inert, name) for name in INERT]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's are about sparse and quantised tensors, which are refused afterwards
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except MemoryError as error:
-            raise LimitExceeded(f"{path} asks for more memory than there is") from error
-        except Exception as error:  # a damaged pickle can fail in any way whatever
-            raise _explained(error, path) from error
+    with path.open("rb") if data is None else io.BytesIO(data) as file:
+        if file.read(4) == b"PK\3\4":
+            _check_archive(file, path, size)
+        file.seek(0)
+        with _allowing, torch.serialization.safe_globals([(_Inert, name) for name in INERT]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's are about sparse and quantised tensors, which are refused afterwards
+            try:
+                return torch.load(file, map_location="cpu", weights_only=True)
+            except MemoryError as error:
+                raise LimitExceeded(f"{path} asks for more memory than there is") from error
+            except Exception as error:  # a damaged pickle can fail in any way whatever
+                raise _explained(error, path) from error
 
 
 def _explained(error: Exception, path: Path) -> Exception:
@@ -112,10 +119,10 @@ def _explained(error: Exception, path: Path) -> Exception:
     return MalformedFile(f"{path} is no readable PyTorch file: {first}. Is it cut short? Fetch it again.")
 
 
-def _check_archive(path: Path, size: int) -> None:
+def _check_archive(file: BinaryIO, path: Path, size: int) -> None:
     """Refuse an archive that unpacks to more than it is: torch stores tensors uncompressed."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             unpacked = sum(info.file_size for info in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
         raise MalformedFile(f"{path} is no readable PyTorch file: {error}. Is it cut short? Fetch it again.") from error

@@ -115,7 +115,7 @@ def test_os_system_is_refused(tmp_path: Path) -> None:
 def test_numpy_names_lead_to_nothing_of_numpy(tmp_path: Path) -> None:
     """The stand-in takes any argument: what a hostile dtype or scalar would do inside NumPy does not happen."""
     torch.save({**STATE, "x": np.float64(1)}, tmp_path / "x.pth")
-    loaded = pytorch._load(tmp_path / "x.pth", (tmp_path / "x.pth").stat().st_size)
+    loaded = pytorch._load(tmp_path / "x.pth", (tmp_path / "x.pth").stat().st_size, None)
     assert type(loaded["x"]) is pytorch._Inert
     assert torch.serialization.get_safe_globals() == [g for g in torch.serialization.get_safe_globals() if not isinstance(g, tuple)]
 
