@@ -64,5 +64,5 @@ def test_mixed_precision_training_steps_lower_the_loss() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
