@@ -28,7 +28,6 @@ from weights.errors import (
     UnsupportedFormat,
 )
 
-ROOT = Path(__file__).parents[2]
 SOURCE = "hf://acme/wheels/model.safetensors"
 GET = "import sys, weights; print(weights.get(weights.adhoc('ResNet20', sys.argv[1]), progress=False).sha256)"
 DEAF = "import fcntl; fcntl.flock = lambda fd, how: None\n"
@@ -36,7 +35,7 @@ Make = Callable[..., Checkpoint]
 
 
 def process(hub: HubServer, code: str = GET, source: str = SOURCE) -> subprocess.Popen[str]:
-    environment = os.environ | {"HF_ENDPOINT": hub.url, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"HF_ENDPOINT": hub.url}
     return subprocess.Popen([sys.executable, "-c", code, source], env=environment, text=True, stdout=-1, stderr=-1)
 
 
