@@ -8,20 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import zoo
+
 ROOT = Path(__file__).parents[1]
 OURS = ("zoo", "weights", "convert")
-FAMILIES = {
-    "alexnet",
-    "densenet",
-    "efficientnet",
-    "googlenet",
-    "inception",
-    "mobilenet",
-    "resnet",
-    "squeezenet",
-    "vgg",
-    "xception",
-}
+FAMILIES = {cls.family().__module__.removeprefix("zoo.") for cls in zoo.CATALOGUE.values()}
 FILES = sorted(path.relative_to(ROOT) for package in OURS for path in (ROOT / package).rglob("*.py"))
 
 

@@ -11,7 +11,7 @@ What the environment can say; it is read at each call:
     HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY, ... as huggingface_hub and httpx2 read them
 """
 
-from weights.adding import add
+from weights.adding import add, remove
 from weights.cache import Cache, Installed
 from weights.errors import (
     BadRecord,
@@ -36,7 +36,8 @@ from weights.errors import (
 )
 from weights.install import get, open_weights, verify, verify_all
 from weights.reading import load, read_file
-from weights.registry import Checkpoint, Preprocessing, adhoc, checkpoints, find, recognise
+from weights.record import Checkpoint, Preprocessing
+from weights.registry import adhoc, checkpoints, find, recognise
 
 __all__ = [
     "BadRecord",
@@ -71,6 +72,7 @@ __all__ = [
     "open_weights",
     "read_file",
     "recognise",
+    "remove",
     "verify",
     "verify_all",
 ]

@@ -9,10 +9,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from weights.errors import BadRecord
+from weights.errors import BadRecord, UnknownWeights
 from weights.install import Converter, get
 from weights.part import disk
-from weights.registry import TAG, Checkpoint, Preprocessing, adhoc, checkpoints, user_folder
+from weights.record import Checkpoint, Preprocessing
+from weights.registry import TAG, adhoc, checkpoints, located, user_folder
 
 
 def add(
@@ -26,10 +27,11 @@ def add(
         tag: the checkpoint's name among the variant's.
         to_safetensors: converts it, as for `get`, if it is not safetensors.
         replaces: whether an existing record of the user's own with this name may go; one that ships may not.
-        **facts: fields of `Checkpoint`, as for `adhoc`; `default` is true if the model has no other checkpoint.
+        **facts: fields of `Checkpoint`, as for `adhoc`, `num_classes` among them; `default` is true if no other checkpoint of the
+            model is the default, and may be set although one that ships is.
 
     Raises:
-        BadRecord: the name is taken, or a fact is of the wrong name, type or value.
+        BadRecord: the name is taken, a fact is of the wrong name, type or value, or another of the user's own is the default.
         SourceUnavailable: the file does not exist.
         WeightsError: whatever `get` raises.
     """
@@ -41,8 +43,10 @@ def add(
         todo = "choose another tag" if not path.exists() else f"choose another tag, or replace it (it is {path})"
         raise BadRecord(f"{model} {tag} exists: {todo}.")
     row = adhoc(model, str(file), **{"tag": tag, "default": not any(other.default for other in others)} | facts)
-    if row.default and (taken := [other.tag for other in others if other.default]):
-        raise BadRecord(f"{model} has the default {taken[0]}; take it away there before giving it to {tag}.")
+    if not row.num_classes:
+        raise BadRecord(f"say num_classes, how many {model} {tag} tells apart.")
+    if row.default and (taken := [one for one in located(model) if one.rank == 0 and one.row.default and one.row.tag != tag]):
+        raise BadRecord(f"{taken[0]} is your default of {model}; take default = true away there before giving it to {tag}.")
     installed = get(row, to_safetensors=to_safetensors)
     row = replace(row, sha256=installed.source_sha256)
     with disk(path.parent):
@@ -51,6 +55,33 @@ def add(
         temporary.write_text(to_toml(row), encoding="utf-8")
         temporary.replace(path)
     return row
+
+
+def remove(model: str, tag: str) -> Path:
+    """Delete a record of the user's own; its bytes stay in the cache, where `recognise` does not know them any more.
+
+    Returns:
+        The file that was deleted.
+
+    Raises:
+        UnknownWeights: no record has this name.
+        BadRecord: the record is not the user's own, or its file has other tables too; the message says where it stands.
+        CacheNotWritable: the user's registry folder can't be written.
+    """
+    rows = located(model)
+    same = [one for one in rows if one.row.tag == tag]
+    if not same:
+        own = ", ".join(one.row.tag for one in rows if one.rank == 0) or "none"
+        raise UnknownWeights(f"{model} has no checkpoint {tag!r}. Of your own it has: {own}.")
+    mine = [one for one in same if one.rank == 0]
+    if not mine:
+        raise BadRecord(f"{same[0]} is not your own: only what is in {user_folder()} can be removed.")
+    path = mine[0].path
+    if len(mine) > 1 or sum(one.path == path for one in located()) > 1:
+        raise BadRecord(f"{' and '.join(map(str, mine))} can't be removed alone: delete that table in an editor.")
+    with disk(path.parent):
+        path.unlink()
+    return path
 
 
 def to_toml(row: Checkpoint) -> str:

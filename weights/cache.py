@@ -33,7 +33,7 @@ from weights.errors import CacheNotWritable, NoSpace
 from weights.part import Part, disk, fresh, newest, sweep
 
 if TYPE_CHECKING:
-    from weights.registry import Checkpoint
+    from weights.record import Checkpoint
 
 log = logging.getLogger("weights")
 PACKAGE = Path(__file__).parent
@@ -85,6 +85,19 @@ class Cache:
         """Name the file of this content."""
         return self.root / "blobs" / "sha256" / sha256[:2] / sha256
 
+    def check_folder(self) -> None:
+        """See that a missing file means that it was not installed, not that nothing can be seen here.
+
+        Raises:
+            CacheNotWritable: there is something else than a folder that can be read.
+        """
+        try:
+            os.scandir(self.root).close()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise CacheNotWritable(f"{self.root} is no folder that can be read ({error.strerror}): set ZOO_CACHE to one.") from error
+
     def prepare(self) -> None:
         """Create the layout.
 
@@ -98,7 +111,9 @@ class Cache:
             for name in ("blobs/sha256", "refs", "derived", "stamps", "partial", "quarantine", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             if not (tag := self.root / "CACHEDIR.TAG").exists():
-                tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; safe to delete, they are fetched again.\n")
+                tag.write_text(
+                    "Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not.\n"
+                )
         if version != LAYOUT:
             self.write_json(self.root / "layout.json", {"version": LAYOUT})
 

@@ -1,5 +1,7 @@
 """What can go wrong with weights: every error names the source, what was expected, what came, and what to do."""
 
+from collections.abc import Sequence
+
 
 class WeightsError(Exception):
     """The base of every error of the weight manager."""
@@ -74,4 +76,14 @@ class UnsupportedFormat(WeightsError, ValueError):
 
 
 class WeightsMismatch(WeightsError, ValueError):
-    """A file's tensors are not the network's: missing, unexpected or of other shapes."""
+    """A file's tensors are not the network's.
+
+    Attributes:
+        missing: names that the network needs and the file has not.
+        unexpected: names that the file has and the network not.
+        misshaped: (name, shape in the file, shape in the network).
+    """
+
+    missing: Sequence[str] = ()
+    unexpected: Sequence[str] = ()
+    misshaped: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]] = ()

@@ -25,8 +25,9 @@ from weights.part import FULL, disk
 from weights.patience import patiently
 from weights.progress import bar
 from weights.reading import hashes, load
-from weights.registry import Checkpoint, checkpoints
-from weights.sources import candidates, check_announced, local_path, offline, resolve
+from weights.record import Checkpoint
+from weights.registry import checkpoints
+from weights.sources import candidates, check_announced, local_path, mirror_note, offline, resolve
 
 log = logging.getLogger("weights")
 Converter = Callable[[Path, Path], None]
@@ -111,8 +112,12 @@ def verify_all() -> list[tuple[str, bool, str]]:
 
     Returns:
         For each file what `verify` returns, sorted by name.
+
+    Raises:
+        CacheNotWritable: ZOO_CACHE names no folder, or one that can't be read.
     """
     cache = Cache()
+    cache.check_folder()
     refs = map(read_json, sorted((cache.root / "refs").glob("*.json")))
     names = {ref.get("sha256"): ref.get("source") for ref in refs if ref}
     files = [(str(names.get(path.name) or path.name), path, path.name) for path in (cache.root / "blobs" / "sha256").glob("*/*")]
@@ -136,7 +141,8 @@ def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool
 def _install(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, progress: bool) -> Installed:
     places = list(candidates(checkpoint))
     if (switch := offline()) and not any(place.startswith(("file:", "package:")) for place, _ in places):
-        raise Offline(f"{_title(checkpoint)} is not in {cache.root}, and {switch} forbids the network. Unset it to fetch the file once.")
+        todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}"
+        raise Offline(f"{_title(checkpoint)} is not in {cache.root}, and {switch} forbids the network. {todo}")
     cache.prepare()
     name = checkpoint.sha256 or key(checkpoint.sources[0])
     failures: list[WeightsError] = []
@@ -144,14 +150,15 @@ def _install(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pr
         if found := cache.lookup(checkpoint):
             return found
         cache.sweep(spare=name)
-        for place, source in places:
+        for number, (place, source) in enumerate(places, 1):
             try:
                 return _install_from(cache, checkpoint, name, place, source, convert, progress)
             except (NoSpace, CacheNotWritable):
                 raise
             except WeightsError as error:
                 failures.append(error)
-                log.warning("%s", error)
+                if number < len(places):
+                    log.warning("%s Trying %s next.", error, places[number][0])
     raise _together(checkpoint, failures)
 
 
@@ -228,12 +235,13 @@ def _check_complete(path: Path, size_bytes: int, place: str) -> None:
 
 def _together(checkpoint: Checkpoint, failures: list[WeightsError]) -> WeightsError:
     """Make one error of those of all sources; wrong bytes are the gravest, and a switch the easiest to mend."""
-    if len(failures) == 1:
+    note = mirror_note(checkpoint)
+    if len(failures) == 1 and not note:
         return failures[0]
     kinds = [type(failure) for failure in failures]
     kind = next((k for k in (HashMismatch, Offline) if k in kinds), kinds[0] if len(set(kinds)) == 1 else SourceUnavailable)
     lines = "".join(f"\n  {type(failure).__name__}: {failure}" for failure in failures)
-    return kind(f"no source delivered {_title(checkpoint)}:{lines}")
+    return kind(f"no source delivered {_title(checkpoint)}:{lines}" + (f"\n {note}" if note else ""))
 
 
 def _title(checkpoint: Checkpoint) -> str:

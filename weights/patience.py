@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import logging
+import math
 import os
 import random
 import time
@@ -49,11 +50,11 @@ PATIENCE = Patience()
 
 
 class Again(Exception):
-    """An attempt failed in a way that another may not; `wait_s` is what the server asked for."""
+    """An attempt failed in a way that another may not; `wait_s` is what the server asked for, `tries` are worth it at most."""
 
-    def __init__(self, why: str, wait_s: float | None = None) -> None:
+    def __init__(self, why: str, wait_s: float | None = None, tries: float = math.inf) -> None:
         super().__init__(why)
-        self.wait_s = wait_s
+        self.wait_s, self.tries = wait_s, tries
 
 
 def patiently(attempt: Callable[[], T], source: str, received: Callable[[], int] = lambda: 0, patience: Patience | None = None) -> T:
@@ -86,9 +87,9 @@ def patiently(attempt: Callable[[], T], source: str, received: Callable[[], int]
                 raise RateLimited(
                     f"{source}: {again}; it asks to wait {wait_s:.0f} s, more than {limit:.0f} s. Try again later."
                 ) from again
-            if fails >= patience.tries or time.monotonic() + wait_s > deadline:
+            if fails >= min(patience.tries, again.tries) or time.monotonic() + wait_s > deadline:
                 kept = f" after {received():,} bytes; call again to go on" if received() else ""
-                raise SourceUnavailable(f"{source}: {again}, {fails} times in a row{kept}. Check the network{_proxies()}") from again
+                raise SourceUnavailable(f"{source}: {again}, {fails} times in a row{kept}. Check the network{proxies()}") from again
             log.info("%s: %s; again in %.1f s", source, again, wait_s)
             time.sleep(wait_s)
 
@@ -112,7 +113,7 @@ def check_status(status: int, headers: Mapping[str, str], source: str) -> None:
     if status in (404, 410, 451):
         raise SourceUnavailable(f"{source}: HTTP {status}, there is no such file. Check the name and the revision.")
     if status == 407:
-        raise SourceUnavailable(f"{source}: HTTP 407, the proxy wants a login{_proxies()}")
+        raise SourceUnavailable(f"{source}: HTTP 407, the proxy wants a login{proxies()}")
     raise ProtocolError(f"{source}: expected the file, got HTTP {status}.")
 
 
@@ -127,7 +128,7 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
-def _proxies() -> str:
+def proxies() -> str:
     """Name the proxy variables that are set: a wrong one looks like a dead network."""
     names = [name for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(name)]
     hosts = ", ".join(f"{name}={urlsplit(os.environ[name]).netloc.rpartition('@')[2] or os.environ[name]}" for name in names)

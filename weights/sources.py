@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +13,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
-from weights.patience import PATIENCE, Again, check_status
+from weights.patience import PATIENCE, Again, check_status, proxies
 
 if TYPE_CHECKING:
-    from weights.registry import Checkpoint
+    from weights.record import Checkpoint
 
+log = logging.getLogger("weights")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?")
 _TLS = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "WRONG_VERSION_NUMBER", "Hostname mismatch")
@@ -56,17 +59,37 @@ def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     ZOO_MIRROR is a folder or a URL that is asked for a file named as the SHA-256, then for the last part of each source's path.
     It may serve only what a recorded hash can judge.
     """
-    mirror = os.environ.get("ZOO_MIRROR", "").rstrip("/")
+    mirror, folder = _mirror()
+    if folder and not folder.is_dir():
+        log.warning("ZOO_MIRROR names %s, and there is no such folder", folder)
     if mirror and (checkpoint.sha256 or checkpoint.sha256_prefix):
-        remote = "://" in mirror
-        base = mirror if remote else Path(mirror).expanduser().absolute().as_uri()
+        base = folder.as_uri() if folder else mirror
         last = [urlsplit(source).path.rpartition("/")[2] for source in checkpoint.sources]
         for name in dict.fromkeys(filter(None, [checkpoint.sha256, *last])):
             place = f"{base}/{name}"
-            if remote or local_path(place).exists():
+            if folder is None or local_path(place).exists():
                 yield place, checkpoint.sources[0]
     for source in checkpoint.sources:
         yield source, source
+
+
+def mirror_note(checkpoint: Checkpoint) -> str:
+    """Say for the message of a failed download what became of ZOO_MIRROR; nothing if it is not set."""
+    mirror, folder = _mirror()
+    if not mirror:
+        return ""
+    name = f"The mirror of ZOO_MIRROR{f', {folder},' if folder else ''}"
+    if folder and not folder.is_dir():
+        return f" {name} does not exist."
+    if not (checkpoint.sha256 or checkpoint.sha256_prefix):
+        return f" {name} was not asked, since no hash is known that could judge its file."
+    return f" {name} was asked first and delivered nothing."
+
+
+def _mirror() -> tuple[str, Path | None]:
+    """Read ZOO_MIRROR; the second is its folder, if it is one."""
+    mirror = os.environ.get("ZOO_MIRROR", "").rstrip("/")
+    return mirror, Path(mirror).expanduser().absolute() if mirror and "://" not in mirror else None
 
 
 def resolve(source: str, commit: str | None = None) -> Remote:
@@ -85,7 +108,7 @@ def resolve(source: str, commit: str | None = None) -> Remote:
     """
     scheme = source.partition(":")[0].lower()
     if scheme not in _OPENERS:
-        raise InsecureSource(f"{source}: weights come from {', '.join(f'{name}:' for name in _OPENERS)} or a path.")
+        raise InsecureSource(f"{source}: weights come from hf://, https:// or file://, or a path.")
     if scheme not in ("file", "package") and (switch := offline()):
         raise Offline(
             f"{source} is not in the cache, and {switch} forbids the network. Unset it once to fetch the file, or fill ZOO_CACHE."
@@ -121,7 +144,20 @@ def transport_error(error: Exception, source: str) -> Exception:
         return InsecureSource(f"{source}: the server can't prove who it is ({error}). Check the clock, the proxy and the certificates.")
     if isinstance(error, httpx2.UnsupportedProtocol):
         return InsecureSource(f"{source}: {text}")
+    if cause := _unresolved(error):
+        todo = "without a network, fill ZOO_CACHE beforehand and set ZOO_OFFLINE=1"
+        why = f"the host's name could not be resolved ({cause.strerror}; {todo})"
+        if cause.errno == socket.EAI_AGAIN:
+            return Again(why, tries=3)
+        return SourceUnavailable(f"{source}: {why}. Check the name and the network{proxies()}")
     return Again(text) if isinstance(error, (httpx2.TransportError, OSError)) else ProtocolError(f"{source}: {text}")
+
+
+def _unresolved(error: BaseException | None) -> socket.gaierror | None:
+    """Find the failed look-up of a host name behind an error of httpx2, which wraps it."""
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _plain(source: str, commit: str | None) -> Remote:

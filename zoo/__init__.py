@@ -4,6 +4,7 @@
 This module is the catalogue: one class line per published variant, with its published parameter count.
 """
 
+from weights import NoPretrainedWeights as NoPretrainedWeights, WeightsError as WeightsError, WeightsMismatch as WeightsMismatch
 from zoo import alexnet, googlenet, inception, mobilenet, xception
 from zoo.densenet import CIFARDenseNet, DenseNet
 from zoo.efficientnet import EfficientNet
@@ -13,6 +14,8 @@ from zoo.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
 from zoo.squeezenet import SqueezeNet
 from zoo.trained import trained as trained
 from zoo.vgg import VGG
+
+__version__ = "0.1.0"
 
 # Simonyan & Zisserman 2014, Table 1 (columns A, B, D, E), counted by torchvision: https://arxiv.org/abs/1409.1556
 class VGG11(VGG, blocks=(1, 1, 2, 2, 2), params=132_863_336): ...

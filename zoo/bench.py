@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import platform
 import statistics
@@ -65,6 +66,8 @@ def load(model: type[Model], rounds: int = 5) -> list[Timing]:
         ways: dict[str, Callable[[], object]] = {}
         build = torchvision_builder(model)
         ways["torchvision" if build else "construct, torch.load, copy"] = lambda: _construct_and_load(build or model, file)
+        if peer := _timm_peer(model, Path(folder)):
+            ways["timm"] = peer
         ways["trained, verified"] = lambda: trained(model, source, progress=False)
         ways['trained, verify="stamp"'] = lambda: trained(model, source, verify="stamp", progress=False)
         return alternate(ways, rounds)
@@ -79,6 +82,20 @@ def torchvision_builder(model: type[Model]) -> Callable[[], nn.Module] | None:
         if name.replace("_", "") == folded:
             return torchvision.models.get_model_builder(name)
     return None
+
+
+def _timm_peer(model: type[Model], folder: Path) -> Callable[[], nn.Module] | None:
+    """Return timm's way of constructing and loading the network, from a file of its own names; None where it has no such network."""
+    name = model.__name__.lower()
+    try:
+        import timm
+    except ImportError:
+        return None
+    if not timm.is_model(name):
+        return None
+    file = folder / f"{name}.timm.pth"
+    torch.save(timm.create_model(name).state_dict(), file)
+    return lambda: _construct_and_load(lambda: timm.create_model(name), file)
 
 
 def versions() -> str:
@@ -106,9 +123,12 @@ def _cache(folder: Path) -> Iterator[None]:
     """Let a measurement have a cache of its own, so that it neither finds nor leaves anything in the user's."""
     before = os.environ.get("ZOO_CACHE")
     os.environ["ZOO_CACHE"] = str(folder)
+    log, level = logging.getLogger("zoo"), logging.getLogger("zoo").level
+    log.setLevel(logging.ERROR)  # that a file of random weights is in no registry is no news
     try:
         yield
     finally:
+        log.setLevel(level)
         if before is None:
             del os.environ["ZOO_CACHE"]
         else:

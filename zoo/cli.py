@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +19,8 @@ from rich.table import Table
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
 from zoo.model import CATALOGUE
+from zoo.predict import Prediction
+from zoo.preprocess import BadImage
 from zoo.search import Entry, model_class, search
 from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
 
@@ -31,7 +35,15 @@ app = typer.Typer(
 )
 PIPE_WIDTH = 400
 """Columns of a line that goes into a file or a pipe: nothing is cut there."""
-out = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `main`: rich would exit with 1, and `zoo list | head` is no failure."""
+        raise BrokenPipeError
+
+
+out = _Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 err = Console(stderr=True)
 
 
@@ -40,11 +52,30 @@ def _names(incomplete: str) -> list[str]:
 
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=_names, help="A network's name, VGG19 for example.")]
-TagOption = Annotated[
+WeightsOption = Annotated[
     str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out.")
+]
+TagOption = Annotated[str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo or https://…; the default if left out.")]
+BuildOption = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import zoo
+
+        out.print(zoo.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+) -> None:
+    del version  # the callback has answered
 
 
 @app.command("list")
@@ -55,28 +86,34 @@ def list_models(
     licence: Annotated[
         str | None, typer.Option("--licence", "--license", help='Only checkpoints of this licence: "MIT", "unstated" …')
     ] = None,
+    data: Annotated[str | None, typer.Option(help="Only accuracies on these images: ImageNet, CIFAR-10 …")] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", "-c", help="A line for every checkpoint, not only the default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the networks and their default checkpoints."""
-    found = search(family=family, min_top1=min_top1, max_params=max_params, license=licence, all_checkpoints=checkpoints)
+    try:
+        found = search(family=family, min_top1=min_top1, max_params=max_params, license=licence, data=data, all_checkpoints=checkpoints)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if as_json:
         _print_json([_entry(e) for e in found])
         return
-    table = Table(box=None, header_style="bold")
-    for heading in ("network", "params", "top-1", "top-5", "px", "weights", "licence"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading in ("params", "top-1", "top-5", "px") else "left")
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for heading, width in (("network", 18), ("params", 7), ("top-1", 5), ("top-5", 5), ("on", 8), ("px", 3)):
+        right = heading in ("params", "top-1", "top-5", "px")
+        table.add_column(heading, no_wrap=True, min_width=width, justify="right" if right else "left")
+    table.add_column("weights", no_wrap=True)
+    table.add_column("licence", no_wrap=True)
     for e in found:
         c = e.checkpoint
         row = [e.name, f"{e.model.params / 1e6:.2f}M"]
         row += [f"{c.metrics[m]:.2f}" if c and m in c.metrics else "" for m in ("top1", "top5")]
+        row += [(c.metrics_data or "").partition(" ")[0].partition("-1k")[0].rstrip(",") if c and c.metrics else ""]
         row += [str(c.preprocessing.crop or e.model.input_size) if c else str(e.model.input_size)]
-        table.add_row(*row, c.tag if c else "[dim]none[/dim]", c.license if c else "")
+        table.add_row(*row, escape(c.tag) if c else "[dim]none[/dim]", escape(c.license) if c else "")
     out.print(table)
     noun = "checkpoints" if checkpoints else "networks"
-    out.print(
-        f"[dim]{len(found)} {noun}. Accuracies are the publishers', under each checkpoint's own preprocessing: zoo info NETWORK.[/dim]"
-    )
+    out.print(f"[dim]{len(found)} {noun}. An accuracy holds for its images and its preprocessing: zoo info NETWORK.[/dim]")
     if not found:
         raise typer.Exit(1)
 
@@ -124,10 +161,13 @@ def pull(model: ModelArgument, tag: TagOption = None, quiet: QuietOption = False
     record = find_record(cls, tag)
     installed = weights.get(record, to_safetensors=to_safetensors, progress=not quiet)
     if as_json:
-        _print_json({"network": cls.__name__, "tag": record.tag, **{k: str(v) for k, v in asdict(installed).items()}})
+        _print_json({"network": cls.__name__, "tag": record.tag, **asdict(installed)})
         return
-    out.print(f"{cls.__name__} {record.tag}: {installed.size_bytes:,} bytes, from {installed.source}")
-    out.print(f"sha256 {installed.source_sha256} (as published)\nsha256 {installed.sha256} (as stored)\n{installed.path}", soft_wrap=True)
+    out.print(f"{cls.__name__} {record.tag}: {installed.size_bytes:,} bytes, from {escape(installed.source)}", soft_wrap=True)
+    out.print(
+        f"sha256 {installed.source_sha256} (as published)\nsha256 {installed.sha256} (as stored)\n{escape(str(installed.path))}",
+        soft_wrap=True,
+    )
 
 
 @app.command()
@@ -150,7 +190,8 @@ def verify(as_json: JsonOption = False) -> None:
 def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures to classify.")],
     model: Annotated[str, typer.Option("--model", "-m", autocompletion=_names, help="The network.")] = "ResNet20",
-    tag: TagOption = None,
+    tag: WeightsOption = None,
+    option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
     sheet: Annotated[Path | None, typer.Option(help="Also draw the pictures with their labels into this PNG.")] = None,
     quiet: QuietOption = False,
@@ -159,19 +200,39 @@ def predict(
     """Classify pictures."""
     from zoo.predict import predict as classify
 
-    network = trained(model_class(model), tag, progress=not quiet)
-    found = classify(network, list(images), top=top)
-    if sheet is not None:
+    network = trained(model_class(model), tag, progress=not quiet, **_options(option))
+    record = network.checkpoint
+    named = f"{type(network).__name__} {record.tag if record else ''}".strip()
+    found: list[tuple[Path, list[Prediction]]] = []
+    failed: list[BadImage] = []
+    try:
+        found = list(zip(images, classify(network, list(images), top=top), strict=True))
+    except BadImage:  # one bad picture does not spoil the others
+        for path in images:
+            try:
+                found.append((path, classify(network, path, top=top)))
+            except BadImage as error:
+                failed.append(error)
+    if sheet is not None and found:
         from zoo.sheet import contact_sheet
 
-        contact_sheet(list(zip(images, found, strict=True)), sheet, titles=[p.name for p in images])
+        contact_sheet(found, sheet, titles=[p.name for p, _ in found], heading=named)
     if as_json:
-        _print_json([{"image": str(p), "predictions": [asdict(x) for x in row]} for p, row in zip(images, found, strict=True)])
-        return
-    for path, row in zip(images, found, strict=True):
+        _print_json([{"image": str(p), "network": named, "predictions": [asdict(x) for x in row]} for p, row in found])
+    else:
+        _print_predictions(found, f"{named}, which knows {network.num_classes} classes", sheet if found else None)
+    for error in failed:
+        _fail(error, 1)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _print_predictions(found: list[tuple[Path, list[Prediction]]], by: str, sheet: Path | None) -> None:
+    for path, row in found:
         out.print(f"[bold]{escape(str(path))}[/bold]", soft_wrap=True)
         for x in row:
-            out.print(f"  {100 * x.probability:6.2f} %  {x.label}{f'  [dim]{x.wnid}[/dim]' if x.wnid else ''}")
+            out.print(f"  {100 * x.probability:6.2f} %  {escape(x.label)}{f'  [dim]{x.wnid}[/dim]' if x.wnid else ''}")
+    out.print(f"[dim]by {escape(by)}; another: --model NETWORK[/dim]", soft_wrap=True)
     if sheet is not None:
         out.print(f"[dim]drawn in {escape(str(sheet))}[/dim]", soft_wrap=True)
 
@@ -181,26 +242,37 @@ def add(
     file: Annotated[Path, typer.Argument(help="A .safetensors or .pth file.")],
     model: Annotated[str, typer.Option("--model", "-m", autocompletion=_names, help="The network that it is for.")],
     tag: Annotated[str, typer.Option(help="The name to give it: trained(MODEL, TAG).")],
-    license: Annotated[str, typer.Option("--licence", "--license", help="SPDX identifier of the weights' licence.")] = "unstated",
+    license: Annotated[str | None, typer.Option("--licence", "--license", help="SPDX identifier of the weights' licence.")] = None,
     labels: Annotated[str | None, typer.Option(help='The list of its labels: "imagenet1k" or "cifar10".')] = None,
     resize: Annotated[int | None, typer.Option(help="Side in pixels that the shorter edge is resized to.")] = None,
     crop: Annotated[int | None, typer.Option(help="Side in pixels of the centre crop.")] = None,
     interpolation: Annotated[str | None, typer.Option(help="nearest, bilinear or bicubic.")] = None,
     mean: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.485,0.456,0.406.")] = None,
     std: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.229,0.224,0.225.")] = None,
-    default: Annotated[bool, typer.Option(help="Let trained(MODEL) take it, where no other default is known.")] = False,
+    option: BuildOption = None,
+    default: Annotated[
+        bool | None, typer.Option(help="Whether trained(MODEL) takes it; if left out, only where there is no other.")
+    ] = None,
     replace: Annotated[bool, typer.Option(help="Replace your own checkpoint of the same tag.")] = False,
 ) -> None:
     """Register a file of your own: checked against the network, copied into the cache, usable by its tag.
 
-    What is left out of the preprocessing is taken from the network's default checkpoint.
+    What is left out is taken from the record of the same bytes, if there is one, the preprocessing else from the default checkpoint.
     """
     steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": _numbers(mean), "std": _numbers(std)}
-    record = add_file(model_class(model), file, tag, license=license, labels=labels, default=default, replaces=replace, preprocessing=steps)
+    facts = {"license": license, "labels": labels, "default": default, "replaces": replace, "preprocessing": steps}
+    record = add_file(model_class(model), file, tag, **facts, **_options(option))
     out.print(
         f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model} -w {record.tag}',
         soft_wrap=True,
     )
+
+
+@app.command()
+def remove(model: ModelArgument, tag: Annotated[str, typer.Argument(help="The tag that `zoo add` gave it.")]) -> None:
+    """Forget a checkpoint of your own; its bytes stay in the cache."""
+    path = weights.remove(model_class(model).__name__, tag)
+    out.print(f"removed {escape(str(path))}", soft_wrap=True)
 
 
 @app.command()
@@ -211,11 +283,12 @@ def demo(
     sheet: Annotated[Path, typer.Option("--sheet", help="Where the contact sheet goes.")] = Path("demo.png"),
 ) -> None:
     """Classify real photographs with the embedded checkpoint, offline, and draw a contact sheet."""
-    from zoo.demo import classify, load_times, photographs
+    from zoo.bench import load
+    from zoo.demo import HEADING, classify, photographs
     from zoo.sheet import contact_sheet
 
     network = trained(CATALOGUE["ResNet20"])
-    shown = classify(network, [*photographs(), *(files or [])])
+    shown = classify(network, [*photographs(required=not files), *(files or [])])
     table = Table(box=None, header_style="bold")
     for heading in ("picture", "label", "%", "then"):
         table.add_column(heading, justify="right" if heading == "%" else "left")
@@ -223,16 +296,15 @@ def demo(
         rest = ", ".join(f"{x.label} {100 * x.probability:.0f}" for x in row[1:])
         table.add_row(escape(title), row[0].label, f"{100 * row[0].probability:.1f}", f"[dim]{rest}[/dim]")
     out.print(table)
-    contact_sheet([(view, row) for _, view, row in shown], sheet, titles=[title for title, _, _ in shown], columns=5)
+    contact_sheet([(view, row) for _, view, row in shown], sheet, titles=[t for t, _, _ in shown], heading=HEADING, columns=5)
     top1 = network.checkpoint.metrics["top1"] if network.checkpoint else 0
-    out.print(
-        f"\nThe embedded ResNet20 knows the ten classes of CIFAR-10 at 32x32 pixels, {top1:.2f} % of its test images right; "
-        "whatever else a picture shows, it names the nearest of the ten."
-    )
-    for timing in load_times():
-        out.print(f"  {1000 * timing.seconds:7.2f} ms  {timing.way}{f'  ({timing.ratio:.1f}x)' if timing.ratio != 1 else ''}")
+    out.print(f"\n{HEADING}. It has {top1:.2f} % of CIFAR-10's test images right.", soft_wrap=True)
+    out.print("\nA ResNet50 from its file, ready to use (random weights, warm cache):")
+    for timing in load(CATALOGUE["ResNet50"], rounds=3):
+        out.print(f"  {1000 * timing.seconds:7.1f} ms  {timing.way}{f', {timing.ratio:.1f}x faster' if timing.ratio > 1 else ''}")
+    command = escape("zoo" if shutil.which("zoo") else sys.argv[0])
     out.print(f"\nDrawn in [bold]{escape(str(sheet))}[/bold].", soft_wrap=True)
-    out.print("Next: zoo list, zoo info VGG19, zoo predict PHOTO --model ResNet50")
+    out.print(f"Next: {command} list, {command} info VGG19, {command} predict PHOTO --model ResNet50", soft_wrap=True)
 
 
 @app.command()
@@ -263,6 +335,20 @@ def bench(
             table.add_row(name, t.way, f"{1000 * t.seconds:.1f}", f"{t.ratio:.1f}x")
     out.print(table)
     out.print(f"[dim]{versions()}[/dim]")
+
+
+def _options(pairs: list[str] | None) -> dict[str, Any]:
+    """Read keyword=value; a value is a number, true or false where it looks like one, text otherwise."""
+    found: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"a constructor keyword looks like activation=relu6, not {pair!r}", param_hint="--option")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def _numbers(text: str | None) -> tuple[float, ...] | None:
@@ -311,13 +397,13 @@ def _print_json(value: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; a user's mistake gets one clear message and an exit code, never a traceback."""
+    logging.basicConfig(handlers=[_Log(logging.WARNING)], force=True)
     try:
         code = app(args=arguments, prog_name="zoo", standalone_mode=False)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return _interrupted() if code == 130 else code if isinstance(code, int) else 0
     except (typer.Abort, KeyboardInterrupt):
-        err.print("interrupted; what was downloaded so far is kept and resumed next time")
-        return 130
+        return _interrupted()
     except BrokenPipeError:  # `zoo list | head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -333,6 +419,19 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         misspelt.show()
         return misspelt.exit_code
+
+
+class _Log(logging.Handler):
+    """Shows log lines as the command shows errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
+        err.print(record.getMessage(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _interrupted() -> int:
+    err.print("interrupted; what was downloaded so far is kept and resumed next time")
+    return 130
 
 
 def _fail(error: Exception, code: int) -> int:

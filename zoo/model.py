@@ -61,6 +61,8 @@ class Model(nn.Module):
                 raise TypeError(f"{cls.__name__}: {cls.__bases__[0].__name__} has no class keyword {name!r}{hint}")
             setattr(cls, name, value)
         if "params" in config:
+            if CATALOGUE.get(cls.__name__, cls).__module__ != cls.__module__:
+                raise TypeError(f"{cls.__name__} is published already; a network of your own takes another name, or no params")
             CATALOGUE[cls.__name__] = cls
 
     @classmethod

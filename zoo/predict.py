@@ -18,7 +18,7 @@ from zoo.preprocess import is_many, named_images, preprocess_named
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from weights.registry import Preprocessing
+    from weights.record import Preprocessing
     from zoo.model import Model
 
 
@@ -73,6 +73,8 @@ def predict(model: Model, images: Any, top: int = 5, batch_size: int = 32) -> li
         WrongInput: a tensor is not what the checkpoint's preprocessing gives.
         FloatingPointError: the network computes NaN or infinity.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"predict() takes a network, trained(ResNet20), not {model!r}")
     record = model.checkpoint
     if record is None:
         name = type(model).__name__

@@ -18,7 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from weights.registry import Preprocessing
+    from weights.record import Preprocessing
 
 PICTURE = (1, 3, 4)
 """Channels of an array that is a picture: grey, RGB or RGBA."""

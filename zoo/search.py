@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from dataclasses import dataclass
 
 import weights
 from weights import Checkpoint, UnknownWeights
 from zoo.model import CATALOGUE, Model
+
+log = logging.getLogger("zoo")
+IMAGENET = "ImageNet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ def search(
     min_top1: float | None = None,
     max_params: str | int | None = None,
     license: str | None = None,
+    data: str | None = None,
     all_checkpoints: bool = False,
 ) -> list[Entry]:
     """List networks with their default checkpoint, in the catalogue's order.
@@ -63,10 +68,12 @@ def search(
         min_top1: least top-1 accuracy in percent, under the checkpoint's own preprocessing.
         max_params: most parameters, 10_000_000 or "10M".
         license: SPDX identifier in any case, or "unstated".
+        data: what the accuracy was measured on, by its first letters in any case: "ImageNet", "CIFAR-10". With `min_top1` it is
+            ImageNet unless named: accuracies on different images don't compare.
         all_checkpoints: every checkpoint, not only the default one.
 
     Returns:
-        Networks without weights too, unless `min_top1` or `license` asks for something of the weights.
+        Networks without weights too, unless `min_top1`, `license` or `data` asks for something of the weights.
 
     Raises:
         ValueError: `max_params` is no number, or `family` is none.
@@ -75,9 +82,13 @@ def search(
     if family is not None and not any(_belongs(cls, family) for cls in CATALOGUE.values()):
         raise ValueError(f"no family {family!r}; there are {', '.join(families)}")
     most = count(max_params) if isinstance(max_params, str) else max_params
+    if min_top1 is not None and data is None:
+        data = IMAGENET
     rows: dict[str, list[Checkpoint]] = {}
     for c in weights.checkpoints():
         rows.setdefault(c.model, []).append(c)
+    for name in rows.keys() - CATALOGUE.keys():
+        log.warning("a registry names weights of %s, and there is no such network", name)
     found = []
     for name, cls in CATALOGUE.items():
         if family is not None and not _belongs(cls, family):
@@ -88,10 +99,12 @@ def search(
         wanted = [
             c
             for c in known
-            if (min_top1 is None or c.metrics.get("top1", -1) >= min_top1) and (license is None or c.license.lower() == license.lower())
+            if (min_top1 is None or c.metrics.get("top1", -1) >= min_top1)
+            and (license is None or c.license.lower() == license.lower())
+            and (data is None or (c.metrics_data or "").lower().startswith(data.lower()))
         ]
         found += [Entry(cls, c) for c in wanted]
-        if not known and min_top1 is None and license is None:
+        if not known and license is None and data is None:
             found.append(Entry(cls, None))
     return found
 

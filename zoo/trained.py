@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import weights
 from convert import names
 from convert.formats import pytorch, safetensors
-from weights import Checkpoint, NoPretrainedWeights, UnknownWeights, WeightsMismatch
+from weights import BadRecord, Checkpoint, NoPretrainedWeights, UnknownWeights, WeightsMismatch
+from zoo.labels import labels as labels_named
 from zoo.model import CATALOGUE, Model
+from zoo.surgery import adapt_stem, replace_head, with_channels
 
 log = logging.getLogger("zoo")
 
@@ -36,14 +38,14 @@ def trained(
     progress: bool = True,
     **options: Any,
 ) -> M:
-    """Build `model` with pretrained weights, in eval mode, on the CPU, as float32.
+    """Build `model` with pretrained weights, in eval mode, on the CPU, in torch's default dtype.
 
     Args:
-        model: a class of the catalogue, `VGG19`.
-        source: None for the default checkpoint, the tag of another, "hf://org/repo[@revision][/file]", "https://…", or a path.
+        model: a class of the catalogue, `VGG19`, or one that derives from it.
+        source: None for the default checkpoint, the tag of another, "hf://org/repo[@revision][/file]", "https://…", or a path. A
+            known tag is a tag, whatever files lie around: "./mine" is a path.
         num_classes: another number of classes than the checkpoint's puts a new, untrained classifier on the trained body.
-        in_channels: another number of channels than the checkpoint's adapts the first convolution: the mean over its channels for
-            one, their cyclic repetition for more, scaled so that the response to a grey image stays what it was.
+        in_channels: another number of channels than the checkpoint's adapts the first convolution, see `zoo.surgery.adapt_stem`.
         verify: "load" hashes the very bytes that become tensors; "stamp" maps a file whose stamp (size, times, inode) was taken
             after a full check, for many short processes.
         progress: whether a download may show a bar; it never does where stderr is no terminal.
@@ -55,20 +57,30 @@ def trained(
     Raises:
         NoPretrainedWeights: no checkpoint of this network is known.
         UnknownWeights: no checkpoint has this tag, or no file is at this path.
-        WeightsMismatch: the file's tensors are not this network's; the message lists them.
+        WeightsMismatch: the file's tensors are not this network's; the message lists the first ten of each kind, its attributes all.
+        BadRecord: the record contradicts the file or the network.
+        TypeError, ValueError: an argument is none of the above, or the network's constructor refuses an option.
         WeightsError: the bytes could not be had, or are not what the record promises; every subclass says what to do.
     """
     if not (inspect.isclass(model) and issubclass(model, Model)):
-        raise TypeError(f"trained() takes a network's class, trained(VGG19), not {model!r}")
+        shown = f"an instance of {type(model).__name__}" if isinstance(model, Model) else repr(model)
+        raise TypeError(f"trained() takes a network's class, trained(VGG19), not {shown}")
+    if not isinstance(source, str | os.PathLike | None):
+        raise TypeError(f"a source is a tag, a URL or a path, not {source!r}")
+    for argument, value in (("num_classes", num_classes), ("in_channels", in_channels)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{argument} is a whole number of at least 1, got {value!r}")
+    if verify not in ("load", "stamp"):
+        raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
     record, tensors = _read(model, source, verify, progress)
     network, state = _build(model, record, tensors, options)
     _assign(network, state, record)
     network.eval()
-    network.checkpoint = replace(record, num_classes=network.num_classes)
+    network.checkpoint = _settled(record, network, options)
     if in_channels is not None and in_channels != network.in_channels:
-        _adapt_stem(network, in_channels)
+        adapt_stem(network, in_channels)
     if num_classes is not None and num_classes != network.num_classes:
-        _replace_head(network, num_classes)
+        replace_head(network, num_classes)
     return network
 
 
@@ -82,13 +94,16 @@ def add_file(
     file: str | os.PathLike[str],
     tag: str,
     *,
-    license: str = "unstated",
+    license: str | None = None,
     labels: str | None = None,
-    default: bool = False,
+    default: bool | None = None,
     replaces: bool = False,
     preprocessing: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Checkpoint:
     """Register a checkpoint of the user's own, so that ``trained(model, tag)`` finds it; its tensors must be the network's.
+
+    What is left out is taken from the record of the same bytes, if the registry knows them.
 
     Args:
         model: a class of the catalogue.
@@ -96,9 +111,10 @@ def add_file(
         tag: the checkpoint's name among the variant's.
         license: SPDX identifier, or "unstated".
         labels: the name of its list of labels, "imagenet1k" or "cifar10".
-        default: whether ``trained(model)`` takes it; only where the variant has no other default.
+        default: whether ``trained(model)`` takes it; None if the variant has no other.
         replaces: whether an earlier checkpoint of the user's own with this tag may go.
         preprocessing: fields of `weights.Preprocessing`; those that are missing or None are the default checkpoint's.
+        **options: constructor keywords without which these weights compute something else, `activation="leaky_relu_0.1"`.
 
     Returns:
         The new record.
@@ -107,84 +123,91 @@ def add_file(
         WeightsMismatch: the file's tensors are not the network's; nothing was registered.
         BadRecord: the tag is taken, or a fact is wrong.
     """
-    network = trained(model, Path(file), progress=False)
+    network = trained(model, Path(file), progress=False, **options)
     known = network.checkpoint
     if known is None:
         raise TypeError(f"trained() gave {model.__name__} no record")
     steps = replace(known.preprocessing, **{k: v for k, v in (preprocessing or {}).items() if v is not None})
-    return weights.add(
-        Path(file),
-        model.variant().__name__,
-        tag,
-        to_safetensors=to_safetensors,
-        replaces=replaces,
-        license=license,
-        labels=labels,
-        num_classes=network.num_classes,
-        preprocessing=steps,
-        provenance="added by the user",
-        **({"default": True} if default else {}),
-    )
+    facts: dict[str, Any] = {
+        "license": license or known.license,
+        "labels": labels or known.labels,
+        "names": known.names,
+        "num_classes": network.num_classes,
+        "preprocessing": steps,
+        "options": {**known.options, **options},
+        "provenance": "added by the user",
+    }
+    if steps == known.preprocessing and not options:  # metrics hold for what they were measured with
+        facts |= {"metrics": known.metrics, "metrics_data": known.metrics_data}
+    if default is not None:
+        facts["default"] = default
+    _settled(weights.adhoc(known.model, os.fspath(file), tag=tag, **facts), network, {})
+    return weights.add(Path(file), known.model, tag, to_safetensors=to_safetensors, replaces=replaces, **facts)
 
 
 def nearest_with_weights(model: type[Model], count: int = 3) -> list[Checkpoint]:
     """List the default checkpoints of the variants most like `model`: of its family first, then by parameter count."""
-    defaults = [c for c in weights.checkpoints() if c.default and c.model in CATALOGUE and c.num_classes == _classes(model)]
+    classes = inspect.signature(model.variant()).parameters["num_classes"].default
+    defaults = [c for c in weights.checkpoints() if c.default and c.model in CATALOGUE and c.num_classes == classes]
 
     def distance(checkpoint: Checkpoint) -> tuple[bool, float]:
         other = CATALOGUE[checkpoint.model]
-        return other.family() is not model.family(), abs(other.params - model.params)
+        return other.family() is not model.family(), abs(other.params - getattr(model, "params", 0))
 
     return sorted(defaults, key=distance)[:count]
 
 
-def _classes(model: type[Model]) -> int:
-    return inspect.signature(model).parameters["num_classes"].default
-
-
 def find_record(model: type[Model], source: str | None = None) -> Checkpoint:
-    """Find what `source` names: None the default checkpoint, a tag another, a URL one that no registry knows.
+    """Find what `source` names: None the default checkpoint, a tag another, a URL the row that has it or else an unknown one.
 
     Raises:
         NoPretrainedWeights: no checkpoint of this network is known; the message names the nearest that have some.
         UnknownWeights: no checkpoint has this tag.
     """
+    name = model.variant().__name__
     if source is not None and "://" in source:
-        return _unknown(model, source)
+        registered = (c for c in weights.checkpoints(name) if source in c.sources)
+        return next(registered, None) or _unknown(model, source)
     try:
-        return weights.find(model.variant().__name__, source)
+        return weights.find(name, source)
     except NoPretrainedWeights as error:
         raise NoPretrainedWeights(_no_weights(model)) from error
 
 
 def _read(model: type[Model], source: str | os.PathLike[str] | None, verify: str, progress: bool) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """Find the record that `source` means, and its tensors under the file's own names."""
-    if source is not None and "://" not in os.fspath(source):
+    """Find the record that `source` means, and its tensors under the file's own names; known bytes bring their record along."""
+    name = model.variant().__name__
+    if source is not None and "://" not in os.fspath(source) and _is_path(name, source):
         path = Path(source).expanduser()
-        if path.exists() or isinstance(source, os.PathLike) or path.suffix in FILE_SUFFIXES or os.sep in str(source):
-            return _read_file(model, path)
+        if not path.is_file():
+            tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
+            what = "a folder" if path.is_dir() else "no file"
+            raise UnknownWeights(f"{path} is {what}. trained({name}, …) takes a tag ({tags}), a URL or a path.")
+        sha256, buffer = weights.read_file(path)
+        record = _recognised(_unknown(model, str(path), sha256=sha256), sha256)
+        return record, safetensors.tensors(buffer) if safetensors.is_safetensors(buffer) else pytorch.read(path, buffer)
     record = find_record(model, None if source is None else os.fspath(source))
     buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress)
+    if not record.num_classes:
+        record = _recognised(record, weights.get(record, to_safetensors=to_safetensors).source_sha256)
     return record, safetensors.tensors(buffer)
 
 
-def _read_file(model: type[Model], path: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """Read a file where it is: nothing enters the cache; bytes that the registry knows bring their record along."""
-    name = model.variant().__name__
-    if not path.is_file():
-        tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
-        raise UnknownWeights(f"no file {path}. trained({name}, …) takes a tag ({tags}), a URL or a path.")
-    sha256, buffer = weights.read_file(path)
-    record = weights.recognise(sha256)
-    if record is not None and record.model == name:
-        log.info("%s is %s/%s by its sha256", path, record.model, record.tag)
-    else:
-        if record is not None:
-            log.warning("%s is known as weights of %s, not of %s", path, record.model, name)
-        record = _unknown(model, str(path), sha256=sha256)
-    if safetensors.is_safetensors(buffer):
-        return record, safetensors.tensors(buffer)
-    return record, pytorch.read(path, buffer)
+def _is_path(name: str, source: str | os.PathLike[str]) -> bool:
+    """Tell a path from a tag: a registered tag is one, even where a file of that name lies around."""
+    path = Path(source).expanduser()
+    if isinstance(source, os.PathLike) or os.sep in source or path.suffix in FILE_SUFFIXES:
+        return True
+    return path.exists() and source not in {c.tag for c in weights.checkpoints(name)}
+
+
+def _recognised(unknown: Checkpoint, sha256: str) -> Checkpoint:
+    """Return the registry's record of these bytes, or, with a word about what is assumed, the one of an unknown file."""
+    known = weights.recognise(sha256)
+    if known is not None and known.model == unknown.model:
+        return known
+    log.warning("%s is in no registry: %s", unknown.sources[0], unknown.provenance.partition("; ")[2])
+    return replace(unknown, sha256=sha256)
 
 
 def _unknown(model: type[Model], source: str, **facts: Any) -> Checkpoint:
@@ -193,13 +216,13 @@ def _unknown(model: type[Model], source: str, **facts: Any) -> Checkpoint:
     default = next((c for c in weights.checkpoints(name) if c.default), None)
     if default is not None:
         facts["preprocessing"] = default.preprocessing
-        facts["provenance"] = f"named by the user; the preprocessing is assumed to be that of {name} {default.tag}"
+        assumed = f"its preprocessing is assumed to be that of {name} {default.tag}"
+        needs = ", ".join(f"{k}={v!r}" for k, v in default.options.items())
+        facts["provenance"] = f"named by the user; {assumed}" + (f", but not the options of that: {needs}" if needs else "")
     elif model.input_size < 64:  # no ImageNet network, so not ImageNet's usual preprocessing
         side = model.input_size
         facts["preprocessing"] = replace(weights.adhoc(name, source).preprocessing, resize=side, crop=side)
-    record = weights.adhoc(name, source, **facts)
-    log.warning("%s: %s", source, record.provenance)
-    return record
+    return weights.adhoc(name, source, **facts)
 
 
 def _no_weights(model: type[Model]) -> str:
@@ -215,20 +238,45 @@ def _no_weights(model: type[Model]) -> str:
 
 def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[M, dict[str, Tensor]]:
     """Build the network that the tensors fit, on the meta device, and give the tensors its names."""
-    known = {"num_classes": record.num_classes} if record.num_classes else {}
+    accepted = inspect.signature(model).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    known = {"num_classes": record.num_classes} if record.num_classes and (takes_all or "num_classes" in accepted) else {}
     keywords = {**known, **record.options, **options}
-    with torch.device("meta"):
-        network = model(**keywords)
-    state = names.to_ours(tensors, network.state_dict(), naming=record.names, family=model)
-    found = {
-        "num_classes": _width(state, network.classifiers[0], 0),
-        "in_channels": _width(state, network.stem, 1),
-    }
-    differ = {k: v for k, v in found.items() if v is not None and v != getattr(network, k)}
+    try:
+        with torch.device("meta"):
+            network = model(**keywords)
+        state = names.to_ours(tensors, network.state_dict(), naming=record.names, family=model)
+    except (TypeError, ValueError, LookupError) as error:
+        if options:
+            raise
+        raise BadRecord(f"{record.model} {record.tag}: {error}") from error
+    found = {"num_classes": _width(state, network.classifiers[0], 0), "in_channels": _width(state, network.stem, 1)}
+    differ = {k: v for k, v in found.items() if v is not None and v != getattr(network, k) and (takes_all or k in accepted)}
+    if record.num_classes and "num_classes" in differ:
+        raise BadRecord(f"{record.model} {record.tag}: the record says {record.num_classes} classes, the file has {differ['num_classes']}")
     if differ:
         with torch.device("meta"):
             network = model(**{**keywords, **differ})
     return network, state
+
+
+def _settled(record: Checkpoint, network: Model, options: Mapping[str, Any]) -> Checkpoint:
+    """Complete a record by what the file and the user said, and refuse one that contradicts the network."""
+    place, steps = f"{record.model} {record.tag}", record.preprocessing
+    if len(steps.mean) != network.in_channels:
+        if record.num_classes:
+            raise BadRecord(f"{place}: the network reads {network.in_channels} channels, and mean and std are given for {len(steps.mean)}")
+        steps = with_channels(steps, network.in_channels)
+    if record.labels is not None:
+        try:
+            count = len(labels_named(record.labels))
+        except ValueError as error:
+            raise BadRecord(f"{place}: {error}") from None
+        if count != network.num_classes:
+            raise BadRecord(f"{place}: {record.labels} has {count} labels, and the network {network.num_classes} classes")
+    used = {**record.options, **options}
+    metrics = dict(record.metrics) if used == record.options else {}  # they hold for the network that was measured
+    return replace(record, num_classes=network.num_classes, preprocessing=steps, options=used, metrics=metrics)
 
 
 def _width(state: Mapping[str, Tensor], layer: str, axis: int) -> int | None:
@@ -245,14 +293,22 @@ def _assign(network: Model, state: dict[str, Tensor], record: Checkpoint) -> Non
     missing = sorted(wanted.keys() - state.keys())
     unexpected = sorted(state.keys() - wanted.keys())
     shapes = [(n, tuple(state[n].shape), tuple(wanted[n].shape)) for n in wanted if n in state and state[n].shape != wanted[n].shape]
-    if missing or unexpected or shapes:
-        raise WeightsMismatch(
+    whole = [n for n, t in state.items() if n in wanted and wanted[n].is_floating_point() and not t.is_floating_point()]
+    if missing or unexpected or shapes or whole:
+        other = weights.recognise(record.sha256) if record.sha256 else None
+        hint = "Is it a file of another network? `zoo list` shows all; constructor keywords go into trained() too."
+        if other is not None and other.model != record.model:
+            hint = f"Its sha256 is that of {other.model} {other.tag}: trained({other.model}, …)."
+        error = WeightsMismatch(
             f"{record.sources[0]} does not hold the weights of {type(network).__name__}:"
             + _listed("missing", missing)
             + _listed("unexpected", unexpected)
             + _listed("of another shape", [f"{n}: the file has {theirs}, the network {ours}" for n, theirs, ours in shapes])
-            + "\nIs it a file of another network? `zoo list` shows all; constructor keywords go into trained() too."
+            + _listed("of whole numbers where the network computes with fractions", whole)
+            + f"\n{hint}"
         )
+        error.missing, error.unexpected, error.misshaped = missing, unexpected, shapes
+        raise error
     network.load_state_dict({n: t.to(wanted[n].dtype) for n, t in state.items()}, assign=True)
 
 
@@ -261,43 +317,3 @@ def _listed(what: str, lines: list[str]) -> str:
         return ""
     more = f"\n    … and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
     return f"\n  {len(lines)} {what}:" + "".join(f"\n    {line}" for line in lines[:SHOWN]) + more
-
-
-def _adapt_stem(network: Model, in_channels: int) -> None:
-    """Let the first convolution read `in_channels` channels; a grey image gives what it gave as RGB."""
-    stem = network.get_submodule(network.stem)
-    if not isinstance(stem, nn.Conv2d):
-        raise TypeError(f"{network.stem} of {type(network).__name__} is a {type(stem).__name__}, not a convolution")
-    old = stem.weight.data
-    count = old.shape[1]
-    new = old.mean(1, keepdim=True) if in_channels == 1 else old[:, [i % count for i in range(in_channels)]]
-    stem.weight = nn.Parameter((new * (count / in_channels)).contiguous())
-    stem.in_channels = network.in_channels = in_channels
-    checkpoint = network.checkpoint
-    if checkpoint is not None:
-        old_mean, old_std = checkpoint.preprocessing.mean, checkpoint.preprocessing.std
-        cycle = [i % count for i in range(in_channels)]
-        mean, std = ((sum(values) / count,) if in_channels == 1 else tuple(values[i] for i in cycle) for values in (old_mean, old_std))
-        network.checkpoint = replace(checkpoint, preprocessing=replace(checkpoint.preprocessing, mean=mean, std=std), metrics={})
-    log.warning("%s: %s now reads %d channels instead of %d", type(network).__name__, network.stem, in_channels, count)
-
-
-def _replace_head(network: Model, num_classes: int) -> None:
-    """Put a new, untrained classifier of `num_classes` on the trained body."""
-    for name in network.classifiers:
-        try:
-            old = network.get_submodule(name)
-        except AttributeError:  # an auxiliary head that this network was built without
-            continue
-        if isinstance(old, nn.Conv2d):
-            new: nn.Module = nn.Conv2d(old.in_channels, num_classes, (old.kernel_size[0], old.kernel_size[1]), bias=old.bias is not None)
-        elif isinstance(old, nn.Linear):
-            new = nn.Linear(old.in_features, num_classes, bias=old.bias is not None)
-        else:
-            raise TypeError(f"{name} of {type(network).__name__} is a {type(old).__name__}, not a layer with one output per class")
-        network.initialise_layer(name, new)
-        network.set_submodule(name, new.to(next(network.parameters()).dtype).eval())
-    had, network.num_classes = network.num_classes, num_classes
-    if network.checkpoint is not None:
-        network.checkpoint = replace(network.checkpoint, num_classes=num_classes, labels=None, metrics={})
-    log.warning("%s: %s is new and untrained, %d classes instead of %d", type(network).__name__, network.classifiers[0], num_classes, had)

@@ -86,8 +86,11 @@ def _load(path: Path, size: int, data: Buffer | None) -> Any:
     import torch
 
     with path.open("rb") if data is None else io.BytesIO(data) as file:
-        if file.read(4) == b"PK\3\4":
+        head = file.read(262)
+        if head.startswith(b"PK\3\4"):
             _check_archive(file, path, size)
+        elif not head.startswith(b"\x80") and head[257:] != b"ustar":  # a tar is explained below
+            raise MalformedFile(f"{path} is no PyTorch file: it {f'starts with {head[:16]!r}…' if head else 'is empty'}")
         file.seek(0)
         with _allowing, torch.serialization.safe_globals([(_Inert, name) for name in INERT]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's are about sparse and quantised tensors, which are refused afterwards
@@ -115,7 +118,9 @@ def _explained(error: Exception, path: Path) -> Exception:
         return UnsupportedFormat(f"{path} is a TorchScript program, not weights; save the state_dict of the module that it holds")
     if "can't allocate memory" in said:
         return LimitExceeded(f"{path} asks for more memory than there is")
-    first = said.splitlines()[0][:200] if said else type(error).__name__
+    first = next((line.strip(" .")[:200] for line in said.splitlines() if line.strip()), "")
+    if " " not in first or "operand" in first or not isinstance(error, (pickle.UnpicklingError, RuntimeError, OSError)):
+        first = "its pickle is damaged"  # what the unpickler stumbled over says nothing to who has the file
     return MalformedFile(f"{path} is no readable PyTorch file: {first}. Is it cut short? Fetch it again.")
 
 

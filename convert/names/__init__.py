@@ -56,17 +56,21 @@ def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, f
         family: the network's class, or the name of its family.
 
     Returns:
-        The tensors by our names. What no naming explains keeps the file's name, for the caller to complain about. Misshaped
-        tensors come through, as another number of classes gives, and `num_batches_tracked` may be missing.
+        The tensors by our names, as the naming that explains most has them. What none explains keeps the file's name, for the
+        caller to complain about. Misshaped tensors come through, as another number of classes gives, and `num_batches_tracked`
+        may be missing.
 
     Raises:
         LookupError: no naming of this name.
     """
     carried, report, left = _carry("torchvision" if naming == "auto" else naming, tensors, family, ours)
-    if not report.complete and (better := recognise(tensors, family, ours)):
-        if naming != "auto":
-            log.warning("the tensors are named as %s names them, not %s", better, naming)
-        carried, report, left = _carry(better, tensors, family, ours)
+    if not report.complete:
+        tried = {other: _carry(other, tensors, family, ours) for other in NAMINGS}
+        best = min(tried, key=lambda other: len(tried[other][1].missing) + len(tried[other][1].unmatched))
+        if naming != "auto" and tried[best][1].complete:
+            log.warning("the tensors are named as %s names them, not %s", best, naming)
+        if naming == "auto" or tried[best][1].complete:
+            carried, report, left = tried[best]
     return {**{name: left[name] for name in report.unmatched}, **carried}
 
 

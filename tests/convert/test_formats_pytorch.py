@@ -196,6 +196,22 @@ def test_noise_is_an_error_of_ours(tmp_path: Path) -> None:
             pytorch.read(tmp_path / "x")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hello, world, this is no file of weights\n", r"x\.pth is no PyTorch file: it starts with b'hello, world, th'…$"),
+        (b"", r"x\.pth is no PyTorch file: it is empty$"),
+        (b"\x80\x02" + b"e" * 9, r"x\.pth is no readable PyTorch file: its pickle is damaged\. Is it cut short"),
+        (b"\x80\x02", r"x\.pth is no readable PyTorch file: its pickle is damaged\. Is it cut short"),
+        (b"\x80" + bytes(range(99, 120)), r"x\.pth is no readable PyTorch file: its pickle is damaged\. Is it cut short"),
+    ],
+)
+def test_a_file_of_another_kind_is_explained_without_torchs_internals(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(content)
+    with pytest.raises(MalformedFile, match=message):
+        pytorch.read(tmp_path / "x.pth")
+
+
 def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         pytorch.read(tmp_path / "none.pth")

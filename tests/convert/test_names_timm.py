@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import zoo
 from convert import core, names
-from weights.registry import Checkpoint, checkpoints
+from weights import Checkpoint, checkpoints
 from zoo.model import Model
 
 pytestmark = pytest.mark.reference

@@ -300,6 +300,16 @@ def test_verify_finds_the_damaged_file_and_moves_it_aside(hub: HubServer, record
     assert weights.verify(weights.get(rows[1]))[1]
 
 
+@pytest.mark.parametrize("below", ["", "cache"])
+def test_verify_says_that_the_cache_is_no_folder(below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file" / below))
+    with pytest.raises(CacheNotWritable, match=r"is no folder that can be read \(Not a directory\): set ZOO_CACHE"):
+        weights.verify_all()
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "not yet"))
+    assert all(ok for _, ok, _ in weights.verify_all())
+
+
 def test_a_shipped_file_that_is_missing_is_an_error_unless_another_source_has_it(
     hub: HubServer, record: Make, data: bytes, sha: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

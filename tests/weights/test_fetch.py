@@ -7,8 +7,10 @@ import hashlib
 import logging
 import os
 import random
+import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from weights.errors import (
     InsecureSource,
     MalformedFile,
     NoSpace,
+    Offline,
     ProtocolError,
     RateLimited,
     SizeMismatch,
@@ -196,7 +199,7 @@ def test_a_redirect_to_an_unsafe_place_is_not_followed(hub: HubServer, record: M
 
 @pytest.mark.parametrize("url", ["http://192.0.2.1/w.safetensors", "http://user@example.org/w.safetensors"])
 def test_http_to_another_machine_is_refused(record: Make, url: str) -> None:
-    with pytest.raises(WeightsError, match="http"):
+    with pytest.raises(InsecureSource, match="use https"):
         weights.get(record(url))
 
 
@@ -324,6 +327,36 @@ def test_sources_are_tried_in_order_and_all_their_errors_are_told(hub: HubServer
     assert [r.path for r in hub.log] == ["/files/absent", "/files/lies", "/files/lies", "/files/good"]
 
 
+def test_a_failure_is_logged_only_where_another_source_is_tried(
+    hub: HubServer, record: Make, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    absent, good = f"{hub.url}/files/absent", hub.file("good", data)
+    with pytest.raises(SourceUnavailable, match="HTTP 404"):
+        weights.get(record(absent))
+    assert caplog.messages == []
+    assert fetched(record(absent, good)) == data
+    assert [message.endswith(f"Trying {good} next.") for message in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("source", ["https://weights.invalid/w.safetensors", "hf://acme/wheels", "hf://acme/wheels/w.safetensors"])
+@pytest.mark.parametrize(("code", "tries"), [(socket.EAI_NONAME, 1), (socket.EAI_AGAIN, 3)])
+def test_a_host_that_has_no_address_is_given_up_soon(
+    record: Make, source: str, code: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def getaddrinfo(host: str, *args: Any, **more: Any) -> None:
+        asked.append(host)
+        raise socket.gaierror(code, "who is that")
+
+    monkeypatch.setattr(patience, "PATIENCE", replace(patience.PATIENCE, backoff_s=0.01))
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
+    with pytest.raises(SourceUnavailable, match=rf"{source}: the host's name could not be resolved \(who is that; .*ZOO_OFFLINE=1\)"):
+        weights.get(record(source))
+    assert tries <= len(asked) <= tries + 1  # once in a process, the Hub's client has a question of its own
+
+
 def test_a_mirror_is_asked_first_and_can_not_lie(
     hub: HubServer, record: Make, data: bytes, sha: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +379,30 @@ def test_a_mirror_is_asked_first_and_can_not_lie(
     monkeypatch.setenv("ZOO_MIRROR", hub.url + "/files/")
     hub.file(sha, data)
     assert weights.get(record(origin, sha256=sha)).source == f"{hub.url}/files/{sha}"
+
+
+def test_a_mirror_that_did_not_help_is_named(
+    hub: HubServer, record: Make, data: bytes, sha: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    absent = f"{hub.url}/files/absent"
+    monkeypatch.setenv("ZOO_MIRROR", str(tmp_path))
+    with pytest.raises(SourceUnavailable, match=rf"(?s)HTTP 404.* The mirror of ZOO_MIRROR, {tmp_path}, was asked first and delivered"):
+        weights.get(record(absent, sha256=sha))
+    with pytest.raises(SourceUnavailable, match="was not asked, since no hash is known"):
+        weights.get(record(absent))
+    assert caplog.messages == []
+    monkeypatch.setenv("ZOO_MIRROR", str(tmp_path / "gone"))
+    with pytest.raises(SourceUnavailable, match="gone, does not exist"):
+        weights.get(record(absent, sha256=sha))
+    assert caplog.messages == [f"ZOO_MIRROR names {tmp_path / 'gone'}, and there is no such folder"]
+    assert fetched(record(hub.file("w", data), sha256=sha)) == data
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    with pytest.raises(Offline, match="gone, does not exist"):
+        weights.get(record(absent, sha256="0" * 64))
+    monkeypatch.setenv("ZOO_OFFLINE", "0")
+    monkeypatch.setenv("ZOO_MIRROR", hub.url + "/empty")
+    with pytest.raises(SourceUnavailable, match=r"(?s)/empty/0000.* The mirror of ZOO_MIRROR was asked first and delivered nothing"):
+        weights.get(record(absent, sha256="0" * 64))
 
 
 def test_a_mirror_does_not_serve_what_no_hash_can_judge(

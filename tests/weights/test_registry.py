@@ -13,7 +13,7 @@ import pytest
 
 import weights
 from weights import Checkpoint, registry
-from weights.errors import BadRecord, NoPretrainedWeights, UnknownWeights
+from weights.errors import BadRecord, InsecureSource, NoPretrainedWeights, UnknownWeights
 
 TABLE: dict[str, Any] = {
     "sources": ["https://example.org/w.pth"],
@@ -61,14 +61,14 @@ def test_a_table_becomes_a_record() -> None:
         ({"sources": []}, "at least one entry, got []"),
         ({"sources": "https://example.org/w"}, "sources is a tuple[str, ...], got 'https://example.org/w'"),
         ({"sources": [1]}, "sources is a tuple[str, ...] with at least one entry, got [1]"),
-        ({"sources": ["ftp://example.org/w"]}, "a source starts with one of hf, https, file, package, got 'ftp://example.org/w'"),
-        ({"sources": ["http://example.org/w"]}, "got 'http://example.org/w'"),
+        ({"sources": ["ftp://example.org/w"]}, "a source starts with hf://, https:// or file://, got 'ftp://example.org/w'"),
         ({"sources": ["package:w.pth"]}, "ships with the package and must be safetensors"),
         ({"sources": ["package:w"], "format": "safetensors"}, "ships with the package and needs its sha256"),
         ({"format": "onnx"}, "format is one of safetensors, pytorch, got 'onnx'"),
         ({"num_classes": "10"}, "num_classes is a int, got '10'"),
         ({"num_classes": True}, "num_classes is a int, got True"),
         ({"num_classes": -1}, "num_classes is positive, got -1"),
+        ({"num_classes": 0}, "num_classes is positive, got 0"),
         ({"default": 1}, "default is a bool, got 1"),
         ({"sha256": "abc"}, "sha256 is 64 lower-case hex digits, got 'abc'"),
         ({"sha256": "A" * 64}, "sha256 is 64 lower-case hex digits"),
@@ -93,6 +93,14 @@ def test_a_mistake_is_named(change: dict[str, Any], message: str) -> None:
         registry.record("Net", "v1", table, "net.toml [Net.v1]")
     assert str(caught.value).startswith("net.toml [Net.v1]: ")
     assert message in str(caught.value)
+
+
+def test_http_on_another_machine_is_insecure() -> None:
+    with pytest.raises(InsecureSource, match=r"net.toml: a source on another machine needs https, got 'http://example.org/w'"):
+        registry.record("Net", "v1", TABLE | {"sources": ["http://example.org/w"]}, "net.toml")
+    with pytest.raises(InsecureSource, match="use https"):
+        weights.adhoc("Net", "http://example.org/w")
+    assert weights.adhoc("Net", "http://127.0.0.1/w").sources == ("http://127.0.0.1/w",)
 
 
 def test_every_shipped_model_has_one_default_and_find_takes_it() -> None:
@@ -157,8 +165,6 @@ def test_a_changed_file_is_read_again(folder: Path) -> None:
         ("[Net]\nv1 = 3", "Net holds no tables"),
         (f'[Net."a/b"]{TEXT}', r"a tag is letters, digits and _ \. \+ -, got 'a/b'"),
         (f"[Net.v1]{TEXT}lr = 3\n", r"a.toml \[Net.v1\]: unknown key 'lr'"),
-        (f"[Net.v1]{TEXT}[Net.v2]{TEXT}", r"Net needs one table with default = true, got .*\[Net.v1\] and .*\[Net.v2\]"),
-        (f"[Net.v1]{TEXT.replace('default = true', '')}", "Net needs one table with default = true, among v1"),
     ],
 )
 def test_a_bad_file_is_named(folder: Path, text: str, message: str) -> None:
@@ -167,11 +173,66 @@ def test_a_bad_file_is_named(folder: Path, text: str, message: str) -> None:
         weights.find("Net")
 
 
-def test_a_shipped_record_is_not_overridden(folder: Path) -> None:
-    (folder / "a.toml").write_text(f"[VGG19.imagenet1k_v1]{TEXT.replace('default = true', '')}")
-    with pytest.raises(BadRecord, match=r"a.toml \[VGG19.imagenet1k_v1\]: .*vgg.toml \[VGG19.imagenet1k_v1\] has the same name"):
-        weights.find("VGG19")
+QUIET = TEXT.replace("default = true", "")
+
+
+def defaults(model: str) -> list[str]:
+    assert [row for row in weights.checkpoints() if row.model == model] == list(weights.checkpoints(model))
+    return [row.tag for row in weights.checkpoints(model) if row.default]
+
+
+def test_the_nearest_default_wins_the_users_own_then_the_folders_in_order_then_the_shipped(folder: Path) -> None:
+    own, theirs = registry.user_folder(), folder.parent / "theirs"
+    own.mkdir(parents=True)
+    shipped = weights.find("VGG19").tag
+    places = ((theirs, TEXT, "theirs"), (folder, TEXT, "mine"), (own, QUIET, "mine"), (own, TEXT, "own"))
+    assert defaults("VGG19") == [shipped]
+    for number, (place, text, winner) in enumerate(places):
+        (place / "x.toml").write_text(f"[VGG19.{'quiet' if text == QUIET else winner}]{text}")
+        assert (weights.find("VGG19").tag, defaults("VGG19")) == (winner, [winner]), number
+        assert weights.find("VGG19").default
+        assert not weights.find("VGG19", shipped).default
+
+
+def test_several_defaults_in_one_folder_matter_only_to_who_names_no_tag(folder: Path) -> None:
+    (folder / "a.toml").write_text(f"[Net.v1]{TEXT}")
+    (folder / "b.toml").write_text(f"[Net.v2]{TEXT}")
+    with pytest.raises(BadRecord, match=r"Net has several defaults, .*a.toml \[Net.v1\] and .*b.toml \[Net.v2\]: keep"):
+        weights.find("Net")
+    assert (weights.find("Net", "v1").default, defaults("Net")) == (False, [])
+    assert weights.find("VGG19").default
+
+
+def test_a_models_only_checkpoint_is_its_default_and_of_several_none(folder: Path) -> None:
+    (folder / "a.toml").write_text(f"[Net.v1]{QUIET}")
+    assert (weights.find("Net").tag, weights.find("Net").default, defaults("Net")) == ("v1", True, ["v1"])
+    (folder / "b.toml").write_text(f"[Net.v2]{QUIET}")
+    with pytest.raises(UnknownWeights, match=r"none of the checkpoints of Net is the default; name one: v1, v2\."):
+        weights.find("Net")
+    assert (weights.find("Net", "v2").tag, defaults("Net")) == ("v2", [])
+
+
+@pytest.mark.parametrize("text", [TEXT, QUIET])
+def test_of_two_records_with_one_name_the_shipped_is_listed_and_none_is_found(
+    folder: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = weights.checkpoints()
+    (folder / "a.toml").write_text(f"[VGG19.imagenet1k_v1]{text}")
+    assert weights.checkpoints() == before
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "a.toml [VGG19.imagenet1k_v1] is left out: " in caplog.text
+    for tag in ("imagenet1k_v1", None):
+        with pytest.raises(BadRecord, match=r"vgg.toml \[VGG19.imagenet1k_v1\] and .*a.toml \[VGG19.imagenet1k_v1\] have the same name"):
+            weights.find("VGG19", tag)
     assert weights.find("VGG16").tag  # another model is not disturbed
+
+
+def test_a_folder_that_is_named_twice_counts_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "a.toml").write_text(f"[Net.v1]{TEXT}")
+    monkeypatch.setenv("ZOO_REGISTRY", os.pathsep.join([str(folder)] * 2))
+    assert weights.find("Net").tag == "v1"
+    monkeypatch.setenv("ZOO_USER_REGISTRY", str(folder))
+    assert weights.find("Net").tag == "v1"
 
 
 def test_a_file_is_recognised_by_its_hash_or_where_only_that_is_public_by_its_prefix(folder: Path) -> None:
@@ -197,9 +258,8 @@ def test_an_adhoc_record_says_what_it_does_not_know(tmp_path: Path, monkeypatch:
     assert {source: weights.adhoc("Net", source).format for source in kinds} == kinds
     monkeypatch.chdir(tmp_path)
     assert weights.adhoc("Net", "a b#c.pth").sources == ((tmp_path / "a b#c.pth").as_uri(),)
-    for source in ("http://example.org/w", "s3://bucket/w"):
-        with pytest.raises(BadRecord, match=f"the record of {source}: a source starts with"):
-            weights.adhoc("Net", source)
+    with pytest.raises(BadRecord, match=r"the record of s3://bucket/w: a source starts with hf://, https:// or file://, got"):
+        weights.adhoc("Net", "s3://bucket/w")
     with pytest.raises(BadRecord, match="did you mean 'num_classes'"):
         weights.adhoc("Net", "x.pth", num_clases=3)
 
@@ -207,3 +267,9 @@ def test_an_adhoc_record_says_what_it_does_not_know(tmp_path: Path, monkeypatch:
 def test_the_records_are_data() -> None:
     assert isinstance(weights.find("VGG19"), Checkpoint)
     assert pickle.loads(pickle.dumps(weights.checkpoints())) == copy.deepcopy(weights.checkpoints())
+
+
+def test_a_password_in_a_source_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InsecureSource, match="netrc") as caught:
+        weights.adhoc("ResNet20", "https://me:secret@example.org/w.safetensors")
+    assert "secret" not in str(caught.value)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,8 +68,11 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
         (["predict", "none.jpg"], 1, "none.jpg"),
         (["pull", "DenseNet264"], 3, "DenseNet201"),
         (["pull", "VGG19", "-w", "v9"], 3, "imagenet1k_v1"),
-        (["list", "--max-params", "many"], 1, "10M"),
-        (["list", "--family", "transformer"], 1, "ResNet"),
+        (["list", "--max-params", "many"], 2, "10M"),
+        (["list", "--family", "transformer"], 2, "ResNet"),
+        (["predict", "x.png", "-o", "activation"], 2, "activation=relu6"),
+        (["remove", "ResNet20", "cifar10"], 1, "cifar10"),
+        (["remove", "ResNet20", "mine"], 3, "mine"),
         (["bench", "--what", "sleep"], 2, "load"),
     ],
 )
@@ -88,10 +93,11 @@ def test_offline_names_the_switch(capsys: pytest.CaptureFixture[str], monkeypatc
 
 def test_predict_prints_labels_and_draws_a_sheet(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sheet = tmp_path / "sheet.png"
-    assert main(["predict", str(photo), str(photo), "--json", "--top", "3", "--sheet", str(sheet)]) == 0
+    assert main(["predict", str(photo), str(photo), "--json", "--top", "2", "--sheet", str(sheet)]) == 0
     rows = json.loads(out(capsys))
     assert len(rows) == 2
-    assert [len(r["predictions"]) for r in rows] == [3, 3]
+    assert [len(r["predictions"]) for r in rows] == [2, 2]
+    assert rows[0]["network"] == "ResNet20 cifar10"
     assert rows[0]["predictions"][0]["probability"] >= rows[0]["predictions"][1]["probability"]
     with Image.open(sheet) as drawn:
         assert drawn.format == "PNG"
@@ -138,19 +144,104 @@ def test_the_demo_classifies_bundled_photographs_and_draws_them(tmp_path: Path, 
     sheet = tmp_path / "demo.png"
     assert main(["demo", str(photo), "--sheet", str(sheet)]) == 0
     text = out(capsys)
-    assert "chelsea" in text
-    assert "cat" in text
+    assert re.search(r"chelsea, whole +cat ", text)
+    assert "none of the ten" in text
     assert "photo" in text
     assert "trained, verified" in text
     with Image.open(sheet) as drawn:
         assert drawn.size[0] > 400
 
 
-def test_a_closed_pipe_is_no_error() -> None:
-    command = f"{sys.executable} -m zoo.cli list --checkpoints --json | head -1; exit ${{PIPESTATUS[0]}}"
+@pytest.mark.parametrize("arguments", ["list", "list --checkpoints --json", "info ResNet50"])
+def test_a_closed_pipe_is_no_error(arguments: str) -> None:
+    command = f"{sys.executable} -m zoo.cli {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_an_eighty_column_terminal_shows_whole_numbers() -> None:
+    import pty
+
+    main_end, terminal = pty.openpty()
+    settings = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-m", "zoo.cli", "list"], stdout=terminal, stderr=terminal, env=settings) as running:
+        os.close(terminal)
+        shown = b""
+        while True:
+            try:
+                piece = os.read(main_end, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            shown += piece
+    os.close(main_end)
+    assert running.returncode == 0
+    text = shown.decode()
+    assert "80.86" in text
+    assert "143.67M" in text
+    assert "imagenet1k_v1" in text
+    assert "ResNeXt101_64x4d" in text
+    assert "DenseNet_BC_100_12" in text
+
+
+def test_one_bad_picture_does_not_spoil_the_others(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad [x].png"
+    bad.write_bytes(b"")
+    assert main(["predict", str(photo), str(bad), str(photo)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("%") == 10
+    assert "by ResNet20 cifar10, which knows 10 classes" in shown.out
+    assert "bad [x].png" in shown.err
+
+
+def test_accuracies_on_other_images_are_not_ranked_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--min-top1", "78", "--json"]) == 0
+    assert "ResNet20" not in {row["network"] for row in json.loads(out(capsys))}
+    assert main(["list", "--min-top1", "78", "--data", "cifar", "--json"]) == 0
+    assert {row["network"] for row in json.loads(out(capsys))} == {"ResNet20", "ResNet32"}
+
+
+def test_an_added_files_facts_are_recorded_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.pth"
+    torch.save(ResNet20(shortcut="B").state_dict(), file)
+    arguments = ["add", str(file), "-m", "ResNet20", "--tag", "mine", "-o", "shortcut=B", "--resize", "40", "--crop", "36"]
+    assert main([*arguments, "--mean", "0.5,0.5,0.5", "--std", "0.2,0.2,0.2", "--labels", "cifar10"]) == 0
+    assert "shortcut" in (tmp_path_registry() / "ResNet20.mine.toml").read_text()
+    capsys.readouterr()
+    assert main(["info", "ResNet20", "--json"]) == 0
+    row = next(c for c in json.loads(out(capsys))["checkpoints"] if c["tag"] == "mine")
+    assert (row["options"], row["labels"], row["preprocessing"]["crop"]) == ({"shortcut": "B"}, "cifar10", 36)
+    assert row["preprocessing"]["std"] == [0.2, 0.2, 0.2]
+    assert main(["remove", "ResNet20", "mine"]) == 0
+    assert main(["pull", "ResNet20", "-w", "mine"]) == 3
+
+
+def tmp_path_registry() -> Path:
+    return Path(os.environ["ZOO_USER_REGISTRY"])
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    import zoo
+
+    assert main(["--version"]) == 0
+    assert out(capsys).strip() == zoo.__version__
+
+
+def test_networks_names_complete(tmp_path: Path) -> None:
+    settings = {**os.environ, "_ZOO_COMPLETE": "complete_bash", "COMP_WORDS": "zoo info VGG1", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-c", "from zoo.cli import main; main([])"], capture_output=True, text=True, env=settings)
+    assert "VGG19" in done.stdout.split()
+
+
+def test_an_interrupt_is_130_and_says_what_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zoo.cli.search", interrupted)
+    assert main(["list"]) == 130
+    assert "resumed" in capsys.readouterr().err
 
 
 def test_bench_prints_the_peer_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from weights.registry import Checkpoint, Preprocessing
+from weights import Checkpoint, Preprocessing
 from zoo import ResNet20
 from zoo.labels import labels
 from zoo.model import Model

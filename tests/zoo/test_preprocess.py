@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from weights.registry import Preprocessing
+from weights import Preprocessing
 from zoo.preprocess import BadImage, open_image, preprocess
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

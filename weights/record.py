@@ -1,0 +1,201 @@
+"""A checkpoint's record: frozen, and validated table by table."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+from urllib.parse import urlsplit
+
+from weights.errors import BadRecord, InsecureSource
+
+FORMATS = ("safetensors", "pytorch")
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+
+
+@dataclass(frozen=True, slots=True)
+class Preprocessing:
+    """How an image becomes the tensor that a checkpoint was measured with.
+
+    Attributes:
+        resize: side in pixels that the shorter edge is resized to; None leaves the image as it is.
+        crop: side in pixels of the square centre crop; None takes the whole image.
+        interpolation: "nearest", "bilinear" or "bicubic", on PIL images and therefore with antialiasing.
+        mean: of each channel, on the range 0..1.
+        std: of each channel, on the range 0..1.
+        channel_order: "rgb" or "bgr".
+    """
+
+    resize: int | None
+    crop: int | None
+    interpolation: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channel_order: str = "rgb"
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in INTERPOLATIONS:
+            raise BadRecord(f"interpolation is one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
+        if self.channel_order not in ("rgb", "bgr"):
+            raise BadRecord(f'channel_order is "rgb" or "bgr", got {self.channel_order!r}')
+        if not self.mean or len(self.mean) != len(self.std):
+            raise BadRecord(f"mean and std need one number per channel each, got {self.mean} and {self.std}")
+        if any(s <= 0 for s in self.std):
+            raise BadRecord(f"std must be positive, got {self.std}")
+        for name in ("resize", "crop"):
+            if (side := getattr(self, name)) is not None and side <= 0:
+                raise BadRecord(f"{name} is a number of pixels, got {side}")
+        if self.resize is not None and self.crop is not None and self.resize < self.crop:
+            raise BadRecord(f"a crop of {self.crop} pixels does not fit an image resized to {self.resize}")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything that is known of one set of weights.
+
+    Attributes:
+        model: the variant's class name, "ResNet50".
+        tag: the name of this checkpoint among the variant's, "imagenet1k_v2".
+        sources: URLs that serve the same bytes, tried in order: hf://org/repo[@revision]/file, https://, file://, package:path.
+        format: of the file that the sources serve, "safetensors" or "pytorch".
+        names: the naming of its tensors, a table of `convert.names`.
+        num_classes: width of its classifier; 0 in an `adhoc` record that was not told.
+        preprocessing: what `metrics` were measured with.
+        license: SPDX identifier, or "unstated".
+        provenance: how these facts were learnt.
+        default: whether `find(model)` takes this one.
+        sha256: of the file that the sources serve, 64 hex digits, where it is publicly known.
+        sha256_prefix: the first hex digits, where only those are known.
+        size_bytes: of the file that the sources serve.
+        labels: the name of the list of labels, "imagenet1k" or "cifar10"; None where the classes are not known.
+        metrics: percentages, {"top1": 80.858, "top5": 95.434}, under `preprocessing`.
+        metrics_data: the images that they were measured on.
+        options: constructor keywords without which these weights compute something else.
+        recipe: link to, or name of, how it was trained.
+        params: trainable parameters that the publisher states.
+        gmacs: multiply-accumulates of one image that the publisher states, in 10^9.
+    """
+
+    model: str
+    tag: str
+    sources: tuple[str, ...]
+    format: str
+    names: str
+    num_classes: int
+    preprocessing: Preprocessing
+    license: str
+    provenance: str
+    default: bool = False
+    sha256: str | None = None
+    sha256_prefix: str | None = None
+    size_bytes: int | None = None
+    labels: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics_data: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str | None = None
+    params: int | None = None
+    gmacs: float | None = None
+
+
+_FIELDS = {f.name: f for f in fields(Checkpoint) if f.name not in ("model", "tag")}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "tuple": (list, tuple),
+    "Mapping": (dict,),
+}
+
+
+def record(model: str, tag: str, table: Mapping[str, Any], place: str, *, classes_known: bool = True) -> Checkpoint:
+    """Validate one table into a record.
+
+    Args:
+        model: the variant's class name.
+        tag: the checkpoint's name among the variant's.
+        table: the fields of `Checkpoint` as TOML has them: arrays are lists, `preprocessing` is a table.
+        place: where the table stands, for the messages.
+        classes_known: whether `num_classes` must be positive; 0 says that nobody told.
+
+    Raises:
+        BadRecord: a key is unknown, missing or of the wrong type, or two facts contradict each other.
+        InsecureSource: a source is http:// on another machine.
+    """
+    try:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", model):
+            raise BadRecord(f"{model!r} is no class name")
+        facts = _typed(table, _FIELDS, "")
+        if not isinstance(facts["preprocessing"], Preprocessing):
+            steps = _typed(facts["preprocessing"], {f.name: f for f in fields(Preprocessing)}, "preprocessing.")
+            facts["preprocessing"] = Preprocessing(**steps)
+        row = Checkpoint(model=model, tag=tag, **facts)
+        _consistent(row, classes_known)
+    except (BadRecord, InsecureSource) as error:
+        raise type(error)(f"{place}: {error}") from None
+    return row
+
+
+def _typed(table: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1)
+            raise BadRecord(
+                f"unknown key {prefix + key!r}; " + (f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}.")
+            )
+        allowed, _, item = str(known[key].type).partition(" | ")[0].partition("[")
+        kinds = _TYPES.get(allowed, (dict, Preprocessing))
+        if value is None and known[key].default is None:
+            continue
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise BadRecord(f"{prefix + key} is a {known[key].type}, got {value!r}")
+        if isinstance(value, (list, tuple)):
+            kinds = _TYPES[item.split(",")[0]]
+            if not value or not all(isinstance(v, kinds) and not isinstance(v, bool) for v in value):
+                raise BadRecord(f"{prefix + key} is a {known[key].type} with at least one entry, got {value!r}")
+            value = tuple(value)
+        facts[key] = value
+    needed = {n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING} - {"resize", "crop"}
+    if absent := [prefix + name for name in known if name in needed - set(facts)]:
+        raise BadRecord(f"{', '.join(absent)} missing" + ('; a licence that nobody states is "unstated"' if "license" in absent else ""))
+    return ({"resize": None, "crop": None} if prefix else {}) | facts
+
+
+def _consistent(row: Checkpoint, classes_known: bool) -> None:
+    if row.format not in FORMATS:
+        raise BadRecord(f"format is one of {', '.join(FORMATS)}, got {row.format!r}")
+    for source in row.sources:
+        scheme = source.partition(":")[0]
+        loopback = scheme == "http" and urlsplit(source).hostname in ("127.0.0.1", "localhost", "::1")
+        if scheme.lower() == "http" and not loopback:
+            raise InsecureSource(f"a source on another machine needs https, got {source!r}: use https://")
+        if scheme.lower() == "https" and urlsplit(source).username is not None:
+            raise InsecureSource(
+                "a source with a password in it would leave it in logs and notes: use a Hub repository with HF_TOKEN, or a file"
+            )
+        if scheme not in ("hf", "https", "file", "package") and not loopback:
+            raise BadRecord(f"a source starts with hf://, https:// or file://, got {source!r}")
+        if scheme == "package" and row.format != "safetensors":
+            raise BadRecord(f"{source} ships with the package and must be safetensors")
+        if scheme == "package" and row.sha256 is None:
+            raise BadRecord(f"{source} ships with the package and needs its sha256")
+    if row.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", row.sha256):
+        raise BadRecord(f"sha256 is 64 lower-case hex digits, got {row.sha256!r}; where only the first are known, say sha256_prefix")
+    if row.sha256_prefix is not None and not re.fullmatch(r"[0-9a-f]{6,64}", row.sha256_prefix):
+        raise BadRecord(f"sha256_prefix is 6 to 64 lower-case hex digits, got {row.sha256_prefix!r}")
+    if row.sha256 and row.sha256_prefix and not row.sha256.startswith(row.sha256_prefix):
+        raise BadRecord(f"sha256 {row.sha256} does not start with sha256_prefix {row.sha256_prefix}")
+    for name in ("size_bytes", "params", "gmacs"):
+        if (count := getattr(row, name)) is not None and not count > 0:
+            raise BadRecord(f"{name} is positive, got {count}")
+    if row.num_classes < classes_known:
+        raise BadRecord(f"num_classes is positive, got {row.num_classes}")
+    for name, value in row.metrics.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+            raise BadRecord(f"metrics.{name} is a percentage, 0 to 100, got {value!r}")
+    if row.metrics and not row.metrics_data:
+        raise BadRecord("metrics mean nothing without metrics_data, the images that they were measured on")

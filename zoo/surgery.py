@@ -1,0 +1,69 @@
+"""Changes to a complete network: another classifier, another number of input channels."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from torch import nn
+
+from weights import Preprocessing
+from zoo.model import Model
+
+log = logging.getLogger("zoo")
+
+
+def replace_head(network: Model, num_classes: int) -> None:
+    """Put a new, untrained classifier of `num_classes` on the body, in place; auxiliary heads get theirs too.
+
+    The record loses what was true of the old classifier only: labels and metrics.
+    """
+    for name in network.classifiers:
+        try:
+            old = network.get_submodule(name)
+        except AttributeError:  # an auxiliary head that this network was built without
+            continue
+        weight = next(old.parameters())
+        place = {"device": weight.device, "dtype": weight.dtype}
+        if isinstance(old, nn.Conv2d):
+            size = (old.kernel_size[0], old.kernel_size[1])
+            new: nn.Module = nn.Conv2d(old.in_channels, num_classes, size, bias=old.bias is not None, **place)
+        elif isinstance(old, nn.Linear):
+            new = nn.Linear(old.in_features, num_classes, bias=old.bias is not None, **place)
+        else:
+            raise TypeError(f"{name} of {type(network).__name__} is a {type(old).__name__}, not a layer with one output per class")
+        network.initialise_layer(name, new)
+        network.set_submodule(name, new.train(old.training))
+    had, network.num_classes = network.num_classes, num_classes
+    if network.checkpoint is not None:
+        network.checkpoint = replace(network.checkpoint, num_classes=num_classes, labels=None, metrics={}, metrics_data=None)
+    log.warning("%s: %s is new and untrained, %d classes instead of %d", type(network).__name__, network.classifiers[0], num_classes, had)
+
+
+def adapt_stem(network: Model, in_channels: int) -> None:
+    """Let the first convolution read `in_channels` channels, in place.
+
+    One channel reads by the mean of the old kernels, more by their cyclic repetition, both scaled by old / new channels: so a
+    grey image gives in one channel, or in whole repetitions, what it gave as RGB. An unscaled mean would divide every activation
+    by three, and BatchNorm's statistics would not know.
+    """
+    stem = network.get_submodule(network.stem)
+    if not isinstance(stem, nn.Conv2d):
+        raise TypeError(f"{network.stem} of {type(network).__name__} is a {type(stem).__name__}, not a convolution")
+    old, count = stem.weight.data, network.in_channels
+    new = old.mean(1, keepdim=True) if in_channels == 1 else old[:, [i % count for i in range(in_channels)]]
+    stem.weight = nn.Parameter((new * (count / in_channels)).contiguous(), requires_grad=stem.weight.requires_grad)
+    stem.in_channels = network.in_channels = in_channels
+    if network.checkpoint is not None:
+        preprocessing = with_channels(network.checkpoint.preprocessing, in_channels)
+        network.checkpoint = replace(network.checkpoint, preprocessing=preprocessing, metrics={}, metrics_data=None)
+    log.warning("%s: %s now reads %d channels instead of %d", type(network).__name__, network.stem, in_channels, count)
+
+
+def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
+    """Give a record's mean and std another number of channels: their average for one, their cyclic repetition for more."""
+
+    def spread(values: tuple[float, ...]) -> tuple[float, ...]:
+        return (sum(values) / len(values),) if channels == 1 else tuple(values[i % len(values)] for i in range(channels))
+
+    return replace(preprocessing, mean=spread(preprocessing.mean), std=spread(preprocessing.std))
