@@ -111,9 +111,8 @@ class Cache:
             for name in ("blobs/sha256", "refs", "derived", "stamps", "partial", "quarantine", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             if not (tag := self.root / "CACHEDIR.TAG").exists():
-                tag.write_text(
-                    "Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not.\n"
-                )
+                note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"
+                tag.write_text(f"Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; {note}.\n")
         if version != LAYOUT:
             self.write_json(self.root / "layout.json", {"version": LAYOUT})
 

@@ -270,6 +270,6 @@ def test_the_records_are_data() -> None:
 
 
 def test_a_password_in_a_source_is_refused_and_not_repeated() -> None:
-    with pytest.raises(InsecureSource, match="netrc") as caught:
+    with pytest.raises(InsecureSource, match="HF_TOKEN") as caught:
         weights.adhoc("ResNet20", "https://me:secret@example.org/w.safetensors")
     assert "secret" not in str(caught.value)
