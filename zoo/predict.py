@@ -55,7 +55,8 @@ def predict(model: Model, images: np.ndarray | Tensor, top: int = 5, batch_size:
 def predict(model: Model, images: Any, top: int = 5, batch_size: int = 32) -> list[Any]:
     """Classify images with the preprocessing and the labels of the model's own checkpoint.
 
-    The network runs in eval mode and without gradients; every layer keeps the mode that it was found in.
+    The network runs in eval mode and without gradients; every layer keeps the mode that it was found in. Threads may share a network
+    that is in eval mode, as `trained` returns it; one in train mode is switched during the call.
 
     Args:
         model: what `trained` returns, on any device and in any floating-point type.

@@ -65,7 +65,7 @@ def test_stated_parameters_are_the_classs(row: Checkpoint) -> None:
 
 
 @each_row
-def test_the_bytes_are_pinned(row: Checkpoint) -> None:
+def test_the_bytes_are_hashed_or_announced_by_the_hub(row: Checkpoint) -> None:
     """By a hash, whole or begun, or by the Hub, which tells the sha256 of what it serves before it does."""
     hub = all(re.fullmatch(r"hf://[\w.-]+/[\w.-]+(@[\w.-]+)?/[\w./-]+\.safetensors", source) for source in row.sources)
     assert row.sha256 or row.sha256_prefix or hub or row.sources[0].startswith("package:")

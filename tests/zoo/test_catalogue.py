@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import zoo
 from zoo import CATALOGUE, GoogLeNet, InceptionV3, MobileNetV1_025, Model, ResNet20, SEResNet18, SqueezeNet1_1
 
-ISSUE = {
+PROMISED = {
     "VGG": "11 13 16 19 11_BN 13_BN 16_BN 19_BN",
     "ResNet": "18 34 50 101 152 20 32 44 56 110",
     "ResNeXt": "50_32x4d 101_32x8d 101_64x4d",
@@ -31,7 +31,7 @@ ISSUE = {
     "SqueezeNet": "1_0 1_1",
     "EfficientNet": "B0 B1 B2 B3 B4 B5 B6 B7",
 }
-ASKED = {family + variant for family, variants in ISSUE.items() for variant in variants.split()} | {
+EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "Xception")
 }
 
@@ -83,7 +83,7 @@ def leaves(network: nn.Module) -> dict[str, nn.Module]:
 
 
 def test_the_catalogue_is_what_was_asked_for() -> None:
-    assert CATALOGUE.keys() == ASKED
+    assert CATALOGUE.keys() == EVERY_NAME
     assert all(getattr(zoo, name) is cls for name, cls in CATALOGUE.items())
 
 
