@@ -52,10 +52,10 @@ def alternate(ways: dict[str, Callable[[], object]], rounds: int) -> list[Timing
     return [Timing(name, seconds, first / seconds) for name, seconds in medians.items()]
 
 
-def load(model: type[Model], rounds: int = 5) -> list[Timing]:
+def load(model: type[Model], rounds: int = 5, with_timm: bool = True) -> list[Timing]:
     """Time constructing and loading `model` from a warm cache: torchvision's and timm's way, and `trained` with each `verify`.
 
-    The file holds random weights of the right names and shapes, made in a temporary folder with a cache of its own.
+    timm is measured where it is installed and has the network under this name. The file holds random weights of the right names and shapes, made in a temporary folder with a cache of its own.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-bench-") as folder, _cache(Path(folder) / "cache"):
         torch.manual_seed(0)
@@ -66,7 +66,7 @@ def load(model: type[Model], rounds: int = 5) -> list[Timing]:
         ways: dict[str, Callable[[], object]] = {}
         build = torchvision_builder(model)
         ways["torchvision" if build else "construct, torch.load, copy"] = lambda: _construct_and_load(build or model, file)
-        if peer := _timm_peer(model, Path(folder)):
+        if with_timm and (peer := _timm_peer(model, Path(folder))):
             ways["timm"] = peer
         ways["trained, verified"] = lambda: trained(model, source, progress=False)
         ways['trained, verify="stamp"'] = lambda: trained(model, source, verify="stamp", progress=False)

@@ -300,7 +300,7 @@ def demo(
     top1 = network.checkpoint.metrics["top1"] if network.checkpoint else 0
     out.print(f"\n{HEADING}. It has {top1:.2f} % of CIFAR-10's test images right.", soft_wrap=True)
     out.print("\nA ResNet50 from its file, ready to use (random weights, warm cache):")
-    for timing in load(CATALOGUE["ResNet50"], rounds=3):
+    for timing in load(CATALOGUE["ResNet50"], rounds=3, with_timm=False):
         out.print(f"  {1000 * timing.seconds:7.1f} ms  {timing.way}{f', {timing.ratio:.1f}x faster' if timing.ratio > 1 else ''}")
     command = escape("zoo" if shutil.which("zoo") else sys.argv[0])
     out.print(f"\nDrawn in [bold]{escape(str(sheet))}[/bold].", soft_wrap=True)
