@@ -208,9 +208,9 @@ def _converted(convert: Converter | None, source: Path, made: Path, place: str) 
         convert(source, made)
         _check_complete(made, made.stat().st_size, place)
         return hashes(made)
-    except WeightsError:
+    except WeightsError as error:
         made.unlink(missing_ok=True)
-        raise
+        raise type(error)(str(error).replace(str(source), place)) from error  # the user knows the place, not our temporary file
     except Exception as error:
         made.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in FULL:

@@ -55,7 +55,8 @@ def alternate(ways: dict[str, Callable[[], object]], rounds: int) -> list[Timing
 def load(model: type[Model], rounds: int = 5, with_timm: bool = True) -> list[Timing]:
     """Time constructing and loading `model` from a warm cache: torchvision's and timm's way, and `trained` with each `verify`.
 
-    timm is measured where it is installed and has the network under this name. The file holds random weights of the right names and shapes, made in a temporary folder with a cache of its own.
+    timm is measured where it is installed and has the network under this name. The file holds random weights of the right names and
+    shapes, made in a temporary folder with a cache of its own.
     """
     with tempfile.TemporaryDirectory(prefix="zoo-bench-") as folder, _cache(Path(folder) / "cache"):
         torch.manual_seed(0)

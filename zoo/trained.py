@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
+import mmap
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -85,8 +87,13 @@ def trained(
 
 
 def to_safetensors(source: Path, destination: Path) -> None:
-    """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code."""
-    pytorch.to_safetensors(source, destination)
+    """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied."""
+    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        named_wrongly = safetensors.is_safetensors(data)
+    if named_wrongly:
+        shutil.copyfile(source, destination)
+    else:
+        pytorch.to_safetensors(source, destination)
 
 
 def add_file(

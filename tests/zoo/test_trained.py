@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import weights
 import zoo
-from weights import BadRecord, NoPretrainedWeights, UnknownWeights, WeightsMismatch
+from weights import BadRecord, MalformedFile, NoPretrainedWeights, UnknownWeights, WeightsMismatch
 from zoo import (
     CATALOGUE,
     VGG11,
@@ -476,3 +476,13 @@ def test_a_published_name_is_not_overwritten() -> None:
 
 def test_the_embedded_file_stays_small() -> None:
     assert weights.get(weights.find("ResNet20")).size_bytes <= 1_200_000
+
+
+def test_a_url_is_judged_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> None:
+    state = random_state(ResNet20)
+    file = saved(state, tmp_path / "w.safetensors").rename(tmp_path / "w.bin")
+    assert torch.equal(trained(ResNet20, file.as_uri()).fc.weight, state["fc.weight"])
+    (tmp_path / "text.pth").write_bytes(b"hello, world")
+    with pytest.raises(MalformedFile, match=r"text\.pth is no PyTorch file") as caught:
+        trained(ResNet20, (tmp_path / "text.pth").as_uri())
+    assert ".part" not in str(caught.value)
