@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
-from zoo.model import CATALOGUE
+from zoo.model import CATALOGUE, Model
 from zoo.predict import Prediction
 from zoo.preprocess import BadImage
 from zoo.search import Entry, model_class, search
@@ -200,7 +201,8 @@ def predict(
     """Classify pictures."""
     from zoo.predict import predict as classify
 
-    network = trained(model_class(model), tag, progress=not quiet, **_options(option))
+    cls = model_class(model)
+    network = trained(cls, tag, progress=not quiet, **_options(option, cls))
     record = network.checkpoint
     named = f"{type(network).__name__} {record.tag if record else ''}".strip()
     found: list[tuple[Path, list[Prediction]]] = []
@@ -261,7 +263,8 @@ def add(
     """
     steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": _numbers(mean), "std": _numbers(std)}
     facts = {"license": license, "labels": labels, "default": default, "replaces": replace, "preprocessing": steps}
-    record = add_file(model_class(model), file, tag, **facts, **_options(option))
+    cls = model_class(model)
+    record = add_file(cls, file, tag, **facts, **_options(option, cls))
     out.print(
         f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model} -w {record.tag}',
         soft_wrap=True,
@@ -337,13 +340,16 @@ def bench(
     out.print(f"[dim]{versions()}[/dim]")
 
 
-def _options(pairs: list[str] | None) -> dict[str, Any]:
+def _options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
     """Read keyword=value; a value is a number, true or false where it looks like one, text otherwise."""
+    known = inspect.signature(cls).parameters
     found: dict[str, Any] = {}
     for pair in pairs or []:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise typer.BadParameter(f"a constructor keyword looks like activation=relu6, not {pair!r}", param_hint="--option")
+        if name not in known:
+            raise typer.BadParameter(f"{cls.__name__} has no {name}; it takes {', '.join(known)}", param_hint="--option")
         try:
             found[name] = json.loads(value)
         except ValueError:

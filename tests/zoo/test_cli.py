@@ -71,6 +71,7 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
         (["list", "--max-params", "many"], 2, "10M"),
         (["list", "--family", "transformer"], 2, "ResNet"),
         (["predict", "x.png", "-o", "activation"], 2, "activation=relu6"),
+        (["predict", "x.png", "-o", "colour=3"], 2, "it takes num_classes, in_channels, shortcut"),
         (["remove", "ResNet20", "cifar10"], 1, "cifar10"),
         (["remove", "ResNet20", "mine"], 3, "mine"),
         (["bench", "--what", "sleep"], 2, "load"),
