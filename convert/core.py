@@ -39,6 +39,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "conv": Kind(("weight", "bias"), "conv"),
+    "transposed": Kind(("weight", "bias"), "transposed"),
     "linear": Kind(("weight", "bias"), "linear"),
     "norm": Kind(("weight", "bias", "running_mean", "running_var", COUNTER), "norm"),
     # VGG's first dense layer is a 7x7 convolution in timm, a gate's dense layers are 1x1 ones here and there: (O, I, h, w)
@@ -50,11 +51,22 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The module `theirs` is our module `ours`; `kind` is a name in `KINDS`."""
+    """The module `theirs` is our module `ours`.
+
+    Attributes:
+        theirs, ours: the module's names.
+        kind: a name in `KINDS`.
+        adds: leaves that theirs has and ours has not: the bias of a convolution that goes into the BatchNorm behind it. Zero on
+            the way there.
+        lacks: leaves that ours has and theirs has not: the weight of a BatchNorm without scale. One (weight) or zero (bias) on the
+            way here.
+    """
 
     theirs: str
     ours: str
     kind: str
+    adds: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +140,7 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
 
 def invert(rows: Iterable[Row]) -> list[Row]:
     """Derive the rows that lead back: `apply` with them and their shapes undoes `apply` with `rows` and ours."""
-    return [Row(row.ours, row.theirs, KINDS[row.kind].inverse) for row in rows]
+    return [Row(row.ours, row.theirs, KINDS[row.kind].inverse, row.lacks, row.adds) for row in rows]
 
 
 def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:

@@ -59,7 +59,11 @@ class CacheNotWritable(WeightsError, OSError):
     """The cache folder can't be written, and the file is not in it."""
 
 
-class MalformedFile(WeightsError, ValueError):
+class ConvertError(WeightsError, ValueError):
+    """A weight file can't be read, written or converted."""
+
+
+class MalformedFile(ConvertError):
     """A weight file violates its format."""
 
 
@@ -67,12 +71,16 @@ class LimitExceeded(MalformedFile):
     """A weight file asks for more memory, tensors or dimensions than any network needs."""
 
 
-class UnsafeFormat(WeightsError, ValueError):
+class UnsafeFormat(ConvertError):
     """A weight file could run code, and is therefore not opened."""
 
 
-class UnsupportedFormat(WeightsError, ValueError):
+class UnsupportedFormat(ConvertError):
     """No reader knows this kind of file."""
+
+
+class MissingLibrary(ConvertError, ImportError):
+    """The library that reads or writes this format is not installed."""
 
 
 class WeightsMismatch(WeightsError, ValueError):

@@ -12,12 +12,13 @@ import re
 import threading
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from convert.core import strip_wrappers
 from convert.formats import safetensors
+from convert.source import Part, Source
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
 
 if TYPE_CHECKING:
@@ -54,7 +55,52 @@ class _Inert:
     def __setstate__(self, state: object) -> None: ...
 
 
-def read(path: Path, data: Buffer | None = None) -> dict[str, Tensor]:
+SUFFIXES = (".pth", ".pt", ".th", ".pth.tar", ".bin", ".ckpt", ".tar")
+WRITES = True
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Tell a PyTorch file: an archive that holds data.pkl, a stream that begins with torch's magic number, or a bare pickle of it."""
+    if head.startswith(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."):
+        return True
+    if not head.startswith(b"PK\3\4"):
+        return head[257:262] == b"ustar" and path.name.endswith(SUFFIXES)
+    name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
+    return name.endswith((b"/data.pkl", b"/.format_version", b"/.storage_alignment", b"/byteorder", b"/version")) or path.name.endswith(
+        SUFFIXES
+    )
+
+
+def read(path: Path) -> Source:
+    """Open a PyTorch file: archives are mapped and read tensor by tensor, older streams at once.
+
+    Raises:
+        ConvertError: as `state_dict` does.
+    """
+    from convert.formats._torch import stored
+
+    tensors = state_dict(path)
+    return Source(path, "pytorch", "PyTorch", {name: stored(name, tensor) for name, tensor in tensors.items()})
+
+
+def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, metadata: Mapping[str, str]) -> None:
+    """Write a state dict that ``torch.load(path, weights_only=True)`` reads; it has no place for `metadata`.
+
+    Raises:
+        ConvertError: kernels of true convolution were asked for, which PyTorch has no layer for.
+    """
+    import torch
+
+    from convert.formats._torch import as_tensor, correlation_only
+
+    del metadata
+    correlation_only(convention, "PyTorch")
+    tensors = {f"{part.name}.{leaf}": as_tensor(stored.array()) for part in parts for leaf, stored in part.leaves.items()}
+    with path.open("wb") as file:  # a path would be written into the archive as the name of its folder
+        torch.save(tensors, file)
+
+
+def state_dict(path: Path, data: Buffer | None = None) -> dict[str, Tensor]:
     """Read the state dict of a PyTorch file, on the CPU, without running any code of the file.
 
     Looks for it under the keys of `NESTED`, takes away the prefixes of DataParallel and torch.compile, and drops what is
@@ -78,8 +124,8 @@ def read(path: Path, data: Buffer | None = None) -> dict[str, Tensor]:
 
 
 def to_safetensors(source: Path, destination: Path) -> None:
-    """Rewrite a PyTorch file as safetensors; raises as `read` does."""
-    safetensors.write(read(source), destination)
+    """Rewrite a PyTorch file as safetensors; raises as `state_dict` does."""
+    safetensors.save(state_dict(source), destination)
 
 
 def _load(path: Path, size: int, data: Buffer | None) -> Any:
@@ -92,10 +138,11 @@ def _load(path: Path, size: int, data: Buffer | None) -> Any:
         elif not head.startswith(b"\x80") and head[257:] != b"ustar":  # a tar is explained below
             raise MalformedFile(f"{path} is no PyTorch file: it {f'starts with {head[:16]!r}…' if head else 'is empty'}")
         file.seek(0)
+        mapped = data is None and head.startswith(b"PK\3\4")  # what isn't used, isn't read
         with _allowing, torch.serialization.safe_globals([(_Inert, name) for name in INERT]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's are about sparse and quantised tensors, which are refused afterwards
             try:
-                return torch.load(file, map_location="cpu", weights_only=True)
+                return torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
             except MemoryError as error:
                 raise LimitExceeded(f"{path} asks for more memory than there is") from error
             except Exception as error:  # a damaged pickle can fail in any way whatever

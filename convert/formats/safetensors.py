@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
+import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
+import numpy as np
+
+from convert.source import Part, Source, Stored
+from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +56,51 @@ class Entry:
     shape: tuple[int, ...]
     start: int
     stop: int
+
+
+SUFFIXES = (".safetensors",)
+WRITES = True
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Tell a safetensors file: a plausible length, then an object."""
+    if len(head) < 9 or head[8] != ord("{"):
+        return False
+    return 2 <= int.from_bytes(head[:8], "little") <= path.stat().st_size - 8
+
+
+def read(path: Path) -> Source:
+    """Map a safetensors file; files of Flax and of our own converter are known by their names and notes.
+
+    Raises:
+        MalformedFile, LimitExceeded, UnsupportedFormat: as `entries` does.
+    """
+    from convert.formats import flax
+    from convert.formats._torch import numpy_dtype
+
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise MalformedFile(f"{path} is empty")
+        buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        found = entries(buffer)
+        notes = metadata(buffer)
+    except ConvertError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+    def stored(name: str, entry: Entry) -> Stored:
+        dtype = numpy_dtype(DTYPES[entry.dtype][1])
+        count = math.prod(entry.shape)
+        kernel = name.endswith("weight") and len(entry.shape) > 2
+
+        def load() -> np.ndarray:
+            return np.frombuffer(buffer, dtype, count, entry.start).reshape(entry.shape)
+
+        return Stored(name, entry.shape, dtype, load, convention="correlation" if kernel else None)
+
+    tensors = {name: stored(name, entry) for name, entry in found.items()}
+    source = Source(path, "safetensors", "PyTorch", tensors, facts=notes)
+    return flax.canonical(source) if flax.looks_like_flax({name: entry.shape for name, entry in found.items()}) else source
 
 
 def is_safetensors(buffer: Buffer) -> bool:
@@ -126,8 +176,8 @@ def tensors(buffer: Buffer) -> dict[str, Tensor]:
     return read
 
 
-def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors; the same tensors and metadata always give the same bytes.
+def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write torch's tensors; the same tensors and metadata always give the same bytes.
 
     (The safetensors library writes metadata in random order, so the file's hash would change from run to run.)
 
@@ -145,20 +195,100 @@ def write(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str]
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in codes:
             raise UnsupportedFormat(f"safetensors can't hold {name!r}: {tensor.dtype}, {tensor.layout}")
+    described = {name: (*codes[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+    def content(name: str) -> np.ndarray:
+        return tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    _write(described, content, path, metadata)
+
+
+def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, metadata: Mapping[str, str]) -> None:
+    """Write the modules' tensors under ``module.leaf``, one after the other; the same input always gives the same bytes.
+
+    "naming": "flax" in the metadata writes a Flax tree: names with slashes, kernels HWIO.
+
+    Raises:
+        ConvertError: kernels of true convolution were asked for, or a dtype is not one of `DTYPES`.
+    """
+    from convert.formats import flax
+    from convert.formats._torch import correlation_only
+
+    if metadata.get("naming") == "flax":
+        save_stored(flax.flat_names(parts, convention), path, metadata)
+        return
+    correlation_only(convention, "PyTorch, which reads safetensors,")
+    save_stored({f"{part.name}.{leaf}": stored for part in parts for leaf, stored in part.leaves.items()}, path, metadata)
+
+
+def save_stored(tensors: Mapping[str, Stored], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors of a source, holding one of them in memory at a time; raises as `save` does."""
+    from convert.formats._torch import numpy_dtype
+
+    codes = {numpy_dtype(name): (code, itemsize) for code, (itemsize, name) in DTYPES.items()}
+    dtypes = {name: stored.dtype.newbyteorder("=") for name, stored in tensors.items()}
+    for name, dtype in dtypes.items():
+        if dtype not in codes:
+            raise UnsupportedFormat(f"safetensors can't hold {name!r}: {dtype}")
+    described = {name: (*codes[dtypes[name]], stored.shape) for name, stored in tensors.items()}
+
+    def content(name: str) -> np.ndarray:
+        array = tensors[name].array()
+        if tuple(array.shape) != tensors[name].shape:
+            raise MalformedFile(f"{tensors[name].origin} should have the shape {tensors[name].shape} and came as {array.shape}")
+        return np.ascontiguousarray(array, dtypes[name]).reshape(-1).view(np.uint8)
+
+    _write(described, content, path, metadata)
+
+
+def amend(path: Path, metadata: Mapping[str, str]) -> None:
+    """Give a file other metadata, in place where the header has room for it.
+
+    Raises:
+        MalformedFile, LimitExceeded: as `entries` does.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length)
+    header = json.loads(text)
+    header["__metadata__"] = dict(sorted(metadata.items()))
+    header = {"__metadata__": header.pop("__metadata__"), **header}
+    new = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(new) <= length:
+        with path.open("r+b") as file:
+            file.seek(8)
+            file.write(new + b" " * (length - len(new)))
+        return
+    new += b" " * (-len(new) % 8)
+    longer = path.with_name(path.name + ".longer")
+    with path.open("rb") as old, longer.open("wb") as file:
+        old.seek(8 + length)
+        file.write(len(new).to_bytes(8, "little") + new)
+        shutil.copyfileobj(old, file, 1 << 22)
+    longer.replace(path)
+
+
+def _write(
+    described: Mapping[str, tuple[str, int, tuple[int, ...]]],
+    content: Callable[[str], np.ndarray],
+    path: Path,
+    metadata: Mapping[str, str] | None,
+) -> None:
+    """Write a file of tensors, each described by code, bytes of an element and shape, and made when its turn comes."""
     header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
-    order = sorted(tensors, key=lambda name: (-codes[tensors[name].dtype][1], name))  # widest first: all stay aligned
+    order = sorted(described, key=lambda name: (-described[name][1], name))  # widest first: all stay aligned
     end = 0
     for name in order:
-        code, itemsize = codes[tensors[name].dtype]
-        start, end = end, end + tensors[name].numel() * itemsize
-        header[name] = {"dtype": code, "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+        code, itemsize, shape = described[name]
+        start, end = end, end + math.prod(shape) * itemsize
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            if tensors[name].numel():
-                file.write(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            if math.prod(described[name][2]):
+                file.write(content(name).data)
 
 
 def _header(buffer: Buffer) -> tuple[dict[str, Any], int, int]:

@@ -40,12 +40,12 @@ def bits(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def test_every_dtype_that_we_write_is_read_by_us_and_by_the_library(tmp_path: Path) -> None:
     tensors = every_dtype()
-    safetensors.write(tensors, tmp_path / "x.safetensors", {"b": "2", "a": "é"})
+    safetensors.save(tensors, tmp_path / "x.safetensors", {"b": "2", "a": "é"})
     data = bytearray((tmp_path / "x.safetensors").read_bytes())
     assert {n: bits(t) for n, t in safetensors.tensors(data).items()} == {n: bits(t) for n, t in tensors.items()}
     assert safetensors.metadata(data) == {"a": "é", "b": "2"}
     del tensors["float8_e8m0fnu"]  # the library writes it and cannot read it
-    safetensors.write(tensors, tmp_path / "x.safetensors")
+    safetensors.save(tensors, tmp_path / "x.safetensors")
     theirs = load((tmp_path / "x.safetensors").read_bytes())
     assert {n: bits(t) for n, t in theirs.items()} == {n: bits(t) for n, t in tensors.items()}
 
@@ -61,14 +61,14 @@ def test_what_the_library_wrote_is_read() -> None:
 def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:
     tensors = {"b": torch.ones(2), "a": torch.ones(3, dtype=torch.float16), "c": torch.ones(1, dtype=torch.int64)}
     notes = {str(i): str(i) for i in range(20)}
-    safetensors.write(tensors, tmp_path / "1", notes)
-    safetensors.write(dict(reversed(tensors.items())), tmp_path / "2", dict(reversed(notes.items())))
+    safetensors.save(tensors, tmp_path / "1", notes)
+    safetensors.save(dict(reversed(tensors.items())), tmp_path / "2", dict(reversed(notes.items())))
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
 
 
 def test_strided_tensors_are_written_by_value(tmp_path: Path) -> None:
     tensor = torch.arange(6.0).reshape(2, 3).T
-    safetensors.write({"x": tensor, "y": tensor[1:]}, tmp_path / "x")
+    safetensors.save({"x": tensor, "y": tensor[1:]}, tmp_path / "x")
     read = safetensors.tensors(bytearray((tmp_path / "x").read_bytes()))
     assert torch.equal(read["x"], tensor)
     assert torch.equal(read["y"], tensor[1:])
@@ -77,7 +77,7 @@ def test_strided_tensors_are_written_by_value(tmp_path: Path) -> None:
 def test_what_safetensors_has_no_word_for_is_refused(tmp_path: Path) -> None:
     for tensor in (torch.zeros(2, dtype=torch.complex128), torch.zeros(2, 2).to_sparse()):
         with pytest.raises(UnsupportedFormat, match="can't hold 'x'"):
-            safetensors.write({"x": tensor}, tmp_path / "x")
+            safetensors.save({"x": tensor}, tmp_path / "x")
 
 
 def test_tensors_are_views_of_the_buffer() -> None:

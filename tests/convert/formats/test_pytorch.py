@@ -75,18 +75,18 @@ def same(read: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     ids=["plain", "state_dict", "model", "nested", "plain before ema", "ema", "module", "compiled", "parameters", "dropped", "numpy"],
 )
 def test_the_state_dict_is_found(save: Any, content: Any) -> None:
-    assert same(pytorch.read(save(content)), STATE)
+    assert same(pytorch.state_dict(save(content)), STATE)
 
 
 def test_a_prefix_that_only_some_names_have_is_kept(save: Any) -> None:
     mixed = {"module.a": torch.zeros(1), "b": torch.zeros(1)}
-    assert same(pytorch.read(save(mixed)), mixed)
+    assert same(pytorch.state_dict(save(mixed)), mixed)
 
 
 def test_tied_and_sliced_tensors_get_memory_of_their_own(save: Any, tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
     tensors = {"whole": base, "tied": base, "slice": base[1], "turned": base.T}
-    read = pytorch.read(save(tensors))
+    read = pytorch.state_dict(save(tensors))
     assert same(read, tensors)
     assert len({tensor.untyped_storage().data_ptr() for tensor in read.values()}) == 4
     pytorch.to_safetensors(save(tensors), tmp_path / "x.safetensors")
@@ -97,19 +97,19 @@ def test_code_is_named_and_not_run(save: Any, tmp_path: Path) -> None:
     target = tmp_path / "ran"
     for content in (Code(target), {"state_dict": STATE, "hook": Code(target)}):
         with pytest.raises(UnsafeFormat, match=r"Path\.touch|PosixPath|getattr"):
-            pytorch.read(save(content))
+            pytorch.state_dict(save(content))
     assert not target.exists()
 
 
 def test_a_pickled_module_is_refused_with_its_class(save: Any) -> None:
     with pytest.raises(UnsafeFormat, match=r"torch\.nn\.modules\.linear\.Linear"):
-        pytorch.read(save(nn.Linear(2, 2)))
+        pytorch.state_dict(save(nn.Linear(2, 2)))
 
 
 def test_os_system_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.pth").write_bytes(b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.")
     with pytest.raises(UnsafeFormat, match="posix"):
-        pytorch.read(tmp_path / "x.pth")
+        pytorch.state_dict(tmp_path / "x.pth")
 
 
 def test_numpy_names_lead_to_nothing_of_numpy(tmp_path: Path) -> None:
@@ -135,25 +135,25 @@ def test_numpy_names_lead_to_nothing_of_numpy(tmp_path: Path) -> None:
 )
 def test_a_tensor_larger_than_its_bytes_is_refused(save: Any, lie: Rebuilt, error: type[Exception]) -> None:
     with pytest.raises(error):
-        pytorch.read(save({"x": lie}))
+        pytorch.state_dict(save({"x": lie}))
 
 
 def test_many_views_of_one_storage_are_refused(save: Any) -> None:
     big = torch.zeros(2**20)
     with pytest.raises(LimitExceeded, match="would unfold"):
-        pytorch.read(save({str(i): big for i in range(10)}))
+        pytorch.state_dict(save({str(i): big for i in range(10)}))
 
 
 @pytest.mark.parametrize("tensor", [torch.eye(3).to_sparse(), torch.zeros(3, device="meta")], ids=["sparse", "meta"])
 def test_tensors_that_are_no_plain_arrays_are_refused(save: Any, tensor: Tensor) -> None:
     with pytest.raises(UnsupportedFormat, match="not a dense tensor"):
-        pytorch.read(save({"x": tensor}))
+        pytorch.state_dict(save({"x": tensor}))
 
 
 @pytest.mark.parametrize("content", [{}, [1, 2], {"epoch": 3}, torch.zeros(3)], ids=["empty", "list", "no tensor", "bare tensor"])
 def test_a_file_without_named_tensors_is_refused(save: Any, content: Any) -> None:
     with pytest.raises(MalformedFile):
-        pytorch.read(save(content))
+        pytorch.state_dict(save(content))
 
 
 def test_torchscript_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_torchscript_is_refused_with_what_to_do(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # deprecated, and such files will be around for long
         torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "x.pt"))
     with pytest.raises(UnsupportedFormat, match="state_dict"):
-        pytorch.read(tmp_path / "x.pt")
+        pytorch.state_dict(tmp_path / "x.pt")
 
 
 def test_an_ancient_tar_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_an_ancient_tar_is_refused_with_what_to_do(tmp_path: Path) -> None:
         for name in ("storages", "tensors", "pickle"):
             tar.addfile(tarfile.TarInfo(name))
     with pytest.raises(UnsupportedFormat, match="save it again"):
-        pytorch.read(tmp_path / "x.tar")
+        pytorch.state_dict(tmp_path / "x.tar")
 
 
 def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
         for info in plain.infolist():
             bomb.writestr(info.filename, plain.read(info))
     with pytest.raises(LimitExceeded, match="unpack"):
-        pytorch.read(tmp_path / "bomb")
+        pytorch.state_dict(tmp_path / "bomb")
 
 
 def test_truncation_anywhere_is_an_error_of_ours(save: Any, tmp_path: Path) -> None:
@@ -186,14 +186,14 @@ def test_truncation_anywhere_is_an_error_of_ours(save: Any, tmp_path: Path) -> N
     for length in range(0, len(data) - 1, max(1, len(data) // 97)):
         (tmp_path / "cut").write_bytes(data[:length])
         with pytest.raises((MalformedFile, UnsafeFormat)):  # half a name is a name that nobody allows
-            pytorch.read(tmp_path / "cut")
+            pytorch.state_dict(tmp_path / "cut")
 
 
 def test_noise_is_an_error_of_ours(tmp_path: Path) -> None:
     for noise in (b"", b"\0" * 100, b"<html>login</html>", pickle.dumps({"a": 1}), b"PK\3\4" + b"\0" * 50):
         (tmp_path / "x").write_bytes(noise)
         with pytest.raises((MalformedFile, UnsafeFormat)):
-            pytorch.read(tmp_path / "x")
+            pytorch.state_dict(tmp_path / "x")
 
 
 @pytest.mark.parametrize(
@@ -209,12 +209,12 @@ def test_noise_is_an_error_of_ours(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_explained_without_torchs_internals(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "x.pth").write_bytes(content)
     with pytest.raises(MalformedFile, match=message):
-        pytorch.read(tmp_path / "x.pth")
+        pytorch.state_dict(tmp_path / "x.pth")
 
 
 def test_a_missing_file_is_the_systems_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        pytorch.read(tmp_path / "none.pth")
+        pytorch.state_dict(tmp_path / "none.pth")
 
 
 @pytest.mark.real
@@ -226,7 +226,7 @@ def test_real_files_read_and_go_through_safetensors_bit_for_bit(real: Path, tmp_
     ]  # fmt: skip
     assert len(files) >= 9
     for path in files:
-        tensors = pytorch.read(path)
+        tensors = pytorch.state_dict(path)
         assert not any(name.startswith("module.") for name in tensors)
         pytorch.to_safetensors(path, tmp_path / "x.safetensors")
         assert same(safetensors.tensors(bytearray((tmp_path / "x.safetensors").read_bytes())), tensors)

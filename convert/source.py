@@ -1,0 +1,164 @@
+"""A weight file as every reader returns it: its tensors, each with the steps to PyTorch's form, and what the file says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from convert.graph import Graph
+from convert.steps import Cast, Flip, Reshape, Shape, Step
+
+Convention = Literal["correlation", "convolution", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a file, read when it is asked for.
+
+    Attributes:
+        origin: the file's own name for it, "block1_conv1/kernel:0".
+        stored_shape: its shape as NumPy sees it in the file.
+        stored_dtype: its dtype there.
+        load: reads it, as it is stored.
+        steps: lead from there to PyTorch's form.
+        convention: of a spatial kernel: what the layer that trained it computes with it; None for everything else. A kernel of 1x1
+            has one too, as it belongs to the same layer.
+    """
+
+    origin: str
+    stored_shape: Shape
+    stored_dtype: np.dtype[Any]
+    load: Callable[[], np.ndarray]
+    steps: tuple[Step, ...] = ()
+    convention: Convention | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """The shape in PyTorch's form."""
+        shape = self.stored_shape
+        for step in self.steps:
+            shape = step.shape(shape)
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype in PyTorch's form: the file's, unless a step casts."""
+        casts = [step.after for step in self.steps if isinstance(step, Cast)]
+        return np.dtype(casts[-1]) if casts else self.stored_dtype
+
+    def array(self) -> np.ndarray:
+        """Read it and carry out its steps; the result may be a view with any strides."""
+        array = self.load()
+        for step in self.steps:
+            array = step.do(array)
+        return array
+
+    def reshape(self, *shape: int) -> Stored:
+        """Add the step that gives it another shape, with the same numbers in the same order."""
+        return self.then(Reshape(self.shape, tuple(shape)))
+
+    def then(self, *steps: Step) -> Stored:
+        """Add steps."""
+        return replace(self, steps=(*self.steps, *steps))
+
+    def as_correlation(self, convention: Convention | None = None) -> Stored:
+        """Add the flip if the kernel is one of true convolution, by its own record or by the `convention` given."""
+        if self.convention is None or (convention or self.convention) != "convolution":
+            return self
+        return self.then(Flip(tuple(range(2, len(self.shape)))))
+
+
+def in_memory(origin: str, array: np.ndarray, *steps: Step, convention: Convention | None = None) -> Stored:
+    """Describe a tensor that is in memory already."""
+    return Stored(origin, tuple(array.shape), array.dtype, lambda: array, tuple(steps), convention)
+
+
+@dataclass(slots=True)
+class Source:
+    """What a reader found in a file.
+
+    Attributes:
+        path: the file, or the folder of a format that is one.
+        format: the name of the reader, a key of `convert.formats.FORMATS`.
+        framework: who wrote it, as far as the file says: "Keras 2.4.0, tensorflow backend".
+        tensors: in the file's order, by module (the file's name, dots where it nests) and PyTorch's leaf: "block1_conv1.weight",
+            "bn1.running_var". When `positional`, by position alone: "0", "1"; those have no steps until a naming has said what
+            they are.
+        positional: whether the file keeps only an order.
+        graph: what the file says the network computes, if it does.
+        flatten: the order in which its network flattens a feature map before a dense layer.
+        spatial: "hw", or "wh" when the first spatial axis in PyTorch's form is the width of the images; "unknown" where only evidence
+            can tell (Flux).
+        facts: what else the file says and a reader of the report wants to know: "backend", "stored accuracy" …
+        preprocessing: what the file says of its images: any of mean, std (per channel, on 0..1), channel_order, range.
+        notes: what was left out, and why.
+        layout: for a positional file, how a tensor of a kind is stored: (kind, leaf, shape) to steps; and the order of leaves.
+        close: lets go of the file; tensors can't be read after it.
+    """
+
+    path: Path
+    format: str
+    framework: str
+    tensors: dict[str, Stored]
+    positional: bool = False
+    graph: Graph | None = None
+    flatten: str = "chw"
+    spatial: Literal["hw", "wh", "unknown"] = "hw"
+    facts: dict[str, str] = field(default_factory=dict)
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    layout: Positional | None = None
+    close: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def conventions(self) -> set[Convention]:
+        """The kernel conventions that occur in it."""
+        return {stored.convention for stored in self.tensors.values() if stored.convention is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Positional:
+    """How a file that keeps only an order stores each kind of layer.
+
+    Attributes:
+        leaves: of each kind, PyTorch's leaf names in the file's order; a leaf that our module has not is skipped there too.
+        steps: (kind, leaf, stored shape) to the steps that lead to PyTorch's form.
+        convention: of its kernels.
+    """
+
+    leaves: Mapping[str, Sequence[str]]
+    steps: Callable[[str, str, Shape], tuple[Step, ...]]
+    convention: Convention = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One module of a network that a writer writes: PyTorch's form in, the format's out.
+
+    Attributes:
+        name: the module's name in the file.
+        kind: "conv", "depthwise", "transposed", "linear" or "norm".
+        leaves: PyTorch's leaf names to tensors in PyTorch's form: cross-correlation, flattened CHW.
+        groups: of a convolution.
+        eps: of a norm, what it adds to its variance.
+        grid: of a linear layer that reads a flattened feature map: its channels, height and width.
+        ours: the module's name in our network.
+    """
+
+    name: str
+    kind: str
+    leaves: Mapping[str, Stored]
+    groups: int = 1
+    eps: float | None = None
+    grid: tuple[int, int, int] | None = None
+    ours: str = ""

@@ -1,0 +1,19 @@
+"""Small PyTorch files of both kinds, for the fuzzer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+def seeds(folder: Path) -> list[Path]:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    torch.manual_seed(0)
+    state = network.state_dict()
+    made = [folder / "zip.pth", folder / "stream.th", folder / "nested.tar"]
+    torch.save(state, made[0])
+    torch.save(state, made[1], _use_new_zipfile_serialization=False)
+    torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, made[2])
+    return made
