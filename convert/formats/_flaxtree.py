@@ -1,0 +1,117 @@
+"""Flax's parameter trees: which leaf is what, and how each kind of layer is stored; the same in every container that Flax uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convert.core import COUNTER
+from convert.source import Convention, Part, Shape, Stored
+from convert.steps import flip, from_layout, stored_shape, undo
+from weights.errors import ConvertError
+
+Path = tuple[str, ...]
+
+TRANSPOSED = re.compile(r"conv_?transpose|transposed?_?conv|deconv", re.IGNORECASE)
+"""A module's name that says it is a ConvTranspose; its kernel has the shape of a Conv's."""
+ATTENTION = re.compile(r"attention|^(query|key|value|out)$", re.IGNORECASE)
+"""Modules whose kernels are no convolutions though they have three axes."""
+LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+STATISTICS = ("mean", "var")
+LAYOUTS = {2: "IO", 3: "WIO", 4: "HWIO", 5: "DHWIO"}
+"""How kernels of so many axes are stored. A ConvTranspose's too, with the channels that go in before those that come out."""
+SKIPPED = ("opt_state", "optimizer", "opt", "tx", "rngs", "rng", "step", "ema", "ema_params", "dropout_rng")
+"""What a training state has beside the weights."""
+
+
+def weights(flat: Mapping[Path, Stored]) -> tuple[dict[Path, Stored], list[str]]:
+    """Find the parameters and the running statistics in whatever was saved: variables, a TrainState, or the bare parameters.
+
+    Returns:
+        The tensors by module and leaf, without the names of the collections; and notes of what was left out.
+    """
+    left = {path: stored for path, stored in flat.items() if not any(part in SKIPPED for part in path[:-1]) and path[-1] not in SKIPPED}
+    roots = [path[: path.index("params")] for path in left if "params" in path[:-1]]
+    found = dict(left)
+    if roots:
+        root = min(roots, key=len)
+        found = {path[len(root) + 1 :]: stored for path, stored in left.items() if path[: len(root) + 1] == (*root, "params")}
+        statistics = [(path, path.index("batch_stats")) for path in left if "batch_stats" in path[:-1]]
+        # a train state may keep them one level away from the parameters; two sets of them are two networks
+        nearest = min((path[:at] for path, at in statistics), key=lambda prefix: (prefix != root, len(prefix)), default=())
+        found |= {path[at + 1 :]: left[path] for path, at in statistics if path[:at] == nearest}
+        while found and all(path[0] in ("params", "batch_stats") and len(path) > 1 for path in found):
+            found = {path[1:]: stored for path, stored in found.items()}
+    found = {path[:-1] if path[-1] in ("value", "raw_value") and len(path) > 1 else path: stored for path, stored in found.items()}
+    kept = {id(stored) for stored in found.values()}
+    gone = sorted({path[0] for path, stored in flat.items() if id(stored) not in kept})
+    return found, [f"left out what is no weight: {', '.join(gone)}"] if gone else []
+
+
+def canonical(found: Mapping[Path, Stored]) -> dict[str, Stored]:
+    """Give the tensors PyTorch's leaf names and the steps to its form."""
+    tensors: dict[str, Stored] = {}
+    for path, stored in found.items():
+        name, described = _described(path, stored)
+        if name in tensors:
+            raise ConvertError(f"{tensors[name].origin} and {stored.origin} are the same tensor of one network: {name}")
+        tensors[name] = described
+    return tensors
+
+
+def raw(parts: Sequence[Part], convention: str | None) -> Iterator[tuple[Path, Stored]]:
+    """Give a network's tensors Flax's names and form, the statistics under batch_stats, everything else under params.
+
+    Kernels are flipped for true convolution if `convention` says so; those of a ConvTranspose always are, as Flax computes them so.
+    """
+    for part in parts:
+        for leaf, stored in part.leaves.items():
+            if leaf != COUNTER:
+                yield _raw_leaf(part, leaf, stored, convention)
+
+
+def _described(path: Path, stored: Stored) -> tuple[str, Stored]:
+    *modules, leaf = path
+    module, shape = ".".join(modules), stored.stored_shape
+    special = any(ATTENTION.search(part) for part in modules[-1:]) and len(shape) != 4
+    if leaf not in LEAVES or special or (leaf in STATISTICS and len(shape) != 1):
+        return ".".join(path), stored
+    if leaf == "kernel" and len(shape) in LAYOUTS:
+        transposed = len(shape) > 2 and any(TRANSPOSED.search(part) for part in modules)
+        kind = "linear" if len(shape) == 2 else "transposed" if transposed else "conv"
+        convention: Convention | None = None if len(shape) == 2 else "convolution" if transposed else "correlation"
+        stored = replace(stored, steps=from_layout(kind, LAYOUTS[len(shape)], shape), convention=convention)
+    return ".".join(filter(None, (module, LEAVES[leaf]))), stored
+
+
+def _raw_leaf(part: Part, leaf: str, stored: Stored, convention: str | None) -> tuple[Path, Stored]:
+    shape = stored.shape
+    back = {value: key for key, value in LEAVES.items()}
+    name = back.get(leaf, leaf)
+    collection = "batch_stats" if name in STATISTICS else "params"
+    raw_shape, load = shape, stored.array
+    if leaf == "weight":
+        name = "scale" if part.kind == "norm" or len(shape) not in LAYOUTS else "kernel"
+        if name == "kernel":
+            kind = "linear" if len(shape) == 2 else "transposed" if part.kind == "transposed" else "conv"
+            if kind == "transposed" and part.groups > 1:
+                raise ConvertError(f"Flax has no transposed convolution in groups: {part.name} has {part.groups}")
+            raw_shape, load = _kernel(kind, shape, stored, kind == "transposed" or convention == "convolution")
+    path = (collection, *filter(None, part.name.split(".")), name)
+    return path, Stored("/".join(path), raw_shape, stored.dtype, load)
+
+
+def _kernel(kind: str, shape: Shape, stored: Stored, flipped: bool) -> tuple[Shape, Any]:
+    layout = LAYOUTS[len(shape)]
+    raw_shape = stored_shape(kind, layout, shape)
+    steps = from_layout(kind, layout, raw_shape)
+
+    def load() -> np.ndarray:
+        array = undo(steps, stored.array())
+        return flip(array, layout) if flipped and len(shape) > 2 else array
+
+    return raw_shape, load

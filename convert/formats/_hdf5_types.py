@@ -1,0 +1,192 @@
+"""The datatypes of HDF5, as NumPy sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from convert.formats._hdf5_bytes import UNDEFINED, Bytes, Cursor
+from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
+
+MAX_NESTING = 40  # a state of Flux nests a struct and a tuple for every level of the network
+MAX_MEMBERS = 10_000
+
+VLEN = np.dtype([("length", "<u4"), ("address", "<u8"), ("index", "<u4")])
+"""A sequence as it is stored: how long, and where in the file's heap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """What an element is.
+
+    Attributes:
+        kind: "number", "string", "compound", "reference" (an address), "region", "enum", "vlen", "array", "opaque" or "bitfield".
+        dtype: of an element as it is stored.
+        text: whether it is text: a string, or a vlen of characters.
+        base: of an enum, array or vlen.
+        members: of a compound (name, type); of an enum (name, None). Offsets are the dtype's.
+        committed: the address of the object that holds this type, if it has a name of its own.
+        bfloat16: a number of 16 bits with an exponent of 8; the dtype is uint16.
+    """
+
+    kind: str
+    dtype: np.dtype[Any]
+    text: bool = False
+    base: Type | None = None
+    members: tuple[tuple[str, Type | None], ...] = ()
+    committed: int = UNDEFINED
+    bfloat16: bool = False
+
+    def committed_at(self, address: int) -> Type:
+        """The same, with the address of its name."""
+        return replace(self, committed=address)
+
+
+def datatype(data: Bytes, view: memoryview, depth: int = 0) -> tuple[Type, int]:
+    """Read a datatype message.
+
+    Returns:
+        The type, and how many bytes it took.
+
+    Raises:
+        MalformedFile, LimitExceeded, UnsupportedFormat.
+    """
+    if depth > MAX_NESTING:
+        raise LimitExceeded(f"{data.path}: a type within a type, more than {MAX_NESTING} times")
+    cursor = data.cursor(view)
+    first, bits, size = cursor.byte(), cursor.number(3), cursor.number(4)
+    number, version = first & 15, first >> 4
+    if not 0 < size <= max(len(data.buffer), 16):
+        raise MalformedFile(f"{data.path}: a type of {size} bytes")
+    if number not in _READERS:
+        raise UnsupportedFormat(f"{data.path}: HDF5 datatype class {number} is not read")
+    return _READERS[number](data, cursor, version, bits, size, depth), cursor.at
+
+
+def _integer(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    offset, precision = cursor.number(2), cursor.number(2)
+    if size not in (1, 2, 4, 8) or offset or precision != 8 * size:
+        raise UnsupportedFormat(f"{data.path}: integers of {precision} bits in {size} bytes")
+    return Type("number", np.dtype(f"{'>' if bits & 1 else '<'}{'i' if bits & 8 else 'u'}{size}"))
+
+
+def _real(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    offset, precision = cursor.number(2), cursor.number(2)
+    layout = tuple(cursor.take(4))
+    cursor.skip(4)
+    order = ">" if bits & 1 else "<"
+    if bits & 64 or offset or precision != 8 * size:
+        raise UnsupportedFormat(f"{data.path}: floats of {precision} bits in {size} bytes")
+    if (size, layout) == (2, (7, 8, 0, 7)):
+        return Type("number", np.dtype(f"{order}u2"), bfloat16=True)
+    if (size, layout) not in ((2, (10, 5, 0, 10)), (4, (23, 8, 0, 23)), (8, (52, 11, 0, 52))):
+        raise UnsupportedFormat(f"{data.path}: floats of {size} bytes that are not IEEE's")
+    return Type("number", np.dtype(f"{order}f{size}"))
+
+
+def _bitfield(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    cursor.skip(4)
+    return Type("bitfield", np.dtype(f"<u{size}" if size in (1, 2, 4, 8) else f"V{size}"))
+
+
+def _string(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    return Type("string", np.dtype(f"S{size}"), text=True)
+
+
+def _opaque(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    cursor.skip(bits & 255)
+    return Type("opaque", np.dtype(f"V{size}"))
+
+
+def _reference(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    if bits & 15 == 0 and size == 8:
+        return Type("reference", np.dtype("<u8"))
+    return Type("region", np.dtype(f"V{size}"))
+
+
+def _compound(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    count = bits & 0xFFFF
+    if count > MAX_MEMBERS:
+        raise LimitExceeded(f"{data.path}: a struct of {count} fields")
+    members: list[tuple[str, Type | None]] = []
+    offsets: list[int] = []
+    formats: list[np.dtype[Any]] = []
+    for _ in range(count):
+        name = cursor.name(8 if version < 3 else 1).decode("utf-8", "surrogateescape")
+        offset = cursor.number(4 if version < 3 else max(1, (size.bit_length() + 7) // 8))
+        dims: tuple[int, ...] = ()
+        if version == 1:
+            rank = cursor.byte()
+            cursor.skip(11)
+            dims = tuple(cursor.number(4) for _ in range(4))[:rank]
+        member, used = datatype(data, cursor.rest(), depth + 1)
+        cursor.skip(used)
+        if dims:
+            member = _array_of(data, member, dims)
+        if offset + member.dtype.itemsize > size:
+            raise MalformedFile(f"{data.path}: the field {name!r} reaches beyond its struct")
+        members.append((name, member))
+        offsets.append(offset)
+        formats.append(member.dtype)
+    names = [name for name, _ in members]
+    if len(set(names)) != len(names) or "" in names:
+        raise MalformedFile(f"{data.path}: a struct has two fields of one name, or one without")
+    dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size}) if names else np.dtype(f"V{size}")
+    return Type("compound", dtype, members=tuple(members))
+
+
+def _enum(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    base, used = datatype(data, cursor.rest(), depth + 1)
+    cursor.skip(used)
+    count = bits & 0xFFFF
+    if count > MAX_MEMBERS:
+        raise LimitExceeded(f"{data.path}: an enumeration of {count}")
+    names = tuple((cursor.name(8 if version < 3 else 1).decode("utf-8", "replace"), None) for _ in range(count))
+    cursor.skip(count * base.dtype.itemsize)
+    return Type("enum", base.dtype, base=base, members=names)
+
+
+def _vlen(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    base, used = datatype(data, cursor.rest(), depth + 1)
+    cursor.skip(used)
+    if size != VLEN.itemsize:
+        raise UnsupportedFormat(f"{data.path}: a sequence stored in {size} bytes; 16 are read")
+    return Type("vlen", VLEN, text=bits & 15 == 1, base=base)
+
+
+def _array(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+    rank = cursor.byte()
+    cursor.skip(3 if version < 3 else 0)
+    dims = tuple(cursor.number(4) for _ in range(rank))
+    cursor.skip(4 * rank if version < 3 else 0)
+    base, used = datatype(data, cursor.rest(), depth + 1)
+    cursor.skip(used)
+    made = _array_of(data, base, dims)
+    if made.dtype.itemsize != size:
+        raise MalformedFile(f"{data.path}: an array type of {dims} takes {made.dtype.itemsize} bytes, not {size}")
+    return made
+
+
+def _array_of(data: Bytes, base: Type, dims: tuple[int, ...]) -> Type:
+    count = 1
+    for dim in dims:
+        count *= dim
+        if not dim or count * base.dtype.itemsize > len(data.buffer) or len(dims) > 8:
+            raise MalformedFile(f"{data.path}: an array type of {dims}")
+    return Type("array", np.dtype((base.dtype, dims)), base=base)
+
+
+_READERS = {
+    0: _integer,
+    1: _real,
+    3: _string,
+    4: _bitfield,
+    5: _opaque,
+    6: _compound,
+    7: _reference,
+    8: _enum,
+    9: _vlen,
+    10: _array,
+}

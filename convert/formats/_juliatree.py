@@ -1,0 +1,117 @@
+"""What BSON and JLD2 share beyond values: how modules nest in a state, what a file written here says of itself, who wrote it."""
+
+# ruff: noqa: RUF001 - Flux names its fields in Greek
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from convert.formats._flux import NORM_LEAVES, layout_of
+from convert.source import Convention, Part, Source, Stored
+from convert.steps import flip, from_layout, stored_shape, undo
+from weights.errors import ConvertError, UnsupportedFormat
+
+RECORD = "kernelzoo"
+"""The entry in which a file written here keeps its convention and metadata."""
+FIELDS = {leaf: name for name, leaf in NORM_LEAVES.items() if name != "σ"}
+SKIPPED = ("num_batches_tracked",)
+
+Leaf = Callable[[str, tuple[int, ...], np.dtype[Any], Callable[[], np.ndarray]], Any]
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the file's name before an error that lacks it."""
+    try:
+        yield
+    except ConvertError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
+
+
+def tree(parts: Sequence[Part], convention: Convention, leaf: Leaf) -> dict[str, Any]:
+    """Nest the modules by the dots of their names, with Flux's field names and arrays with reversed axes.
+
+    Args:
+        parts: the modules.
+        convention: what the written kernels are to be used by; those of true convolution are flipped.
+        leaf: makes what stands for an array: (name, shape, dtype, a function that computes it C-contiguous).
+
+    Raises:
+        UnsupportedFormat: a module's name is also a tensor's, or one name comes twice.
+    """
+    root: dict[str, Any] = {}
+    for part in parts:
+        here = root
+        for step in part.name.split(".") if part.name else []:
+            here = here.setdefault(step, {})
+            if not isinstance(here, dict) or "tag" in here:
+                raise UnsupportedFormat(f"module {part.name!r} lies inside a tensor")
+        for name, stored in part.leaves.items():
+            if name in SKIPPED:
+                continue
+            field = FIELDS.get(name, name) if part.kind == "norm" else name
+            if field in here:
+                raise UnsupportedFormat(f"{part.name}.{name} is there twice")
+            here[field] = leaf(f"{part.name}.{name}", *_raw(part, name, stored, convention))
+        if part.kind in ("conv", "depthwise", "transposed") and "weight" in part.leaves and convention == "convolution":
+            here["groups"] = part.groups  # Conv has groups and CrossCor has not: it is what tells them apart
+    return root
+
+
+def _raw(part: Part, leaf: str, stored: Stored, convention: Convention) -> tuple[tuple[int, ...], np.dtype[Any], Callable[[], np.ndarray]]:
+    shape = stored.shape
+    kind = "conv" if part.kind == "depthwise" else part.kind
+    if leaf != "weight" or kind not in ("conv", "transposed", "linear") or not 2 <= len(shape) <= 5:
+        return shape, stored.dtype, lambda: np.ascontiguousarray(stored.array())
+    layout = layout_of(kind, len(shape))
+    raw = stored_shape(kind, layout, shape)
+    steps = from_layout(kind, layout, raw)
+
+    def make() -> np.ndarray:
+        array = stored.array()
+        if kind != "linear" and convention == "convolution":
+            array = flip(array, "OIDHW"[:2] + "DHW"[5 - len(shape) :])
+        return np.ascontiguousarray(undo(steps, array))
+
+    return raw, stored.dtype, make
+
+
+def foreign(record: Any, source: Source) -> Convention | None:
+    """Take what a file written here says of itself into `source`; tell the convention if it says one."""
+    if not isinstance(record, Mapping):
+        return None
+    source.facts |= {str(key): str(value)[:10_000] for key, value in record.items() if isinstance(value, str)}
+    said = record.get("convention")
+    return cast("Convention", said) if said in ("convolution", "correlation") else None
+
+
+def framework(types: set[str], source: Source, root: Any) -> tuple[str, Literal["hw", "unknown"]]:
+    """Tell who wrote a tree of layers, and how its images lie: Metalhead's are (W, H, C, N), which reversed is ours."""
+    metalhead = any("Metalhead" in name.split(".") for name in types) or _wrapped(root)
+    if source.facts.get("spatial") == "hw" and "convention" in source.facts:
+        return "Flux.jl (written by kernelzoo)", "hw"
+    if metalhead:
+        return "Metalhead.jl", "hw"
+    if "Flux.Tracker.TrackedArray" in types:
+        return "Flux.jl 0.4 to 0.7, a whole model", "unknown"
+    if "Tracker.TrackedArray" in types:
+        return "Flux.jl 0.8 or 0.9, a whole model", "unknown"
+    flux = any(name.startswith(("Flux.", "NNlib.", "Zygote.", "Tracker.")) for name in types)
+    state = isinstance(root, dict) and "layers" in root
+    return ("Flux.jl, a whole model" if flux else "Flux.jl, a state" if state else "Julia"), "unknown"
+
+
+def _wrapped(root: Any) -> bool:
+    """Tell a state of one of Metalhead's models: a struct with the one field `layers` around a Chain, which has the same."""
+    for _ in range(2):
+        if not isinstance(root, dict) or list(root) != ["layers"]:
+            return False
+        root = root["layers"]
+    return not isinstance(root, dict) or "layers" not in root

@@ -1,0 +1,124 @@
+"""A .keras archive: a zip of the model's config and its weights, which are looked at in place."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.formats import _pickles
+from convert.formats._guard import MAX_TENSORS, SPARE_BYTES
+from convert.formats._keras_config import MAX_CONFIG_BYTES, parse
+from convert.formats._keras_v3 import Entry
+from convert.formats._mapped import mapped
+from convert.source import Stored
+from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
+
+MAX_ENTRIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An opened archive.
+
+    Attributes:
+        config: of the model.
+        metadata: of the writing, "keras_version".
+        members: bytes of the weights and whatever else there is, by name.
+    """
+
+    config: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    members: Mapping[str, memoryview]
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Tell a .keras archive by its list of files, or, when that is cut off, by its first one."""
+    if head[:4] != b"PK\x03\x04":
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+    except Exception:  # a damaged directory can fail in any way
+        return head[30:43] == b"metadata.json" or head[30:41] == b"config.json"
+    return "config.json" in names and any(name.startswith("model.weights.") for name in names)
+
+
+def opened(path: Path) -> Archive:
+    """Open an archive: a member that is stored plainly is a view of the file, one that is compressed is unpacked within limits.
+
+    Raises:
+        MalformedFile, LimitExceeded, UnsupportedFormat.
+    """
+    buffer = mapped(path)
+    with zipfile.ZipFile(path) as archive:
+        infos = {info.filename: info for info in archive.infolist()}
+        if len(infos) > MAX_ENTRIES:
+            raise LimitExceeded(f"{path} holds {len(infos)} files; a .keras has a handful")
+        left = 2 * len(buffer) + SPARE_BYTES
+        members: dict[str, memoryview] = {}
+        for name, info in infos.items():
+            if name.startswith("model.weights") or name.endswith(".weights.h5") or name in ("config.json", "metadata.json"):
+                left -= 0 if info.compress_type == zipfile.ZIP_STORED else info.file_size
+                if left < 0 or (name.endswith("json") and info.file_size > MAX_CONFIG_BYTES):
+                    raise LimitExceeded(f"{path}: {name} claims to unpack to {info.file_size} bytes")
+                members[name] = _member(path, buffer, archive, info)
+    if "config.json" not in members:
+        raise MalformedFile(f"{path} is no .keras file: it has no config.json")
+    metadata = parse(bytes(members["metadata.json"]), path) if "metadata.json" in members else {}
+    return Archive(parse(bytes(members["config.json"]), path), metadata, members)
+
+
+def numpy_entries(path: Path, data: memoryview) -> dict[tuple[str, ...], Entry]:
+    """Read weights in NumPy's archive, a pickled dict of arrays for each layer, without running the pickle."""
+    found: dict[tuple[str, ...], Entry] = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        if len(archive.infolist()) > MAX_TENSORS:
+            raise LimitExceeded(f"{path} holds {len(archive.infolist())} layers")
+        left = 2 * len(data) + SPARE_BYTES
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            left -= info.file_size
+            if left < 0:
+                raise LimitExceeded(f"{path}: {info.filename} claims to unpack to {info.file_size} bytes")
+            if name.split("/")[0] == "optimizer":
+                continue
+            key = () if name == "__root__" else tuple(name.split("/"))
+            with archive.open(info) as file:
+                raw = file.read(info.file_size)
+            found[key] = Entry(key, "", len(found), _pickled(path, memoryview(raw)))
+    return found
+
+
+def _pickled(path: Path, data: memoryview) -> dict[str, Stored]:
+    start = io.BytesIO(data)
+    version = np.lib.format.read_magic(start)
+    head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = head(start)
+    del fortran
+    if not dtype.hasobject or shape != ():
+        raise MalformedFile(f"{path}: weights of a layer are {dtype} of shape {shape}, not a dict")
+    tree = _pickles.load(data[start.tell() :], path)
+    return {".".join(key).rsplit(".", 1)[-1]: stored for key, stored in _pickles.arrays(tree).items()}
+
+
+def _member(path: Path, buffer: memoryview, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> memoryview:
+    if info.flag_bits & 1:
+        raise UnsupportedFormat(f"{path}: {info.filename} is encrypted")
+    if info.compress_type != zipfile.ZIP_STORED:
+        with archive.open(info) as file:
+            return memoryview(file.read(info.file_size))
+    head = buffer[info.header_offset : info.header_offset + 30]
+    if len(head) < 30 or head[:4] != b"PK\x03\x04":
+        raise MalformedFile(f"{path}: {info.filename} is not where the archive says")
+    name, extra = struct.unpack("<HH", head[26:30])
+    start = info.header_offset + 30 + name + extra
+    if start + info.file_size > len(buffer):
+        raise MalformedFile(f"{path}: {info.filename} reaches beyond the end of the file. Is it cut short?")
+    return buffer[start : start + info.file_size]

@@ -1,0 +1,313 @@
+"""Write a network as ONNX: PyTorch's exporter, then what it leaves undone: names, order, preprocessing, and proof that it runs."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert.formats import _guard
+from weights.errors import ConvertError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+log = logging.getLogger("convert")
+
+OPSET = 17
+TOLERANCE = 1e-4
+LARGEST_BYTES = 2**31 - 2**20
+"""A protobuf message ends at 2 GiB; the rest is for the graph."""
+
+
+def export(
+    network: nn.Module,
+    path: Path,
+    *,
+    input_shape: Sequence[int],
+    metadata: Mapping[str, str],
+    preprocessing: Any = None,
+    opset: int = OPSET,
+    verify: bool = True,
+) -> float | None:
+    """Write a network as an ONNX file.
+
+    The initialisers have the names of the state dict, and each BatchNorm stays one, so that `read` gives every bit back. The same
+    network gives the same bytes. The batch is free; height and width are those of `input_shape`.
+
+    Args:
+        network: any module that PyTorch can trace; it is not changed, and is exported in eval mode.
+        path: the file to write, in place.
+        input_shape: of one image, (C, H, W).
+        metadata: free-form notes, the file's metadata_props.
+        preprocessing: a record with mean, std (per channel, on 0..1) and channel_order, or None. With one, the file's input
+            "pixels" is uint8 (batch, H, W, C) in RGB, as an image decoder gives it, and the graph normalises it; resizing and
+            cropping stay outside. Without, the input "images" is float32 (batch, C, H, W), normalised already.
+        opset: the operator set.
+        verify: whether to run the file with onnxruntime, if it is installed, and compare.
+
+    Returns:
+        The largest relative difference between onnxruntime's logits and PyTorch's on random images; None if it was not run.
+
+    Raises:
+        MissingLibrary: onnx is not installed.
+        ConvertError: PyTorch can't export this network, the file would be larger than ONNX allows, or it computes something else.
+    """
+    import torch
+
+    onnx = _guard.need("onnx")
+    state = network.state_dict()
+    if sum(tensor.nbytes for tensor in state.values()) > LARGEST_BYTES:
+        raise ConvertError(f"{path}: an ONNX file holds 2 GiB at the most, and the network has more")
+    twin = _twin(network)
+    example = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
+    model = onnx.load_from_string(_traced(twin, example, opset))
+    wanted = _tidy(model, twin.state_dict(), onnx)
+    if preprocessing is not None:
+        _prepend(model, preprocessing, input_shape, onnx)
+    del model.metadata_props[:]
+    for key in sorted(metadata):
+        model.metadata_props.add(key=key, value=metadata[key])
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise ConvertError(f"{path}: PyTorch exported a graph that ONNX's checker refuses: {str(error)[:300]}") from error
+    _write(model, wanted, Path(path))
+    return _proved(path, twin, example, preprocessing) if verify else None
+
+
+def _twin(network: nn.Module) -> nn.Module:
+    """Copy the modules to the CPU, in float32 and eval mode; tensors that are there already are shared, not copied."""
+    import copy
+
+    import torch
+
+    tensors = (*network.parameters(), *network.buffers())
+    shared = {id(t): t for t in tensors if t.device.type == "cpu" and (t.dtype == torch.float32 or not t.is_floating_point())}
+    twin = copy.deepcopy(network, shared).cpu().float().eval()
+    for module in list(twin.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.AdaptiveAvgPool2d:
+                setattr(module, name, _pooling(child.output_size))
+    return twin
+
+
+def _pooling(output_size: Any) -> nn.Module:
+    """Make an adaptive pool of a kind that ONNX can say: it has none whose windows differ in size."""
+    import torch
+    from torch.nn import functional as F
+
+    class Pooling(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wanted = output_size if isinstance(output_size, tuple | list) else (output_size, output_size)
+            height, width = (int(side) for side in x.shape[2:])
+            rows, columns = (side if side is not None else own for side, own in zip(wanted, (height, width), strict=True))
+            if height % rows == 0 and width % columns == 0:
+                return F.adaptive_avg_pool2d(x, (rows, columns))
+            if rows % height == 0 and columns % width == 0:  # every pixel is repeated
+                return F.interpolate(x, scale_factor=(float(rows // height), float(columns // width)), mode="nearest")
+            down, across = (F.adaptive_avg_pool1d(torch.eye(side), count) for side, count in ((height, rows), (width, columns)))
+            return down.T @ (x @ across)
+
+    return Pooling()
+
+
+def _traced(network: nn.Module, example: Any, opset: int) -> bytes:
+    import torch
+
+    held = io.BytesIO()
+    axes = {"images": {0: "batch"}, "logits": {0: "batch"}}
+    with warnings.catch_warnings(), torch.no_grad(), _fixed_sizes():
+        # about the exporter's age, and about constants that are folded in spite of PRESERVE; the newer exporter takes twenty times
+        # as long and writes a chain of operators for every convolution's absent bias
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                network,
+                (example,),
+                held,  # pyright: ignore[reportArgumentType]  # it takes files, and says only that it takes paths
+                dynamo=False,
+                opset_version=opset,
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_axes=axes,
+                training=torch.onnx.TrainingMode.PRESERVE,  # else each BatchNorm is folded into the convolution before it
+                do_constant_folding=True,
+                export_params=False,  # the tensors become inputs; copying them through the exporter takes a minute
+            )
+        except Exception as error:  # an exporter fails in any way whatever
+            said = str(error).strip().splitlines()
+            raise ConvertError(f"PyTorch can't export {type(network).__name__} to ONNX: {said[0][:300] if said else error!r}") from error
+    return held.getvalue()
+
+
+def _fixed_sizes() -> Any:
+    """Make sizes other than the batch plain numbers while PyTorch traces, as height and width are the file's for good.
+
+    Otherwise padding that depends on the size is written as arithmetic, in which the exporter rounds -31 / 2 to -15, not to -16.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    shape = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
+
+    class Fixed(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = function(*args, **(kwargs or {}))
+            if function == shape or (function is torch.Tensor.size and len(args) == 1 and not kwargs):
+                return torch.Size([size if axis == 0 else int(size) for axis, size in enumerate(found)])
+            if function is torch.Tensor.size and (args[1:] or (kwargs or {}).get("dim", 0),)[0] not in ((0,), 0):
+                return int(found)
+            return found
+
+    return Fixed()
+
+
+def _tidy(model: Any, state: Mapping[str, Any], onnx: Any) -> dict[str, Any]:
+    """List the tensors that the graph asks for as inputs, in the network's order, and leave out what names this machine's files.
+
+    Of parameters that are equal, as all fresh scales are, the exporter asks for one, and calls the others its Identity; each is
+    asked for here.
+    """
+    graph = model.graph
+    graph.name, graph.doc_string = "network", ""
+    del graph.value_info[:]
+    for node in graph.node:
+        node.doc_string = ""
+        del node.metadata_props[:]
+    asked = {given.name for given in graph.input}
+    copies = [node for node in graph.node if node.op_type == "Identity" and node.input[0] in asked and node.output[0] in state]
+    for node in copies:
+        name = node.output[0]
+        graph.node.remove(node)
+        graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, list(state[name].shape)))
+        asked.add(name)
+    if absent := [name for name, tensor in state.items() if name not in asked and tensor.is_floating_point()]:
+        log.info("the ONNX graph has no use for %s", ", ".join(absent[:10]))
+    return {name: tensor for name, tensor in state.items() if name in asked}
+
+
+def _write(model: Any, tensors: Mapping[str, Any], path: Path) -> None:
+    """Write the graph, and the tensors behind it one by one: a message's fields may come in any order, so none is held in memory."""
+    graph = model.graph
+    inputs = [given for given in graph.input if given.name not in tensors]
+    del graph.input[:]
+    graph.input.extend(inputs)
+    body = graph.SerializeToString(deterministic=True)
+    model.ClearField("graph")
+    shell = model.SerializeToString(deterministic=True)
+    heads: list[bytes] = []
+    for name, tensor in tensors.items():
+        dims = b"".join(b"\x08" + _varint(size) for size in tensor.shape)
+        label = name.encode()
+        head = dims + b"\x10\x01" + b"\x42" + _varint(len(label)) + label + b"\x4a" + _varint(tensor.nbytes)  # type 1 is float32
+        heads.append(b"\x2a" + _varint(len(head) + tensor.nbytes) + head)
+    length = len(body) + sum(map(len, heads)) + sum(tensor.nbytes for tensor in tensors.values())
+    with path.open("wb") as file:
+        file.write(shell + b"\x3a" + _varint(length) + body)
+        for head, tensor in zip(heads, tensors.values(), strict=True):
+            file.write(head)
+            file.write(tensor.detach().contiguous().numpy().astype("<f4", copy=False).data)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _prepend(model: Any, preprocessing: Any, input_shape: Sequence[int], onnx: Any) -> None:
+    """Put the normalisation in front, in the order and the precision in which the record's own preprocessing does it."""
+    graph, helper = model.graph, onnx.helper
+    channels, height, width = input_shape
+    mean, std = (np.asarray(values, np.float32) for values in (preprocessing.mean, preprocessing.std))
+    if len(mean) != channels or len(std) != channels:
+        raise ConvertError(f"the preprocessing has {len(mean)} means and {len(std)} deviations, the network {channels} channels")
+    constants = {
+        "pixels.range": np.float32(255).reshape(1, 1, 1, 1),
+        "pixels.mean": mean.reshape(1, -1, 1, 1),
+        "pixels.std": std.reshape(1, -1, 1, 1),
+    }
+    nodes = [
+        helper.make_node("Transpose", ["pixels"], ["pixels.planes"], "pixels.channels_first", perm=[0, 3, 1, 2]),
+        helper.make_node("Cast", ["pixels.planes"], ["pixels.float"], "pixels.to_float", to=onnx.TensorProto.FLOAT),
+        helper.make_node("Div", ["pixels.float", "pixels.range"], ["pixels.unit"], "pixels.to_unit"),
+        helper.make_node("Sub", ["pixels.unit", "pixels.mean"], ["pixels.centred"], "pixels.centre"),
+        helper.make_node("Div", ["pixels.centred", "pixels.std"], ["images"], "pixels.normalise"),
+    ]
+    if preprocessing.channel_order == "bgr":
+        constants["pixels.order"] = np.arange(channels, dtype=np.int64)[::-1].copy()
+        nodes.insert(2, helper.make_node("Gather", ["pixels.float", "pixels.order"], ["pixels.bgr"], "pixels.reverse", axis=1))
+        nodes[3].input[0] = "pixels.bgr"
+    graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
+    rest = list(graph.node)
+    del graph.node[:]
+    graph.node.extend([*nodes, *rest])
+    others = [given for given in graph.input if given.name != "images"]
+    del graph.input[:]
+    graph.input.append(helper.make_tensor_value_info("pixels", onnx.TensorProto.UINT8, ["batch", height, width, channels]))
+    graph.input.extend(others)
+
+
+def _proved(path: Path, network: nn.Module, example: Any, preprocessing: Any) -> float | None:
+    """Run the file with onnxruntime and compare its logits with PyTorch's."""
+    import torch
+
+    try:
+        import onnxruntime
+    except ImportError:
+        log.info("%s: onnxruntime is not installed, so the file was not run", path)
+        return None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    fed = example
+    if preprocessing is not None:
+        random = torch.Generator().manual_seed(0)
+        pixels = torch.randint(0, 256, (2, *example.shape[2:], example.shape[1]), dtype=torch.uint8, generator=random)
+        fed, images = pixels, pixels.permute(0, 3, 1, 2)
+        images = (images.flip(1) if preprocessing.channel_order == "bgr" else images).float()
+        mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+        example = images.div(255).sub(mean).div(std)
+    with torch.inference_mode():
+        expected = network(example).numpy()
+    (logits,) = session.run(None, {session.get_inputs()[0].name: fed.numpy()})
+    difference = _relative(np.asarray(logits), expected)
+    if not difference < TOLERANCE and not _unstable(path, network, example[:1], expected[:1]):
+        raise ConvertError(
+            f"{path}: onnxruntime computes other logits than PyTorch, by {difference:.2g} of the largest: nothing to rely on"
+        )
+    return difference
+
+
+def _unstable(path: Path, network: nn.Module, image: Any, expected: np.ndarray) -> bool:
+    """Tell whether float32's own rounding explains a difference: then PyTorch has it too, and in float64 there is none."""
+    import torch
+
+    from convert.execute import run
+    from convert.formats.onnx import read
+
+    with torch.inference_mode():
+        precise = network.double()(image.double()).numpy()
+    network.float()
+    rounding = _relative(expected, precise)
+    with read(path) as source:
+        if rounding < TOLERANCE / 10 or source.graph is None or source.graph.unknown:
+            return False
+        given = image.numpy() if not source.preprocessing else None
+        if given is None:
+            return False
+        (again,) = run(source, given).values()
+    log.warning("%s: rounding to float32 moves these logits by %.2g of the largest, in PyTorch too", path, rounding)
+    return _relative(again, precise) < max(TOLERANCE, rounding / 100)
+
+
+def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max() / max(float(np.abs(expected).max()), 1e-30))

@@ -1,0 +1,364 @@
+"""TensorFlow's checkpoints of both versions: which tensors there are, where their bytes lie, and what the object graph calls them."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.formats import _guard, _tf_table, _wire
+from convert.formats._wire import Budget
+from convert.steps import Shape
+from weights.errors import LimitExceeded, MalformedFile
+
+DTYPES = {
+    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64", 9: "int64", 10: "bool", 14: "bfloat16",
+    17: "uint16", 18: "complex128", 19: "float16", 22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn",
+}  # fmt: skip
+STRING = 7
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+VALUES = {5: "<f4", 6: "<f8"}
+"""Fields of a TensorProto that hold floats and doubles; the others hold varints."""
+
+Extent = tuple[int, int | None]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One tensor of a checkpoint; `same` is equal for entries of equal content."""
+
+    key: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    load: Callable[[], np.ndarray]
+    same: object = None
+
+
+@dataclass(slots=True)
+class Bundle:
+    """A checkpoint.
+
+    Attributes:
+        names: checkpoint key to the variable's own full name, as the object graph has it.
+        left_out: keys of what is no tensor of numbers.
+    """
+
+    version: int
+    entries: list[Entry] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    maps: list[mmap.mmap] = field(default_factory=list)
+
+    def map(self, path: Path) -> memoryview:
+        """Map a file of the checkpoint."""
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                return memoryview(b"")
+            self.maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self.size_bytes += size
+        return memoryview(self.maps[-1])
+
+    def close(self) -> None:
+        """Let go of the files; arrays that are still in use keep theirs."""
+        for mapped in self.maps:
+            try:
+                mapped.close()
+            except BufferError:  # someone still holds a view, whose end will be the map's
+                continue
+
+
+def parse(index: Path) -> Bundle:
+    """Read the index of a checkpoint: of the second version beside its shards, or a file of the first, which holds everything.
+
+    Raises:
+        ConvertError: it is damaged, beyond the limits, or a shard is missing.
+    """
+    bundle, budget = Bundle(2), Budget()
+    values = {str(item.key, "utf-8", "backslashreplace"): item for item in _tf_table.items(bundle.map(index))}
+    first = values.pop("", None)
+    if first is None:
+        raise MalformedFile(f"{index} is a table, but no checkpoint's: it has no header")
+    if index.name.endswith(".index"):
+        _second_version(bundle, index, first, values, budget)
+    else:
+        bundle.version = 1
+        _first_version(bundle, first, values, budget)
+    return bundle
+
+
+def _second_version(bundle: Bundle, index: Path, header: _tf_table.Item, values: dict[str, _tf_table.Item], budget: Budget) -> None:
+    shards, big = 1, False
+    for number, wire, value in _wire.fields(header.value, budget):
+        if number == 1:
+            shards = _wire.number(wire, value)
+        elif number == 2:
+            big = _wire.number(wire, value) == 1
+    if not 0 < shards <= 10_000:
+        raise MalformedFile(f"{index} claims {shards} shards")
+    opened: dict[int, memoryview] = {}
+
+    def data(key: str, place: _Place) -> memoryview:
+        if not 0 <= place.shard < shards:
+            raise MalformedFile(f"{key} lies in shard {place.shard} of {shards}")
+        if place.shard not in opened:
+            path = index.with_name(f"{index.name.removesuffix('.index')}.data-{place.shard:05d}-of-{shards:05d}")
+            if not path.is_file():
+                raise MalformedFile(f"{index}: its shard {path.name} is not beside it. Fetch it too.")
+            opened[place.shard] = bundle.map(path)
+        view = opened[place.shard]
+        if place.offset < 0 or place.size < 0 or place.offset + place.size > len(view):
+            raise MalformedFile(f"{key} has {place.size} bytes from {place.offset} of a shard of {len(view)}")
+        return view[place.offset : place.offset + place.size]
+
+    places = {key: _place(item.value, budget) for key, item in values.items() if not key.startswith("\0")}
+    for key, place in places.items():
+        if key == OBJECT_GRAPH and place.dtype == STRING:
+            bundle.names = _object_graph(_strings(key, data(key, place), place)[0], budget)
+        elif place.dtype not in DTYPES:
+            bundle.left_out.append(key)
+        elif place.slices:
+            pieces = []
+            for extents in place.slices:
+                item = values.get(str(_slice_key(key, extents), "utf-8", "backslashreplace"))
+                if item is None:
+                    raise MalformedFile(f"{key} lacks its part {extents}")
+                part = _place(item.value, budget)
+                pieces.append((extents, _plain(key, data(key, part), part, _part(place.shape, extents, key), big)))
+            bundle.entries.append(_assembled(key, place.shape, _dtype(place.dtype), pieces))
+        else:
+            bundle.entries.append(_plain(key, data(key, place), place, place.shape, big))
+
+
+@dataclass(slots=True)
+class _Place:
+    """A BundleEntryProto."""
+
+    dtype: int = 0
+    shape: Shape = ()
+    shard: int = 0
+    offset: int = 0
+    size: int = 0
+    crc: int | None = None
+    slices: list[list[Extent]] = field(default_factory=list)
+
+
+def _place(data: memoryview, budget: Budget) -> _Place:
+    place = _Place()
+    for number, wire, value in _wire.fields(data, budget):
+        if number == 1:
+            place.dtype = _wire.number(wire, value)
+        elif number == 2:
+            place.shape = _shape(_wire.content(wire, value), budget)
+        elif number == 3:
+            place.shard = _wire.number(wire, value)
+        elif number == 4:
+            place.offset = _wire.number(wire, value)
+        elif number == 5:
+            place.size = _wire.number(wire, value)
+        elif number == 6 and wire == _wire.FIXED32:
+            (place.crc,) = struct.unpack("<I", _wire.content(_wire.BYTES, value))
+        elif number == 7:
+            place.slices.append(_extents(_wire.content(wire, value), budget))
+    return place
+
+
+def _shape(data: memoryview, budget: Budget) -> Shape:
+    dims: list[int] = []
+    for number, wire, value in _wire.fields(data, budget):
+        if number == 2:
+            sizes = [_wire.number(w, v) for n, w, v in _wire.fields(_wire.content(wire, value), budget) if n == 1]
+            dims.append(sizes[0] if sizes else 0)
+            if len(dims) > _guard.MAX_RANK:
+                raise LimitExceeded(f"a tensor has more than {_guard.MAX_RANK} axes")
+    if min(dims, default=0) < 0:
+        raise MalformedFile(f"a tensor has shape {dims}")
+    return tuple(dims)
+
+
+def _extents(data: memoryview, budget: Budget) -> list[Extent]:
+    """Read which part of a tensor a slice is: of each axis the start and the length, None for all of it."""
+    extents: list[Extent] = []
+    for number, wire, value in _wire.fields(data, budget):
+        if number == 1:
+            start, length = 0, None
+            for n, w, v in _wire.fields(_wire.content(wire, value), budget):
+                start = _wire.number(w, v) if n == 1 else start
+                length = _wire.number(w, v) if n == 2 else length
+            extents.append((start, length))
+    if len(extents) > _guard.MAX_RANK:
+        raise LimitExceeded(f"a part of a tensor has {len(extents)} axes")
+    return extents
+
+
+def _part(shape: Shape, extents: Sequence[Extent], key: str) -> Shape:
+    if len(extents) != len(shape):
+        raise MalformedFile(f"{key} of shape {shape} has a part {extents}")
+    part = tuple(size if length is None else length for size, (_, length) in zip(shape, extents, strict=True))
+    if any(start < 0 or length < 0 or start + length > size for size, length, (start, _) in zip(shape, part, extents, strict=True)):
+        raise MalformedFile(f"{key} of shape {shape} has a part {extents}")
+    return part
+
+
+def _plain(key: str, data: memoryview, place: _Place, shape: Shape, big: bool) -> Entry:
+    if place.dtype not in DTYPES:
+        raise MalformedFile(f"{key} has no type")
+    dtype = _dtype(place.dtype)
+    if math.prod(shape) * dtype.itemsize != len(data):
+        raise MalformedFile(f"{key} of shape {shape} needs {math.prod(shape) * dtype.itemsize} bytes and has {len(data)}")
+    order = ">" if big else "<"
+
+    def load() -> np.ndarray:
+        if place.crc is not None and _tf_table.masked(_tf_table.crc32c(data)) != place.crc:
+            raise MalformedFile(f"{key} is damaged: its checksum differs. Fetch it again.")
+        array = np.frombuffer(data, dtype.newbyteorder(order) if dtype.isbuiltin == 1 else dtype).reshape(shape)
+        return array.astype(dtype, copy=False)
+
+    return Entry(key, shape, dtype, load, (place.crc, place.dtype, shape) if place.crc else None)
+
+
+def _assembled(key: str, shape: Shape, dtype: np.dtype[Any], pieces: Sequence[tuple[list[Extent], Entry]]) -> Entry:
+    """Join the parts of a partitioned variable."""
+    if sum(math.prod(entry.shape) for _, entry in pieces) != math.prod(shape) or any(entry.dtype != dtype for _, entry in pieces):
+        raise MalformedFile(f"the parts of {key} don't fill its shape {shape}")
+
+    def load() -> np.ndarray:
+        whole = np.zeros(shape, dtype)
+        for extents, entry in pieces:
+            where = tuple(slice(start, start + size) for (start, _), size in zip(extents, entry.shape, strict=True))
+            whole[where] = entry.load()
+        return whole
+
+    return Entry(key, shape, dtype, load)
+
+
+def _dtype(number: int) -> np.dtype[Any]:
+    name = DTYPES[number]
+    return np.dtype(getattr(_guard.need("ml_dtypes"), name) if name.startswith(("bfloat16", "float8")) else name)
+
+
+def _strings(key: str, data: memoryview, place: _Place) -> list[memoryview]:
+    """Read a tensor of strings: their lengths, a checksum of those, the strings."""
+    count, at, lengths = math.prod(place.shape), 0, []
+    if count > len(data):
+        raise MalformedFile(f"{key} claims {count} strings in {len(data)} bytes")
+    for _ in range(count):
+        length, at = _wire.varint(data, at)
+        lengths.append(length)
+    at += 4
+    if at + sum(lengths) != len(data) or not lengths:
+        raise MalformedFile(f"{key} is cut off")
+    found = []
+    for length in lengths:
+        found.append(data[at : at + length])
+        at += length
+    return found
+
+
+def _object_graph(data: memoryview, budget: Budget) -> dict[str, str]:
+    """Read the variables' own names: checkpoint key to "block1_conv1/kernel"."""
+    names: dict[str, str] = {}
+    for number, wire, value in _wire.fields(data, budget):
+        if number != 1:
+            continue
+        for inner, w, v in _wire.fields(_wire.content(wire, value), budget):
+            if inner == 2:
+                texts = {n: _wire.text(k, x) for n, k, x in _wire.fields(_wire.content(w, v), budget) if n in (2, 3)}
+                names[texts.get(3, "")] = texts.get(2, "")
+    return names
+
+
+def _slice_key(name: str, extents: Sequence[Extent]) -> bytes:
+    """Write the key of a part as TensorFlow does: in an order-preserving code."""
+    key = _ordered(0) + name.encode().replace(b"\xff", b"\xff\0").replace(b"\0", b"\0\xff") + b"\0\1" + _ordered(len(extents))
+    return key + b"".join(_ordered_signed(start) + _ordered_signed(-1 if length is None else length) for start, length in extents)
+
+
+def _ordered(value: int) -> bytes:
+    digits = value.to_bytes((value.bit_length() + 7) // 8, "big")
+    return bytes([len(digits)]) + digits
+
+
+def _ordered_signed(value: int) -> bytes:
+    """Write the number in as few bytes as hold it and a header of as many ones as there are bytes."""
+    size = 1
+    while not -(1 << 7 * size - 1) <= value < 1 << 7 * size - 1:
+        size += 1
+    header = ((1 << size) - 1) << (8 - size) if size <= 8 else 0xFF
+    bits = value & (1 << 8 * size) - 1
+    return (bits ^ header << 8 * (size - 1)).to_bytes(size, "big")
+
+
+def _first_version(bundle: Bundle, meta: _tf_table.Item, values: dict[str, _tf_table.Item], budget: Budget) -> None:
+    """Read a SavedTensorSlices of descriptions, and one for each part of each tensor."""
+    known: dict[str, tuple[Shape, int]] = {}
+    for number, wire, value in _wire.fields(meta.value, budget):
+        if number == 1:
+            for n, w, v in _wire.fields(_wire.content(wire, value), budget):
+                if n == 1:
+                    name, shape, dtype = "", (), 0
+                    for inner, k, x in _wire.fields(_wire.content(w, v), budget):
+                        name = _wire.text(k, x) if inner == 1 else name
+                        shape = _shape(_wire.content(k, x), budget) if inner == 2 else shape
+                        dtype = _wire.number(k, x) if inner == 3 else dtype
+                    known[name] = (shape, dtype)
+    pieces: dict[str, list[tuple[list[Extent], Entry]]] = {}
+    for item in values.values():
+        for number, wire, value in _wire.fields(item.value, budget):
+            if number == 2:
+                found = _saved_slice(_wire.content(wire, value), known, item.check, budget)
+                if found is not None:
+                    pieces.setdefault(found[1].key, []).append(found)
+    for name, (shape, dtype) in known.items():
+        if dtype not in DTYPES:
+            bundle.left_out.append(name)
+        elif len(pieces.get(name, [])) == 1 and pieces[name][0][1].shape == shape:
+            bundle.entries.append(pieces[name][0][1])
+        else:
+            bundle.entries.append(_assembled(name, shape, _dtype(dtype), pieces.get(name, [])))
+
+
+def _saved_slice(
+    data: memoryview, known: dict[str, tuple[Shape, int]], check: Callable[[], None], budget: Budget
+) -> tuple[list[Extent], Entry] | None:
+    name, extents = "", []
+    tensor = memoryview(b"")
+    for number, wire, value in _wire.fields(data, budget):
+        if number == 1:
+            name = _wire.text(wire, value)
+        elif number == 2:
+            extents = _extents(_wire.content(wire, value), budget)
+        elif number == 3:
+            tensor = _wire.content(wire, value)
+    if name not in known or known[name][1] not in DTYPES:
+        return None
+    shape, kind = known[name]
+    part, dtype = _part(shape, extents, name), _dtype(kind)
+    held: list[tuple[int, memoryview]] = []
+    for number, wire, value in _wire.fields(tensor, budget):
+        if number in (4, 5, 6, 7, 9, 10, 11, 13, 16, 17) and wire == _wire.BYTES:
+            held.append((number, _wire.content(wire, value)))
+    if len(held) != 1 or math.prod(part) > len(held[0][1]):
+        raise MalformedFile(f"{name} of shape {part} does not hold its numbers")
+    number, content = held[0]
+
+    def load() -> np.ndarray:
+        check()
+        if number == 4:
+            return np.frombuffer(content, dtype).reshape(part)
+        flat = np.frombuffer(content, VALUES[number]) if number in VALUES else _wire.packed(content)
+        if number == 13:  # halves and bfloat16 are written as their bits
+            flat = flat.astype(np.uint16).view(dtype)
+        if flat.size != math.prod(part):
+            raise MalformedFile(f"{name} of shape {part} has {flat.size} numbers")
+        return flat.astype(dtype, copy=False).reshape(part)
+
+    return extents, Entry(name, part, dtype, load)

@@ -1,0 +1,140 @@
+"""BSON as BSON.jl writes it: Flux.jl's parameter lists, states and whole models, and Metalhead.jl's files.
+
+An array's axes come reversed, which costs nothing: Julia keeps the first axis nearest together, NumPy the last. So a kernel
+(W, H, I, O) lies here as (O, I, H, W), if its network was fed (W, H, C, N); the file does not say whether it was, and
+`Source.spatial` is "unknown". Flux's Conv is a true convolution, its CrossCor is not; a list of parameters names no layers, and
+its convention is "unknown".
+
+Written files hold `:model_state`, nested like a `Flux.state`. They are read back here; that Julia reads them follows from the
+format's rules and is not verified: `JULIA_LOADER` is how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.formats import _bsondoc, _flux
+from convert.formats._bsonjl import Reader
+from convert.formats._fluxgraph import build
+from convert.formats._guard import check, reading
+from convert.formats._julia import DTYPES, Array, Struct
+from convert.formats._juliatree import RECORD, foreign, framework, naming, tree
+from convert.formats._mapped import mapped
+from convert.source import Convention, Part, Source
+from weights.errors import UnsupportedFormat
+
+SUFFIXES = (".bson",)
+WRITES = True
+
+JULIA_LOADER = """\
+using BSON, Flux, Metalhead
+model = ResNet(50)                          # the network that the tensors belong to
+saved = BSON.load("resnet50.bson")[:model_state]
+tuples(x) = x                               # plain documents become the tuples that loadmodel! wants
+function tuples(x::AbstractDict)
+    n = length(x)
+    all(k -> tryparse(Int, string(k)) !== nothing, keys(x)) || return NamedTuple(Symbol(k) => tuples(v) for (k, v) in x)
+    top = maximum(parse(Int, string(k)) for k in keys(x))
+    return Tuple(tuples(get(x, Symbol(i), ())) for i in 1:top)
+end
+Flux.loadmodel!(model.layers, tuples(saved); strict = false)
+"""
+"""How Julia reads a file that is written here; not run by any test, as there is no Julia here."""
+
+
+def sniff(path: Path, head: bytes) -> bool:
+    """Tell by the length that a document begins with, and by its first element; a cut file is known by its ending."""
+    if len(head) < 5 or not path.is_file():
+        return False
+    size, length = path.stat().st_size, int.from_bytes(head[:4], "little", signed=True)
+    if length == 5 == size:
+        return head[4] == 0
+    plausible = head[4] in _bsondoc.TYPES and b"\0" in head[5:]
+    return plausible and length >= 5 and (length == size or path.suffix in SUFFIXES)
+
+
+def read(path: Path) -> Source:
+    """Open a BSON.jl file; its bytes are mapped, and a tensor is a view of them.
+
+    Raises:
+        ConvertError: as `convert.formats.read` says.
+    """
+    with reading(path, "BSON.jl file"), naming(path):
+        data = mapped(path)
+        root = _bsondoc.parse(data)
+        reader = Reader(root)
+        top = {key: reader.value(item) for key, item in root.items() if key != "_backrefs"}
+        source = _source(path, top, reader)
+        check(path, source.tensors.values(), len(data))
+    return source
+
+
+def _source(path: Path, top: Mapping[str, Any], reader: Reader) -> Source:
+    record = top.get(RECORD)
+    chosen, notes = _flux.choose(top)
+    if reader.skipped:
+        notes.append(f"{len(reader.skipped)} arrays of {', '.join(sorted(set(reader.skipped))[:5])} are left out: NumPy has no such type")
+    facts = _flux.facts(top)
+    source = Source(path, "bson", "BSON.jl", {}, facts=facts, notes=notes, spatial="unknown")
+    root = next(iter(chosen.values())) if len(chosen) == 1 else dict(chosen)
+    if len(chosen) == 1:
+        facts["entry"] = next(iter(chosen))
+    if isinstance(root, dict) and _flux.is_caffe2(root):
+        source.tensors, source.framework, source.spatial = _flux.caffe2(root), "Metalhead.jl 2018 (from Caffe2)", "hw"
+        notes.append("Caffe2's names: cross-correlation kernels, which Metalhead flipped while it loaded them; not to be flipped")
+    elif isinstance(root, list | tuple) and _flux.is_positional(root):
+        source.tensors, source.positional, source.layout = _flux.positional(root), True, _flux.layout()
+        source.framework = "Flux.jl, a list of parameters"
+        notes.append(_flux.LIST_NOTE)
+    elif chosen:
+        recorded = foreign(record, source)
+        walk = _flux.Walk(state_only=True, recorded=recorded)
+        walk.run(root, next(iter(chosen)) if isinstance(root, Array) else "")
+        source.tensors = walk.tensors
+        source.notes += walk.notes
+        source.framework, source.spatial = framework(reader.types, source, root)
+        source.graph = build(root) if isinstance(root, Struct) else None
+    if not source.tensors:
+        source.notes.append("no arrays of numbers in it")
+    return source
+
+
+def write(parts: Sequence[Part], path: Path, *, convention: Convention = "convolution", metadata: Mapping[str, str] | None = None) -> None:
+    """Write the modules as the nested state of a Flux model under `model_state`.
+
+    Args:
+        parts: the modules; their names nest by dots and count from 1, "layers.1.layers.3".
+        path: the file.
+        convention: "convolution" is Flux's Conv, and what a file says for itself; "correlation" is CrossCor's.
+        metadata: words that are kept beside the network, under `kernelzoo`.
+
+    Raises:
+        UnsupportedFormat: the tensors take 2 GiB or more, a dtype is not Julia's, or names contradict each other.
+    """
+    state = tree(parts, convention, _leaf)
+    record = {"convention": convention, "spatial": "hw", **dict(sorted((metadata or {}).items()))}
+    with path.open("wb") as file:
+        for piece in _bsondoc.encode({"model_state": state, RECORD: record}):
+            file.write(piece)
+
+
+JULIA_NAMES = {np.dtype(code).str[1:]: name for name, code in DTYPES.items()}
+
+
+def _leaf(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], make: Any) -> dict[str, Any]:
+    """Describe an array; `shape` is NumPy's, reversed."""
+    code = dtype.str[1:]
+    if code not in JULIA_NAMES:
+        raise UnsupportedFormat(f"{name}: BSON.jl has no {dtype}; cast it to float32 first")
+    little = dtype.newbyteorder("<")
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return {
+        "tag": "array",
+        "type": {"tag": "datatype", "name": ["Core", JULIA_NAMES[code]], "params": []},
+        "size": list(reversed(shape)),
+        "data": _bsondoc.Blob(size, lambda: make().astype(little, copy=False).data if size else b""),
+    }

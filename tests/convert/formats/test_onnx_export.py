@@ -1,0 +1,167 @@
+"""An exported network runs in onnxruntime with the same logits, gives every bit back, and names nothing of the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from convert import execute
+from convert.formats import _onnx_export
+from convert.formats import onnx as formats_onnx
+from weights.errors import ConvertError
+from weights.record import Preprocessing
+from zoo.preprocess import preprocess
+
+pytestmark = pytest.mark.reference
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """Statistics as training leaves them: at their initial values many mistakes can't be seen."""
+    torch.manual_seed(0)
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.uniform_(layer.weight, 0.5, 1.5)
+            nn.init.uniform_(layer.bias, -0.2, 0.2)
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            nn.init.uniform_(layer.running_mean, -0.2, 0.2)
+            nn.init.uniform_(layer.running_var, 0.5, 1.5)
+    return model.eval()
+
+
+def logits(path: Path, images: np.ndarray) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: images})[0]
+
+
+NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
+    "shortcuts without parameters": ("ResNet20", {}, (32, 32)),
+    "concatenations": ("DenseNet_BC_100_12", {}, (32, 32)),
+    "ceil mode": ("SqueezeNet1_1", {}, (45, 38)),
+    "gates and hard swish": ("MobileNetV3Small", {}, (64, 64)),
+    "same padding at odd sizes": ("MobileNetV3Small", {"padding": "same"}, (62, 67)),
+    "relu6": ("MobileNetV1_025", {"padding": "same", "activation": "relu6"}, (64, 62)),
+    "silu": ("EfficientNetB0", {}, (40, 64)),
+    "branches": ("GoogLeNet", {}, (64, 64)),
+    "groups": ("ResNet18", {}, (64, 64)),
+    "gates": ("SEResNet18", {}, (64, 64)),
+    "one input channel and ten classes": ("MobileNetV2_035", {"in_channels": 1, "num_classes": 10}, (64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_logits_are_ours_and_every_bit_comes_back(tmp_path: Path, name: str) -> None:
+    variant, options, size = NETWORKS[name]
+    model = lively(zoo.CATALOGUE[variant](**options))
+    channels, path = options.get("in_channels", 3), tmp_path / "net.onnx"
+    assert (formats_onnx.export(model, path, input_shape=(channels, *size), metadata={"a": "b"}) or 1) < 1e-4
+    onnx.checker.check_model(str(path), full_check=True)
+    images = torch.randn(3, channels, *size)  # a batch that was not exported
+    with torch.inference_mode():
+        expected = model(images).numpy()
+    assert np.abs(logits(path, images.numpy()) - expected).max() < 1e-4 * np.abs(expected).max()
+    with formats_onnx.read(path) as source:
+        state = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith("num_batches_tracked")}
+        assert source.tensors.keys() == state.keys()
+        assert all(source.tensors[key].array().tobytes() == tensor.numpy().tobytes() for key, tensor in state.items())
+        assert source.facts["a"] == "b"
+        assert source.graph is not None
+        assert source.graph.unknown == []
+        (value,) = execute.run(source, images[:1].numpy()).values()
+        assert np.abs(value - expected[:1]).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("order", ["rgb", "bgr"])
+def test_preprocessing_inside_takes_pixels_as_an_image_decoder_gives_them(tmp_path: Path, order: str) -> None:
+    record = Preprocessing(None, None, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), order)
+    model, path = lively(zoo.SqueezeNet1_1(num_classes=10)), tmp_path / "net.onnx"
+    formats_onnx.export(model, path, input_shape=(3, 48, 40), metadata={}, preprocessing=record)
+    onnx.checker.check_model(str(path), full_check=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 48, 40, 3), dtype=np.uint8)
+    with torch.inference_mode():
+        expected = model(preprocess(list(pixels), record)).numpy()
+    assert np.abs(logits(path, pixels) - expected).max() < 1e-5 * np.abs(expected).max()
+    with formats_onnx.read(path) as source:
+        assert source.preprocessing["channel_order"] == order
+        assert np.allclose(source.preprocessing["mean"], record.mean)
+        assert np.allclose(source.preprocessing["std"], record.std)
+        assert source.tensors.keys() == model.state_dict().keys()
+        (value,) = execute.run(source, pixels.transpose(0, 3, 1, 2)).values()
+    assert np.abs(value - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def test_the_same_network_gives_the_same_bytes_and_no_path(tmp_path: Path) -> None:
+    model = lively(zoo.MobileNetV1_025())
+    files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
+    for path in files:
+        formats_onnx.export(model, path, input_shape=(3, 32, 32), metadata={"z": "1", "a": "2"})
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert str(Path(torch.__file__).parent).encode() not in files[0].read_bytes()
+
+
+def test_parameters_that_are_equal_all_come_back(tmp_path: Path) -> None:
+    """A fresh network's scales are all one; PyTorch's exporter would write one of them."""
+    model = zoo.MobileNetV1_025()
+    formats_onnx.export(model, tmp_path / "net.onnx", input_shape=(3, 32, 32), metadata={})
+    with formats_onnx.read(tmp_path / "net.onnx") as source:
+        assert source.tensors.keys() == {key for key in model.state_dict() if not key.endswith("num_batches_tracked")}
+
+
+def test_the_network_is_left_as_it_was(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Conv2d(4, 2, 1)).train().half()
+    before = {name: (tensor.data_ptr(), tensor.dtype, tensor.clone()) for name, tensor in model.state_dict().items()}
+    formats_onnx.export(model, tmp_path / "net.onnx", input_shape=(3, 8, 8), metadata={})
+    assert model.training
+    assert model[1].training
+    for name, tensor in model.state_dict().items():
+        pointer, dtype, value = before[name]
+        assert (tensor.data_ptr(), tensor.dtype) == (pointer, dtype)
+        assert torch.equal(tensor, value)
+
+
+@pytest.mark.parametrize(("size", "unknown"), [(32, False), (7, False), (10, True)])
+def test_adaptive_pools_of_every_size_are_exported(tmp_path: Path, size: int, unknown: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d((16 if size == 32 else 7, 7 if size != 32 else 8)), nn.Flatten())
+    path = tmp_path / "net.onnx"
+    assert (formats_onnx.export(model, path, input_shape=(3, size, size), metadata={}) or 1) < 1e-5
+    with formats_onnx.read(path) as source:
+        assert source.graph is not None
+        assert bool(source.graph.unknown) == unknown
+
+
+def test_an_operator_that_onnx_has_not_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match="adaptive_max_pool2d"):
+        formats_onnx.export(nn.AdaptiveMaxPool2d((3, 5)), tmp_path / "net.onnx", input_shape=(3, 32, 32), metadata={})
+    assert not (tmp_path / "net.onnx").exists()
+
+
+def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the graph of a network without its activation."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    traced = _onnx_export._traced
+    monkeypatch.setattr(_onnx_export, "_traced", lambda network, example, opset: traced(_without(network), example, opset))
+    with pytest.raises(ConvertError, match="computes other logits"):
+        formats_onnx.export(model, tmp_path / "net.onnx", input_shape=(3, 8, 8), metadata={})
+
+
+def _without(network: nn.Module) -> nn.Module:
+    network[1] = nn.Identity()  # type: ignore[index]
+    twin = nn.Sequential(network[0], nn.Identity(), network[2])  # type: ignore[index]
+    network[1] = nn.ReLU()  # type: ignore[index]
+    return twin.eval()
+
+
+def test_preprocessing_for_another_number_of_channels_is_refused(tmp_path: Path) -> None:
+    record = Preprocessing(None, None, "bilinear", (0.5,), (0.5,))
+    with pytest.raises(ConvertError, match="1 means and 1 deviations, the network 3 channels"):
+        formats_onnx.export(nn.Conv2d(3, 4, 3), tmp_path / "net.onnx", input_shape=(3, 8, 8), metadata={}, preprocessing=record)
