@@ -1,24 +1,42 @@
-"""A file per foreign naming: which of their modules is which of ours. Ours are torchvision's names.
+"""A file per foreign naming: which of their modules is which of ours. Ours are torchvision's names. Adding a naming is adding its file.
 
-A naming has ``rows(family, ours)``; the way back is derived (`convert.core.invert`). It may have ``mend(name)``, which turns
-an older spelling of its own into today's.
+A naming has ``rows(family, ours)``; the way back is derived (`convert.core.invert`). It may have
+
+- ``FORMATS``: the formats in which it occurs; in all, if absent;
+- ``mend(name)``: turns an older spelling of its own into today's;
+- ``align(theirs, mapping)``: gives the modules of a file the names that its rows have, where only all of them together tell;
+- ``options(family)``: the constructor keywords with which our network computes what theirs does;
+- ``preprocessing(family)``: fields of `weights.Preprocessing`, how its images are prepared;
+- ``order(family, ours)``: our modules in the order of a file that keeps only an order;
+- ``IGNORED``: prefixes of their modules that have no counterpart here, as they are no part of the network.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
 from convert.core import Report, Row, Shape, apply, strip_wrappers
-from convert.names import akamaster, biubug6, timm, torchvision
 
 T = TypeVar("T")
 
 log = logging.getLogger("convert")
 
-NAMINGS: dict[str, ModuleType] = {"torchvision": torchvision, "timm": timm, "akamaster": akamaster, "biubug6": biubug6}
+LIKELIEST = ("torchvision", "timm")
+"""Namings that are tried before the others; those are tried by the alphabet."""
+
+
+def _discovered() -> dict[str, ModuleType]:
+    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    ordered = sorted(names, key=lambda name: (LIKELIEST.index(name) if name in LIKELIEST else len(LIKELIEST), name))
+    return {name: importlib.import_module(f"convert.names.{name}") for name in ordered}
+
+
+NAMINGS: dict[str, ModuleType] = _discovered()
 """Every naming by the name that a checkpoint's record uses, the likelier first."""
 
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
@@ -38,12 +56,23 @@ def rows(naming: str, family: type | str, ours: Mapping[str, Shape]) -> list[Row
     """
     if naming not in NAMINGS:
         raise LookupError(f"no naming {naming!r}; there are {', '.join(NAMINGS)}")
-    return NAMINGS[naming].rows(_lineage(family), ours)
+    return NAMINGS[naming].rows(lineage(family), ours)
+
+
+def fact(naming: str, what: str, family: type | str) -> dict[str, Any]:
+    """Ask a naming for its ``options`` or ``preprocessing`` of a network; {} where it has nothing to say."""
+    ask = getattr(NAMINGS[naming], what, None)
+    return dict(ask(lineage(family))) if ask is not None else {}
+
+
+def of_format(format: str) -> list[str]:
+    """List the namings that occur in files of this format, the likelier first."""
+    return [name for name, module in NAMINGS.items() if format in getattr(module, "FORMATS", (format,))]
 
 
 def recognise(theirs: Mapping[str, Any], family: type | str, ours: Mapping[str, Any]) -> str | None:
     """Find the first naming whose rows give every tensor of `theirs` a place and leave none of `ours` empty."""
-    return next((naming for naming in NAMINGS if _carry(naming, theirs, family, ours)[1].complete), None)
+    return next((naming for naming in of_format("pytorch") if _tried(naming, theirs, family, ours)[1].complete), None)
 
 
 def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, family: type | str) -> dict[str, T]:
@@ -63,9 +92,9 @@ def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, f
     Raises:
         LookupError: no naming of this name.
     """
-    carried, report, left = _carry("torchvision" if naming == "auto" else naming, tensors, family, ours)
+    carried, report, left = _tried("torchvision" if naming == "auto" else naming, tensors, family, ours)
     if not report.complete:
-        tried = {other: _carry(other, tensors, family, ours) for other in NAMINGS}
+        tried = {other: _tried(other, tensors, family, ours) for other in of_format("pytorch")}
         best = min(tried, key=lambda other: len(tried[other][1].missing) + len(tried[other][1].unmatched))
         if naming != "auto" and tried[best][1].complete:
             log.warning("the tensors are named as %s names them, not %s", best, naming)
@@ -74,16 +103,36 @@ def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, f
     return {**{name: left[name] for name in report.unmatched}, **carried}
 
 
-def _carry(naming: str, tensors: Mapping[str, T], family: type | str, ours: Mapping[str, Any]) -> tuple[dict[str, T], Report, dict[str, T]]:
-    """Apply one naming: what was carried over, what did not fit, and the tensors as the rows saw them."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
-    mapping = rows(naming, family, shapes)
-    unused = tuple(head for head in AUXILIARY if not any(name.startswith(head) for name in shapes))
-    mend = getattr(NAMINGS[naming], "mend", str)
-    seen = {mend(name): tensor for name, tensor in strip_wrappers(tensors).items() if not name.startswith(unused)}
+def carry(
+    naming: str, tensors: Mapping[str, T], mapping: Sequence[Row], ours: Mapping[str, Any]
+) -> tuple[dict[str, T], Report, dict[str, T]]:
+    """Apply rows of a naming, or of nobody's: what was carried over, what did not fit, and the tensors as the rows saw them."""
+    shapes = {name: tuple(getattr(tensor, "shape", tensor)) for name, tensor in ours.items()}
+    seen = {name: tensors[own] for name, own in spelt(naming, tensors, mapping, shapes).items()}
     carried, report = apply(mapping, seen, shapes)
     return carried, report, seen
 
 
-def _lineage(family: type | str) -> tuple[str, ...]:
+def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours: Mapping[str, Any]) -> dict[str, str]:
+    """Spell a file's names as the rows of a naming do, wrappers and what is no part of the network left out: to the file's own."""
+    module = NAMINGS.get(naming)
+    unused = tuple(head for head in AUXILIARY if not any(name.startswith(head) for name in ours))
+    unused += tuple(getattr(module, "IGNORED", ()))
+    mend, align = getattr(module, "mend", str), getattr(module, "align", None)
+    plain = strip_wrappers({name: name for name in tensors})
+    found = {mend(name): own for name, own in plain.items() if not name.startswith(unused)}
+    if align is None:
+        return found
+    aligned = align(list(dict.fromkeys(name.rpartition(".")[0] for name in found)), mapping)
+    places = {name: name.rpartition(".") for name in found}
+    return {f"{aligned[places[name][0]]}.{places[name][2]}": own for name, own in found.items()}
+
+
+def lineage(family: type | str) -> tuple[str, ...]:
+    """Name a class and all its bases, as namings want it: VGG19, VGG, Model …"""
     return (family,) if isinstance(family, str) else tuple(base.__name__ for base in family.__mro__)
+
+
+def _tried(naming: str, tensors: Mapping[str, T], family: type | str, ours: Mapping[str, Any]) -> tuple[dict[str, T], Report, dict[str, T]]:
+    shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
+    return carry(naming, tensors, rows(naming, family, shapes), shapes)

@@ -36,8 +36,8 @@ def test_every_naming_leads_there_and_back(cls: type[Model], naming: str) -> Non
     """Their tensors are ours carried the way back; that no name collides and no tensor gets lost shows in both reports."""
     state = meta(cls)
     rows = names.rows(naming, cls, shapes(state))
-    if not rows:  # a naming of one family only
-        assert naming == "biubug6"
+    if not rows:  # a naming of some families only; those of every family are these
+        assert naming not in ("torchvision", "timm", "akamaster")
         return
     assert len({row.theirs for row in rows}) == len({row.ours for row in rows}) == len(rows)
     way_back = core.invert(rows)
@@ -121,7 +121,7 @@ def test_a_users_subclass_has_its_familys_names() -> None:
     ],
 )
 def test_real_files_are_recognised_and_complete(real: Path, cls: type[Model], file: str, naming: str) -> None:
-    tensors = pytorch.read(real / "real" / "pytorch" / file)
+    tensors = pytorch.state_dict(real / "real" / "pytorch" / file)
     state = meta(cls)
     assert names.recognise(tensors, cls, state) == naming
     carried = names.to_ours(tensors, state, naming="auto", family=cls)

@@ -1,0 +1,124 @@
+"""How Keras orders and numbers the layers of a model, and what its older files call them."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from convert.core import Row
+
+DEPTHWISE = re.compile(r"conv_dw_\d+|.*depthwise|.*dwconv")
+NUMBERED = re.compile(r"(conv2d|batch_normalization|depthwise_conv2d|separable_conv2d|dense)(?:_(\d+))?(\.depthwise|\.pointwise|)")
+"""What Keras calls a layer that has no name of its own, and any layer in the groups of a .weights.h5 file."""
+OLD: tuple[tuple[str, str], ...] = (
+    (r"convolution2d(.*)", r"conv2d\1"),  # Keras 1
+    (r"batchnormalization(.*)", r"batch_normalization\1"),
+    (r"fc1000|probs|Logits", "predictions"),
+    (r"Logits", "logits"),  # MobileNetV3 until 2023, with slashes for underscores
+    (r"(.*)/BatchNorm", r"\1_bn"),
+    (r"(.*)/squeeze_excite/Conv(.*)", r"\1_squeeze_excite_conv\2"),
+    (r"(expanded_conv(?:_\d+)?)/(\w+)", r"\1_\2"),
+    (r"Conv(.*)", r"conv\1"),
+)
+"""Older spellings of layers, where today's is what a network has."""
+
+
+def align(theirs: Sequence[str], mapping: Sequence[Row]) -> dict[str, str]:
+    """Give the modules of a file the names that the rows have.
+
+    Layers without a name of their own are numbered through a whole process, so that a network's first may be conv2d_94; in files of
+    Keras 3.0 to 3.5 all layers are numbered, by class. Within a class it is their order that counts.
+
+    Args:
+        theirs: the modules of the file.
+        mapping: rows, in Keras's order.
+
+    Returns:
+        A name for each module, its own where it has one already or nobody knows better.
+    """
+    wanted = [row.theirs for row in mapping]
+    spelt = {name: _today(name, set(wanted)) for name in theirs}
+    named = [name for name in wanted if not NUMBERED.fullmatch(name)]
+    if any(name in set(spelt.values()) for name in named):
+        numbered = sorted((name for name in wanted if name not in named), key=_number)
+        classes = {name: _class(name) for name in numbered}
+    else:
+        numbered = wanted
+        classes = {row.theirs: _class_of(row) for row in mapping}
+    places: dict[str, list[str]] = defaultdict(list)
+    for name in numbered:
+        places[classes[name]].append(name)
+    there: dict[str, list[str]] = defaultdict(list)
+    for name in sorted((name for name in theirs if NUMBERED.fullmatch(spelt[name])), key=lambda name: _number(spelt[name])):
+        there[_class(spelt[name])].append(name)
+    for kind, names in there.items():
+        spelt.update(zip(names, places[kind], strict=False))
+    return spelt
+
+
+def _today(name: str, wanted: set[str]) -> str:
+    if name in wanted:
+        return name
+    spelt = name
+    for old, new in OLD:
+        changed = re.sub(f"^(?:{old})$", new, spelt)
+        if changed != spelt and (changed in wanted or "/" in spelt or NUMBERED.fullmatch(changed)):
+            spelt = changed
+    return spelt
+
+
+def _number(name: str) -> int:
+    match = NUMBERED.fullmatch(name)
+    return int(match[2] or 0) if match else 0
+
+
+def _class(numbered: str) -> str:
+    match = NUMBERED.fullmatch(numbered)
+    return match[1] + match[3] if match else ""
+
+
+def _class_of(row: Row) -> str:
+    """Tell the class of a layer, and which half of a separable convolution, as a .weights.h5 file spells it."""
+    half = next((half for half in (".depthwise", ".pointwise") if row.theirs.endswith(half)), None)
+    if half is not None:
+        return "separable_conv2d" + half
+    if row.kind == "conv" and DEPTHWISE.fullmatch(row.theirs):
+        return "depthwise_conv2d"
+    return {"linear": "dense", "norm": "batch_normalization"}.get(row.kind, "conv2d")
+
+
+def resnet(found: Sequence[str]) -> list[str]:
+    """Put a shortcut's convolution and BatchNorm right before those that end the branch beside it: they have the same depth."""
+    ordered = [module for module in found if ".downsample." not in module]
+    for block in dict.fromkeys(module.partition(".downsample.")[0] for module in found if ".downsample." in module):
+        branch = [module for module in ordered if module.startswith(f"{block}.") and ".se." not in module]
+        for part, last in (("0", branch[-2]), ("1", branch[-1])):
+            ordered.insert(ordered.index(last), f"{block}.downsample.{part}")
+    return ordered
+
+
+def inception(found: Sequence[str]) -> list[str]:
+    """Order a block's layers by their distance from the concatenation that ends it, those of one distance by branch."""
+    ordered: list[str] = []
+    blocks: dict[str, list[str]] = defaultdict(list)
+    for module in found:
+        blocks[module.partition(".")[0]].append(module)
+    for block, members in blocks.items():
+        branches: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for module in members if block.startswith("Mixed") else ():
+            match = re.match(r"(\w+\.branch(?:_pool|[^_.]+))(?:_(\d))?", module)
+            if match:
+                branches[match[1]][int(match[2] or 1)].append(module)
+        distance: dict[str, int] = {}
+        for steps in branches.values():
+            split = len(steps[max(steps)]) > 2  # two units side by side, which a concatenation of their own joins
+            for step, units in steps.items():
+                for module in units:  # a unit is convolution, BatchNorm and ReLU
+                    distance[module] = 3 * (max(steps) - step) + (3 if module.endswith(".conv") else 2) + split
+        ordered += sorted(members, key=lambda module: -distance.get(module, 0)) if distance else members
+    return ordered
+
+
+ORDERS: dict[str, Callable[[Sequence[str]], list[str]]] = {"ResNet": resnet, "InceptionV3": inception}
+"""Where Keras's order of layers, by depth, is not ours."""

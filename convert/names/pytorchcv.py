@@ -1,0 +1,226 @@
+"""The names of pytorchcv (imgclsmob): stages and units, a new stage wherever the grid is halved.
+
+Some names stand for two networks with the same tensors, which only pytorchcv's own name tells apart: ``resnet50b`` has its stride
+where ours has it, ``resnet50`` needs ``stride_on="1x1"``; ``efficientnet_b0`` is ours, ``efficientnet_b0b`` and ``b0c`` need
+``padding="same"`` and ``norm_eps=1e-3``.
+
+Left out, as no options of ours compute the same: MobileNetV3-Small (1280 hidden channels there, 1024 in the paper), the Wide ResNet
+(without BatchNorm there), GoogLeNet (there is none).
+
+Source: https://github.com/osmr/imgclsmob, pytorch/pytorchcv/models.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from convert.core import Row, Shape, modules
+
+FORMATS = ("pytorch", "safetensors", "npz")
+
+Names = dict[str, str]
+
+MOBILE = {"MobileNetV1": (1, 2, 2, 6, 2), "MobileNetV2": (1, 2, 3, 7, 4), "MobileNetV3Large": (1, 2, 3, 6, 3)}
+"""Blocks of each stage."""
+EFFICIENT = {"1": (1, ()), "2": (2, ()), "3": (3, ()), "4": (4, ()), "5": (4, ("4",)), "6": (5, ()), "7": (5, ("6",))}
+"""Our stage: theirs, and our stages that its units are counted on from."""
+GATES = {"fc1": "se.conv1", "fc2": "se.conv2"}
+SEPARABLE = ("dw_conv", "pw_conv")
+BIASLESS = ("output.conv1",)
+MIXED = {"5b": (1, 1), "5c": (1, 2), "5d": (1, 3)} | {f"6{letter}": (2, n) for n, letter in enumerate("abcde", 1)}
+MIXED |= {f"7{letter}": (3, n) for n, letter in enumerate("abc", 1)}
+REDUCTIONS = ("6a", "7a")
+STEM = ("1a_3x3", "2a_3x3", "2b_3x3", "3b_1x1", "4a_3x3")
+
+
+def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
+    """List a row for each of our modules; none where pytorchcv has another network, or none."""
+    found = modules(ours)
+    make = next((make for name, make in FAMILIES.items() if name in family), None)
+    if make is None:
+        return []
+    theirs = make(found, family)
+    if theirs.keys() != found.keys():
+        return []
+    return [_row(theirs[module], module, kind, family) for module, kind in found.items()]
+
+
+def options(family: Sequence[str]) -> dict[str, Any]:
+    """Say how our network has to be built."""
+    if "CIFARResNet" in family:
+        return {"shortcut": "B"}
+    return {"norm_eps": 1e-5} if "MobileNetV3Large" in family else {}
+
+
+def preprocessing(family: Sequence[str]) -> dict[str, Any]:
+    """Say how images are prepared: ImageNet's statistics, whatever the network."""
+    if "CIFARResNet" in family or "CIFARDenseNet" in family:
+        return {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010)}
+    return {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "channel_order": "rgb"}
+
+
+def _row(theirs: str, ours: str, kind: str, family: Sequence[str]) -> Row:
+    convolved = kind == "linear" and ("MobileNetV2" in family or "MobileNetV3Large" in family)
+    lacks = ("bias",) if convolved and (theirs in BIASLESS or "MobileNetV2" in family) else ()
+    return Row(theirs, ours, "linear_from_conv" if convolved else kind, lacks=lacks)
+
+
+def _leaf(kind: str) -> str:
+    return "bn" if kind == "norm" else "conv"
+
+
+def _stacked(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    """VGG and AlexNet: a pool stands where the numbers of two convolutions are further apart than usual."""
+    usual = 3 if "norm" in found.values() else 2
+    theirs: Names = {}
+    stage, unit, before = 0, 0, -usual - 1
+    for module, kind in found.items():
+        position = int(module.rpartition(".")[2])
+        if kind == "conv":
+            stage, unit = (stage, unit + 1) if position - before == usual and stage else (stage + 1, 1)
+            before = position
+        theirs[module] = f"features.stage{stage}.unit{unit}.{_leaf(kind)}"
+    dense = [module for module, kind in found.items() if kind == "linear"]
+    return theirs | dict(zip(dense, ("output.fc1.fc", "output.fc2.fc", "output.fc3"), strict=False))
+
+
+def _resnet(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    stem = "features.init_block" if "CIFARResNet" in family else "features.init_block.conv"
+    theirs: Names = {"conv1": f"{stem}.conv", "bn1": f"{stem}.bn", "fc": "output"}
+    for module in found:
+        if match := re.fullmatch(r"layer(\d)\.(\d+)\.(?:(conv|bn)(\d)|downsample\.([01])|se\.fc([12]))", module):
+            stage, index, kind, number, projection, gate = match.groups()
+            inner = (
+                f"body.conv{number}.{kind}"
+                if kind
+                else f"identity_conv.{('conv', 'bn')[int(projection)]}"
+                if projection
+                else f"se.conv{gate}"
+            )
+            theirs[module] = f"features.stage{stage}.unit{int(index) + 1}.{inner}"
+    return theirs
+
+
+def _densenet(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    theirs: Names = {"classifier": "output"}
+    for module, kind in found.items():
+        if match := re.fullmatch(r"features\.denseblock(\d)\.denselayer(\d+)\.(?:norm|conv)([12])", module):
+            theirs[module] = f"features.stage{match[1]}.unit{match[2]}.conv{match[3]}.{_leaf(kind)}"
+        elif match := re.fullmatch(r"features\.transition(\d)\.(?:norm|conv)", module):
+            stage = int(match[1]) + 1
+            theirs[module] = f"features.stage{stage}.trans{stage}.conv.{_leaf(kind)}"
+        elif module == "features.conv0":
+            theirs[module] = "features.init_block.conv" if "features.norm0" in found else "features.init_block"
+        elif module == "features.norm0":
+            theirs[module] = "features.init_block.bn"
+        elif re.fullmatch(r"features\.norm\d", module):
+            theirs[module] = "features.post_activ.bn"
+    return theirs
+
+
+def _squeezenet(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    theirs: Names = {"features.0": "features.init_block.conv", "classifier.1": "output.final_conv"}
+    stage, unit, before = 0, 0, -1
+    for module in found:
+        if match := re.fullmatch(r"features\.(\d+)\.(\w+)", module):
+            position = int(match[1])
+            if position != before:
+                stage, unit = (stage, unit + 1) if position == before + 1 else (stage + 1, 1)
+                before = position
+            theirs[module] = f"features.stage{stage}.unit{unit}.{match[2]}.conv"
+    return theirs
+
+
+def _unit(members: Sequence[str], found: Mapping[str, str], prefix: str, names: Sequence[str]) -> Names:
+    """Name a block's convolutions and their BatchNorms in order, and its gate."""
+    gates = {module: prefix + GATES[module.rpartition(".")[2]] for module in members if module.endswith(tuple(GATES))}
+    plain = [module for module in members if module not in gates]
+    pairs = {module: f"{prefix}{names[n // 2]}.{_leaf(found[module])}" for n, module in enumerate(plain)}
+    return pairs | gates
+
+
+def _mobile(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    name = next(name for name in MOBILE if name in family)
+    places = [(stage, unit) for stage, size in enumerate(MOBILE[name], 1) for unit in range(1, size + 1)]
+    theirs: Names = {"features.0.0": "features.init_block.conv", "features.0.1": "features.init_block.bn"}
+    last = len(places) + 1
+    final = "features.final_block.conv" if name == "MobileNetV3Large" else "features.final_block"
+    theirs |= {f"features.{last}.0": f"{final}.conv", f"features.{last}.1": f"{final}.bn"}
+    hidden = name == "MobileNetV3Large"
+    theirs |= {"classifier.0": "output.conv1", "classifier.3": "output.conv2"} if hidden else {"classifier.1": "output"}
+    for number, (stage, unit) in enumerate(places, 1):
+        members = [module for module in found if module.startswith(f"features.{number}.")]
+        plain = sum(not module.endswith(tuple(GATES)) for module in members)
+        names = SEPARABLE if name == "MobileNetV1" else ("exp_conv", "conv1", "conv2") if hidden else ("conv1", "conv2", "conv3")
+        theirs |= _unit(members, found, f"features.stage{stage}.unit{unit}.", names[-plain // 2 :])
+    return {ours: name for ours, name in theirs.items() if ours in found}
+
+
+def _efficientnet(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    theirs: Names = {"features.0.0": "features.init_block.conv.conv", "features.0.1": "features.init_block.conv.bn"}
+    theirs |= {"features.8.0": "features.final_block.conv", "features.8.1": "features.final_block.bn", "classifier.1": "output.fc"}
+    inner = [module for module in found if re.match(r"features\.[1-7]\.\d+\.", module)]
+    blocks = {key: list(members) for key, members in groupby(inner, lambda module: tuple(module.split(".")[1:3]))}
+    sizes = {stage: sum(key[0] == stage for key in blocks) for stage in EFFICIENT}
+    for (ours, index), members in blocks.items():
+        stage, earlier = EFFICIENT[ours]
+        unit = int(index) + 1 + sum(sizes[other] for other in earlier)
+        expanded = sum(not module.endswith(tuple(GATES)) for module in members) == 6
+        theirs |= _unit(members, found, f"features.stage{stage}.unit{unit}.", ("conv1", "conv2", "conv3") if expanded else SEPARABLE)
+    return theirs
+
+
+def _inception(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    theirs: Names = {"fc": "output.fc"}
+    branches: dict[str, list[str]] = {}
+    for module in found:
+        if match := re.fullmatch(r"Conv2d_(\w+)\.(conv|bn)", module):
+            theirs[module] = f"features.init_block.conv{STEM.index(match[1]) + 1}.{match[2]}"
+        elif match := re.fullmatch(r"Mixed_(\w+)\.branch(\w+?)(?:_(\d)([ab]?))?\.(conv|bn)", module):
+            block, branch, number, side, leaf = match.groups()
+            known = branches.setdefault(block, [])
+            if branch not in known:
+                known.append(branch)
+            stage, unit = MIXED[block]
+            inner = f"conv{'1x3' if side == 'a' else '3x1'}" if side else f"conv_list.conv{number or 1}"
+            if not number and block not in REDUCTIONS:
+                inner = "conv"
+            theirs[module] = f"features.stage{stage}.unit{unit}.branches.branch{known.index(branch) + 1}.{inner}.{leaf}"
+    return theirs
+
+
+def _xception(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    theirs: Names = {"fc": "output"}
+    layers = {"conv1": "dw_conv", "pointwise": "pw_conv"}
+    for module in found:
+        if match := re.fullmatch(r"(conv|bn)([12])", module):
+            theirs[module] = f"features.init_block.conv{match[2]}.{match[1]}"
+        elif match := re.fullmatch(r"(?:conv|bn)([34])(?:\.(\w+))?", module):
+            theirs[module] = f"features.final_block.conv{int(match[1]) - 2}." + (f"conv.{layers[match[2]]}" if match[2] else "bn")
+        elif match := re.fullmatch(r"block(\d+)\.(?:(skip|skipbn)|rep\.(\d+)(?:\.(\w+))?)", module):
+            number, skip, place, layer = int(match[1]), match[2], match[3], match[4]
+            stage, unit = (number, 1) if number < 3 else (3, number - 2) if number < 12 else (4, 1)
+            if skip:
+                inner = "identity_conv." + ("conv" if skip == "skip" else "bn")
+            else:
+                at = int(place) + (number == 1)  # the first block has no ReLU before its first convolution
+                inner = f"body.block{(at - 1) // 3 + 1}." + (f"conv.{layers[layer]}" if layer else "bn")
+            theirs[module] = f"features.stage{stage}.unit{unit}.{inner}"
+    return theirs
+
+
+FAMILIES: dict[str, Callable[[Mapping[str, str], Sequence[str]], Names]] = {
+    "VGG": _stacked,
+    "AlexNet": _stacked,
+    "ResNet": _resnet,
+    "CIFARResNet": _resnet,
+    "DenseNet": _densenet,
+    "SqueezeNet": _squeezenet,
+    **dict.fromkeys(MOBILE, _mobile),
+    "EfficientNet": _efficientnet,
+    "InceptionV3": _inception,
+    "Xception": _xception,
+}

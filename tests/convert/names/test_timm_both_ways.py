@@ -1,0 +1,82 @@
+"""Every network that the zoo and timm both have: our random tensors compute the same in timm's, and come back bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from convert import core, names
+from weights import checkpoints
+
+pytestmark = pytest.mark.reference
+
+RECORDED = {
+    row.sources[0].removeprefix("hf://timm/").partition(".")[0]: (row.model, dict(row.options))
+    for row in checkpoints()
+    if row.names == "timm" and row.sources[0].startswith("hf://timm/")
+}
+UNRECORDED = {
+    "legacy_xception": ("Xception", {}),
+    "seresnet101": ("SEResNet101", {}),
+    "seresnet152": ("SEResNet152", {}),
+    "mobilenetv2_035": ("MobileNetV2_035", {}),
+    "mobilenetv2_075": ("MobileNetV2_075", {}),
+}
+ARCHS = {**UNRECORDED, **RECORDED}
+DRAWN = 1_000_003
+"""Numbers drawn for a tensor; a longer one repeats them, at a length that no tensor's axes divide."""
+
+
+def drawn(model: nn.Module) -> dict[str, Tensor]:
+    """Draw every tensor in float64, in which two orders of the same sums differ by nothing that counts."""
+    random = torch.Generator().manual_seed(0)
+    state: dict[str, Tensor] = {}
+    for name, old in model.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            state[name] = torch.zeros((), dtype=old.dtype)
+            continue
+        new = torch.empty(old.shape, dtype=torch.float64)
+        if old.dim() >= 2:
+            bound = math.sqrt(6 / old[0].numel())
+            few = torch.empty(min(new.numel(), DRAWN), dtype=torch.float64).uniform_(-bound, bound, generator=random)
+            state[name] = few.repeat(-(-new.numel() // few.numel()))[: new.numel()].view(new.shape)
+        elif name.endswith("running_var"):
+            state[name] = new.uniform_(0.5, 1.5, generator=random)
+        else:
+            low, high = (0.8, 1.2) if name.endswith("weight") else (-0.2, 0.2)
+            state[name] = new.uniform_(low, high, generator=random)
+    return state
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHS))
+def test_random_tensors_go_there_and_come_back(arch: str) -> None:
+    import timm
+
+    variant, options = ARCHS[arch]
+    cls = zoo.CATALOGUE[variant]
+    with torch.device("meta"):
+        theirs, ours = timm.create_model(arch).eval(), cls(**options).eval()
+    state = drawn(ours)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    their_shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    rows = names.rows("timm", cls, shapes)
+    there, report = core.apply(core.invert(rows), state, their_shapes)
+    assert report.ok, report
+    assert there.keys() == their_shapes.keys()
+    back, report = core.apply(rows, there, shapes)
+    assert report.ok, report
+    assert all(torch.equal(back[name], tensor) for name, tensor in state.items())
+
+    ours.load_state_dict(state, assign=True)
+    theirs.load_state_dict(there, assign=True)
+    side = max(32, cls.min_size + cls.min_size % 2)  # even: at odd sizes SAME and symmetric padding are the same
+    images = torch.randn(2, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected, logits = theirs(images), ours(images)
+    assert expected.isfinite().all()
+    assert (expected[0] - expected[1]).norm() > 1e-3 * expected.norm()  # the logits depend on the image
+    assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
