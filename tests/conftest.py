@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("KERAS_BACKEND", "torch")  # before anybody imports it: its own choice is TensorFlow, and slow to load
+
 REAL = Path(os.environ.get("ZOO_REAL", Path(__file__).parents[2] / "shared"))
 """Real checkpoints, photographs and CIFAR-10 as JPEG, where someone keeps them beside the checkout."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import logging
 import os
 import shutil
@@ -13,13 +11,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
-from zoo.model import CATALOGUE, Model
+from zoo import cli_convert
+from zoo.console import (
+    BuildOption,
+    JsonOption,
+    ModelArgument,
+    QuietOption,
+    WeightsOption,
+    build_options,
+    err,
+    names,
+    numbers,
+    out,
+    print_json,
+)
+from zoo.model import CATALOGUE
 from zoo.predict import Prediction
 from zoo.preprocess import BadImage
 from zoo.search import Entry, model_class, search
@@ -34,34 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-PIPE_WIDTH = 400
-"""Columns of a line that goes into a file or a pipe: nothing is cut there."""
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave it to `main`: rich would exit with 1, and `zoo list | head` is no failure."""
-        raise BrokenPipeError
-
-
-out = _Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-err = Console(stderr=True)
-
-
-def _names(incomplete: str) -> list[str]:
-    return [name for name in CATALOGUE if name.lower().startswith(incomplete.lower())]
-
-
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=_names, help="A network's name, VGG19 for example.")]
-WeightsOption = Annotated[
-    str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out.")
-]
 TagOption = Annotated[str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo or https://…; the default if left out.")]
-BuildOption = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
 def _version(wanted: bool) -> None:
@@ -97,7 +81,7 @@ def list_models(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:
-        _print_json([_entry(e) for e in found])
+        print_json([_entry(e) for e in found])
         return
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for heading, width in (("network", 18), ("params", 7), ("top-1", 5), ("top-5", 5), ("on", 8), ("px", 3)):
@@ -125,7 +109,7 @@ def info(model: ModelArgument, as_json: JsonOption = False) -> None:
     cls = model_class(model)
     rows = weights.checkpoints(cls.__name__)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "network": cls.__name__,
                 "params": cls.params,
@@ -162,7 +146,7 @@ def pull(model: ModelArgument, tag: TagOption = None, quiet: QuietOption = False
     record = find_record(cls, tag)
     installed = weights.get(record, to_safetensors=to_safetensors, progress=not quiet)
     if as_json:
-        _print_json({"network": cls.__name__, "tag": record.tag, **asdict(installed)})
+        print_json({"network": cls.__name__, "tag": record.tag, **asdict(installed)})
         return
     out.print(f"{cls.__name__} {record.tag}: {installed.size_bytes:,} bytes, from {escape(installed.source)}", soft_wrap=True)
     out.print(
@@ -176,7 +160,7 @@ def verify(as_json: JsonOption = False) -> None:
     """Hash every cached file again and compare; exit 1 if one changed."""
     results = weights.verify_all()
     if as_json:
-        _print_json([{"name": name, "ok": ok, "detail": detail} for name, ok, detail in results])
+        print_json([{"name": name, "ok": ok, "detail": detail} for name, ok, detail in results])
     else:
         for name, ok, detail in results:
             out.print(
@@ -190,7 +174,7 @@ def verify(as_json: JsonOption = False) -> None:
 @app.command()
 def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures to classify.")],
-    model: Annotated[str, typer.Option("--model", "-m", autocompletion=_names, help="The network.")] = "ResNet20",
+    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network.")] = "ResNet20",
     tag: WeightsOption = None,
     option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
@@ -202,7 +186,7 @@ def predict(
     from zoo.predict import predict as classify
 
     cls = model_class(model)
-    network = trained(cls, tag, progress=not quiet, **_options(option, cls))
+    network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
     record = network.checkpoint
     named = f"{type(network).__name__} {record.tag if record else ''}".strip()
     found: list[tuple[Path, list[Prediction]]] = []
@@ -220,7 +204,7 @@ def predict(
 
         contact_sheet(found, sheet, titles=[p.name for p, _ in found], heading=named)
     if as_json:
-        _print_json([{"image": str(p), "network": named, "predictions": [asdict(x) for x in row]} for p, row in found])
+        print_json([{"image": str(p), "network": named, "predictions": [asdict(x) for x in row]} for p, row in found])
     else:
         _print_predictions(found, f"{named}, which knows {network.num_classes} classes", sheet if found else None)
     for error in failed:
@@ -242,7 +226,7 @@ def _print_predictions(found: list[tuple[Path, list[Prediction]]], by: str, shee
 @app.command()
 def add(
     file: Annotated[Path, typer.Argument(help="A .safetensors or .pth file.")],
-    model: Annotated[str, typer.Option("--model", "-m", autocompletion=_names, help="The network that it is for.")],
+    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network that it is for.")],
     tag: Annotated[str, typer.Option(help="The name to give it: trained(MODEL, TAG).")],
     license: Annotated[str | None, typer.Option("--licence", "--license", help="SPDX identifier of the weights' licence.")] = None,
     labels: Annotated[str | None, typer.Option(help='The list of its labels: "imagenet1k" or "cifar10".')] = None,
@@ -261,10 +245,10 @@ def add(
 
     What is left out is taken from the record of the same bytes, if there is one, the preprocessing else from the default checkpoint.
     """
-    steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": _numbers(mean), "std": _numbers(std)}
+    steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": numbers(mean), "std": numbers(std)}
     facts = {"license": license, "labels": labels, "default": default, "replaces": replace, "preprocessing": steps}
     cls = model_class(model)
-    record = add_file(cls, file, tag, **facts, **_options(option, cls))
+    record = add_file(cls, file, tag, **facts, **build_options(option, cls))
     out.print(
         f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model} -w {record.tag}',
         soft_wrap=True,
@@ -314,7 +298,7 @@ def demo(
 def bench(
     what: Annotated[str, typer.Option(help="load: construct and load, beside torchvision.")] = "load",
     model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", autocompletion=_names, help="Networks; VGG19 and ResNet50 if left out.")
+        list[str] | None, typer.Option("--model", "-m", autocompletion=names, help="Networks; VGG19 and ResNet50 if left out.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; medians are printed.")] = 5,
     as_json: JsonOption = False,
@@ -326,7 +310,7 @@ def bench(
         raise typer.BadParameter(f"there is a measurement of load, not of {what!r}", param_hint="--what")
     results = {name: load(model_class(name), rounds) for name in model or ["VGG19", "ResNet50"]}
     if as_json:
-        _print_json({"machine": versions(), "results": {name: [asdict(t) for t in timings] for name, timings in results.items()}})
+        print_json({"machine": versions(), "results": {name: [asdict(t) for t in timings] for name, timings in results.items()}})
         return
     table = Table(box=None, header_style="bold")
     table.add_column("network")
@@ -340,30 +324,9 @@ def bench(
     out.print(f"[dim]{versions()}[/dim]")
 
 
-def _options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
-    """Read keyword=value; a value is a number, true or false where it looks like one, text otherwise."""
-    known = inspect.signature(cls).parameters
-    found: dict[str, Any] = {}
-    for pair in pairs or []:
-        name, equals, value = pair.partition("=")
-        if not equals or not name.isidentifier():
-            raise typer.BadParameter(f"a constructor keyword looks like activation=relu6, not {pair!r}", param_hint="--option")
-        if name not in known:
-            raise typer.BadParameter(f"{cls.__name__} has no {name}; it takes {', '.join(known)}", param_hint="--option")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
-def _numbers(text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"numbers with commas between them, 0.485,0.456,0.406, not {text!r}") from None
+app.command("inspect")(cli_convert.inspect)
+app.command()(cli_convert.convert)
+app.command()(cli_convert.diff)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
@@ -395,10 +358,6 @@ def _facts(c: Checkpoint) -> dict[str, str]:
         "learnt from": c.provenance,
     }
     return {k: v for k, v in facts.items() if v}
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:

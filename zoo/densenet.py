@@ -8,20 +8,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from zoo.layers import conv1x1, conv3x3
+from zoo.layers import MaxPoolSame, conv1x1, conv2d, conv3x3
 from zoo.model import Model
 
 
 class DenseLayer(nn.Module):
     """Append `growth_rate` channels, made by a 1x1 and a 3x3 convolution, to the input (Huang et al. 2016, DenseNet-B)."""
 
-    def __init__(self, in_channels: int, growth_rate: int, dropout: float) -> None:
+    def __init__(self, in_channels: int, growth_rate: int, dropout: float, norm_eps: float) -> None:
         super().__init__()
         width = 4 * growth_rate
-        self.norm1 = nn.BatchNorm2d(in_channels)
+        self.norm1 = nn.BatchNorm2d(in_channels, norm_eps)
         self.relu1 = nn.ReLU()
         self.conv1 = conv1x1(in_channels, width)
-        self.norm2 = nn.BatchNorm2d(width)
+        self.norm2 = nn.BatchNorm2d(width, norm_eps)
         self.relu2 = nn.ReLU()
         self.conv2 = conv3x3(width, growth_rate)
         self.dropout = nn.Dropout(dropout)
@@ -32,10 +32,10 @@ class DenseLayer(nn.Module):
         return torch.cat([x, self.dropout(new)], 1)
 
 
-def transition(channels: int) -> nn.Sequential:
+def transition(channels: int, norm_eps: float) -> nn.Sequential:
     """Halve the channels and the size (section 3: compression 0.5, DenseNet-C)."""
     layers = [
-        ("norm", nn.BatchNorm2d(channels)),
+        ("norm", nn.BatchNorm2d(channels, norm_eps)),
         ("relu", nn.ReLU()),
         ("conv", conv1x1(channels, channels // 2)),
         ("pool", nn.AvgPool2d(2, stride=2)),
@@ -57,41 +57,56 @@ class DenseNet(Model):
     """Channels that each layer appends: the paper's k."""
     stem_channels: ClassVar[int] = 64
 
-    def __init__(self, num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_classes: int = 1000,
+        in_channels: int = 3,
+        dropout: float = 0.0,
+        norm_eps: float = 1e-5,
+        padding: str = "symmetric",
+    ) -> None:
         """Build the network untrained.
 
         Args:
             num_classes: width of the dense layer.
             in_channels: channels of the images.
             dropout: probability after every 3x3 convolution (section 4.2: 0.2 on small data without augmentation).
+            norm_eps: added to the variances (Keras's files: 1.001e-5).
+            padding: of the first convolution and the pool behind it: "symmetric", as in keras.applications too, or "same" as in
+                KerasHub.
+
+        Raises:
+            ValueError: another `padding`.
         """
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
-        self.features = self.make_stem(in_channels)
+        self.features = self.make_stem(in_channels, norm_eps, padding)
         width = self.stem_channels
         for number, count in enumerate(self.blocks, start=1):
             block = nn.Sequential()
             for index in range(1, count + 1):
-                block.add_module(f"denselayer{index}", DenseLayer(width, self.growth_rate, dropout))
+                block.add_module(f"denselayer{index}", DenseLayer(width, self.growth_rate, dropout, norm_eps))
                 width += self.growth_rate
             self.features.add_module(f"denseblock{number}", block)
             if number < len(self.blocks):
-                self.features.add_module(f"transition{number}", transition(width))
+                self.features.add_module(f"transition{number}", transition(width, norm_eps))
                 width //= 2
         last = len(self.blocks) + 1
-        self.features.add_module(f"norm{last}", nn.BatchNorm2d(width))
+        self.features.add_module(f"norm{last}", nn.BatchNorm2d(width, norm_eps))
         self.features.add_module(f"relu{last}", nn.ReLU())
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(width, num_classes)
         self.initialise()
 
-    def make_stem(self, in_channels: int) -> nn.Sequential:
+    def make_stem(self, in_channels: int, norm_eps: float, padding: str) -> nn.Sequential:
         """Make what comes before the first dense block."""
+        if padding not in ("symmetric", "same"):
+            raise ValueError(f'padding is "symmetric" (PyTorch) or "same" (TensorFlow), got {padding!r}')
         layers = [
-            ("conv0", nn.Conv2d(in_channels, self.stem_channels, 7, stride=2, padding=3, bias=False)),
-            ("norm0", nn.BatchNorm2d(self.stem_channels)),
+            ("conv0", conv2d(in_channels, self.stem_channels, 7, stride=2, padding=padding)),
+            ("norm0", nn.BatchNorm2d(self.stem_channels, norm_eps)),
             ("relu0", nn.ReLU()),
-            ("pool0", nn.MaxPool2d(3, stride=2, padding=1)),
+            ("pool0", MaxPoolSame(2) if padding == "same" else nn.MaxPool2d(3, stride=2, padding=1)),
         ]
         return nn.Sequential(OrderedDict(layers))
 
@@ -114,9 +129,10 @@ class CIFARDenseNet(DenseNet):
     input_size = 32
     min_size = 4
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0) -> None:
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0, norm_eps: float = 1e-5) -> None:
         """Build the network untrained; arguments as in `DenseNet`."""
-        super().__init__(num_classes, in_channels, dropout)
+        super().__init__(num_classes, in_channels, dropout, norm_eps)
 
-    def make_stem(self, in_channels: int) -> nn.Sequential:
+    def make_stem(self, in_channels: int, norm_eps: float, padding: str) -> nn.Sequential:
+        del norm_eps, padding  # a stem of one convolution at stride 1
         return nn.Sequential(OrderedDict([("conv0", conv3x3(in_channels, self.stem_channels))]))

@@ -72,9 +72,10 @@ def convolution(in_channels: int, channels: int, kernel: int | tuple[int, int], 
 class Mixed(nn.Module):
     """Branches side by side, as a row of `TABLE` says, with torchvision's names: branch1x1, branch3x3_2a, branch_pool."""
 
-    def __init__(self, in_channels: int, branches: Branches) -> None:
+    def __init__(self, in_channels: int, branches: Branches, padding: str) -> None:
         super().__init__()
-        self.pool = nn.AvgPool2d(3, stride=1, padding=1) if branches["_pool"] else nn.MaxPool2d(3, stride=2)
+        average = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=padding == "symmetric")
+        self.pool = average if branches["_pool"] else nn.MaxPool2d(3, stride=2)
         self.paths: list[list[list[str]]] = []
         self.out_channels = 0
         for branch, steps in branches.items():
@@ -136,6 +137,7 @@ class InceptionV3(Model):
         dropout: float = 0.5,
         aux_logits: bool = False,
         transform_input: bool = False,
+        padding: str = "symmetric",
     ) -> None:
         """Build the network untrained.
 
@@ -146,8 +148,14 @@ class InceptionV3(Model):
             aux_logits: add the auxiliary head; in train mode forward then returns `InceptionV3Outputs`.
             transform_input: take images normalised with ImageNet's mean and deviation and bring them to -1..1 first, as
                 torchvision's file needs it.
+            padding: "symmetric", or "same" as TensorFlow and Keras pad: there the zeros around a map don't count in an average pool.
+
+        Raises:
+            ValueError: another `padding`.
         """
         super().__init__()
+        if padding not in ("symmetric", "same"):
+            raise ValueError(f'padding is "symmetric" (PyTorch) or "same" (TensorFlow), got {padding!r}')
         self.num_classes, self.in_channels, self.transform_input = num_classes, in_channels, transform_input
         self.Conv2d_1a_3x3 = ConvNormReLU(in_channels, 32, 3, stride=2)
         self.Conv2d_2a_3x3 = ConvNormReLU(32, 32, 3)
@@ -158,7 +166,7 @@ class InceptionV3(Model):
         self.maxpool2 = nn.MaxPool2d(3, stride=2)
         width = 192
         for name, branches in TABLE.items():
-            mixed = Mixed(width, branches)
+            mixed = Mixed(width, branches, padding)
             self.add_module(name, mixed)
             width = mixed.out_channels
         self.AuxLogits = AuxiliaryHead(768, num_classes) if aux_logits else None

@@ -57,33 +57,71 @@ class SqueezeExcitation(nn.Module):
         return x * gate
 
 
-class Conv2dSame(nn.Conv2d):
-    """A convolution with TensorFlow's SAME padding: outputs ceil(size / stride), the odd pixel goes right and below.
+def pad_same(x: Tensor, kernel_size: tuple[int, ...], stride: tuple[int, ...], value: float = 0.0) -> Tensor:
+    """Pad images (B, C, H, W) as TensorFlow's SAME does: windows then give ceil(size / stride), the odd pixel goes right and below.
 
     At stride 2 and an even size this pads (0, 1) where the usual symmetric padding pads (1, 1): same shapes, other numbers.
     """
+    padding: list[int] = []
+    for axis in (1, 0):  # F.pad names the last axis first
+        size, step, width = x.shape[2 + axis], stride[axis], kernel_size[axis]
+        total = (-(-size // step) - 1) * step + width - size
+        if width < step:  # else it is never negative, and a comparison would freeze this size into a trace
+            total = max(total, 0)
+        padding += [total // 2, total - total // 2]
+    return F.pad(x, padding, value=value)
+
+
+class Conv2dSame(nn.Conv2d):
+    """A convolution with TensorFlow's SAME padding."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve (B, C, H, W) to (B, C', ceil(H / stride), ceil(W / stride))."""
+        reach = tuple((width - 1) * dilation + 1 for width, dilation in zip(self.kernel_size, self.dilation, strict=True))
+        return self._conv_forward(pad_same(input, reach, self.stride), self.weight, self.bias)
+
+
+class Conv2dEven(nn.Conv2d):
+    """A convolution with the padding that SAME has on even sizes, on odd ones too: Keras's MobileNets pad so, in a layer of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve (B, C, H, W) to (B, C', H // stride, W // stride)."""
         padding: list[int] = []
-        for axis in (1, 0):  # F.pad names the last axis first
-            size, stride, reach = input.shape[2 + axis], self.stride[axis], (self.kernel_size[axis] - 1) * self.dilation[axis]
-            total = (-(-size // stride) - 1) * stride + reach + 1 - size
-            if reach + 1 < stride:  # else it is never negative, and a comparison would freeze this size into a trace
-                total = max(total, 0)
+        for width, step in zip(reversed(self.kernel_size), reversed(self.stride), strict=True):
+            total = width - step
             padding += [total // 2, total - total // 2]
         return self._conv_forward(F.pad(input, padding), self.weight, self.bias)
+
+
+class MaxPoolSame(nn.MaxPool2d):
+    """A 3x3 max pool with TensorFlow's SAME padding, which no maximum ever is."""
+
+    def __init__(self, stride: int) -> None:
+        """Build it; `stride` is the same both ways."""
+        super().__init__(3, stride)
+        self.window, self.step = (3, 3), (stride, stride)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pool (B, C, H, W) to (B, C, ceil(H / stride), ceil(W / stride))."""
+        padded = pad_same(input, self.window, self.step, float("-inf"))
+        return F.max_pool2d(padded, self.window, self.step)
 
 
 def conv2d(
     in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, groups: int = 1, bias: bool = False, padding: str = "symmetric"
 ) -> nn.Conv2d:
-    """Make a convolution padded to keep the size at stride 1: `padding` is "symmetric" (PyTorch) or "same" (TensorFlow)."""
-    if padding not in ("symmetric", "same"):
-        raise ValueError(f'padding is "symmetric" (PyTorch) or "same" (TensorFlow), got {padding!r}')
-    if padding == "same" and stride > 1:  # at stride 1 and an odd kernel both are the same arithmetic
-        return Conv2dSame(in_channels, out_channels, kernel_size, stride, groups=groups, bias=bias)
-    return nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, groups=groups, bias=bias)
+    """Make a convolution padded to keep the size at stride 1.
+
+    `padding` is "symmetric" (PyTorch), "same" (TensorFlow), or "even": as "same", but where it is depthwise and has a stride it
+    always pads as for an even size. Keras's MobileNetV1 does, and its MobileNetV3 when it is built for images of any size.
+    """
+    if padding not in ("symmetric", "same", "even"):
+        allowed = '"even" (some of Keras\'s MobileNets), "symmetric" (PyTorch) or "same" (TensorFlow)'
+        raise ValueError(f"padding is {allowed}, got {padding!r}")
+    if padding == "symmetric" or stride == 1:  # at stride 1 and an odd kernel all are the same arithmetic
+        return nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, groups=groups, bias=bias)
+    kind = Conv2dEven if padding == "even" and groups > 1 else Conv2dSame
+    return kind(in_channels, out_channels, kernel_size, stride, groups=groups, bias=bias)
 
 
 def conv_norm_act(

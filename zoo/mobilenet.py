@@ -61,7 +61,7 @@ class MobileNetV1(MobileNet):
             num_classes: width of the dense layer.
             in_channels: channels of the images.
             dropout: probability before the dense layer (the authors' code: 0.001).
-            padding: "symmetric", or "same" as TensorFlow and Keras pad.
+            padding: "symmetric", "same" as TensorFlow pads, or "even" as Keras does: the same thing where every map's size is even.
             norm_eps: added to the variances (TensorFlow's and Keras's files: 0.001).
             activation: after every BatchNorm, by its name in `zoo.layers.ACTIVATIONS` (the paper: "relu", its authors' files: "relu6").
 
@@ -178,7 +178,7 @@ class MobileNetV3(MobileNet):
             num_classes: width of the last dense layer.
             in_channels: channels of the images.
             dropout: probability before the last dense layer.
-            padding: "symmetric", or "same" as TensorFlow and Keras pad.
+            padding: "symmetric", "same" as TensorFlow and Keras pad, or "even" as Keras does when it is built for images of any size.
             norm_eps: added to the variances (some of timm's files: 1e-5).
 
         Raises:

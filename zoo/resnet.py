@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo.layers import SqueezeExcitation, conv1x1, conv3x3
+from zoo.layers import MaxPoolSame, SqueezeExcitation, conv1x1, conv2d, conv3x3
 from zoo.model import Model
 
 
@@ -17,13 +17,21 @@ class BasicBlock(nn.Module):
     expansion = 1
 
     def __init__(
-        self, in_channels: int, channels: int, stride: int, shortcut: nn.Module | None, squeeze_excite: bool = False, **unused: object
+        self,
+        in_channels: int,
+        channels: int,
+        stride: int,
+        shortcut: nn.Module | None,
+        squeeze_excite: bool = False,
+        norm_eps: float = 1e-5,
+        padding: str = "symmetric",
+        **unused: object,
     ) -> None:
         super().__init__()
-        self.conv1 = conv3x3(in_channels, channels, stride)
-        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = conv2d(in_channels, channels, 3, stride, padding=padding)
+        self.bn1 = nn.BatchNorm2d(channels, norm_eps)
         self.conv2 = conv3x3(channels, channels)
-        self.bn2 = nn.BatchNorm2d(channels)
+        self.bn2 = nn.BatchNorm2d(channels, norm_eps)
         self.se = SqueezeExcitation(channels, channels // 16) if squeeze_excite else nn.Identity()
         self.downsample = shortcut
         self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
@@ -50,17 +58,19 @@ class Bottleneck(nn.Module):
         groups: int = 1,
         width_per_group: int = 64,
         stride_on: str = "3x3",
+        norm_eps: float = 1e-5,
+        padding: str = "symmetric",
     ) -> None:
         super().__init__()
         width = channels * width_per_group // 64 * groups
         out = channels * self.expansion
         first, second = (stride, 1) if stride_on == "1x1" else (1, stride)
         self.conv1 = conv1x1(in_channels, width, first)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = conv3x3(width, width, second, groups)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn1 = nn.BatchNorm2d(width, norm_eps)
+        self.conv2 = conv2d(width, width, 3, second, groups, padding=padding)
+        self.bn2 = nn.BatchNorm2d(width, norm_eps)
         self.conv3 = conv1x1(width, out)
-        self.bn3 = nn.BatchNorm2d(out)
+        self.bn3 = nn.BatchNorm2d(out, norm_eps)
         self.se = SqueezeExcitation(out, out // 16) if squeeze_excite else nn.Identity()
         self.downsample = shortcut
         self.relu1, self.relu2, self.relu3 = nn.ReLU(), nn.ReLU(), nn.ReLU()
@@ -89,7 +99,14 @@ class ResNet(Model):
     """Channels of a group in the first stage's 3x3 convolutions."""
     squeeze_excite: ClassVar[bool] = False
 
-    def __init__(self, num_classes: int = 1000, in_channels: int = 3, stride_on: Literal["3x3", "1x1"] = "3x3") -> None:
+    def __init__(
+        self,
+        num_classes: int = 1000,
+        in_channels: int = 3,
+        stride_on: Literal["3x3", "1x1"] = "3x3",
+        norm_eps: float = 1e-5,
+        padding: str = "symmetric",
+    ) -> None:
         """Build the network untrained.
 
         Args:
@@ -97,20 +114,25 @@ class ResNet(Model):
             in_channels: channels of the images.
             stride_on: the convolution of a bottleneck that has the stride. "1x1" is the paper's (v1: Caffe's and Keras's
                 files need it), "3x3" is what torchvision and timm train (v1.5). Same shapes, other numbers.
+            norm_eps: added to the variances (Keras's files: 1.001e-5).
+            padding: of the max pool and of 3x3 convolutions with a stride: "symmetric", or "same" as TensorFlow pads; the 7x7
+                convolution's is symmetric in both. Flax's example is built so.
 
         Raises:
-            ValueError: another `stride_on`, or "1x1" for a network without bottlenecks.
+            ValueError: another `stride_on` or `padding`, or "1x1" for a network without bottlenecks.
         """
         super().__init__()
         if stride_on not in ("3x3", "1x1"):
             raise ValueError(f'stride_on is "3x3" (v1.5, torchvision) or "1x1" (v1, Caffe and Keras), got {stride_on!r}')
+        if padding not in ("symmetric", "same"):
+            raise ValueError(f'padding is "symmetric" (PyTorch) or "same" (TensorFlow), got {padding!r}')
         if stride_on == "1x1" and self.block is BasicBlock:
             raise ValueError(f"{type(self).__name__} has no bottlenecks, so there is no 1x1 convolution for the stride")
         self.num_classes, self.in_channels = num_classes, in_channels
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.bn1 = nn.BatchNorm2d(64, norm_eps)
         self.relu = nn.ReLU()
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.maxpool = MaxPoolSame(2) if padding == "same" else nn.MaxPool2d(3, stride=2, padding=1)
         width = 64
         for stage, (count, channels) in enumerate(zip(self.blocks, (64, 128, 256, 512), strict=True), start=1):
             blocks = []
@@ -118,7 +140,7 @@ class ResNet(Model):
                 stride = 2 if stage > 1 and index == 0 else 1
                 out = channels * self.block.expansion
                 changes = stride != 1 or width != out
-                shortcut = nn.Sequential(conv1x1(width, out, stride), nn.BatchNorm2d(out)) if changes else None
+                shortcut = nn.Sequential(conv1x1(width, out, stride), nn.BatchNorm2d(out, norm_eps)) if changes else None
                 blocks.append(
                     self.block(
                         width,
@@ -129,6 +151,8 @@ class ResNet(Model):
                         groups=self.groups,
                         width_per_group=self.width_per_group,
                         stride_on=stride_on,
+                        norm_eps=norm_eps,
+                        padding=padding,
                     )
                 )
                 width = out
@@ -168,7 +192,7 @@ class CIFARResNet(Model):
     n: ClassVar[int]
     """Blocks in each of the three stages; the depth is 6n + 2."""
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3, shortcut: Literal["A", "B"] = "A") -> None:
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, shortcut: Literal["A", "B"] = "A", norm_eps: float = 1e-5) -> None:
         """Build the network untrained.
 
         Args:
@@ -176,6 +200,7 @@ class CIFARResNet(Model):
             in_channels: channels of the images.
             shortcut: where channels double: "A" pads with zero channels (the paper's choice on CIFAR), "B" projects by a 1x1
                 convolution.
+            norm_eps: added to the variances (Lasagne's files: 1e-4).
 
         Raises:
             ValueError: another `shortcut`.
@@ -185,7 +210,7 @@ class CIFARResNet(Model):
             raise ValueError(f'shortcut is "A" (zero padding) or "B" (1x1 projection), got {shortcut!r}')
         self.num_classes, self.in_channels = num_classes, in_channels
         self.conv1 = conv3x3(in_channels, 16)
-        self.bn1 = nn.BatchNorm2d(16)
+        self.bn1 = nn.BatchNorm2d(16, norm_eps)
         self.relu = nn.ReLU()
         width = 16
         for stage, channels in enumerate((16, 32, 64), start=1):
@@ -197,8 +222,8 @@ class CIFARResNet(Model):
                 if joins and shortcut == "A":
                     branch = PaddedShortcut(width, channels)
                 elif joins:
-                    branch = nn.Sequential(conv1x1(width, channels, stride), nn.BatchNorm2d(channels))
-                blocks.append(BasicBlock(width, channels, stride, branch))
+                    branch = nn.Sequential(conv1x1(width, channels, stride), nn.BatchNorm2d(channels, norm_eps))
+                blocks.append(BasicBlock(width, channels, stride, branch, norm_eps=norm_eps))
                 width = channels
             self.add_module(f"layer{stage}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)

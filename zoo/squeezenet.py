@@ -42,13 +42,15 @@ class SqueezeNet(Model):
     pools_after: ClassVar[tuple[int, ...]]
     """Layers that a max pool follows, numbered as in Table 1: conv1 is 1, fire2 is 2."""
 
-    def __init__(self, num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.5) -> None:
+    def __init__(self, num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.5, classifier_padding: int = 0) -> None:
         """Build the network untrained.
 
         Args:
             num_classes: width of the last convolution.
             in_channels: channels of the images.
             dropout: probability after fire9 (section 3.3: 0.5).
+            classifier_padding: pixels around the map that the last convolution, 1x1, reads. The authors' Caffe network has 1, so that a rim
+                of relu(bias) enters the mean over the pixels; torchvision's has none.
         """
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
@@ -60,7 +62,9 @@ class SqueezeNet(Model):
             layers.append(Fire(width, squeezed, expanded))
             width = 2 * expanded
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Conv2d(width, num_classes, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+        self.classifier = nn.Sequential(
+            nn.Dropout(dropout), nn.Conv2d(width, num_classes, 1, padding=classifier_padding), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+        )
         self.initialise()
 
     def body(self, x: Tensor) -> Tensor:

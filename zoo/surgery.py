@@ -26,8 +26,8 @@ def replace_head(network: Model, num_classes: int) -> None:
         weight = next(old.parameters())
         place = {"device": weight.device, "dtype": weight.dtype}
         if isinstance(old, nn.Conv2d):
-            size = (old.kernel_size[0], old.kernel_size[1])
-            new: nn.Module = nn.Conv2d(old.in_channels, num_classes, size, bias=old.bias is not None, **place)
+            size, padding = (old.kernel_size[0], old.kernel_size[1]), (int(old.padding[0]), int(old.padding[1]))
+            new: nn.Module = nn.Conv2d(old.in_channels, num_classes, size, padding=padding, bias=old.bias is not None, **place)
         elif isinstance(old, nn.Linear):
             new = nn.Linear(old.in_features, num_classes, bias=old.bias is not None, **place)
         else:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import weights
-from convert import names
+from convert import formats, names
 from convert.formats import pytorch, safetensors
-from weights import BadRecord, Checkpoint, NoPretrainedWeights, UnknownWeights, WeightsMismatch
+from weights import BadRecord, Checkpoint, NoPretrainedWeights, Preprocessing, UnknownWeights, WeightsMismatch
 from zoo.labels import labels as labels_named
 from zoo.model import CATALOGUE, Model
 from zoo.surgery import adapt_stem, replace_head, with_channels
@@ -27,7 +27,8 @@ log = logging.getLogger("zoo")
 
 M = TypeVar("M", bound=Model)
 SHOWN = 10
-FILE_SUFFIXES = (".safetensors", ".pth", ".pt", ".th", ".bin", ".tar", ".ckpt")
+CONVENTIONS = {"auto": None, "correlation": "correlation", "convolution": "convolution"}
+SPATIALS = {"auto": None, "hw": "hw", "wh": "wh"}
 
 
 def trained(
@@ -38,6 +39,8 @@ def trained(
     in_channels: int | None = None,
     verify: Literal["load", "stamp"] = "load",
     progress: bool = True,
+    kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
+    spatial: Literal["auto", "hw", "wh"] = "auto",
     **options: Any,
 ) -> M:
     """Build `model` with pretrained weights, in eval mode, on the CPU, in torch's default dtype.
@@ -45,12 +48,15 @@ def trained(
     Args:
         model: a class of the catalogue, `VGG19`, or one that derives from it.
         source: None for the default checkpoint, the tag of another, "hf://org/repo[@revision][/file]", "https://…", or a path. A
-            known tag is a tag, whatever files lie around: "./mine" is a path.
+            known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
+            `convert.formats` reads; its options and preprocessing come from the file and from its naming.
         num_classes: another number of classes than the checkpoint's puts a new, untrained classifier on the trained body.
         in_channels: another number of channels than the checkpoint's adapts the first convolution, see `zoo.surgery.adapt_stem`.
         verify: "load" hashes the very bytes that become tensors; "stamp" maps a file whose stamp (size, times, inode) was taken
             after a full check, for many short processes.
         progress: whether a download may show a bar; it never does where stderr is no terminal.
+        kernel_convention: of a foreign file's kernels, where it doesn't say: an .npz. "auto" believes the file.
+        spatial: "wh" where the networks of a foreign file have width for height; "auto" believes the file.
         **options: further constructor keywords; they win over those of the checkpoint's record.
 
     Returns:
@@ -62,6 +68,7 @@ def trained(
         WeightsMismatch: the file's tensors are not this network's; the message lists the first ten of each kind, its attributes all.
         BadRecord: the record contradicts the file or the network.
         TypeError, ValueError: an argument is none of the above, or the network's constructor refuses an option.
+        Undecided: a foreign file doesn't say its kernel convention; `zoo convert` can decide it by evidence.
         WeightsError: the bytes could not be had, or are not what the record promises; every subclass says what to do.
     """
     if not (inspect.isclass(model) and issubclass(model, Model)):
@@ -74,14 +81,18 @@ def trained(
             raise ValueError(f"{argument} is a whole number of at least 1, got {value!r}")
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
-    record, tensors = _read(model, source, verify, progress)
+    for argument, value, allowed in (("kernel_convention", kernel_convention, CONVENTIONS), ("spatial", spatial, SPATIALS)):
+        if value not in allowed:
+            raise ValueError(f"{argument} is one of {', '.join(allowed)}, got {value!r}")
+    record, tensors = _read(model, source, verify, progress, kernel_convention, spatial, num_classes is not None, options)
     network, state = _build(model, record, tensors, options)
+    fresh = num_classes is not None and _without_head(network, state)
     _assign(network, state, record)
     network.eval()
     network.checkpoint = _settled(record, network, options)
     if in_channels is not None and in_channels != network.in_channels:
         adapt_stem(network, in_channels)
-    if num_classes is not None and num_classes != network.num_classes:
+    if num_classes is not None and (fresh or num_classes != network.num_classes):
         replace_head(network, num_classes)
     return network
 
@@ -181,18 +192,32 @@ def find_record(model: type[Model], source: str | None = None) -> Checkpoint:
         raise NoPretrainedWeights(_no_weights(model)) from error
 
 
-def _read(model: type[Model], source: str | os.PathLike[str] | None, verify: str, progress: bool) -> tuple[Checkpoint, dict[str, Tensor]]:
+def _read(
+    model: type[Model],
+    source: str | os.PathLike[str] | None,
+    verify: str,
+    progress: bool,
+    kernel_convention: str,
+    spatial: str,
+    new_head: bool,
+    options: Mapping[str, Any],
+) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Find the record that `source` means, and its tensors under the file's own names; known bytes bring their record along."""
     name = model.variant().__name__
     if source is not None and "://" not in os.fspath(source) and _is_path(name, source):
         path = Path(source).expanduser()
-        if not path.is_file():
+        if not path.exists():
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
-            what = "a folder" if path.is_dir() else "no file"
-            raise UnknownWeights(f"{path} is {what}. trained({name}, …) takes a tag ({tags}), a URL or a path.")
+            raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
+        format = formats.sniff(path)
+        if format not in ("safetensors", "pytorch"):
+            return _foreign(model, path, format, kernel_convention, spatial, new_head, options)
         sha256, buffer = weights.read_file(path)
-        record = _recognised(_unknown(model, str(path), sha256=sha256), sha256)
-        return record, safetensors.tensors(buffer) if safetensors.is_safetensors(buffer) else pytorch.read(path, buffer)
+        record = _unknown(model, str(path), sha256=sha256)
+        if format == "pytorch":
+            return _recognised(record, sha256), pytorch.state_dict(path, buffer)
+        noted = _noted(record, safetensors.metadata(buffer), model)
+        return noted or _recognised(record, sha256), safetensors.tensors(buffer)
     record = find_record(model, None if source is None else os.fspath(source))
     buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress)
     if not record.num_classes:
@@ -200,12 +225,54 @@ def _read(model: type[Model], source: str | os.PathLike[str] | None, verify: str
     return record, safetensors.tensors(buffer)
 
 
+def _foreign(
+    model: type[Model], path: Path, format: str, kernel_convention: str, spatial: str, new_head: bool, options: Mapping[str, Any]
+) -> tuple[Checkpoint, dict[str, Tensor]]:
+    """Read another framework's file: its tensors under our names, and a record with the options that it needs."""
+    from convert.formats._torch import as_tensor
+    from zoo.foreign import file_sha256, open_foreign
+
+    chosen: dict[str, Any] = {"convention": CONVENTIONS[kernel_convention], "spatial": SPATIALS[spatial]}
+    try:
+        foreign = open_foreign(path, model, framework=format, **chosen, **options)
+    except WeightsMismatch:
+        if not new_head:
+            raise
+        foreign = open_foreign(path, model, framework=format, headless=True, **chosen, **options)
+    with foreign.source:
+        tensors = {n: as_tensor(stored.array()).contiguous() for n, stored in foreign.adopted.tensors.items()}
+    sha256 = file_sha256(path)
+    known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
+    record, told = _unknown(model, str(path), **known), _steps(foreign.preprocessing)
+    if not {"mean", "std"} <= told.keys():
+        record = _recognised(record, sha256)
+    return replace(record, preprocessing=replace(record.preprocessing, **told)), tensors
+
+
+def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) -> Checkpoint | None:
+    """Believe what `zoo convert` wrote into a file about the options and the preprocessing of its weights; None where it wrote nothing."""
+    from zoo.foreign import notes
+
+    told = notes(metadata, model)
+    if not told:
+        return None
+    source = f"converted from {told['source'].get('file')}, sha256 {told['source'].get('sha256')}"
+    steps = replace(record.preprocessing, **_steps(told["preprocessing"]))
+    return replace(record, options=told["options"], provenance=source, preprocessing=steps, labels=told.get("labels"))
+
+
+def _steps(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in told.items() if k in Preprocessing.__dataclass_fields__}
+
+
 def _is_path(name: str, source: str | os.PathLike[str]) -> bool:
     """Tell a path from a tag: a registered tag is one, even where a file of that name lies around."""
     path = Path(source).expanduser()
-    if isinstance(source, os.PathLike) or os.sep in source or path.suffix in FILE_SUFFIXES:
+    if isinstance(source, os.PathLike) or os.sep in source:
         return True
-    return path.exists() and source not in {c.tag for c in weights.checkpoints(name)}
+    if source in {c.tag for c in weights.checkpoints(name)}:
+        return False
+    return path.exists() or any(path.name.endswith(suffix) for module in formats.formats().values() for suffix in module.SUFFIXES)
 
 
 def _recognised(unknown: Checkpoint, sha256: str) -> Checkpoint:
@@ -284,6 +351,16 @@ def _settled(record: Checkpoint, network: Model, options: Mapping[str, Any]) -> 
     used = {**record.options, **options}
     metrics = dict(record.metrics) if used == record.options else {}  # they hold for the network that was measured
     return replace(record, num_classes=network.num_classes, preprocessing=steps, options=used, metrics=metrics)
+
+
+def _without_head(network: Model, state: dict[str, Tensor]) -> bool:
+    """Put zeros where a file without a classifier has nothing, for a caller who replaces it at once; False where it has one."""
+    head = [f"{network.classifiers[0]}.{leaf}" for leaf in ("weight", "bias")]
+    wanted = network.state_dict()
+    if any(name in state for name in head):
+        return False
+    state |= {name: torch.zeros(wanted[name].shape) for name in head if name in wanted}
+    return True
 
 
 def _width(state: Mapping[str, Tensor], layer: str, axis: int) -> int | None:

@@ -32,7 +32,7 @@ def hub() -> Iterator[HubServer]:
 
 
 def blob(model: torch.nn.Module, path: Path) -> bytes:
-    safetensors.write(model.state_dict(), path)
+    safetensors.save(model.state_dict(), path)
     return path.read_bytes()
 
 
@@ -106,7 +106,7 @@ def test_timms_names_and_a_new_head_work_from_the_hub(hub: HubServer, tmp_path: 
                 as_conv = row.kind == "conv_from_linear" and leaf == "weight"
                 theirs[f"{row.ours}.{leaf}"] = tensor[..., None, None] if as_conv else tensor
     assert theirs.keys() != ours.keys()
-    safetensors.write(theirs, tmp_path / "t")
+    safetensors.save(theirs, tmp_path / "t")
     hub.repo("timm/small", {"model.safetensors": (tmp_path / "t").read_bytes()})
     done = load(hub, "hf://timm/small", cls="MobileNetV3Small", options="dict(num_classes=3)")
     assert done.returncode == 0, done.stderr

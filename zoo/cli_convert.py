@@ -1,0 +1,181 @@
+"""The sub-commands on weight files of any framework: inspect, convert, diff."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from zoo.console import BuildOption, JsonOption, QuietOption, build_options, err, names, out, print_json
+
+if TYPE_CHECKING:
+    from weights import Preprocessing
+    from zoo.converting import Conversion
+
+Convention = Literal["auto", "correlation", "convolution"]
+Spatial = Literal["auto", "hw", "wh"]
+
+FormatOption = Annotated[str, typer.Option("--format", "-f", help="The file's format, where its content doesn't tell: keras, npz …")]
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A weight file of any framework, or the folder of a format that is one.")],
+    format: FormatOption = "auto",
+    tensors: Annotated[bool, typer.Option("--tensors", "-t", help="Every tensor, not only the tree of modules.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a weight file of any framework holds, and which network of the zoo it probably is."""
+    from zoo.inspecting import inspect as look
+    from zoo.inspecting import show
+
+    found = look(file, format)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        show(found, out, tensors=tensors)
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A weight file of any framework.")],
+    destination: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; its ending is its format.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", autocompletion=names, help="The network; recognised where it can be, if left out.")
+    ] = None,
+    framework: Annotated[str, typer.Option("--from", help="IN's format, or the naming of its tensors: keras, kerashub …")] = "auto",
+    to: Annotated[str, typer.Option("--to", help="OUT's format, or the naming of its tensors.")] = "auto",
+    match: Annotated[
+        bool, typer.Option("--match", help="Derive which tensor is which from topology, shapes and names, without a table.")
+    ] = False,
+    kernel_convention: Annotated[
+        Convention, typer.Option(help="Of IN's kernels. auto: what the file says, or else what the evidence says.")
+    ] = "auto",
+    to_convention: Annotated[Convention, typer.Option(help="Of OUT's kernels, where its framework has layers of both kinds.")] = "auto",
+    spatial: Annotated[Spatial, typer.Option(help="Whether the first spatial axis of IN's kernels is height or width.")] = "auto",
+    reference: Annotated[Path | None, typer.Option(help="An .npz with `inputs` and `outputs` of the network at home.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="A folder of photographs; labelled, if its sub-folders or files begin with the class.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report: every layer's error, filters, predictions.")] = None,
+    fold_input: Annotated[
+        bool, typer.Option("--fold-input", help="Fold channel order and scale into the first convolution: RGB in, whatever was trained.")
+    ] = False,
+    headless: Annotated[bool, typer.Option("--headless", help="IN may lack the classifier; OUT then lacks it too.")] = False,
+    option: BuildOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    unproven: Annotated[bool, typer.Option("--unproven", help="Write OUT although the network does not compute what IN's did.")] = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert weights between frameworks, and prove that every number arrived.
+
+    The proof is the strongest that is possible: outputs of the source network (--reference, or its framework if that is
+    installed), an execution in float64 of the graph that the file carries, accuracy on labelled photographs; or none, which is
+    printed as UNPROVEN. Exit code 1 if a proof fails; OUT is then not written.
+    """
+    from zoo.converting import NotProven
+    from zoo.converting import convert as carry_over
+    from zoo.inspecting import chosen
+    from zoo.reporting import write_report
+
+    cls = chosen(source, model, framework)
+    with _steps(quiet or as_json) as step:
+        try:
+            made = carry_over(
+                source,
+                destination,
+                cls,
+                framework=framework,
+                to=to,
+                match=match,
+                convention=None if kernel_convention == "auto" else kernel_convention,
+                to_convention=None if to_convention == "auto" else to_convention,
+                spatial=None if spatial == "auto" else spatial,
+                reference=reference,
+                images=images,
+                fold_input=fold_input,
+                headless=headless,
+                force=force,
+                unproven=unproven,
+                progress=step,
+                **build_options(option, cls),
+            )
+        except NotProven as error:
+            if report is not None and error.conversion is not None:
+                write_report(error.conversion, report, images)
+            raise
+        if report is not None:
+            step("writing the report")
+            write_report(made, report, images)
+    if as_json:
+        print_json(made.to_json())
+        return
+    _show(made)
+    if report is not None:
+        out.print(f"[dim]report: {escape(str(report))}[/dim]", soft_wrap=True)
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A weight file of any framework.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    all_tensors: Annotated[bool, typer.Option("--all", help="Equal tensors too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two weight files of any formats, tensor by tensor; exit 1 if they differ by more than named steps."""
+    from convert import formats
+    from convert.diff import diff as compare
+
+    with formats.read(first) as a, formats.read(second) as b:
+        found = compare(a, b)
+        if as_json:
+            print_json(found.to_json())
+        else:
+            out.print(found.render(equal=all_tensors))
+    if not found.same:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _steps(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show what is being done, where somebody looks."""
+    if quiet or not err.is_terminal:
+        yield lambda _: None
+        return
+    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=err, transient=True) as bar:
+        task = bar.add_task("")
+        yield lambda text: bar.update(task, description=text)
+
+
+def _show(made: Conversion) -> None:
+    proven = made.certificate.proven
+    colour = "green" if proven else "yellow"
+    out.print(f"[bold]{made.model.__name__}[/bold] from {escape(str(made.source.path))}: {escape(made.source.framework)}", soft_wrap=True)
+    out.print(f"  sha256 {made.sha256}", soft_wrap=True)
+    facts = {
+        "naming": made.naming,
+        "kernels": made.kernels,
+        "options": ", ".join(f"{key}={value!r}" for key, value in made.options.items()),
+        "preprocessing": _shown(made.preprocessing),
+    }
+    for name, value in facts.items():
+        if value:
+            out.print(f"  {name:14}{escape(value)}", soft_wrap=True)
+    if made.decision is not None:
+        out.print(escape(str(made.decision)))
+    for note in made.notes:
+        out.print(f"  [dim]{escape(note)}[/dim]", soft_wrap=True)
+    for each in made.certificate.evidence:
+        mark = "[green]✓[/green]" if each.proven else "[yellow]·[/yellow]"
+        out.print(f"  {mark} {escape(each.kind)}: {escape(each.detail)}", soft_wrap=True)
+    out.print(f"[{colour}]{escape(made.certificate.verdict)}[/{colour}]", soft_wrap=True)
+    out.print(f"{escape(str(made.destination))}: {made.destination.stat().st_size:,} bytes", soft_wrap=True)
+
+
+def _shown(steps: Preprocessing) -> str:
+    size = ", ".join(f"{name} {side}" for name, side in (("resize", steps.resize), ("crop", steps.crop)) if side)
+    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (steps.mean, steps.std))
+    return f"{size}, {steps.channel_order.upper()}, mean {mean}, std {std} of 0..1"

@@ -1,0 +1,74 @@
+"""What every sub-command shares: where it prints, and how its options read."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from zoo.model import CATALOGUE, Model
+
+PIPE_WIDTH = 400
+"""Columns of a line that goes into a file or a pipe: nothing is cut there."""
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `main`: rich would exit with 1, and `zoo list | head` is no failure."""
+        raise BrokenPipeError
+
+
+out = _Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+err = Console(stderr=True)
+
+
+def names(incomplete: str) -> list[str]:
+    """Complete a network's name."""
+    return [name for name in CATALOGUE if name.lower().startswith(incomplete.lower())]
+
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=names, help="A network's name, VGG19 for example.")]
+WeightsOption = Annotated[
+    str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out.")
+]
+BuildOption = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
+
+
+def build_options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
+    """Read keyword=value; a value is a number, true or false where it looks like one, text otherwise."""
+    known = inspect.signature(cls).parameters
+    found: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise typer.BadParameter(f"a constructor keyword looks like activation=relu6, not {pair!r}", param_hint="--option")
+        if name not in known:
+            raise typer.BadParameter(f"{cls.__name__} has no {name}; it takes {', '.join(known)}", param_hint="--option")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def numbers(text: str | None) -> tuple[float, ...] | None:
+    """Read numbers with commas between them."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"numbers with commas between them, 0.485,0.456,0.406, not {text!r}") from None
+
+
+def print_json(value: Any) -> None:
+    """Print for machines."""
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")

@@ -1,0 +1,183 @@
+"""`zoo inspect`: a weight file of any framework, described, and the network of the zoo that it probably is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape as escape_markup
+from rich.table import Table
+from rich.tree import Tree
+
+from convert import formats
+from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
+from convert.inspect import inspect as describe
+from convert.source import Source
+from weights.errors import ConvertError
+from zoo.foreign import NOTES
+from zoo.model import CATALOGUE, Model
+
+SURE = 0.8
+"""Confidence from which on a network is taken for the file's own; a file without its classifier reaches it, a sibling does not."""
+NEAR = 0.25
+"""How far a network's published number of parameters may lie from the file's to be looked at first."""
+
+LEAST_BODY = 0.03
+"""The least part of a network's numbers that a file without its dense layers holds; AlexNet's has 0.04."""
+
+
+def inspect(path: Path, format: str = "auto") -> Inspection:
+    """Describe a weight file of any format and name the networks of the zoo that it may be of; no tensor is read.
+
+    Raises:
+        FileNotFoundError: there is nothing at this path.
+        ConvertError: the file can't be read.
+    """
+    with formats.read(Path(path), format) as source:
+        return replace(describe(source), likely=tuple(recognise(source)))
+
+
+def recognise(source: Source) -> list[Likely]:
+    """Name the networks whose shapes are most like the file's: first among those of its size, then among all."""
+    count = sum(_count(stored.stored_shape) for stored in source.tensors.values())
+    near = {name: cls for name, cls in CATALOGUE.items() if abs(count - cls.params) <= NEAR * cls.params}
+    found = likely(source, _shapes(near), near)
+    if not found or found[0].confidence < SURE:
+        rest = {name: cls for name, cls in CATALOGUE.items() if name not in near and LEAST_BODY * cls.params <= count <= 2 * cls.params}
+        found = sorted([*found, *likely(source, _shapes(rest), rest)], key=lambda one: (-one.confidence, not one.naming))
+    return found[:SHOWN]
+
+
+def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
+    """Find the network that the user means, or that the file must be of.
+
+    Args:
+        path: the file.
+        model: a name of the catalogue; None leaves it to the file.
+        format: the file's format; a naming's name is taken for "auto".
+
+    Raises:
+        ConvertError: the file is like no network, or like several; the message names them.
+        LookupError: no network of this name.
+    """
+    if model is not None:
+        from zoo.search import model_class
+
+        return model_class(model)
+    with formats.read(Path(path), format if format in formats.formats() else "auto") as source:
+        found = recognise(source)
+    best = [one for one in found if one.confidence >= SURE and one.confidence == found[0].confidence]
+    named = [one for one in best if one.naming] or best
+    if len(named) == 1:
+        return CATALOGUE[named[0].name]
+    shown = ", ".join(f"{one.name} ({one.confidence:.0%})" for one in found) or "none is"
+    raise ConvertError(f"{path} does not say which network it is of. Likest by its shapes: {shown}. Name it with --model.")
+
+
+def show(found: Inspection, out: Console, *, tensors: bool = False) -> None:
+    """Print a description: the file in words, the networks that it may be of, the tree of its modules or all of its tensors."""
+    out.print(f"[bold]{escape(found.path)}[/bold]", soft_wrap=True)
+    for name, value in _facts(found):
+        out.print(f"  {name:15}{escape(value)}", soft_wrap=True)
+    for note in found.notes:
+        out.print(f"  [dim]{escape(note)}[/dim]", soft_wrap=True)
+    out.print(_table(found) if tensors else _tree(found))
+
+
+def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
+    yield "format", found.format
+    yield "framework", found.framework
+    yield (
+        "tensors",
+        f"{len(found.tensors)}, {found.parameters:,} numbers, {found.size_bytes:,} bytes"
+        + ("; an order without names" if found.positional else ""),
+    )
+    if found.likely:
+        yield "network", "; ".join(_network(one) for one in found.likely)
+    kernels = ", ".join(f"{count} of {convention}" for convention, count in found.conventions.items())
+    yield "kernels", f"{kernels}: {found.convention_reason}" if kernels else found.convention_reason
+    orders = {"hw": "height, width", "wh": "width, height", "unknown": "unknown which is height and which is width"}
+    if found.conventions:
+        yield "kernel axes", orders[found.spatial]
+    if found.flatten != "chw":
+        yield "flattens", ", ".join({"c": "channels", "h": "height", "w": "width"}[letter] for letter in found.flatten)
+    if found.layers is not None:
+        unknown = f"; unknown: {', '.join(found.unknown_ops)}" if found.unknown_ops else ""
+        yield "graph", f"{sum(found.layers.values())} layers{unknown}"
+    if found.preprocessing:
+        yield "images", ", ".join(f"{key} {value}" for key, value in found.preprocessing.items())
+    for key, value in found.metadata.items():
+        yield (key[:14], _short(value)) if key != NOTES else ("converted", _short(_noted(value)))
+
+
+def _noted(text: str) -> str:
+    """Say in a line what `zoo convert` noted."""
+    try:
+        told = json.loads(text)
+        return f"from {told['source']['file']}, for {told['model']}; {told['parity']['verdict']}"
+    except (ValueError, KeyError, TypeError):
+        return "damaged notes"
+
+
+def escape(text: str) -> str:
+    """Make a file's words safe to print: no markup, and nothing that moves the cursor."""
+    return escape_markup("".join(character if character.isprintable() else "�" for character in text))
+
+
+def _network(one: Likely) -> str:
+    return f"{one.name} {one.confidence:.0%}" + (f", named as {one.naming} does" if one.naming else "")
+
+
+def _tree(found: Inspection) -> Tree:
+    root = Tree("[dim]modules[/dim]" if found.tensors else "[dim]no tensors[/dim]")
+    _grow(root, found.tree())
+    return root
+
+
+def _grow(tree: Tree, modules: Mapping[str, Any]) -> None:
+    for name, inner in modules.items():
+        if isinstance(inner, Tensor):
+            tree.add(f"{escape(name)} [dim]{_leaf(inner)}[/dim]")
+        elif all(isinstance(part, Tensor) for part in inner.values()):
+            leaves = ", ".join(f"{escape(leaf)} {_leaf(tensor)}" for leaf, tensor in inner.items())
+            tree.add(f"{escape(name)} [dim]{leaves}[/dim]")
+        else:
+            _grow(tree.add(escape(name)), inner)
+
+
+def _leaf(tensor: Tensor) -> str:
+    return ("x".join(map(str, tensor.shape)) or "scalar") + (f" {tensor.dtype}" if tensor.dtype != "float32" else "")
+
+
+def _table(found: Inspection) -> Table:
+    table = Table("name", "in the file", "shape", "stored as", "dtype", "convention", "steps")
+    for tensor in found.tensors:
+        shapes = ("x".join(map(str, shape)) for shape in (tensor.shape, tensor.stored_shape))
+        cells = (tensor.name, tensor.origin, *shapes, tensor.dtype, tensor.convention or "", "; ".join(tensor.steps))
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
+def _shapes(classes: Mapping[str, type[Model]]) -> dict[str, dict[str, tuple[int, ...]]]:
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, cls in classes.items():
+        with torch.device("meta"):
+            shapes[name] = {key: tuple(tensor.shape) for key, tensor in cls().state_dict().items()}
+    return shapes
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count
+
+
+def _short(value: str) -> str:
+    line = " ".join(value.split())
+    return line if len(line) <= 200 else f"{line[:200]} …"

@@ -1,0 +1,181 @@
+"""Pictures for proofs: photographs of the user's, labelled or not, outputs of the source network, or a picture that is computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import weights
+from weights import Preprocessing
+from zoo.labels import TABLES, labels
+from zoo.model import Model
+from zoo.preprocess import BadImage, preprocess
+from zoo.surgery import with_channels
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
+MOST = 1000
+"""Photographs that are taken from a folder, evenly over all of them."""
+PROOF_IMAGES = 2
+"""Images that a network is run on layer by layer."""
+
+
+@dataclass(slots=True)
+class Pictures:
+    """What there is to run networks on.
+
+    Attributes:
+        files: photographs.
+        reference: inputs and outputs of the source network, as NumPy arrays.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    reference: tuple[np.ndarray, np.ndarray] | None = None
+
+    @classmethod
+    def of(cls, folder: Path | None, reference: tuple[np.ndarray, np.ndarray] | None = None) -> Pictures:
+        """Collect the photographs below a folder; ValueError where there are none."""
+        files: list[Path] = []
+        if folder is not None:
+            files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+            if not files:
+                raise ValueError(f"{folder} holds no pictures ({', '.join(SUFFIXES)})")
+            files = [files[i * len(files) // MOST] for i in range(MOST)] if len(files) > MOST else files
+        return cls(files, reference)
+
+    def __bool__(self) -> bool:
+        return bool(self.files) or self.reference is not None
+
+    def evidence(self, network: Model, trained_on: Preprocessing, takes_pixels: bool) -> dict[str, Any]:
+        """Give `convert.evidence.decide` the strongest that there is: reference outputs, labelled photographs, photographs."""
+        if self.reference is not None:
+            ours = self.referenced(network, trained_on, trained_on, takes_pixels)[1]
+            return {"reference": (ours, torch.from_numpy(self.reference[1]).float())}
+        labelled = self.labelled(network, trained_on)
+        if labelled is not None:
+            return {"labelled": labelled}
+        return {"images": self._batch(trained_on, self.files[:200])}
+
+    def inputs(self, network: Model, trained_on: Preprocessing, wanted: Preprocessing, takes_pixels: bool) -> tuple[np.ndarray, Tensor]:
+        """Prepare a few pictures for both networks.
+
+        Args:
+            network: ours.
+            trained_on: what the source network's images are prepared by.
+            wanted: what ours are prepared by; another only after a fold.
+            takes_pixels: whether the source network prepares them itself.
+
+        Returns:
+            What the source network takes, float64, and what ours takes, float32; both (B, C, H, W).
+        """
+        if self.files:
+            plain = replace(trained_on, channel_order="rgb", mean=(0.0,) * network.in_channels, std=(1.0,) * network.in_channels)
+            unit = self._batch(plain, self.files[:PROOF_IMAGES]).double()
+        else:
+            unit = natural(PROOF_IMAGES, network.in_channels, wanted.crop or network.input_size).double() / 255
+        theirs = 255 * unit if takes_pixels else prepared(unit, trained_on)
+        return theirs.numpy(), prepared(unit, wanted).float()
+
+    def referenced(self, network: Model, trained_on: Preprocessing, wanted: Preprocessing, takes_pixels: bool) -> tuple[np.ndarray, Tensor]:
+        """Prepare the reference's inputs, which are as the source network took them, for both networks; as `inputs`."""
+        if self.reference is None:
+            raise ValueError("there is no reference")
+        theirs = self.reference[0]
+        if theirs.shape[1] != network.in_channels and theirs.shape[3] == network.in_channels:
+            theirs = np.ascontiguousarray(theirs.transpose(0, 3, 1, 2))
+        given = torch.from_numpy(theirs.astype(np.float64))
+        if not takes_pixels and wanted == trained_on:
+            return theirs.astype(np.float64), given.float()
+        unit = given / 255 if takes_pixels else unprepared(given, trained_on)
+        return theirs.astype(np.float64), prepared(unit, wanted).float()
+
+    def labelled(self, network: Model, wanted: Preprocessing) -> tuple[Tensor, Tensor] | None:
+        """Prepare the photographs whose class their file or folder names; None where there are none."""
+        classes = _classes(network.num_classes)
+        named = [(path, which) for path in self.files if (which := _class_of(path, classes, network.num_classes)) is not None]
+        if len(named) < max(10, len(self.files) // 2):
+            return None
+        return self._batch(wanted, [path for path, _ in named]), torch.tensor([which for _, which in named])
+
+    def _batch(self, wanted: Preprocessing, files: list[Path]) -> Tensor:
+        made = []
+        for path in files:
+            try:
+                made.append(preprocess(path, wanted))
+            except BadImage:
+                continue
+        if not made:
+            raise BadImage("none of the pictures can be opened")
+        return torch.cat(made)
+
+
+def steps(network: Model, known: Mapping[str, Any]) -> Preprocessing:
+    """Complete what is known of the preprocessing by that of the default checkpoint, or else ImageNet's usual one."""
+    name = type(network).variant().__name__
+    default = next((c for c in weights.checkpoints(name) if c.default), None)
+    base = default.preprocessing if default is not None else weights.adhoc(name, "file:///none").preprocessing
+    if default is None and network.input_size < 64:
+        base = replace(base, resize=network.input_size, crop=network.input_size)
+    told = {f.name: known[f.name] for f in fields(Preprocessing) if f.name in known}
+    told |= {key: tuple(float(v) for v in told[key]) for key in ("mean", "std") if key in told}
+    made = replace(base, **told)
+    return made if len(made.mean) == network.in_channels else with_channels(made, network.in_channels)
+
+
+def natural(count: int, channels: int, side: int, seed: int = 0) -> Tensor:
+    """Compute pictures with the statistics of photographs: smooth light, edges, shapes and grain, never symmetric.
+
+    Returns:
+        float32 (count, channels, side, side) of whole numbers, 0..255.
+    """
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:side, 0:side] / side
+    pictures = np.empty((count, channels, side, side))
+    for picture in pictures:
+        light = 110 + 70 * x * random.uniform(0.3, 1) + 40 * y * random.uniform(-1, 1)
+        tint = random.uniform(0.7, 1.2, channels)
+        for _ in range(12):
+            cx, cy, r = random.uniform(0, 1, 3) * (1, 1, 0.3)
+            inside = (abs(x - cx) < r) & (abs(y - cy) < r / 2) if random.random() < 0.5 else (x - cx) ** 2 + (y - cy) ** 2 < r * r
+            light = np.where(inside, random.uniform(0, 255), light)
+        picture[:] = light * tint[:, None, None] + random.normal(0, 6, (channels, side, side))
+    return torch.from_numpy(pictures.clip(0, 255).round()).float()
+
+
+def prepared(unit: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Bring RGB pixels, 0..1, to what a network was trained on."""
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    return ((unit.flip(1) if preprocessing.channel_order == "bgr" else unit) - mean) / std
+
+
+def unprepared(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Undo `prepared`."""
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    unit = images * std + mean
+    return unit.flip(1) if preprocessing.channel_order == "bgr" else unit
+
+
+def _classes(count: int) -> dict[str, int]:
+    """Map wnids and unique names to classes, by the list of labels that has as many."""
+    for table in sorted(TABLES.glob("*.tsv")):
+        known = labels(table.stem)
+        if len(known) == count:
+            named = {label.wnid: index for index, label in enumerate(known) if label.wnid}
+            return named | {label.name.lower(): index for index, label in enumerate(known)}
+    return {}
+
+
+def _class_of(path: Path, classes: Mapping[str, int], count: int) -> int | None:
+    """Find the class in the name of a picture's folder or, before a `_`, of its file."""
+    for word in (path.parent.name, re.split(r"[_\-. ]", path.stem)[0]):
+        if word.lower() in classes:
+            return classes[word.lower()]
+        if word.isdigit() and not classes and int(word) < count:
+            return int(word)
+    return None

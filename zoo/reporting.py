@@ -1,0 +1,85 @@
+"""The HTML report of a conversion: what `convert.report` draws, gathered."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from convert.report import Facts, Sample, Transform
+from convert.report import write_report as write_page
+from zoo.converting import Conversion
+from zoo.labels import TABLES, labels
+from zoo.pictures import Pictures
+from zoo.preprocess import BadImage, open_image, preprocess
+
+SAMPLES = 8
+THUMBNAIL = 96
+
+
+def write_report(made: Conversion, path: Path, images: Path | None = None) -> None:
+    """Write the report of a conversion that succeeded or failed.
+
+    Args:
+        made: the conversion; its network must still be there.
+        path: the HTML file.
+        images: a folder of photographs to show predictions on.
+    """
+    diagnosis = made.diagnosis
+    facts = Facts(
+        title=f"{made.model.__name__} from {made.source.path.name}",
+        source={
+            "file": made.source.path.name,
+            "sha256": made.sha256,
+            "format": made.source.format,
+            "framework": made.source.framework,
+            "naming": made.naming,
+            "kernels": made.kernels,
+            "options": made.options,
+            "preprocessing": asdict(made.preprocessing),
+            **made.source.facts,
+        },
+        certificate=made.certificate.to_json(),
+        transforms=[
+            Transform(
+                name,
+                told["from"],
+                told["becomes"],
+                told["shape"],
+                told.get("steps", []),
+                told.get("trained_as", ""),
+                told.get("exact", True),
+            )
+            for name, told in made.transforms.items()
+        ],
+        filters=made.filters,
+        samples=_samples(made, images),
+        decision="" if made.decision is None else str(made.decision),
+        diagnosis={} if diagnosis is None else asdict(diagnosis) if is_dataclass(diagnosis) else {"said": str(diagnosis)},
+        notes=made.notes,
+    )
+    write_page(path, facts)
+
+
+def _samples(made: Conversion, images: Path | None) -> list[Sample]:
+    """Run the converted network on a few photographs."""
+    network = made.network
+    if images is None or network is None:
+        return []
+    known = next((names for table in sorted(TABLES.glob("*.tsv")) if len(names := labels(table.stem)) == network.num_classes), None)
+    found: list[Sample] = []
+    files = Pictures.of(images).files
+    for file in files[:: max(1, len(files) // SAMPLES)][:SAMPLES]:
+        try:
+            with torch.no_grad():
+                chances = network(preprocess(file, made.preprocessing)).softmax(1)[0]
+            small = open_image(file)
+        except (BadImage, ValueError):
+            continue
+        small.thumbnail((THUMBNAIL, THUMBNAIL))
+        values, indices = chances.topk(min(3, len(chances)))
+        said = [(known[int(i)].name if known else f"class {int(i)}", float(v)) for v, i in zip(values, indices, strict=True)]
+        found.append(Sample(file.name, np.asarray(small.convert("RGB")), said))
+    return found
