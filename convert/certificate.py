@@ -20,13 +20,16 @@ from convert.source import Source
 if TYPE_CHECKING:
     from torch import nn
 
-Kind = Literal["source outputs", "float64 execution", "labelled images", "read back", "structure only"]
+Kind = Literal["source outputs", "float64 execution", "destination outputs", "labelled images", "read back", "structure only"]
 
-STRENGTH: tuple[Kind, ...] = ("source outputs", "float64 execution", "labelled images", "read back", "structure only")
+STRENGTH: tuple[Kind, ...] = (
+    "source outputs", "float64 execution", "destination outputs", "labelled images", "read back", "structure only",
+)  # fmt: skip
 """The kinds of evidence, the strongest first."""
 
-PROVING: tuple[Kind, ...] = ("source outputs", "float64 execution", "labelled images")
-"""Those that can prove that the network computes what it did at home; reading back proves only that the file is what was written."""
+PROVING: tuple[Kind, ...] = ("source outputs", "float64 execution", "destination outputs", "labelled images")
+"""Those that can prove that the network computes what it did at home, where home may be ours and the destination another framework's;
+reading back proves only that the file is what was written."""
 
 OUTPUT = "(output)"
 SMALLEST = 1e-30
@@ -103,6 +106,8 @@ class Certificate:
         if self._best is not None:
             return f"PROVEN by {self._best.kind}: {self._best.detail}"
         tried = next((one for one in self.evidence if one.kind in PROVING), None)
+        if tried is None and any(one.kind == "read back" and one.proven for one in self.evidence):
+            return "UNPROVEN: read back bit for bit; what the source computed was not compared"
         return "UNPROVEN: structure only" + (f"; {tried.kind}: {tried.detail}" if tried is not None else "")
 
     def to_json(self) -> dict[str, Any]:

@@ -172,7 +172,10 @@ def explain(adopted: Adopted, shapes: Mapping[str, Shape]) -> str:
             "of our tensors nothing becomes",
             [f"{ours}, {_x(shapes[ours])}" + (f": {theirs} was looked for" if theirs else "") for ours, theirs in report.missing],
         ),
-        ("of their tensors have no place", [f"{name}, {_x(adopted.theirs.get(name, ()))}" for name in report.unmatched]),
+        (
+            "of their tensors have no place",
+            [f"{n}, {_x(adopted.theirs.get(n, ()))}" for n in sorted(report.unmatched, key=lambda n: n.endswith(COUNTER))],
+        ),
         ("don't fit", [f"{theirs}, {_x(was)}, is not {ours}, {_x(wanted)}" for theirs, ours, was, wanted in report.misshaped]),
         ("are named by two rows", report.contested),
         ("rows found nothing", [] if report.missing else [f"{row.theirs} → {row.ours} ({row.kind})" for row in report.unused]),
@@ -292,7 +295,7 @@ def _oriented(stored: Stored, source: Source, convention: Convention | None, spa
                 f"{source.path} does not say whether the first axis of its kernels is the height or the width of the images. "
                 "Say --spatial hw or wh, or let evidence decide: --reference outputs.npz, or --images FOLDER."
             )
-    stored = stored.as_correlation(convention)
+    stored = replace(stored.as_correlation(convention), convention=convention or stored.convention)
     if (spatial or source.spatial) == "wh" and len(stored.shape) == 4:
         stored = stored.then(Transpose((0, 1, 3, 2)))
     return stored

@@ -15,7 +15,7 @@ from zoo.console import BuildOption, JsonOption, QuietOption, build_options, err
 
 if TYPE_CHECKING:
     from weights import Preprocessing
-    from zoo.converting import Conversion
+    from zoo.converted import Conversion
 
 Convention = Literal["auto", "correlation", "convolution"]
 Spatial = Literal["auto", "hw", "wh"]
@@ -77,7 +77,7 @@ def convert(
     installed), an execution in float64 of the graph that the file carries, accuracy on labelled photographs; or none, which is
     printed as UNPROVEN. Exit code 1 if a proof fails; OUT is then not written.
     """
-    from zoo.converting import NotProven
+    from zoo.converted import NotProven
     from zoo.converting import convert as carry_over
     from zoo.inspecting import chosen
     from zoo.reporting import write_report

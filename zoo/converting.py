@@ -2,102 +2,38 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import platform
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from convert import certificate, diagnose, evidence, formats, home, names
+from convert import certificate, formats, home, names
 from convert.certificate import Certificate, Evidence
-from convert.conversion import Spatial, Undecided, parts
+from convert.conversion import Spatial, parts
 from convert.core import COUNTER
-from convert.diagnose import Diagnosis
 from convert.evidence import Decision
 from convert.formats import safetensors
+from convert.formats._guard import correlation_only
 from convert.source import Convention, Source, Stored
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.errors import ConvertError
+from zoo.converted import Conversion, metadata, not_proven
 from zoo.folding import fold_input as fold
-from zoo.foreign import NOTES, Foreign, adopted, file_sha256, load, open_foreign
+from zoo.foreign import Foreign, adopted, file_sha256, load
 from zoo.model import Model
-from zoo.pictures import PROOF_IMAGES, Pictures, natural, prepared, steps
-
-TOLERANCE = 1e-4
+from zoo.pictures import Pictures, natural, prepared, steps
+from zoo.proving import TOLERANCE, decided, proven
 
 DEFAULT_NAMING = {"keras": "keras", "bson": "metalhead", "jld2": "metalhead", "flax": "flax", "theano": "lasagne"}
 """The naming that a framework's users expect; ours in every other format."""
-
-
-@dataclass(slots=True)
-class Conversion:
-    """What was converted, and how well that is proven.
-
-    Attributes:
-        destination: the file that was written.
-        model: the network's class.
-        source: the file that was read.
-        sha256: of the source.
-        labels: the name of the list of its classes, where its naming is one of ImageNet's networks and it has as many; else None.
-        certificate: the evidence, strongest first, and the verdict.
-        naming: the table that explained the source's names.
-        options: constructor keywords without which these weights compute something else.
-        preprocessing: what the written weights want of their images; what neither file nor naming says is that of the network's
-            default checkpoint, and a note says so.
-        transforms: by our tensor: the source's name, the steps, and whether every step can be undone bit for bit.
-        notes: what was folded, filled in, or left out.
-        decision: how the kernel convention was decided, where the file doesn't say.
-        diagnosis: the first layer that diverges and why, where the proof failed.
-        filters: the first convolution's kernels (O, I, h, w), as the file orients them and as they are now.
-        network: with the converted weights, as long as somebody needs it.
-    """
-
-    destination: Path
-    model: type[Model]
-    source: Source
-    sha256: str
-    certificate: Certificate
-    naming: str
-    options: dict[str, Any]
-    preprocessing: Preprocessing
-    transforms: dict[str, dict[str, Any]]
-    notes: list[str] = field(default_factory=list)
-    decision: Decision | None = None
-    diagnosis: Diagnosis | None = None
-    labels: str | None = None
-    filters: tuple[np.ndarray, np.ndarray] | None = None
-    network: Model | None = None
-
-    @property
-    def kernels(self) -> str:
-        """Say in words what the source's kernels are, and what was done to them."""
-        said = sorted({told["trained_as"] for told in self.transforms.values() if "trained_as" in told})
-        flipped = sum(any(step.startswith("flip(") for step in told.get("steps", ())) for told in self.transforms.values())
-        return f"{' and '.join(said) or 'none'} in the file; {flipped} flipped"
-
-    def to_json(self) -> dict[str, Any]:
-        """Describe everything but the tensors."""
-        return {"destination": str(self.destination), **_told(self)}
-
-
-class NotProven(ConvertError):
-    """The network does not compute what the source computes; nothing was written.
-
-    Attributes:
-        conversion: all that is known of it.
-    """
-
-    conversion: Conversion | None = None
 
 
 def convert(
@@ -156,30 +92,35 @@ def convert(
     format, naming = _format_or_naming(framework)
     to_format, to_naming = _format_or_naming(to)
     writer = formats.for_writing(destination, to_format)
+    if writer is safetensors:
+        correlation_only(to_convention, "PyTorch, which reads safetensors,")
+    sidecars = getattr(writer, "SIDECARS", ())
+    if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not force]:
+        raise FileExistsError(f"{taken[0]} is there already, and {destination.name} needs one of its own; --force replaces it")
     pictures = Pictures.of(images, None if reference is None else _reference(reference))
     progress(f"opening {source.name}")
     with formats.read(source, format) as opened:
         keywords = {"naming": naming, "match": match, "headless": headless, **options}
-        foreign, decision = _decided(opened, model, convention, spatial, pictures, keywords, progress)
+        foreign, decision = decided(opened, model, convention, spatial, pictures, keywords, progress)
         trained_on = steps(foreign.network, foreign.preprocessing)
         wanted, tensors = trained_on, _own(foreign)
         if fold_input:
             tensors, wanted = fold(foreign.network, foreign.layers, tensors, trained_on)
         made = _described(foreign, tensors, destination, decision, wanted)
-        with _temporary(destination) as temporary, ThreadPoolExecutor(1) as beside:
+        with _temporary(destination, sidecars) as temporary, ThreadPoolExecutor(1) as beside:
             sha256 = beside.submit(file_sha256, source)  # the second core hashes what the first one writes
             progress(f"writing {destination.name}")
             ours = temporary if writer is safetensors and to_naming in ("auto", "torchvision") else temporary.with_name("ours")
-            safetensors.save_stored(tensors, ours, _metadata(made, room=True))
+            safetensors.save_stored(tensors, ours, metadata(made, room=True))
             made.sha256 = sha256.result()
             network = made.network = _mapped(foreign, ours)
             if prove:
                 progress("proving that it computes the same")
-                made.certificate, made.diagnosis = _proven(foreign, network, pictures, made, trained_on)
-            if made.diagnosis is not None and not unproven:
-                raise _not_proven(made)
+                made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on)
+            if any(each.contradicts for each in made.certificate.evidence) and not unproven:
+                raise not_proven(made)
             if ours is temporary:
-                safetensors.amend(temporary, _metadata(made))
+                safetensors.amend(temporary, metadata(made))
             else:
                 _write_foreign(foreign, network, writer, temporary, to_naming, to_convention, made)
                 ours.unlink()
@@ -195,38 +136,6 @@ def _format_or_naming(word: str) -> tuple[str, str]:
     raise ConvertError(
         f"{word!r} is neither a format ({', '.join(formats.formats())}) nor a naming of tensors ({', '.join(names.NAMINGS)})"
     )
-
-
-def _decided(
-    source: Source,
-    model: type[Model],
-    convention: Convention | None,
-    spatial: Spatial | None,
-    pictures: Pictures,
-    keywords: Mapping[str, Any],
-    progress: Callable[[str], None],
-) -> tuple[Foreign, Decision | None]:
-    """Adopt the file's tensors; where it doesn't say how its kernels lie, let evidence decide."""
-    try:
-        return adopted(source, model, convention=convention, spatial=spatial, **keywords), None
-    except Undecided:
-        if not pictures:
-            raise
-    unknown = source.layout.convention if source.positional and source.layout else None
-    open_convention = convention is None and "unknown" in (source.conventions | {unknown})
-    choices: list[Convention | None] = ["convolution", "correlation"] if open_convention else [convention]
-    candidates: dict[str, Foreign] = {}
-    for c in choices:
-        for s in ("hw", "wh") if spatial is None and source.spatial == "unknown" else (spatial,):
-            name = ", ".join(word for word in (c, {"hw": "height first", "wh": "width first"}.get(s or "")) if word)
-            candidates[name] = adopted(source, model, convention=c, spatial=s, **keywords)
-    progress(f"weighing evidence for {len(candidates)} readings")
-    networks = {name: load(candidate) for name, candidate in candidates.items()}
-    first = next(iter(networks.values()))
-    foreign = next(iter(candidates.values()))
-    trained_on = steps(foreign.network, foreign.preprocessing)
-    decision = evidence.decide(networks, **pictures.evidence(first, trained_on, foreign.takes_pixels))
-    return candidates[decision.winner], decision
 
 
 def _described(
@@ -304,52 +213,6 @@ def _mapped(foreign: Foreign, path: Path) -> Model:
     return foreign.network.eval()
 
 
-def _proven(
-    foreign: Foreign, network: Model, pictures: Pictures, made: Conversion, trained_on: Preprocessing
-) -> tuple[Certificate, Diagnosis | None]:
-    """Gather the evidence there is, strongest first, and look for the fault where some of it contradicts."""
-    source, found = foreign.settled(), [certificate.structure(foreign.adopted.report)]
-    moved = _differ_inside(foreign, made)
-    how = (network, trained_on, made.preprocessing, foreign.takes_pixels)
-    theirs, ours = pictures.inputs(*how)
-    outputs: np.ndarray | None = None
-    if pictures.reference is not None:
-        theirs, ours = pictures.referenced(*how)
-        outputs = pictures.reference[1]
-        found.append(certificate.against_outputs(network, ours.numpy(), outputs, TOLERANCE))
-    else:
-        there = home.outputs(source, theirs, naming=made.naming, family=made.model, classes=network.num_classes)
-        if isinstance(there, str):
-            made.notes.append(f"not compared with its own framework's outputs: {there}")
-        else:
-            outputs = there.outputs
-            compared = certificate.against_outputs(network, ours.numpy(), outputs, TOLERANCE)
-            found.append(replace(compared, detail=f"{there.by}: {compared.detail}"))
-    if source.graph is not None:
-        few = slice(0, PROOF_IMAGES)
-        found.append(
-            certificate.against_graph(source, foreign.adopted.pairs, network, theirs[few], ours[few].numpy(), TOLERANCE, moved=moved)
-        )
-    labelled = pictures.labelled(network, made.preprocessing)
-    if labelled is not None:
-        batch, labels = labelled
-        found.append(certificate.on_labelled(network, [each.numpy() for each in batch.split(32)], labels.numpy()))
-    proof = Certificate(found)
-    if not any(each.contradicts for each in found):
-        return proof, None
-    if source.graph is not None and not source.graph.unknown:
-        few = slice(0, PROOF_IMAGES)
-        return proof, diagnose.diagnose(source, foreign.adopted.pairs, network, theirs[few], ours[few].numpy(), moved=moved)
-    return proof, diagnose.diagnose_outputs(network, ours.numpy(), outputs) if outputs is not None else None
-
-
-def _differ_inside(foreign: Foreign, made: Conversion) -> set[str]:
-    """Name the layers whose own outputs differ by what was moved to the layer behind."""
-    moved = set(foreign.adopted.moved)
-    shifted = any(step.startswith("minus the mean") for told in made.transforms.values() for step in told.get("steps", ()))
-    return moved | {foreign.network.stem} if shifted else moved
-
-
 def _write_foreign(
     foreign: Foreign,
     network: Model,
@@ -363,13 +226,15 @@ def _write_foreign(
     name = writer.__name__.rpartition(".")[2]
     state = {n: t for n, t in network.state_dict().items() if not n.endswith(COUNTER)}
     if getattr(writer, "EXPORTS", False):
-        shape = (network.in_channels, network.input_size, network.input_size)
-        writer.export(network, path, input_shape=shape, metadata=_metadata(made))
+        side = made.preprocessing.crop or network.input_size
+        shape = (network.in_channels, side, side)
+        writer.export(network, path, input_shape=shape, metadata=metadata(made))
     else:
         chosen = naming_for(name, to_naming, foreign.model, network)
-        write_network(network, path, writer, chosen, to_convention, _metadata(made), foreign.layers)
-    again = open_foreign(path, foreign.model, framework=name, convention=to_convention, spatial="hw", **_constructor(foreign, network))
-    with again.source:
+        write_network(network, path, writer, chosen, to_convention, metadata(made), foreign.layers)
+    with formats.read(path, name) as written:
+        said, headless = _convention_of(written, to_convention), isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
+        again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **_constructor(foreign, network))
         differing = _differing(again.adopted.tensors, state)
         if not differing:
             detail = f"the {name} file read again gives every one of {len(state)} tensors bit for bit"
@@ -381,7 +246,36 @@ def _write_foreign(
             proof = replace(certificate.against_outputs(load(again), image.numpy(), wanted, 1e-5), kind="read back")
             if not proof.proven:
                 raise ConvertError(f"{path.name} does not read back as it was written: {differing}. Nothing was kept.")
-    made.certificate = Certificate([*made.certificate.evidence, proof])
+        added = [proof, *_there(again, network, made)]
+        made.certificate = Certificate([*made.certificate.evidence, *added])
+    if any(each.contradicts for each in added):
+        raise not_proven(made)
+
+
+def _convention_of(written: Source, wanted: Convention | None) -> Convention | None:
+    """Tell how a file that was just written is to be read: as it says itself, or as was asked for where it says nothing."""
+    if written.positional or "unknown" in written.conventions:
+        return wanted or "correlation"
+    if wanted is not None and written.conventions and wanted not in written.conventions:
+        raise ConvertError(
+            f"every reader takes kernels in a {written.format} file for those of {written.conventions.pop()}: leave --to-convention out"
+        )
+    return None
+
+
+def _there(written: Foreign, network: Model, made: Conversion) -> list[Evidence]:
+    """Let the destination's framework run what was written, where it is installed, and compare it with our network."""
+    how = (network, made.preprocessing, made.preprocessing, written.takes_pixels)
+    theirs, ours = Pictures().inputs(*how, side=written.image_size)
+    there = home.outputs(written.source, theirs, classes=network.num_classes)
+    if isinstance(there, str):
+        return []
+    found = certificate.against_outputs(network, ours.numpy(), there.outputs, TOLERANCE)
+    found = replace(found, kind="destination outputs", detail=f"{there.by} runs what was written: {found.detail}")
+    native = made.source.format in ("pytorch", "safetensors")
+    if found.proven and not native and not made.certificate.proven:  # whether ours computes what the source did is another question
+        found = replace(found, proven=False, worst=None)
+    return [found]
 
 
 def write_network(
@@ -403,17 +297,20 @@ def write_network(
         place = {module: i for i, module in enumerate(names.NAMINGS[naming].order(names.lineage(type(network)), shapes))}
         rows = sorted(rows, key=lambda row: place.get(row.ours, len(place)))
     described = parts(rows, structure, tensors)
-    writer.write(described, path, convention=convention, metadata={**metadata, "naming": naming})
+    own = {} if convention is None else {"convention": convention}  # else the format's usual one
+    writer.write(described, path, metadata={**metadata, "naming": naming}, **own)
 
 
 def naming_for(format: str, to_naming: str, model: type[Model], network: Model) -> str:
     """Choose the naming to write: the asked one, the framework's usual one where it knows the network, else ours."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     if to_naming != "auto":
         if to_naming not in names.NAMINGS:
             raise ConvertError(f"no naming {to_naming!r}; there are {', '.join(names.NAMINGS)}")
+        if not names.rows(to_naming, model, shapes):
+            raise ConvertError(f"the naming {to_naming} has no {model.__name__}; --to names another, or a format")
         return to_naming
     usual = DEFAULT_NAMING.get(format, "torchvision")
-    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     return usual if usual in names.NAMINGS and names.rows(usual, model, shapes) else "torchvision"
 
 
@@ -450,66 +347,17 @@ def _reference(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return inputs.astype(np.float32), outputs.reshape(len(outputs), -1)
 
 
-def _metadata(made: Conversion, room: bool = False) -> dict[str, str]:
-    """Write down where the tensors came from and what was done to them, for the file's header."""
-    text = json.dumps(_told(made), separators=(",", ":"), default=str)
-    if room:  # the certificate comes after the tensors, and must find its place
-        text += " " * (4096 + 200 * len(made.transforms))
-    return {"format": "pt", NOTES: text}
-
-
-def _told(made: Conversion) -> dict[str, Any]:
-    return {
-        "model": made.model.variant().__name__,
-        "options": made.options,
-        "preprocessing": asdict(made.preprocessing),
-        "labels": made.labels,
-        "source": {
-            "file": made.source.path.name,
-            "sha256": made.sha256,
-            "format": made.source.format,
-            "framework": made.source.framework,
-            "naming": made.naming,
-            **({"facts": made.source.facts} if made.source.format != "safetensors" else {}),
-        },
-        "convention": "correlation",
-        "transforms": made.transforms,
-        "notes": made.notes,
-        "decision": None if made.decision is None else asdict(made.decision),
-        "parity": made.certificate.to_json(),
-        "versions": _versions(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    import zoo
-
-    found = {"kernelzoo": zoo.__version__, "python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
-    for package in ("h5py", "onnx", "scipy", "pymongo", "keras", "onnxruntime"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _not_proven(made: Conversion) -> NotProven:
-    error = NotProven(
-        f"{made.source.path} was not converted: the network does not compute what the file's does.\n{made.certificate}\n{made.diagnosis}"
-    )
-    error.conversion = made
-    return error
-
-
 @contextmanager
-def _temporary(destination: Path) -> Iterator[Path]:
-    """Lend a path beside the destination; what is there in the end takes its place, or nothing does."""
+def _temporary(destination: Path, sidecars: Sequence[str] = ()) -> Iterator[Path]:
+    """Lend a path beside the destination; what is there in the end takes its place with its sidecars, or nothing does."""
     if not destination.parent.is_dir():
         raise FileNotFoundError(f"{destination.parent} is no folder; make it first")
     folder = Path(tempfile.mkdtemp(prefix=".converting-", dir=destination.parent))
     temporary = folder / destination.name
     try:
         yield temporary
+        for suffix in sidecars:
+            temporary.with_suffix(suffix).replace(destination.with_suffix(suffix))
         temporary.replace(destination)
     finally:
         for left in folder.iterdir():

@@ -32,13 +32,13 @@ class DenseLayer(nn.Module):
         return torch.cat([x, self.dropout(new)], 1)
 
 
-def transition(channels: int, norm_eps: float) -> nn.Sequential:
+def transition(channels: int, norm_eps: float, ceil_mode: bool = False) -> nn.Sequential:
     """Halve the channels and the size (section 3: compression 0.5, DenseNet-C)."""
     layers = [
         ("norm", nn.BatchNorm2d(channels, norm_eps)),
         ("relu", nn.ReLU()),
         ("conv", conv1x1(channels, channels // 2)),
-        ("pool", nn.AvgPool2d(2, stride=2)),
+        ("pool", nn.AvgPool2d(2, stride=2, ceil_mode=ceil_mode)),
     ]
     return nn.Sequential(OrderedDict(layers))
 
@@ -64,6 +64,7 @@ class DenseNet(Model):
         dropout: float = 0.0,
         norm_eps: float = 1e-5,
         padding: str = "symmetric",
+        ceil_mode: bool = False,
     ) -> None:
         """Build the network untrained.
 
@@ -74,13 +75,14 @@ class DenseNet(Model):
             norm_eps: added to the variances (Keras's files: 1.001e-5).
             padding: of the first convolution and the pool behind it: "symmetric", as in keras.applications too, or "same" as in
                 KerasHub.
+            ceil_mode: every pool keeps a partial last window, as in Caffe's networks.
 
         Raises:
             ValueError: another `padding`.
         """
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
-        self.features = self.make_stem(in_channels, norm_eps, padding)
+        self.features = self.make_stem(in_channels, norm_eps, padding, ceil_mode)
         width = self.stem_channels
         for number, count in enumerate(self.blocks, start=1):
             block = nn.Sequential()
@@ -89,7 +91,7 @@ class DenseNet(Model):
                 width += self.growth_rate
             self.features.add_module(f"denseblock{number}", block)
             if number < len(self.blocks):
-                self.features.add_module(f"transition{number}", transition(width, norm_eps))
+                self.features.add_module(f"transition{number}", transition(width, norm_eps, ceil_mode))
                 width //= 2
         last = len(self.blocks) + 1
         self.features.add_module(f"norm{last}", nn.BatchNorm2d(width, norm_eps))
@@ -98,7 +100,7 @@ class DenseNet(Model):
         self.classifier = nn.Linear(width, num_classes)
         self.initialise()
 
-    def make_stem(self, in_channels: int, norm_eps: float, padding: str) -> nn.Sequential:
+    def make_stem(self, in_channels: int, norm_eps: float, padding: str, ceil_mode: bool) -> nn.Sequential:
         """Make what comes before the first dense block."""
         if padding not in ("symmetric", "same"):
             raise ValueError(f'padding is "symmetric" (PyTorch) or "same" (TensorFlow), got {padding!r}')
@@ -106,7 +108,7 @@ class DenseNet(Model):
             ("conv0", conv2d(in_channels, self.stem_channels, 7, stride=2, padding=padding)),
             ("norm0", nn.BatchNorm2d(self.stem_channels, norm_eps)),
             ("relu0", nn.ReLU()),
-            ("pool0", MaxPoolSame(2) if padding == "same" else nn.MaxPool2d(3, stride=2, padding=1)),
+            ("pool0", MaxPoolSame(2) if padding == "same" else nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=ceil_mode)),
         ]
         return nn.Sequential(OrderedDict(layers))
 
@@ -133,6 +135,6 @@ class CIFARDenseNet(DenseNet):
         """Build the network untrained; arguments as in `DenseNet`."""
         super().__init__(num_classes, in_channels, dropout, norm_eps)
 
-    def make_stem(self, in_channels: int, norm_eps: float, padding: str) -> nn.Sequential:
-        del norm_eps, padding  # a stem of one convolution at stride 1
+    def make_stem(self, in_channels: int, norm_eps: float, padding: str, ceil_mode: bool) -> nn.Sequential:
+        del norm_eps, padding, ceil_mode  # a stem of one convolution at stride 1
         return nn.Sequential(OrderedDict([("conv0", conv3x3(in_channels, self.stem_channels))]))

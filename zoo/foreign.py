@@ -6,13 +6,15 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+import weights
 from convert import formats, names
 from convert.conversion import Adopted, Spatial, adopt, explain
 from convert.core import COUNTER, Row
@@ -20,7 +22,7 @@ from convert.match import NoUniqueMatch
 from convert.match import match as derive
 from convert.network import Layer, layers
 from convert.source import Convention, Source
-from weights.errors import MalformedFile, WeightsMismatch
+from weights.errors import BadRecord, MalformedFile, WeightsMismatch
 from zoo.model import Model
 
 M = TypeVar("M", bound=Model)
@@ -62,20 +64,21 @@ class Foreign:
             return dict(noted["preprocessing"])
         known = names.fact(self.adopted.naming, "preprocessing", self.model) if self.adopted.naming in names.NAMINGS else {}
         both = {**known, **self.source.preprocessing}
-        if self.image_size != self.network.input_size and not {"resize", "crop"} & both.keys():
-            both |= {"resize": self.image_size, "crop": self.image_size}
+        side = self.image_size
+        if side not in (None, self.network.input_size) and not {"resize", "crop"} & both.keys():
+            both |= {"resize": side, "crop": side}
         return {name: both[name] for name in ("resize", "crop", "interpolation", "mean", "std", "channel_order") if name in both}
 
     @property
-    def image_size(self) -> int:
-        """Side in pixels of the images that the file's network takes, where its graph says it; else what ours was published with."""
+    def image_size(self) -> int | None:
+        """Side in pixels of the images that the file's network takes, where its graph says it."""
         for node in self.source.graph.nodes if self.source.graph is not None else ():
             shape = [side for side in node.attrs.get("shape", ()) if isinstance(side, int)] if node.op == "input" else []
             if len(shape) == 3:
                 sides = shape[1:] if node.attrs.get("layout", "nchw") == "nchw" else shape[:2]
                 if sides[0] == sides[1] and sides[0] >= self.network.min_size:
                     return sides[0]
-        return self.network.input_size
+        return None
 
     @property
     def labels(self) -> str | None:
@@ -215,10 +218,22 @@ def notes(facts: Mapping[str, str], model: type[Model]) -> dict[str, Any]:
         told = json.loads(facts[NOTES])
         if told["model"] != model.variant().__name__:
             return {}
-        told["preprocessing"] = {key: tuple(v) if isinstance(v, list) else v for key, v in told["preprocessing"].items()}
-        return {**told, "options": dict(told["options"]), "source": dict(told["source"])}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        steps = {key: value for key, value in told["preprocessing"].items() if value is not None}
+        told["preprocessing"] = asdict(weights.adhoc(told["model"], "file:///none", preprocessing=steps).preprocessing)
+        return {**told, "options": _suited(model, dict(told["options"])), "source": dict(told["source"])}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadRecord) as error:
         raise MalformedFile(f"the notes of `zoo convert` in this file's metadata are damaged: {error}") from error
+
+
+def _suited(model: type[Model], options: dict[str, Any]) -> dict[str, Any]:
+    """Check that noted options are of their defaults' types: a network would take others, and fail when it computes."""
+    bases = [base.__init__ for base in model.__mro__ if "__init__" in vars(base)]
+    usual = {name: parameter.default for init in bases for name, parameter in inspect.signature(init).parameters.items()}
+    for name, value in options.items():
+        kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(usual.get(name)), (bool, int, float, str))
+        if type(value) not in kinds:
+            raise TypeError(f"the option {name} can't be {str(value)[:100]!r}")
+    return options
 
 
 def file_sha256(path: Path) -> str:
@@ -257,7 +272,7 @@ def _with(
         network = _meta(model, keywords)
         if headless:
             network.set_submodule(network.classifiers[0], nn.Identity())
-        structure = layers(network, (network.in_channels, network.input_size, network.input_size))
+        structure = _structure(model, tuple(sorted(keywords.items())), headless)
         shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
         if match:
             try:
@@ -318,6 +333,15 @@ def _other_head(result: Adopted, network: Model) -> Row | None:
     )
 
 
+@lru_cache(32)
+def _structure(model: type[Model], keywords: tuple[tuple[str, Any], ...], headless: bool) -> list[Layer]:
+    """List a network's layers; several namings ask for the same."""
+    network = _meta(model, dict(keywords))
+    if headless:
+        network.set_submodule(network.classifiers[0], nn.Identity())
+    return layers(network, (network.in_channels, network.input_size, network.input_size))
+
+
 def _meta(model: type[M], keywords: Mapping[str, Any]) -> M:
     with torch.device("meta"):
         return model(**keywords)
@@ -339,7 +363,7 @@ def _of_graph(source: Source) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     if len(eps) == 1:
-        found["norm_eps"] = eps.pop()
+        found["norm_eps"] = float(f"{eps.pop():.6g}")  # a graph keeps it in float32, 9.99999974e-06
     if same == {True}:
         found["padding"] = "same"
     used = {

@@ -62,7 +62,9 @@ class Pictures:
             return {"labelled": labelled}
         return {"images": self._batch(trained_on, self.files[:200])}
 
-    def inputs(self, network: Model, trained_on: Preprocessing, wanted: Preprocessing, takes_pixels: bool) -> tuple[np.ndarray, Tensor]:
+    def inputs(
+        self, network: Model, trained_on: Preprocessing, wanted: Preprocessing, takes_pixels: bool, side: int | None = None
+    ) -> tuple[np.ndarray, Tensor]:
         """Prepare a few pictures for both networks.
 
         Args:
@@ -70,15 +72,18 @@ class Pictures:
             trained_on: what the source network's images are prepared by.
             wanted: what ours are prepared by; another only after a fold.
             takes_pixels: whether the source network prepares them itself.
+            side: of the images in pixels, where the source network takes no other; else the crop's.
 
         Returns:
             What the source network takes, float64, and what ours takes, float32; both (B, C, H, W).
         """
         if self.files:
             plain = replace(trained_on, channel_order="rgb", mean=(0.0,) * network.in_channels, std=(1.0,) * network.in_channels)
+            if side is not None:
+                plain = replace(plain, resize=max(side, plain.resize or side), crop=side)
             unit = self._batch(plain, self.files[:PROOF_IMAGES]).double()
         else:
-            unit = natural(PROOF_IMAGES, network.in_channels, wanted.crop or network.input_size).double() / 255
+            unit = natural(PROOF_IMAGES, network.in_channels, side or wanted.crop or network.input_size).double() / 255
         theirs = 255 * unit if takes_pixels else prepared(unit, trained_on)
         return theirs.numpy(), prepared(unit, wanted).float()
 

@@ -10,7 +10,7 @@ import torch
 
 from convert.report import Facts, Sample, Transform
 from convert.report import write_report as write_page
-from zoo.converting import Conversion
+from zoo.converted import Conversion
 from zoo.labels import TABLES, labels
 from zoo.pictures import Pictures
 from zoo.preprocess import BadImage, open_image, preprocess

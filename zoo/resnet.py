@@ -106,6 +106,7 @@ class ResNet(Model):
         stride_on: Literal["3x3", "1x1"] = "3x3",
         norm_eps: float = 1e-5,
         padding: str = "symmetric",
+        ceil_mode: bool = False,
     ) -> None:
         """Build the network untrained.
 
@@ -117,6 +118,7 @@ class ResNet(Model):
             norm_eps: added to the variances (Keras's files: 1.001e-5).
             padding: of the max pool and of 3x3 convolutions with a stride: "symmetric", or "same" as TensorFlow pads; the 7x7
                 convolution's is symmetric in both. Flax's example is built so.
+            ceil_mode: the max pool has no padding and keeps a partial last window, as in the authors' Caffe networks.
 
         Raises:
             ValueError: another `stride_on` or `padding`, or "1x1" for a network without bottlenecks.
@@ -132,7 +134,9 @@ class ResNet(Model):
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64, norm_eps)
         self.relu = nn.ReLU()
-        self.maxpool = MaxPoolSame(2) if padding == "same" else nn.MaxPool2d(3, stride=2, padding=1)
+        self.maxpool = (
+            MaxPoolSame(2) if padding == "same" else nn.MaxPool2d(3, stride=2, padding=0 if ceil_mode else 1, ceil_mode=ceil_mode)
+        )
         width = 64
         for stage, (count, channels) in enumerate(zip(self.blocks, (64, 128, 256, 512), strict=True), start=1):
             blocks = []

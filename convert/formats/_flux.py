@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.formats._guard import MAX_FACT
 from convert.formats._julia import Array, Struct
 from convert.source import Convention, Positional, Stored
 from convert.steps import Moment, Shape, Step, from_layout
@@ -317,7 +318,7 @@ def caffe2(value: Mapping[str, Any]) -> dict[str, Stored]:
 def facts(top: Mapping[str, Any]) -> dict[str, str]:
     """List the numbers and words of a file's top level: accuracies, epochs."""
     return {
-        str(key): str(value)[:200]
+        str(key): str(value)[:MAX_FACT]
         for key, value in top.items()
         if isinstance(value, str | bool | int | float | np.number) and not (isinstance(value, float) and math.isnan(value))
     }

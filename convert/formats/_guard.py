@@ -16,6 +16,8 @@ MAX_RANK = 8
 MAX_DEPTH = 64
 """Of nested structures; networks nest a dozen deep."""
 SPARE_BYTES = 200 * 2**20
+MAX_FACT = 2**20
+"""Characters that are kept of a note in a file."""
 
 
 def need(library: str, package: str = "") -> Any:
@@ -66,3 +68,12 @@ def check(path: Path, tensors: Iterable[Stored], size_bytes: int) -> None:
         total += count
         if total > 2 * size_bytes + SPARE_BYTES:
             raise LimitExceeded(f"{path} has {size_bytes} bytes and claims tensors of more than {total}: it is damaged or hostile")
+
+
+def correlation_only(convention: str | None, what: str) -> None:
+    """Refuse to write true convolution where no layer computes it."""
+    if convention == "convolution":
+        raise ConvertError(
+            f"{what} computes cross-correlation in every layer, so kernels of true convolution are not written for it; "
+            "leave --kernel-convention out"
+        )

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from convert.formats._flux import NORM_LEAVES, layout_of
+from convert.formats._guard import MAX_FACT
 from convert.source import Convention, Part, Source, Stored
 from convert.steps import flip, from_layout, stored_shape, undo
 from weights.errors import ConvertError, UnsupportedFormat
@@ -87,7 +88,7 @@ def foreign(record: Any, source: Source) -> Convention | None:
     """Take what a file written here says of itself into `source`; tell the convention if it says one."""
     if not isinstance(record, Mapping):
         return None
-    source.facts |= {str(key): str(value)[:10_000] for key, value in record.items() if isinstance(value, str)}
+    source.facts |= {str(key): str(value)[:MAX_FACT] for key, value in record.items() if isinstance(value, str)}
     said = record.get("convention")
     return cast("Convention", said) if said in ("convolution", "correlation") else None
 

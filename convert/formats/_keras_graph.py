@@ -15,7 +15,7 @@ from convert.graph import Graph, Node
 from convert.source import Stored
 from weights.errors import LimitExceeded
 
-MAX_NODES = 50_000
+MAX_NODES = 20_000
 
 Reference = tuple[str, int, int]
 """A value: the layer, which of its calls, which of that call's results."""

@@ -164,7 +164,8 @@ def _split(name: str, variables: Sequence[tuple[str, Dataset]], known: Mapping[s
         spec = known.get(f"{name}.{own}")
         module = f"{name}.{own}" if own else name
         chosen = [(leaf, v, d) for at, leaf, v, d in parsed if at == scope]
-        yield Layer(module, spec.kind if spec else f"part of {whole.kind}" if whole else "", spec.config if spec else {}, _unique(name, chosen))
+        kind = spec.kind if spec else f"part of {whole.kind}" if whole else ""
+        yield Layer(module, kind, spec.config if spec else {}, _unique(name, chosen))
 
 
 def _within(name: str, scope: str, inner: Mapping[str, str]) -> str:

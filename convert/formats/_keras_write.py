@@ -195,7 +195,7 @@ def _write_legacy(file: Any, layers: Sequence[Layer], backend: str) -> None:
         group = file.require_group(layer.name)
         _attribute(group, "weight_names", [f"{layer.name}/{variable.name}:0" for variable in layer.variables])
         for variable in layer.variables:
-            _fill(group, f"{layer.name}/{variable.name}:0", variable)
+            _fill(group, f"{layer.name}/{variable.name}:0", variable.array())
 
 
 def _write_v3(file: Any, layers: Sequence[Layer]) -> None:
@@ -207,7 +207,12 @@ def _write_v3(file: Any, layers: Sequence[Layer]) -> None:
         group = file.create_group(f"layers/{layer.kind}{f'_{number}' if number else ''}/vars")
         group.attrs["name"] = layer.name
         for place, variable in enumerate(layer.variables):
-            _fill(group, str(place), variable)
+            array = variable.array()
+            if array.dtype.name == "bfloat16":  # HDF5 has no such type
+                _fill(group, str(place), array.view("V2"))
+                group[str(place)].attrs["dtype"] = "bfloat16"
+            else:
+                _fill(group, str(place), array)
 
 
 def _attribute(group: Any, name: str, values: Sequence[str]) -> None:
@@ -220,15 +225,11 @@ def _attribute(group: Any, name: str, values: Sequence[str]) -> None:
         group.attrs[f"{name}{number}"] = piece
 
 
-def _fill(group: Any, name: str, variable: Variable) -> None:
+def _fill(group: Any, name: str, array: np.ndarray) -> None:
     """Write an array in slabs, so that no second copy of a transposed one is made."""
-    array = variable.array()
-    brain = array.dtype.name == "bfloat16"
-    if brain:
-        array = array.view("V2")
+    if array.dtype.name == "bfloat16":
+        raise ConvertError(f"{name}: a legacy file can't hold bfloat16; .weights.h5 can")
     dataset = group.create_dataset(name, array.shape, array.dtype)
-    if brain:
-        dataset.attrs["dtype"] = "bfloat16"
     if array.ndim == 0 or array.nbytes <= SLAB_BYTES:
         dataset[()] = array
         return

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 
 from convert.source import Stored
-from weights.errors import ConvertError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,12 +57,3 @@ def stored(name: str, tensor: Tensor) -> Stored:
     dtype = numpy_dtype(str(tensor.dtype).removeprefix("torch."))
     kernel = name.endswith("weight") and tensor.dim() > 2
     return Stored(name, tuple(tensor.shape), dtype, lambda: as_array(tensor), convention="correlation" if kernel else None)
-
-
-def correlation_only(convention: str | None, what: str) -> None:
-    """Refuse to write true convolution where no layer computes it."""
-    if convention == "convolution":
-        raise ConvertError(
-            f"{what} computes cross-correlation in every layer, so kernels of true convolution are not written for it; "
-            "leave --kernel-convention out"
-        )

@@ -88,7 +88,7 @@ def read(path: Path) -> Source:
     return Source(path, "darknet", framework, tensors, graph=plan, facts=facts, preprocessing=preparation, notes=notes)
 
 
-def write(parts: Sequence[Part], path: Path, *, convention: Convention, metadata: Mapping[str, str]) -> None:
+def write(parts: Sequence[Part], path: Path, *, convention: Convention = "correlation", metadata: Mapping[str, str]) -> None:
     """Write the parts as a listing: numbers here, names in a .cfg beside it.
 
     Args:

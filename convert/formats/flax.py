@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from convert.formats import _flaxtree, _msgpack, _orbax
-from convert.formats._guard import check, reading
+from convert.formats._guard import check, correlation_only, reading
 from convert.formats._mapped import mapped, stored
 from convert.source import Part, Shape, Source, Stored
 from weights.errors import ConvertError, LimitExceeded, MalformedFile
@@ -71,11 +71,15 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
     Args:
         parts: the modules; dots nest.
         path: the file.
-        convention: "convolution" writes flipped kernels; else a Conv's are as Flax computes with them. A ConvTranspose's are always
-            flipped, which is how Flax computes with those.
+        convention: None or "correlation": a Conv's kernels are as Flax computes with them. A ConvTranspose's are always flipped, which
+            is how Flax computes with those.
         metadata: not kept: `from_bytes` refuses a tree with anything more than the network has.
+
+    Raises:
+        ConvertError: kernels of true convolution were asked for, which Flax's Conv does not compute.
     """
     del metadata
+    correlation_only(convention, "Flax's Conv")
     tree: dict[str, Any] = {}
     for names, tensor in _flaxtree.raw(parts, convention):
         node = tree

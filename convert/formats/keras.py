@@ -180,6 +180,8 @@ def _source(
                 raise MalformedFile(f"{path}: two variables are called {name}: {made[name].origin} and {stored.origin}")
             made[name] = stored
     notes: list[str] = []
+    if unsaid := [layer.name for layer in layers if layer.kind == "BatchNormalization" and not layer.config and len(layer.variables) == 3]:
+        notes.append(f"{unsaid[0]} and {len(unsaid) - 1} more have three variables: taken for a shift, mean and variance without a scale")
     drawn: Graph | None = None
     if config:
         try:

@@ -68,7 +68,7 @@ def read(path: Path) -> Source:
         {name: _guarded(path, stored) for name, stored in builder.tensors.items()},
         graph=graph,
         flatten="hwc" if flattened == {"hwc"} else "chw",
-        facts={"opset": str(model.opset), **{key: entry[:1000] for key, entry in list(model.metadata.items())[:100]}},
+        facts={"opset": str(model.opset), **{key: entry[: _guard.MAX_FACT] for key, entry in list(model.metadata.items())[:100]}},
         preprocessing=_preprocessing(graph),
         notes=builder.notes + (["some dense layers read maps in CHW order, some in HWC"] if len(flattened) > 1 else []),
         close=model.close,

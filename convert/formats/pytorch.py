@@ -91,7 +91,8 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
     """
     import torch
 
-    from convert.formats._torch import as_tensor, correlation_only
+    from convert.formats._guard import correlation_only
+    from convert.formats._torch import as_tensor
 
     del metadata
     correlation_only(convention, "PyTorch")

@@ -120,9 +120,11 @@ def mend(name: str) -> str:
 
 def options(family: Sequence[str]) -> dict[str, Any]:
     """List the constructor keywords with which ours computes what these networks do."""
-    if "ResNet" not in family or not _bottlenecks(family) or "ResNeXt" in family[0]:
+    if "DenseNet" in family:
+        return {"ceil_mode": True}
+    if "ResNet" not in family:
         return {}
-    return {"stride_on": "1x1"}
+    return {"ceil_mode": True} | ({"stride_on": "1x1"} if _bottlenecks(family) and "ResNeXt" not in family[0] else {})
 
 
 def preprocessing(family: Sequence[str]) -> dict[str, Any]:

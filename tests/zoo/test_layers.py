@@ -10,7 +10,17 @@ from torch import nn
 from torchvision import ops
 from torchvision.models._utils import _make_divisible
 
-from zoo.layers import ACTIVATIONS, Conv2dSame, SqueezeExcitation, StochasticDepth, activation, conv2d, divisible, imagenet_to_inception
+from zoo.layers import (
+    ACTIVATIONS,
+    Conv2dSame,
+    MaxPoolSame,
+    SqueezeExcitation,
+    StochasticDepth,
+    activation,
+    conv2d,
+    divisible,
+    imagenet_to_inception,
+)
 
 
 @pytest.mark.reference
@@ -35,6 +45,29 @@ def test_same_padding_at_stride_2_puts_the_odd_pixel_right_and_below() -> None:
         layer.weight = nn.Parameter(kernel)
         first.append(layer(ramp)[0, 0, 0, 0].item())
     assert first == pytest.approx([47.4, 13.3])
+
+
+def test_even_padding_is_that_of_an_even_size_for_depthwise_convolutions_only() -> None:
+    # of a 9x9 ramp SAME pads (1, 1), and (0, 1) is what it pads at 8x8
+    ramp, kernel = torch.arange(81.0).view(1, 1, 9, 9).repeat(1, 2, 1, 1), torch.ones(2, 1, 3, 3)
+    even = conv2d(2, 2, 3, stride=2, groups=2, padding="even")
+    even.weight = nn.Parameter(kernel)
+    assert even(ramp).shape[2:] == (4, 4)
+    assert even(ramp)[0, :, 0, 0].tolist() == [ramp[0, 0, :3, :3].sum().item()] * 2
+    same = conv2d(2, 2, 3, stride=2, groups=2, padding="same")
+    same.weight = even.weight
+    assert torch.equal(even(ramp[:, :, :8, :8]), same(ramp[:, :, :8, :8]))
+    assert type(conv2d(2, 2, 3, stride=2, padding="even")) is Conv2dSame
+    assert type(conv2d(2, 2, 3, groups=2, padding="even")) is nn.Conv2d
+
+
+@pytest.mark.parametrize(("size", "first"), [(7, 8.0), (8, 18.0)])
+def test_max_pools_with_same_padding_begin_where_the_padding_allows(size: int, first: float) -> None:
+    ramp = torch.arange(float(size * size)).view(1, 1, size, size)
+    pooled = MaxPoolSame(2)(ramp)
+    assert pooled.shape[2:] == (4, 4)
+    assert pooled[0, 0, 0, 0].item() == first  # of pixels up to (1, 1) where one row of padding comes first, else up to (2, 2)
+    assert (MaxPoolSame(2)(-1 - ramp) < 0).all()  # padding is never the maximum
 
 
 def test_same_padding_at_stride_1_is_an_ordinary_convolution() -> None:

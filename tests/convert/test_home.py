@@ -1,0 +1,126 @@
+"""A checkpoint's own framework runs it where it is installed; where it isn't, the reason is said."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from convert import formats, home
+from convert.graph import Graph, Node
+from convert.home import AtHome, architectures, outputs
+from convert.source import Source
+
+IMAGES = np.random.default_rng(0).normal(size=(2, 3, 32, 32)).astype(np.float32)
+
+
+def a_source(format: str, graph: Graph | None = None) -> Source:
+    return Source(Path(f"a.{format}"), format, "somebody's", {}, graph=graph)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> tuple[nn.Module, Path]:
+    from convert.formats import onnx
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
+    onnx.export(network, tmp_path / "a.onnx", input_shape=(3, 32, 32), metadata={}, verify=False)
+    return network, tmp_path / "a.onnx"
+
+
+@pytest.mark.reference
+def test_onnxruntime_runs_an_onnx_file(exported: tuple[nn.Module, Path]) -> None:
+    network, path = exported
+    with formats.read(path) as source:
+        found = outputs(source, IMAGES)
+    assert isinstance(found, AtHome)
+    assert found.by.startswith("onnxruntime ")
+    with torch.no_grad():
+        assert np.abs(found.outputs - network(torch.from_numpy(IMAGES)).numpy()).max() < 1e-5
+
+
+@pytest.mark.reference
+def test_images_that_a_framework_refuses_are_a_reason_and_no_error(exported: tuple[nn.Module, Path]) -> None:
+    with formats.read(exported[1]) as source:
+        found = outputs(source, np.zeros((1, 7, 9, 9), np.float32))
+    assert isinstance(found, str)
+    assert found.startswith("its framework refuses it: ")
+    assert len(found) < 250
+
+
+def test_a_framework_that_is_not_installed_is_named(exported: tuple[nn.Module, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with formats.read(exported[1]) as source:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        assert outputs(source, IMAGES) == "onnxruntime is not installed"
+
+
+@pytest.mark.parametrize("format", ["bson", "caffe", "npz", "darknet"])
+def test_formats_that_nothing_runs_say_so(format: str) -> None:
+    assert outputs(a_source(format), IMAGES) == f"nothing here can run a {format} file"
+
+
+def test_weights_without_a_graph_are_not_run() -> None:
+    assert outputs(a_source("keras"), IMAGES) == "the file holds weights and no graph"
+
+
+def test_an_operation_that_nobody_knows_is_never_given_to_a_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> Any:
+        raise AssertionError("the file's code was run")
+
+    monkeypatch.setattr(home, "_keras", run)
+    graph = Graph((Node("evil", "unknown:Lambda", ()),), ("evil",))
+    assert outputs(a_source("keras", graph), IMAGES) == "the graph holds Lambda, which is not run"
+
+
+@pytest.mark.parametrize(
+    ("naming", "family", "wanted"),
+    [
+        ("torchvision", "VGG19_BN", "vgg19_bn"),
+        ("torchvision", "WideResNet50_2", "wide_resnet50_2"),
+        ("torchvision", "MobileNetV3Large", "mobilenet_v3_large"),
+        ("torchvision", "EfficientNetB3", "efficientnet_b3"),
+        ("torchvision", "InceptionV3", "inception_v3"),
+        ("timm", "ResNet50", "resnet50"),
+        ("timm", "EfficientNetB0", "efficientnet_b0"),
+        ("timm", "MobileNetV2", "mobilenetv2_100"),
+        ("timm", "Xception", "legacy_xception"),
+    ],
+)
+@pytest.mark.reference
+def test_variants_are_found_in_their_libraries(naming: str, family: str, wanted: str) -> None:
+    assert wanted in architectures(naming, (family, "Model"))
+    if naming == "timm":
+        import timm
+
+        assert timm.is_model(wanted)
+    else:
+        from torchvision import models
+
+        assert wanted in models.list_models()
+
+
+def test_no_family_has_no_architecture() -> None:
+    assert architectures("timm", ()) == []
+
+
+@pytest.mark.reference
+def test_torchvision_runs_its_own_checkpoint(tmp_path: Path) -> None:
+    from torchvision import models
+
+    network = models.squeezenet1_1(num_classes=4).eval()
+    torch.save(network.state_dict(), tmp_path / "a.pth")
+    images = np.random.default_rng(0).normal(size=(1, 3, 64, 64)).astype(np.float32)
+    with formats.read(tmp_path / "a.pth") as source:
+        found = outputs(source, images, naming="torchvision", family="SqueezeNet1_1", classes=4)
+        other = outputs(source, images, naming="torchvision", family="SqueezeNet1_0", classes=4)
+        nobody = outputs(source, images, naming="torchvision", family="ResNet20", classes=4)
+    assert isinstance(found, AtHome)
+    assert found.by.endswith(", squeezenet1_1")
+    with torch.no_grad():
+        assert np.array_equal(found.outputs, network(torch.from_numpy(images)).numpy())
+    assert isinstance(other, AtHome) is False
+    assert nobody == "torchvision builds no such network from its defaults"

@@ -1,0 +1,138 @@
+"""What a conversion was: the record that the command prints, the report draws and the written file carries in its metadata."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from convert.certificate import Certificate
+from convert.diagnose import Diagnosis
+from convert.evidence import Decision
+from convert.source import Source
+from weights import Preprocessing
+from weights.errors import ConvertError
+from zoo.foreign import NOTES
+from zoo.model import Model
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What was converted, and how well that is proven.
+
+    Attributes:
+        destination: the file that was written.
+        model: the network's class.
+        source: the file that was read.
+        sha256: of the source.
+        labels: the name of the list of its classes, where its naming is one of ImageNet's networks and it has as many; else None.
+        certificate: the evidence, strongest first, and the verdict.
+        naming: the table that explained the source's names.
+        options: constructor keywords without which these weights compute something else.
+        preprocessing: what the written weights want of their images; what neither file nor naming says is that of the network's
+            default checkpoint, and a note says so.
+        transforms: by our tensor: the source's name, the steps, and whether every step can be undone bit for bit.
+        notes: what was folded, filled in, or left out.
+        decision: how the kernel convention was decided, where the file doesn't say.
+        diagnosis: the first layer that diverges and why, where the proof failed.
+        filters: the first convolution's kernels (O, I, h, w), as the file orients them and as they are now.
+        network: with the converted weights, as long as somebody needs it.
+    """
+
+    destination: Path
+    model: type[Model]
+    source: Source
+    sha256: str
+    certificate: Certificate
+    naming: str
+    options: dict[str, Any]
+    preprocessing: Preprocessing
+    transforms: dict[str, dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+    decision: Decision | None = None
+    diagnosis: Diagnosis | None = None
+    labels: str | None = None
+    filters: tuple[np.ndarray, np.ndarray] | None = None
+    network: Model | None = None
+
+    @property
+    def kernels(self) -> str:
+        """Say in words what the source's kernels are, and what was done to them."""
+        said = sorted({told["trained_as"] for told in self.transforms.values() if "trained_as" in told})
+        flipped = sum(any(step.startswith("flip(") for step in told.get("steps", ())) for told in self.transforms.values())
+        return f"{' and '.join(said) or 'none'} in the file; {flipped} flipped"
+
+    def to_json(self) -> dict[str, Any]:
+        """Describe everything but the tensors."""
+        return {"destination": str(self.destination), **told(self)}
+
+
+class NotProven(ConvertError):
+    """The network does not compute what the source computes; nothing was written.
+
+    Attributes:
+        conversion: all that is known of it.
+    """
+
+    conversion: Conversion | None = None
+
+
+def not_proven(made: Conversion) -> NotProven:
+    """Say what was found."""
+    cause = f"\n{made.diagnosis}" if made.diagnosis is not None else ""
+    error = NotProven(
+        f"{made.source.path} was not converted: the network does not compute what the file's does.\n{made.certificate}{cause}"
+    )
+    error.conversion = made
+    return error
+
+
+def metadata(made: Conversion, room: bool = False) -> dict[str, str]:
+    """Write down where the tensors came from and what was done to them, for the file's header."""
+    text = json.dumps(told(made), separators=(",", ":"), default=str)
+    if room:  # the certificate comes after the tensors, and must find its place
+        text += " " * (4096 + 200 * len(made.transforms))
+    return {"format": "pt", NOTES: text}
+
+
+def told(made: Conversion) -> dict[str, Any]:
+    """Describe everything but tensors and places, in what JSON has."""
+    return {
+        "model": made.model.variant().__name__,
+        "options": made.options,
+        "preprocessing": asdict(made.preprocessing),
+        "labels": made.labels,
+        "source": {
+            "file": made.source.path.name,
+            "sha256": made.sha256,
+            "format": made.source.format,
+            "framework": made.source.framework,
+            "naming": made.naming,
+            **({"facts": made.source.facts} if made.source.format != "safetensors" else {}),
+        },
+        "convention": "correlation",
+        "transforms": made.transforms,
+        "notes": made.notes,
+        "decision": None if made.decision is None else asdict(made.decision),
+        "parity": made.certificate.to_json(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Name the versions of all that had a part in a conversion."""
+    import zoo
+
+    found = {"kernelzoo": zoo.__version__, "python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+    for package in ("h5py", "onnx", "scipy", "pymongo", "keras", "onnxruntime"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

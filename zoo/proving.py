@@ -1,0 +1,105 @@
+"""Which reading of a file is right where it doesn't say, and what proves that a converted network computes what it did at home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from convert import certificate, diagnose, evidence, home
+from convert.certificate import Certificate
+from convert.conversion import Spatial, Undecided
+from convert.diagnose import Diagnosis
+from convert.evidence import Decision
+from convert.source import Convention, Source
+from weights import Preprocessing
+from zoo.converted import Conversion
+from zoo.foreign import NOTES, Foreign, adopted, load, notes
+from zoo.model import Model
+from zoo.pictures import PROOF_IMAGES, Pictures, steps
+
+TOLERANCE = 1e-4
+"""Largest relative error of outputs in float32 that proves; right conversions are below 1e-5."""
+
+
+def decided(
+    source: Source,
+    model: type[Model],
+    convention: Convention | None,
+    spatial: Spatial | None,
+    pictures: Pictures,
+    keywords: Mapping[str, Any],
+    progress: Callable[[str], None],
+) -> tuple[Foreign, Decision | None]:
+    """Adopt the file's tensors; where it doesn't say how its kernels lie, let evidence decide."""
+    try:
+        return adopted(source, model, convention=convention, spatial=spatial, **keywords), None
+    except Undecided:
+        if not pictures:
+            raise
+    unknown = source.layout.convention if source.positional and source.layout else None
+    open_convention = convention is None and "unknown" in (source.conventions | {unknown})
+    choices: list[Convention | None] = ["convolution", "correlation"] if open_convention else [convention]
+    candidates: dict[str, Foreign] = {}
+    for c in choices:
+        for s in ("hw", "wh") if spatial is None and source.spatial == "unknown" else (spatial,):
+            name = ", ".join(word for word in (c, {"hw": "height first", "wh": "width first"}.get(s or "")) if word)
+            candidates[name] = adopted(source, model, convention=c, spatial=s, **keywords)
+    progress(f"weighing evidence for {len(candidates)} readings")
+    networks = {name: load(candidate) for name, candidate in candidates.items()}
+    first = next(iter(networks.values()))
+    foreign = next(iter(candidates.values()))
+    trained_on = steps(foreign.network, foreign.preprocessing)
+    decision = evidence.decide(networks, **pictures.evidence(first, trained_on, foreign.takes_pixels))
+    return candidates[decision.winner], decision
+
+
+def proven(
+    foreign: Foreign, network: Model, pictures: Pictures, made: Conversion, trained_on: Preprocessing
+) -> tuple[Certificate, Diagnosis | None]:
+    """Gather the evidence there is, strongest first, and look for the fault where some of it contradicts."""
+    source, found = foreign.settled(), [certificate.structure(foreign.adopted.report)]
+    moved = _differ_inside(foreign, made)
+    how = (network, trained_on, made.preprocessing, foreign.takes_pixels)
+    theirs, ours = pictures.inputs(*how, side=foreign.image_size)
+    if noted := notes(source.facts, made.model):
+        made.notes.append(f"its own notes say: {noted.get('parity', {}).get('verdict', 'nothing of a proof')}")
+    outputs: np.ndarray | None = None
+    if pictures.reference is not None:
+        theirs, ours = pictures.referenced(*how)
+        outputs = pictures.reference[1]
+        found.append(certificate.against_outputs(network, ours.numpy(), outputs, TOLERANCE))
+    else:
+        library = "" if foreign.options or NOTES in source.facts else made.naming  # torchvision's own network has no options of ours
+        there = home.outputs(source, theirs, naming=library, family=made.model, classes=network.num_classes)
+        if isinstance(there, str):
+            made.notes.append(f"not compared with its own framework's outputs: {there}")
+        else:
+            outputs = there.outputs
+            compared = certificate.against_outputs(network, ours.numpy(), outputs, TOLERANCE)
+            found.append(replace(compared, detail=f"{there.by}: {compared.detail}"))
+    if source.graph is not None:
+        few = slice(0, PROOF_IMAGES)
+        found.append(
+            certificate.against_graph(source, foreign.adopted.pairs, network, theirs[few], ours[few].numpy(), TOLERANCE, moved=moved)
+        )
+    labelled = pictures.labelled(network, made.preprocessing)
+    if labelled is not None:
+        batch, labels = labelled
+        found.append(certificate.on_labelled(network, [each.numpy() for each in batch.split(32)], labels.numpy()))
+    proof = Certificate(found)
+    if not any(each.contradicts for each in found):
+        return proof, None
+    if source.graph is not None and not source.graph.unknown:
+        few = slice(0, PROOF_IMAGES)
+        return proof, diagnose.diagnose(source, foreign.adopted.pairs, network, theirs[few], ours[few].numpy(), moved=moved)
+    return proof, diagnose.diagnose_outputs(network, ours.numpy(), outputs) if outputs is not None else None
+
+
+def _differ_inside(foreign: Foreign, made: Conversion) -> set[str]:
+    """Name the layers whose own outputs differ by what was moved to the layer behind."""
+    moved = set(foreign.adopted.moved)
+    shifted = any(step.startswith("minus the mean") for told in made.transforms.values() for step in told.get("steps", ()))
+    return moved | {foreign.network.stem} if shifted else moved
