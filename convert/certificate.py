@@ -106,8 +106,10 @@ class Certificate:
         if self._best is not None:
             return f"PROVEN by {self._best.kind}: {self._best.detail}"
         tried = next((one for one in self.evidence if one.kind in PROVING), None)
-        if tried is None and any(one.kind == "read back" and one.proven for one in self.evidence):
-            return "UNPROVEN: read back bit for bit; what the source computed was not compared"
+        back = next((one for one in self.evidence if one.kind == "read back" and one.proven), None)
+        if tried is None and back is not None:
+            how = "read back bit for bit" if back.worst == 0 else f"read back, {back.detail}"
+            return f"UNPROVEN: {how}; what the source computed was not compared"
         return "UNPROVEN: structure only" + (f"; {tried.kind}: {tried.detail}" if tried is not None else "")
 
     def to_json(self) -> dict[str, Any]:

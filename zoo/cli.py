@@ -29,6 +29,7 @@ from zoo.console import (
     numbers,
     out,
     print_json,
+    printable,
 )
 from zoo.model import CATALOGUE
 from zoo.predict import Prediction
@@ -372,7 +373,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `zoo list | head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (UnknownWeights, NoPretrainedWeights) as error:
+    except (UnknownWeights, NoPretrainedWeights, FileNotFoundError) as error:
         return _fail(error, 3)
     except SourceUnavailable as error:
         return _fail(error, 4)
@@ -391,7 +392,7 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
-        err.print(record.getMessage(), markup=False, highlight=False, soft_wrap=True)
+        err.print(printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True)
 
 
 def _interrupted() -> int:
@@ -401,7 +402,7 @@ def _interrupted() -> int:
 
 def _fail(error: Exception, code: int) -> int:
     err.print("[red]error:[/red] ", end="")
-    err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    err.print(printable(str(error)), markup=False, highlight=False, soft_wrap=True)
     return code
 
 

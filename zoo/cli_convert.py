@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from zoo.console import BuildOption, JsonOption, QuietOption, build_options, err, names, out, print_json
+from zoo.console import BuildOption, JsonOption, QuietOption, build_options, err, escape, names, out, print_json
 
 if TYPE_CHECKING:
     from weights import Preprocessing
@@ -65,6 +64,9 @@ def convert(
         bool, typer.Option("--fold-input", help="Fold channel order and scale into the first convolution: RGB in, whatever was trained.")
     ] = False,
     headless: Annotated[bool, typer.Option("--headless", help="IN may lack the classifier; OUT then lacks it too.")] = False,
+    preprocessing_inside: Annotated[
+        bool, typer.Option("--preprocessing-inside", help="An ONNX OUT takes uint8 RGB pixels and normalises them itself.")
+    ] = False,
     option: BuildOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
     unproven: Annotated[bool, typer.Option("--unproven", help="Write OUT although the network does not compute what IN's did.")] = False,
@@ -82,6 +84,8 @@ def convert(
     from zoo.inspecting import chosen
     from zoo.reporting import write_report
 
+    if report is not None and not report.parent.is_dir():
+        raise FileNotFoundError(f"{report.parent} is no folder; make it first")
     cls = chosen(source, model, framework)
     with _steps(quiet or as_json) as step:
         try:
@@ -99,6 +103,7 @@ def convert(
                 images=images,
                 fold_input=fold_input,
                 headless=headless,
+                preprocessing_inside=preprocessing_inside,
                 force=force,
                 unproven=unproven,
                 progress=step,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape as escape_markup
 
 from zoo.model import CATALOGUE, Model
 
@@ -56,7 +57,25 @@ def build_options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
             found[name] = json.loads(value)
         except ValueError:
             found[name] = value
+        usual = known[name].default
+        kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(usual))
+        if kinds is not None and type(found[name]) not in kinds:
+            raise typer.BadParameter(
+                f"{cls.__name__}'s {name} is {usual!r} by default; {value!r} is nothing of the kind", param_hint="--option"
+            )
+        if name in ("num_classes", "in_channels") and found[name] < 1:
+            raise typer.BadParameter(f"{name} is at least 1, not {value}", param_hint="--option")
     return found
+
+
+def printable(text: str) -> str:
+    """Replace what would move the cursor or colour the screen, as the words of a hostile file might; lines stay lines."""
+    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
+
+
+def escape(text: str) -> str:
+    """Make a file's words safe to print: no markup, nothing that moves the cursor."""
+    return escape_markup(printable(text))
 
 
 def numbers(text: str | None) -> tuple[float, ...] | None:

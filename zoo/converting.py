@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ def convert(
     images: Path | None = None,
     fold_input: bool = False,
     headless: bool = False,
+    preprocessing_inside: bool = False,
     prove: bool = True,
     unproven: bool = False,
     force: bool = False,
@@ -73,6 +77,7 @@ def convert(
         images: a folder of photographs, labelled by their folders' or files' names or not.
         fold_input: fold channel order, deviation and, where that is exact, mean of the images into the first convolution.
         headless: whether the source may lack the classifier; the destination then lacks it too.
+        preprocessing_inside: let an ONNX file take uint8 RGB pixels (B, H, W, C) and normalise them itself.
         prove: False compares structure only, as for a file that is proven already.
         unproven: write the file although the network does not compute what the source's does.
         force: whether `destination` may exist already.
@@ -94,6 +99,8 @@ def convert(
     writer = formats.for_writing(destination, to_format)
     if writer is safetensors:
         correlation_only(to_convention, "PyTorch, which reads safetensors,")
+    if preprocessing_inside and not getattr(writer, "EXPORTS", False):
+        raise ConvertError(f"{destination.name} holds weights and no computation; only ONNX takes the preprocessing inside")
     sidecars = getattr(writer, "SIDECARS", ())
     if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not force]:
         raise FileExistsError(f"{taken[0]} is there already, and {destination.name} needs one of its own; --force replaces it")
@@ -111,7 +118,8 @@ def convert(
             sha256 = beside.submit(file_sha256, source)  # the second core hashes what the first one writes
             progress(f"writing {destination.name}")
             ours = temporary if writer is safetensors and to_naming in ("auto", "torchvision") else temporary.with_name("ours")
-            safetensors.save_stored(tensors, ours, metadata(made, room=True))
+            told = partial(_progress, progress, destination.name)
+            safetensors.save_stored(tensors, ours, metadata(made, room=True), told)
             made.sha256 = sha256.result()
             network = made.network = _mapped(foreign, ours)
             if prove:
@@ -122,9 +130,14 @@ def convert(
             if ours is temporary:
                 safetensors.amend(temporary, metadata(made))
             else:
-                _write_foreign(foreign, network, writer, temporary, to_naming, to_convention, made)
+                inside = made.preprocessing if preprocessing_inside else None
+                _write_foreign(foreign, network, writer, temporary, to_naming, to_convention, made, inside)
                 ours.unlink()
         return made
+
+
+def _progress(progress: Callable[[str], None], name: str, done: int, total: int) -> None:
+    progress(f"writing {name}, {done >> 20} of {total >> 20} MB")
 
 
 def _format_or_naming(word: str) -> tuple[str, str]:
@@ -221,6 +234,7 @@ def _write_foreign(
     to_naming: str,
     to_convention: Convention | None,
     made: Conversion,
+    inside: Preprocessing | None,
 ) -> None:
     """Write the network for another framework, and prove it by reading it back bit for bit."""
     name = writer.__name__.rpartition(".")[2]
@@ -228,9 +242,11 @@ def _write_foreign(
     if getattr(writer, "EXPORTS", False):
         side = made.preprocessing.crop or network.input_size
         shape = (network.in_channels, side, side)
-        writer.export(network, path, input_shape=shape, metadata=metadata(made))
+        writer.export(network, path, input_shape=shape, metadata=metadata(made), preprocessing=inside)
     else:
         chosen = naming_for(name, to_naming, foreign.model, network)
+        if unlike := _unlike(chosen, foreign):
+            made.notes.append(f"the networks that {chosen} names have {unlike}: in those these weights compute something else")
         write_network(network, path, writer, chosen, to_convention, metadata(made), foreign.layers)
     with formats.read(path, name) as written:
         said, headless = _convention_of(written, to_convention), isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
@@ -243,13 +259,23 @@ def _write_foreign(
             image = prepared(natural(1, network.in_channels, network.input_size).double() / 255, made.preprocessing).float()
             with torch.no_grad():
                 wanted = network(image).numpy()
-            proof = replace(certificate.against_outputs(load(again), image.numpy(), wanted, 1e-5), kind="read back")
+            proof = replace(certificate.against_outputs(load(again, copy.deepcopy(network)), image.numpy(), wanted, 1e-5), kind="read back")
             if not proof.proven:
                 raise ConvertError(f"{path.name} does not read back as it was written: {differing}. Nothing was kept.")
-        added = [proof, *_there(again, network, made)]
+        added = [proof, *([] if inside else _there(again, network, made))]  # export runs a file with its preprocessing inside itself
         made.certificate = Certificate([*made.certificate.evidence, *added])
     if any(each.contradicts for each in added):
         raise not_proven(made)
+
+
+def _unlike(naming: str, foreign: Foreign) -> str:
+    """Say in which constructor keywords a naming's own network differs from the one at hand; "" where in none."""
+    bases = [base.__init__ for base in foreign.model.__mro__ if "__init__" in vars(base)]
+    here = {name: p.default for init in reversed(bases) for name, p in inspect.signature(init).parameters.items()} | foreign.options
+    eps = {layer.eps for layer in foreign.layers if layer.kind == "norm"}
+    here |= {"norm_eps": eps.pop()} if len(eps) == 1 else {}
+    usual = names.fact(naming, "options", foreign.model)
+    return ", ".join(f"{key} {value!r} and not {here[key]!r}" for key, value in usual.items() if key in here and value != here[key])
 
 
 def _convention_of(written: Source, wanted: Convention | None) -> Convention | None:
@@ -341,7 +367,8 @@ def _reference(path: Path) -> tuple[np.ndarray, np.ndarray]:
     lower = {key.lower(): value for key, value in found.items()}
     inputs = next((lower[key] for key in ("inputs", "input", "x") if key in lower), None)
     outputs = next((lower[key] for key in ("outputs", "output", "y", "logits") if key in lower), None)
-    if inputs is None or outputs is None or inputs.ndim != 4 or len(inputs) != len(outputs):
+    numbers = all(array is not None and array.dtype.kind in "fiu" and array.ndim and len(array) for array in (inputs, outputs))
+    if inputs is None or outputs is None or not numbers or inputs.ndim != 4 or len(inputs) != len(outputs):
         held = ", ".join(f"{key} {value.shape}" for key, value in found.items())
         raise ConvertError(f"{path} needs `inputs`, (B, C, H, W) or (B, H, W, C), and `outputs`, (B, classes); it has {held}")
     return inputs.astype(np.float32), outputs.reshape(len(outputs), -1)

@@ -167,7 +167,7 @@ def adopted(
         if best is None or _left(found) < _left(best):
             best = found
         if best.adopted.report.ok:
-            return best
+            return _fractional(best)
     if best is None:
         known = ", ".join(candidates)
         raise WeightsMismatch(
@@ -188,6 +188,18 @@ def adopted(
     error.unexpected = list(report.unmatched)
     error.misshaped = [(ours, was, wanted) for _, ours, was, wanted in report.misshaped]
     raise error
+
+
+def _fractional(found: Foreign) -> Foreign:
+    """Refuse quantised weights: their numbers mean nothing without their scales."""
+    tensors = found.adopted.tensors
+    whole = [name for name, stored in tensors.items() if stored.dtype.kind in "iub" and not name.endswith(COUNTER)]
+    if whole:
+        raise WeightsMismatch(
+            f"{found.source.path} holds whole numbers where {found.model.__name__} computes with fractions, in {len(whole)} tensors: "
+            f"{', '.join(whole[:3])}. Quantised weights are not read; convert the file from before it was quantised."
+        )
+    return found
 
 
 def load(foreign: Foreign, network: Model | None = None) -> Model:
@@ -265,7 +277,8 @@ def _with(
     """Try one naming: build the network as it asks, then once more with the file's own number of classes and channels."""
     accepted = _accepted(model)
     noted = notes(source.facts, model)
-    suggested = noted.get("options") or {**(names.fact(naming, "options", model) if naming in names.NAMINGS else {}), **_of_graph(source)}
+    usual = names.fact(naming, "options", model) if naming in names.NAMINGS else {}
+    suggested = noted["options"] if noted else {**usual, **_of_graph(source)}
     keywords = {k: v for k, v in suggested.items() if k in accepted} | dict(options)
     found: Foreign | None = None
     for last in (False, True):

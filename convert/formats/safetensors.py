@@ -221,8 +221,20 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
     save_stored({f"{part.name}.{leaf}": stored for part in parts for leaf, stored in part.leaves.items()}, path, metadata)
 
 
-def save_stored(tensors: Mapping[str, Stored], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors of a source, holding one of them in memory at a time; raises as `save` does."""
+def save_stored(
+    tensors: Mapping[str, Stored],
+    path: Path,
+    metadata: Mapping[str, str] | None = None,
+    written: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Write tensors of a source, holding one of them in memory at a time; raises as `save` does.
+
+    Args:
+        tensors: by name.
+        path: the file to write.
+        metadata: free-form notes.
+        written: told the bytes done and all bytes before each tensor.
+    """
     from convert.formats._torch import numpy_dtype
 
     codes = {numpy_dtype(name): (code, itemsize) for code, (itemsize, name) in DTYPES.items()}
@@ -232,7 +244,12 @@ def save_stored(tensors: Mapping[str, Stored], path: Path, metadata: Mapping[str
             raise UnsupportedFormat(f"safetensors can't hold {name!r}: {dtype}")
     described = {name: (*codes[dtypes[name]], stored.shape) for name, stored in tensors.items()}
 
+    total, done = sum(math.prod(shape) * width for _, width, shape in described.values()), 0
+
     def content(name: str) -> np.ndarray:
+        nonlocal done
+        written(done, total)
+        done += math.prod(described[name][2]) * described[name][1]
         array = tensors[name].array()
         if tuple(array.shape) != tensors[name].shape:
             raise MalformedFile(f"{tensors[name].origin} should have the shape {tensors[name].shape} and came as {array.shape}")

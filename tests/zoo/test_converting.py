@@ -20,7 +20,7 @@ from convert.conversion import Undecided
 from convert.formats import safetensors
 from convert.steps import flip
 from weights.errors import ConvertError, MalformedFile, WeightsMismatch
-from zoo import DenseNet_BC_100_12, MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
+from zoo import DenseNet_BC_100_12, InceptionV3, MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
 from zoo.converted import NotProven
 from zoo.converting import convert
 from zoo.foreign import NOTES
@@ -188,14 +188,31 @@ def test_unproven_writes_another_frameworks_file_too(network: Model, tmp_path: P
     assert (tmp_path / "b.h5").is_file()
 
 
-@pytest.mark.parametrize("content", [b"", b"no zip", None])
-def test_a_reference_that_is_none_is_a_clear_error(ours: Path, tmp_path: Path, content: bytes | None) -> None:
-    if content is None:
-        np.savez(tmp_path / "r.npz", inputs=IMAGES.numpy())
+BATCH = np.zeros((2, 3, 32, 32), np.float32)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no zip",
+        {"inputs": BATCH},
+        {"inputs": BATCH[0], "outputs": np.zeros((3, 10))},
+        {"inputs": BATCH, "outputs": np.float32(1)},
+        {"inputs": BATCH, "outputs": np.zeros((3, 10))},
+        {"inputs": BATCH[:0], "outputs": np.zeros((0, 10))},
+        {"inputs": BATCH.astype(str), "outputs": np.zeros((2, 10))},
+    ],
+    ids=range(8),
+)
+def test_a_reference_that_is_none_is_a_clear_error(ours: Path, tmp_path: Path, content: Any) -> None:
+    if isinstance(content, dict):
+        np.savez(tmp_path / "r.npz", **content)
     else:
         (tmp_path / "r.npz").write_bytes(content)
     with pytest.raises(ConvertError, match=r"r\.npz"):
         convert(ours, tmp_path / "b.safetensors", ResNet20, reference=tmp_path / "r.npz")
+    assert only(tmp_path, ours.name, "r.npz")
 
 
 def test_a_reference_of_pickled_objects_is_not_unpickled(ours: Path, tmp_path: Path) -> None:
@@ -279,6 +296,38 @@ def test_a_converted_file_converted_on_keeps_options_and_preprocessing(tmp_path:
     assert torch.equal(logits(again, images), logits(network, images))
     assert again.checkpoint is not None
     assert again.checkpoint.preprocessing == first.preprocessing
+
+
+def test_a_file_for_networks_that_compute_otherwise_says_so(tmp_path: Path) -> None:
+    source = save(built("MobileNetV1_025", num_classes=5), tmp_path / "a.safetensors")
+    made = convert(source, tmp_path / "b.h5", MobileNetV1_025)
+    told = [note for note in made.notes if "these weights compute something else" in note]
+    assert len(told) == 1
+    assert "padding 'even' and not" in told[0]
+    assert "norm_eps 0.001 and not 1e-05" in told[0]
+    alike: dict[str, Any] = {"padding": "even", "norm_eps": 1e-3, "activation": "relu6"}
+    made = convert(source, tmp_path / "c.h5", MobileNetV1_025, **alike)
+    assert not [note for note in made.notes if "these weights compute something else" in note]
+
+
+def test_noted_options_win_over_the_namings_even_where_there_are_none(tmp_path: Path) -> None:
+    source = save(built("MobileNetV1_025", num_classes=5), tmp_path / "a.safetensors")
+    convert(source, tmp_path / "b.bson", MobileNetV1_025)
+    assert convert(tmp_path / "b.bson", tmp_path / "c.safetensors", MobileNetV1_025).options == {}
+
+
+def test_a_scale_that_keras_has_no_place_for_is_folded_and_reads_back_as_the_same_network(tmp_path: Path) -> None:
+    """Keras's InceptionV3 has no gamma; its padding is another than ours, and reading back must not take it for ours."""
+    network = built("InceptionV3", num_classes=3)
+    for name, tensor in network.state_dict().items():
+        if name.endswith("bn.weight"):
+            tensor.uniform_(0.5, 2, generator=torch.Generator().manual_seed(0))
+    made = convert(save(network, tmp_path / "a.safetensors"), tmp_path / "b.h5", InceptionV3, prove=False)
+    back = next(each for each in made.certificate.evidence if each.kind == "read back")
+    assert back.proven
+    assert back.worst is not None
+    assert 0 < back.worst < 1e-5
+    assert "bit for bit" not in made.certificate.verdict
 
 
 # Names and formats.
@@ -465,7 +514,7 @@ def test_a_fault_in_the_options_is_found_by_the_files_own_graph(ours: Path, tmp_
 def test_progress_tells_what_is_done(ours: Path, tmp_path: Path) -> None:
     said: list[str] = []
     convert(ours, tmp_path / "b.safetensors", ResNet20, progress=said.append)
-    assert [line.split()[0] for line in said] == ["opening", "writing", "proving"]
+    assert list(dict.fromkeys(line.split()[0] for line in said)) == ["opening", "writing", "proving"]
 
 
 def test_a_folded_input_is_proven_and_recorded(ours: Path, network: Model, tmp_path: Path) -> None:

@@ -136,6 +136,12 @@ def test_a_mismatch_carries_all_names(network: Model, tmp_path: Path) -> None:
     assert caught.value.misshaped == [("bn1.bias", (17,), (16,))]
 
 
+def test_quantised_weights_are_refused(network: Model, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **{n: (100 * a).astype(np.int8) if n == "conv1.weight" else a for n, a in arrays(network).items()})
+    with pytest.raises(WeightsMismatch, match=r"whole numbers(.|\n)*conv1\.weight"):
+        open_foreign(tmp_path / "a.npz", ResNet20, convention="correlation")
+
+
 # trained(): the convention and the order of space.
 
 

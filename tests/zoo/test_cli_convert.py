@@ -1,0 +1,301 @@
+"""`zoo inspect`, `zoo convert`, `zoo diff`: what scripts can rely on, and no traceback whatever the file is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from roundtrips import built
+
+from convert.formats import safetensors
+from convert.steps import flip
+from zoo.cli import main
+from zoo.foreign import NOTES
+from zoo.model import Model
+
+
+@pytest.fixture(scope="module")
+def network() -> Model:
+    return built("ResNet20")
+
+
+@pytest.fixture
+def ours(network: Model, tmp_path: Path) -> Path:
+    safetensors.save(network.state_dict(), tmp_path / "ours.safetensors")
+    return tmp_path / "ours.safetensors"
+
+
+@pytest.fixture
+def nameless(network: Model, tmp_path: Path) -> Path:
+    """An .npz that doesn't say what its kernels are."""
+    np.savez(tmp_path / "a.npz", **{n: t.numpy() for n, t in network.state_dict().items() if "num_" not in n})
+    return tmp_path / "a.npz"
+
+
+@pytest.fixture
+def reference(network: Model, tmp_path: Path) -> Path:
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        np.savez(tmp_path / "r.npz", inputs=images.numpy(), outputs=network(images).numpy())
+    return tmp_path / "r.npz"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        caught = capsys.readouterr()
+        assert "Traceback" not in caught.err
+        return code, caught.out, " ".join(caught.err.split())
+
+    return call
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_inspect_names_the_network_and_its_tensors(run: Run, ours: Path) -> None:
+    code, out, _ = run("inspect", ours)
+    assert code == 0
+    assert "ResNet20 100%" in out
+    assert "of correlation" in out
+    assert "layer3" in out
+    code, out, _ = run("inspect", ours, "--tensors")
+    assert code == 0
+    assert "layer3.0.conv1.weight" in out
+
+
+def test_inspect_prints_json(run: Run, ours: Path) -> None:
+    code, out, _ = run("inspect", ours, "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["format"] == "safetensors"
+    assert told["likely"][0]["name"] == "ResNet20"
+    assert len(told["tensors"]) == 116
+
+
+def test_inspect_shows_no_markup_or_control_characters_of_a_file(run: Run, tmp_path: Path) -> None:
+    evil = "[red]a\x1b[31m"
+    safetensors.save({f"{evil}.weight": torch.zeros(2, 2)}, tmp_path / "a.safetensors", {"k[bold]": "v\x1b[2J[/red][link=http://x]"})
+    for extra in ((), ("--tensors",)):
+        code, out, _ = run("inspect", tmp_path / "a.safetensors", *extra)
+        assert code == 0
+        assert "\x1b[31m" not in out
+        assert "\x1b[2J" not in out
+        assert "[red]a" in out
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "diff"])
+@pytest.mark.parametrize(
+    ("what", "make"),
+    [
+        ("garbage", lambda p: p.write_bytes(b"\x00garbage\xff" * 99)),
+        ("empty", lambda p: p.write_bytes(b"")),
+        ("folder", lambda p: p.mkdir()),
+        ("text", lambda p: p.write_text("[bold]no weights[/nothing]")),
+    ],
+)
+def test_what_is_no_weight_file_gets_a_message(run: Run, tmp_path: Path, command: str, what: str, make: Callable[[Path], Any]) -> None:
+    path = tmp_path / f"{what}[red]"
+    make(path)
+    more = {"inspect": (), "convert": (tmp_path / "out.safetensors",), "diff": (path,)}[command]
+    code, _, err = run(command, path, *more)
+    assert code == 1
+    assert f"{what}[red] is no weight file" in err
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "diff"])
+def test_a_file_that_is_not_there_is_not_known(run: Run, tmp_path: Path, command: str) -> None:
+    more = {"inspect": (), "convert": (tmp_path / "out.npz",), "diff": (tmp_path / "b.npz",)}[command]
+    code, _, err = run(command, tmp_path / "none.h5", *more)
+    assert code == 3
+    assert "none.h5: no such file" in err
+
+
+def test_a_wrong_format_is_a_message(run: Run, ours: Path) -> None:
+    code, _, err = run("inspect", ours, "--format", "keras")
+    assert code == 1
+    assert "ours.safetensors" in err
+    code, _, err = run("inspect", ours, "--format", "esperanto")
+    assert code == 1
+    assert "no format 'esperanto'" in err
+
+
+def test_convert_finds_the_network_by_itself(run: Run, ours: Path, tmp_path: Path) -> None:
+    code, out, _ = run("convert", ours, tmp_path / "b.h5")
+    assert code == 0
+    assert "ResNet20 from" in out
+    assert "UNPROVEN" in out
+    assert (tmp_path / "b.h5").is_file()
+    code, out, _ = run("convert", tmp_path / "b.h5", tmp_path / "c.safetensors", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["model"] == "ResNet20"
+    assert told["parity"]["proven"] is False
+    assert told["destination"] == str(tmp_path / "c.safetensors")
+
+
+def test_convert_asks_for_the_network_where_it_is_not_clear(run: Run, tmp_path: Path) -> None:
+    safetensors.save({"a.weight": torch.zeros(3, 3)}, tmp_path / "a.safetensors")
+    code, _, err = run("convert", tmp_path / "a.safetensors", tmp_path / "b.npz")
+    assert code == 1
+    assert "Name it with --model" in err
+    code, _, err = run("convert", tmp_path / "a.safetensors", tmp_path / "b.npz", "--model", "ResNet20")
+    assert code == 1
+    assert "conv1.weight, 16x3x3x3" in err
+    assert not (tmp_path / "b.npz").exists()
+
+
+def test_of_two_networks_the_one_with_the_files_names_is_taken(run: Run, tmp_path: Path) -> None:
+    """Their shapes are nearly the same."""
+    network = built("SqueezeNet1_0")
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    code, out, _ = run("convert", tmp_path / "a.safetensors", tmp_path / "b.npz")
+    assert code == 0
+    assert "SqueezeNet1_0 from" in out
+
+
+def test_a_network_that_is_none_is_not_known(run: Run, ours: Path, tmp_path: Path) -> None:
+    code, _, err = run("convert", ours, tmp_path / "b.npz", "--model", "ResNet21")
+    assert code == 3
+    assert "ResNet20" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("b.dat",), 1, ".safetensors"),
+        (("b.npz", "--to", "esperanto"), 1, "neither a format"),
+        (("b.npz", "--from", "esperanto"), 1, "neither a format"),
+        (("b.npz", "--kernel-convention", "flipped"), 2, "flipped"),
+        (("b.npz", "--spatial", "up"), 2, "up"),
+        (("b.npz", "--option", "colour=3"), 2, "it takes num_classes"),
+        (("b.npz", "--images", "none"), 1, "none holds no pictures"),
+        (("b.npz", "--reference", "none.npz"), 1, "none.npz"),
+        (("nowhere/b.npz",), 3, "nowhere is no folder"),
+        (("b.npz", "--report", "nowhere/r.html"), 3, "nowhere is no folder"),
+        (("b.npz", "--option", "num_classes=many"), 2, "is 10 by default"),
+        (("b.npz", "--option", "num_classes=0"), 2, "at least 1"),
+        ((), 2, "Missing argument"),
+    ],
+)
+def test_a_mistake_gets_a_message_and_an_exit_code(
+    run: Run, ours: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    monkeypatch.chdir(ours.parent)
+    got, _, err = run("convert", ours.name, *arguments, *(("-m", "ResNet20") if arguments else ()))
+    assert got == code
+    assert words in err
+    assert [path.name for path in ours.parent.iterdir()] == [ours.name]
+
+
+def test_a_file_that_is_there_is_replaced_only_by_force(run: Run, ours: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.npz").write_bytes(b"precious")
+    code, _, err = run("convert", ours, tmp_path / "b.npz", "-m", "ResNet20")
+    assert code == 1
+    assert "--force" in err
+    assert (tmp_path / "b.npz").read_bytes() == b"precious"
+    assert run("convert", ours, tmp_path / "b.npz", "-m", "ResNet20", "--force")[0] == 0
+    assert (tmp_path / "b.npz").stat().st_size > 1_000_000
+
+
+def test_a_convention_that_nobody_knows_says_what_to_do(run: Run, nameless: Path, reference: Path, tmp_path: Path) -> None:
+    code, _, err = run("convert", nameless, tmp_path / "b.safetensors", "-m", "ResNet20")
+    assert code == 1
+    assert "--kernel-convention convolution or correlation" in err
+    code, out, _ = run("convert", nameless, tmp_path / "b.safetensors", "-m", "ResNet20", "--reference", reference)
+    assert code == 0
+    assert "correlation, by relative error" in out
+    assert "PROVEN by source outputs" in out
+
+
+def test_a_failed_proof_exits_with_1_and_is_reported(run: Run, nameless: Path, reference: Path, tmp_path: Path) -> None:
+    arguments = ("convert", nameless, tmp_path / "b.safetensors", "-m", "ResNet20", "--reference", reference)
+    wrong = (*arguments, "--kernel-convention", "convolution", "--report", tmp_path / "report.html")
+    code, _, err = run(*wrong)
+    assert code == 1
+    assert "kernels flipped" in err
+    assert not (tmp_path / "b.safetensors").exists()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "What went wrong" in page
+    assert "kernels flipped" in page
+    code, out, _ = run(*wrong, "--unproven")
+    assert code == 0
+    assert "UNPROVEN: contradicted" in out
+    assert (tmp_path / "b.safetensors").is_file()
+
+
+def test_a_success_is_reported(run: Run, ours: Path, tmp_path: Path) -> None:
+    code, out, _ = run("convert", ours, tmp_path / "b.npz", "-m", "ResNet20", "--report", tmp_path / "report.html")
+    assert code == 0
+    assert "report: " in out
+    assert "layer1.0.conv1.weight" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_output_holds_a_files_words_unchanged_but_for_what_moves_the_cursor(run: Run, network: Model, tmp_path: Path) -> None:
+    (tmp_path / "in[").mkdir()
+    source = tmp_path / "in[" / "red].safetensors"
+    state = {name.replace("fc.", "h[bold]\x1b[31m."): tensor for name, tensor in network.state_dict().items()}
+    safetensors.save(state, source)
+    code, out, _ = run("convert", source, tmp_path / "in[" / "x].npz", "-m", "ResNet20")
+    assert code == 0
+    assert "in[/red].safetensors" in out
+    assert "in[/x].npz" in out
+    assert "the classifier is called h[bold]" in out
+    assert "\x1b[31m" not in out
+    code, _, err = run("convert", source, tmp_path / "b.npz", "-m", "SqueezeNet1_1")
+    assert code == 1
+    assert "h[bold]" in err
+    assert "\x1b[31m" not in err
+
+
+def test_options_reach_the_network_and_the_notes(run: Run, tmp_path: Path) -> None:
+    network = built("MobileNetV1_025", norm_eps=0.01)
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    assert run("convert", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "-o", "norm_eps=0.01")[0] == 0
+    told = json.loads(safetensors.metadata((tmp_path / "b.safetensors").read_bytes())[NOTES])
+    assert told["options"]["norm_eps"] == 0.01
+    code, out, _ = run("inspect", tmp_path / "b.safetensors")
+    assert code == 0
+    assert "from a.safetensors, for MobileNetV1_025" in out
+
+
+def test_diff_tells_equal_from_different_by_its_exit_code(run: Run, ours: Path, network: Model, tmp_path: Path) -> None:
+    assert run("convert", ours, tmp_path / "b.h5", "-m", "ResNet20")[0] == 0
+    assert run("diff", ours, tmp_path / "b.h5")[0] == 0
+    assert run("diff", ours, ours)[0] == 0
+    state = dict(network.state_dict())
+    state["fc.bias"] = state["fc.bias"] + 1
+    safetensors.save(state, tmp_path / "c.safetensors")
+    code, out, _ = run("diff", ours, tmp_path / "c.safetensors")
+    assert code == 1
+    assert "fc.bias" in out
+    assert "layer1.0.conv1.weight" not in out
+    code, out, _ = run("diff", ours, tmp_path / "c.safetensors", "--all")
+    assert "layer1.0.conv1.weight" in out
+    code, out, _ = run("diff", ours, tmp_path / "c.safetensors", "--json")
+    assert code == 1
+    assert json.loads(out)["same"] is False
+
+
+def test_diff_names_flipped_kernels(run: Run, ours: Path, network: Model, tmp_path: Path) -> None:
+    state = {n: torch.from_numpy(np.ascontiguousarray(flip(t.numpy()))) if t.dim() == 4 else t for n, t in network.state_dict().items()}
+    safetensors.save(state, tmp_path / "b.safetensors")
+    _, out, _ = run("diff", ours, tmp_path / "b.safetensors")
+    assert "flip" in out
+
+
+def test_diff_shows_no_markup_of_a_file(run: Run, tmp_path: Path) -> None:
+    safetensors.save({"[red]x\x1b[31m.weight": torch.zeros(2, 2)}, tmp_path / "a.safetensors")
+    safetensors.save({"[/nothing].weight": torch.ones(2, 3)}, tmp_path / "b.safetensors")
+    code, out, _ = run("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert code == 1
+    assert "[red]x" in out
+    assert "[/nothing]" in out
+    assert "\x1b[31m" not in out
