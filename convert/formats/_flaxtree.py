@@ -11,7 +11,7 @@ import numpy as np
 
 from convert.core import COUNTER
 from convert.source import Convention, Part, Shape, Stored
-from convert.steps import flip, from_layout, stored_shape, undo
+from convert.steps import FlattenOrder, flip, from_layout, stored_shape, undo
 from weights.errors import ConvertError
 
 Path = tuple[str, ...]
@@ -100,9 +100,15 @@ def _raw_leaf(part: Part, leaf: str, stored: Stored, convention: str | None) -> 
             kind = "linear" if len(shape) == 2 else "transposed" if part.kind == "transposed" else "conv"
             if kind == "transposed" and part.groups > 1:
                 raise ConvertError(f"Flax has no transposed convolution in groups: {part.name} has {part.groups}")
+            if kind == "linear" and part.grid is not None:  # it reads a map that Flax flattens height first
+                stored = _reordered(stored, FlattenOrder(*part.grid, "hwc"))
             raw_shape, load = _kernel(kind, shape, stored, kind == "transposed" or convention == "convolution")
     path = (collection, *filter(None, part.name.split(".")), name)
     return path, Stored("/".join(path), raw_shape, stored.dtype, load)
+
+
+def _reordered(stored: Stored, order: FlattenOrder) -> Stored:
+    return Stored(stored.origin, stored.shape, stored.dtype, lambda: order.undo(stored.array()))
 
 
 def _kernel(kind: str, shape: Shape, stored: Stored, flipped: bool) -> tuple[Shape, Any]:

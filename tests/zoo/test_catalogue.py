@@ -168,7 +168,12 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
     assert parameters[0].default == (10 if cls.input_size == 32 else 1000)
     assert parameters[1].default == 3
     known = {"num_classes", "in_channels", "dropout", "stride_on", "shortcut", "padding", "norm_eps", "activation", "ceil_mode"}
-    assert {parameter.name for parameter in parameters} <= known | {"aux_logits", "transform_input", "stochastic_depth", "classifier_padding"}
+    assert {parameter.name for parameter in parameters} <= known | {
+        "aux_logits",
+        "transform_input",
+        "stochastic_depth",
+        "classifier_padding",
+    }
 
 
 def test_dropout_is_an_argument_but_of_resnet() -> None:
