@@ -1,4 +1,4 @@
-"""Ours, to a file of every framework that we write, and back, bit for bit; recipes/roundtrips.py does it for all 59 variants."""
+"""Ours, to a file of every framework that we write, and back, bit for bit; recipes/all_roundtrips.py does it for all 59 variants."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Write every network of the zoo in every format that is written, both conventions, and read it back: every bit must come home.
 
-    python recipes/roundtrips.py [--model VGG19] [--format keras]
+    python recipes/all_roundtrips.py [--model VGG19] [--format keras]
 
 It needs as much disk as the largest network, and about half an hour. docs/convert.md quotes what it printed.
 """
@@ -8,16 +8,17 @@ It needs as much disk as the largest network, and about half an hour. docs/conve
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "zoo"))
-
-from roundtrips import COMBINATIONS, built, differences
+from typing import Any
 
 from zoo.model import CATALOGUE
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "zoo"))
+trips: Any = importlib.import_module("roundtrips")
 
 
 def main() -> int:
@@ -26,14 +27,14 @@ def main() -> int:
     parser.add_argument("--model", action="append")
     parser.add_argument("--format", action="append")
     wanted = parser.parse_args()
-    cases = [(f, c) for f, (_, conventions) in COMBINATIONS.items() for c in conventions if not wanted.format or f in wanted.format]
+    cases = [(f, c) for f, (_, conventions) in trips.COMBINATIONS.items() for c in conventions if not wanted.format or f in wanted.format]
     files = failed = 0
     for name in wanted.model or CATALOGUE:
-        begun, network, wrong = time.monotonic(), built(name), []
+        begun, network, wrong = time.monotonic(), trips.built(name), []
         for format, convention in cases:
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    lost = differences(network, format, convention, Path(folder))
+                    lost = trips.differences(network, format, convention, Path(folder))
                 except Exception as error:  # the table is to be complete
                     lost = [f"{type(error).__name__}: {str(error)[:200]}"]
             wrong += [(format, convention, lost[:3])] if lost else []
