@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 from pathlib import Path
@@ -22,6 +23,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     absent = set()
     if not torch.cuda.is_available():
         absent.add("gpu")
+    if importlib.util.find_spec("keras_hub") is None:
+        absent.add("kerashub")
     if not (REAL / "real" / "INDEX.md").is_file():
         absent.add("real")
     gone = [item for item in items if any(item.get_closest_marker(name) for name in absent)]

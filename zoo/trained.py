@@ -18,7 +18,7 @@ from torch import Tensor
 import weights
 from convert import formats, names
 from convert.formats import pytorch, safetensors
-from weights import BadRecord, Checkpoint, NoPretrainedWeights, Preprocessing, UnknownWeights, WeightsMismatch
+from weights import BadRecord, Checkpoint, NoPretrainedWeights, Preprocessing, UnknownWeights, UnsupportedFormat, WeightsMismatch
 from zoo.labels import labels as labels_named
 from zoo.model import CATALOGUE, Model
 from zoo.surgery import adapt_stem, replace_head, with_channels
@@ -209,7 +209,12 @@ def _read(
         if not path.exists():
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
             raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
-        format = formats.sniff(path)
+        try:
+            format = formats.sniff(path)
+        except UnsupportedFormat:
+            if path.is_dir():
+                raise UnknownWeights(f"{path} is a folder, and no checkpoint of a kind that is one (TensorFlow's, Orbax)") from None
+            raise
         if format not in ("safetensors", "pytorch"):
             return _foreign(model, path, format, kernel_convention, spatial, new_head, options)
         sha256, buffer = weights.read_file(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import random
 import resource
 import signal
@@ -156,7 +157,8 @@ def child(format: str, count: int, seed: int) -> None:
 def run(format: str, count: int, seed: int = 0) -> tuple[dict[str, int], list[str]]:
     """Read `count` mutations of a format in a process of its own: outcomes by name, and the faults."""
     command = [sys.executable, __file__, "--child", "--format", format, "--count", str(count), "--seed", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parents[1], check=False)
+    root = str(HERE.parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env={**os.environ, "PYTHONPATH": root}, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     faults = [f"mutation {line.get('number')} of {line.get('file')}: {line['fault']}" for line in lines if "fault" in line]
     outcomes = next((line["outcomes"] for line in lines if "outcomes" in line), {})

@@ -52,7 +52,7 @@ def fill(tree: Mapping[str, Any], file: h5py.File, count: list[int]) -> tuple[An
 
 def save(trees: Mapping[str, Any], path: Path) -> Path:
     """Write scalar compounds, as JLD2 does; a list becomes a dataset of references."""
-    with h5py.File(path, "w", userblock_size=512, libver="latest") as file:
+    with h5py.File(path, "w", userblock_size=512, libver=("earliest", "v110")) as file:
         count = [0]
         for name, tree in trees.items():
             if isinstance(tree, dict):

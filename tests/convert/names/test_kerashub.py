@@ -18,7 +18,7 @@ from convert.formats._torch import as_tensor
 from convert.network import layers
 
 pytestmark = [
-    pytest.mark.reference,
+    pytest.mark.kerashub,
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
 ]
 
