@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +87,11 @@ def _keras(source: Source, inputs: np.ndarray) -> AtHome | str:
     import os
 
     os.environ.setdefault("KERAS_BACKEND", "torch")
+    if source.path.suffix != ".keras":
+        return "only .keras files are run, for older ones are not safe with every version of Keras"
+    if strange := _strange(source):
+        return f"its configuration names {strange}, which is not run"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     keras: Any = importlib.import_module("keras")
     model = keras.models.load_model(source.path, compile=False, safe_mode=True)
     last = source.graph is not None and source.graph.nodes[0].attrs.get("layout", "nhwc") == "nhwc"
@@ -92,6 +99,27 @@ def _keras(source: Source, inputs: np.ndarray) -> AtHome | str:
     return AtHome(
         np.asarray(keras.ops.convert_to_numpy(made)).reshape(len(inputs), -1), f"keras {keras.__version__}, {keras.backend.backend()}"
     )
+
+
+def _strange(source: Source) -> str:
+    """Name the first thing in a .keras file's configuration that is not Keras's own, "" where all is."""
+    with zipfile.ZipFile(source.path) as archive:
+        left: list[Any] = [json.loads(archive.read("config.json"))]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            module, name = item.get("module"), item.get("class_name")
+            elsewhere = isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
+            if elsewhere or name in (
+                "Lambda",
+                "__lambda__",
+                "function",
+            ):
+                return f"{module}.{name}"
+            left += item.values()
+        elif isinstance(item, list):
+            left += item
+    return ""
 
 
 def _library(naming: str, source: Source, inputs: np.ndarray, family: type | str, classes: int | None) -> AtHome | str:

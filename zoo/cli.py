@@ -396,7 +396,7 @@ class _Log(logging.Handler):
 
 
 def _interrupted() -> int:
-    err.print("interrupted; what was downloaded so far is kept and resumed next time")
+    err.print("interrupted; a download is kept and resumed next time, nothing else is left half-done")
     return 130
 
 

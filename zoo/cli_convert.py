@@ -70,6 +70,9 @@ def convert(
     option: BuildOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
     unproven: Annotated[bool, typer.Option("--unproven", help="Write OUT although the network does not compute what IN's did.")] = False,
+    require_proof: Annotated[
+        bool, typer.Option("--require-proof", help="Write nothing unless something proves it; UNPROVEN is written otherwise.")
+    ] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -106,6 +109,7 @@ def convert(
                 preprocessing_inside=preprocessing_inside,
                 force=force,
                 unproven=unproven,
+                require_proof=require_proof,
                 progress=step,
                 **build_options(option, cls),
             )

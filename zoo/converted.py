@@ -22,7 +22,7 @@ from zoo.foreign import NOTES
 from zoo.model import Model
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Conversion:
     """What was converted, and how well that is proven.
 
@@ -60,6 +60,9 @@ class Conversion:
     labels: str | None = None
     filters: tuple[np.ndarray, np.ndarray] | None = None
     network: Model | None = None
+
+    def __repr__(self) -> str:
+        return f"<Conversion of {self.source.path.name} to {self.destination.name}, {self.model.__name__}: {self.certificate.verdict}>"
 
     @property
     def kernels(self) -> str:

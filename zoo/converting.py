@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import weights
 from convert import certificate, formats, home, names
 from convert.certificate import Certificate, Evidence
 from convert.conversion import Spatial, parts
@@ -30,10 +32,11 @@ from weights import Preprocessing
 from weights.errors import ConvertError
 from zoo.converted import Conversion, metadata, not_proven
 from zoo.folding import fold_input as fold
-from zoo.foreign import Foreign, adopted, file_sha256, load
+from zoo.foreign import NOTES, Foreign, adopted, file_sha256, load
 from zoo.model import Model
 from zoo.pictures import Pictures, natural, prepared, steps
 from zoo.proving import TOLERANCE, decided, proven
+from zoo.search import model_class
 
 DEFAULT_NAMING = {"keras": "keras", "bson": "metalhead", "jld2": "metalhead", "flax": "flax", "theano": "lasagne"}
 """The naming that a framework's users expect; ours in every other format."""
@@ -42,7 +45,7 @@ DEFAULT_NAMING = {"keras": "keras", "bson": "metalhead", "jld2": "metalhead", "f
 def convert(
     source: Path,
     destination: Path,
-    model: type[Model],
+    model: type[Model] | str,
     *,
     framework: str = "auto",
     to: str = "auto",
@@ -57,6 +60,7 @@ def convert(
     preprocessing_inside: bool = False,
     prove: bool = True,
     unproven: bool = False,
+    require_proof: bool = False,
     force: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
@@ -66,7 +70,7 @@ def convert(
     Args:
         source: a file of any format that `convert.formats` reads.
         destination: the file to write, of any format that is written; it appears when all is proven, or not at all.
-        model: the network that the weights are of.
+        model: the network that the weights are of, or its name.
         framework: the source's format, or the naming of its tensors; "auto" asks the content and finds the naming that explains it.
         to: the destination's format, or the naming of its tensors; "auto" asks the ending, and takes the framework's usual naming.
         match: derive the mapping from topology, shapes and names instead of a table.
@@ -80,6 +84,7 @@ def convert(
         preprocessing_inside: let an ONNX file take uint8 RGB pixels (B, H, W, C) and normalise them itself.
         prove: False compares structure only, as for a file that is proven already.
         unproven: write the file although the network does not compute what the source's does.
+        require_proof: raise NotProven where nothing contradicts and nothing proves.
         force: whether `destination` may exist already.
         progress: told what is being done.
         **options: constructor keywords.
@@ -106,32 +111,41 @@ def convert(
         raise FileExistsError(f"{taken[0]} is there already, and {destination.name} needs one of its own; --force replaces it")
     pictures = Pictures.of(images, None if reference is None else _reference(reference))
     progress(f"opening {source.name}")
+    if isinstance(model, str):
+        model = model_class(model)
     with formats.read(source, format) as opened:
-        keywords = {"naming": naming, "match": match, "headless": headless, **options}
+        sha256 = file_sha256(source)  # first of all: a file that the registry knows brings its options and preprocessing along
+        keywords = {"naming": naming, "match": match, "headless": headless, "known": weights.recognise(sha256), **options}
         foreign, decision = decided(opened, model, convention, spatial, pictures, keywords, progress)
         trained_on = steps(foreign.network, foreign.preprocessing)
         wanted, tensors = trained_on, _own(foreign)
         if fold_input:
             tensors, wanted = fold(foreign.network, foreign.layers, tensors, trained_on)
         made = _described(foreign, tensors, destination, decision, wanted)
-        with _temporary(destination, sidecars) as temporary, ThreadPoolExecutor(1) as beside:
-            sha256 = beside.submit(file_sha256, source)  # the second core hashes what the first one writes
+        made.sha256 = sha256
+        with _temporary(destination, sidecars) as temporary:
             progress(f"writing {destination.name}")
-            ours = temporary if writer is safetensors and to_naming in ("auto", "torchvision") else temporary.with_name("ours")
+            ours = (
+                temporary
+                if writer is safetensors and to_naming in ("auto", "torchvision")
+                else temporary.with_name(f"{destination.name}.network")
+            )
             told = partial(_progress, progress, destination.name)
             safetensors.save_stored(tensors, ours, metadata(made, room=True), told)
-            made.sha256 = sha256.result()
             network = made.network = _mapped(foreign, ours)
             if prove:
                 progress("proving that it computes the same")
                 made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on)
-            if any(each.contradicts for each in made.certificate.evidence) and not unproven:
+            against = any(each.contradicts for each in made.certificate.evidence)
+            if (against and not unproven) or (require_proof and not made.certificate.proven and ours is temporary):
                 raise not_proven(made)
             if ours is temporary:
                 safetensors.amend(temporary, metadata(made))
             else:
                 inside = made.preprocessing if preprocessing_inside else None
                 _write_foreign(foreign, network, writer, temporary, to_naming, to_convention, made, inside)
+                if require_proof and not made.certificate.proven:
+                    raise not_proven(made)
                 ours.unlink()
         return made
 
@@ -163,6 +177,9 @@ def _described(
         notes.append(
             f"neither the file nor its naming says the {' and '.join(assumed)} of its images: {foreign.model.__name__}'s usual are assumed"
         )
+    told = [name for name in ("mean", "std", "crop") if name in foreign.source.preprocessing]
+    if not told and not assumed and foreign.known is None and NOTES not in foreign.source.facts:
+        notes.append(f"the file does not say how its images are prepared; what {foreign.adopted.naming}'s own networks want is noted")
     return Conversion(
         destination=destination,
         model=foreign.model,
@@ -298,9 +315,12 @@ def _there(written: Foreign, network: Model, made: Conversion) -> list[Evidence]
         return []
     found = certificate.against_outputs(network, ours.numpy(), there.outputs, TOLERANCE)
     found = replace(found, kind="destination outputs", detail=f"{there.by} runs what was written: {found.detail}")
-    native = made.source.format in ("pytorch", "safetensors")
-    if found.proven and not native and not made.certificate.proven:  # whether ours computes what the source did is another question
-        found = replace(found, proven=False, worst=None)
+    plain = made.naming == "torchvision" and not made.options and not any("steps" in told for told in made.transforms.values())
+    native = plain or NOTES in made.source.facts  # torchvision's files, and our own, are of the very network that is written
+    if found.proven and not native and not made.certificate.proven:
+        found = replace(
+            found, proven=False, worst=None, detail=f"{found.detail}; that ours computes what the source did is not shown by it"
+        )
     return [found]
 
 
@@ -362,7 +382,7 @@ def _reference(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, TypeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ConvertError(f"{path} is no .npz of arrays: {error}") from error
     lower = {key.lower(): value for key, value in found.items()}
     inputs = next((lower[key] for key in ("inputs", "input", "x") if key in lower), None)
@@ -383,9 +403,9 @@ def _temporary(destination: Path, sidecars: Sequence[str] = ()) -> Iterator[Path
     temporary = folder / destination.name
     try:
         yield temporary
+        temporary.replace(destination)
         for suffix in sidecars:
             temporary.with_suffix(suffix).replace(destination.with_suffix(suffix))
-        temporary.replace(destination)
     finally:
         for left in folder.iterdir():
             left.unlink()

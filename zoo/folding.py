@@ -10,7 +10,7 @@ from torch import nn
 from convert.network import Layer
 from convert.source import Stored
 from convert.steps import Minus, ScaleChannels, SwapChannels
-from weights import Preprocessing
+from weights import ConvertError, Preprocessing
 from zoo.model import Model
 
 
@@ -40,7 +40,10 @@ def fold_input(
     if (std != 1).any():
         weight = weight.then(ScaleChannels(tuple(float(1 / each) for each in std)))
     made[f"{name}.weight"] = weight
-    norm = next((layer.name for layer in layers if layer.kind == "norm" and layer.inputs == (name,)), None)
+    readers = [layer for layer in layers if name in layer.inputs]
+    norm = readers[0].name if len(readers) == 1 and readers[0].kind == "norm" else None
+    if getattr(network, "transform_input", False):
+        raise ConvertError(f"{type(network).__name__} with transform_input prepares its images itself; there is nothing to fold")
     target, sign = (f"{name}.bias", 1) if f"{name}.bias" in made else (f"{norm}.running_mean", -1)
     unpadded = isinstance(stem, nn.Conv2d) and type(stem) is nn.Conv2d and not any(np.ravel(stem.padding))
     if unpadded and target in made and mean.any():

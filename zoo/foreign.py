@@ -22,13 +22,17 @@ from convert.match import NoUniqueMatch
 from convert.match import match as derive
 from convert.network import Layer, layers
 from convert.source import Convention, Source
-from weights.errors import BadRecord, MalformedFile, WeightsMismatch
+from weights import Checkpoint
+from weights.errors import BadRecord, LimitExceeded, MalformedFile, WeightsMismatch
 from zoo.model import Model
 
 M = TypeVar("M", bound=Model)
 
 ACTIVATIONS = {"leaky_relu": "leaky_relu_0.1"}
 """Operations of a graph whose name here is another one."""
+
+MOST_PIXELS = 2048
+"""Side of the images that a file may ask to be proven on."""
 
 NOTES = "kernelzoo"
 """The key of our notes in the metadata of a safetensors file."""
@@ -45,6 +49,7 @@ class Foreign:
         layers: of the network.
         adopted: the tensors by our names.
         options: constructor keywords without which these weights compute something else.
+        known: the registry's record of these very bytes, if there is one.
         convention, spatial: what was said or decided, where the file doesn't say; None where the file is believed.
     """
 
@@ -56,12 +61,15 @@ class Foreign:
     options: dict[str, Any] = field(default_factory=dict)
     convention: Convention | None = None
     spatial: Spatial | None = None
+    known: Checkpoint | None = None
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         """How images are prepared, fields of `weights.Preprocessing`: what the file says, over what its naming is known to want."""
         if noted := notes(self.source.facts, self.model):
             return dict(noted["preprocessing"])
+        if self.known is not None and self.known.model == self.model.variant().__name__:
+            return asdict(self.known.preprocessing)
         known = names.fact(self.adopted.naming, "preprocessing", self.model) if self.adopted.naming in names.NAMINGS else {}
         both = {**known, **self.source.preprocessing}
         side = self.image_size
@@ -75,6 +83,10 @@ class Foreign:
         for node in self.source.graph.nodes if self.source.graph is not None else ():
             shape = [side for side in node.attrs.get("shape", ()) if isinstance(side, int)] if node.op == "input" else []
             if len(shape) == 3:
+                if max(shape) > MOST_PIXELS:
+                    raise LimitExceeded(
+                        f"{self.source.path} asks for images of {max(shape)} pixels a side; at most {MOST_PIXELS} are tried"
+                    )
                 sides = shape[1:] if node.attrs.get("layout", "nchw") == "nchw" else shape[:2]
                 if sides[0] == sides[1] and sides[0] >= self.network.min_size:
                     return sides[0]
@@ -85,18 +97,20 @@ class Foreign:
         """The name of its list of labels: noted by `zoo convert`, or ImageNet's where its naming is of networks with these classes."""
         if noted := notes(self.source.facts, self.model):
             return noted.get("labels")
+        if self.known is not None and self.known.model == self.model.variant().__name__:
+            return self.known.labels
         head = self.adopted.tensors.get(f"{self.network.classifiers[0]}.weight")
         return "imagenet1k" if head is not None and head.shape[0] == 1000 and self.adopted.naming in names.NAMINGS else None
 
     def settled(self) -> Source:
         """Return the source with what was decided about it, for the execution of its graph."""
         source = self.source
-        if self.spatial is not None and source.spatial == "unknown":
+        if self.spatial is not None:
             source = replace(source, spatial=self.spatial)
         if self.convention is None or source.graph is None:
             return source
         nodes = [
-            replace(node, attrs={**node.attrs, "convention": self.convention}) if node.attrs.get("convention") == "unknown" else node
+            replace(node, attrs={**node.attrs, "convention": self.convention}) if "convention" in node.attrs else node
             for node in source.graph.nodes
         ]
         return replace(source, graph=replace(source.graph, nodes=tuple(nodes)))
@@ -155,13 +169,14 @@ def adopted(
     convention: Convention | None = None,
     spatial: Spatial | None = None,
     headless: bool = False,
+    known: Checkpoint | None = None,
     **options: Any,
 ) -> Foreign:
     """Give the tensors of an open file to `model`; as `open_foreign`."""
     candidates = ["auto"] if match else names.of_format(source.format) if naming == "auto" else [naming]
     best: Foreign | None = None
     for name in candidates:
-        found = _with(source, model, name, match, convention, spatial, headless, options)
+        found = _with(source, model, name, match, convention, spatial, headless, known, options)
         if found is None:
             continue
         if best is None or _left(found) < _left(best):
@@ -169,9 +184,9 @@ def adopted(
         if best.adopted.report.ok:
             return _fractional(best)
     if best is None:
-        known = ", ".join(candidates)
+        tried = ", ".join(candidates)
         raise WeightsMismatch(
-            f"{source.path} is a {source.format} file, and none of its namings ({known}) is of {model.__name__}; try --match"
+            f"{source.path} is a {source.format} file, and none of its namings ({tried}) is of {model.__name__}; try --match"
         )
     error = WeightsMismatch(
         f"{source.path} does not hold the weights of {model.__name__}, by the naming that explains most ({best.adopted.naming}):\n"
@@ -255,6 +270,9 @@ def file_sha256(path: Path) -> str:
         for file in sorted(file for file in path.rglob("*") if file.is_file()):
             whole.update(f"{file.relative_to(path).as_posix()}\0{file_sha256(file)}\n".encode())
         return whole.hexdigest()
+    if not path.exists():  # the prefix of a TensorFlow checkpoint's files
+        parts = sorted(path.parent.glob(f"{path.name}.*"))
+        return hashlib.sha256("\n".join(f"{part.suffix}\0{file_sha256(part)}" for part in parts).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -272,13 +290,15 @@ def _with(
     convention: Convention | None,
     spatial: Spatial | None,
     headless: bool,
+    known: Checkpoint | None,
     options: Mapping[str, Any],
 ) -> Foreign | None:
     """Try one naming: build the network as it asks, then once more with the file's own number of classes and channels."""
     accepted = _accepted(model)
     noted = notes(source.facts, model)
     usual = names.fact(naming, "options", model) if naming in names.NAMINGS else {}
-    suggested = noted["options"] if noted else {**usual, **_of_graph(source)}
+    recorded = known.options if known is not None and known.model == model.variant().__name__ else {}
+    suggested = noted["options"] if noted else {**usual, **_of_graph(source), **recorded}
     keywords = {k: v for k, v in suggested.items() if k in accepted} | dict(options)
     found: Foreign | None = None
     for last in (False, True):
@@ -312,7 +332,7 @@ def _with(
                 result = adopt(source, structure, shapes, rows=rows, **chosen)
                 result.notes.append(f"the classifier is called {head.theirs} in the file")
         own = {k: v for k, v in keywords.items() if k not in ("num_classes", "in_channels", "dropout")}
-        found = Foreign(source, model, network, structure, result, own, convention, spatial)
+        found = Foreign(source, model, network, structure, result, own, convention, spatial, known)
         widths = {k: v for k, v in _widths(result, network).items() if k in accepted and k not in options and v != getattr(network, k)}
         if not widths:
             break
@@ -364,6 +384,11 @@ def _accepted(model: type[Model]) -> set[str]:
     return {name for base in model.__mro__ if "__init__" in vars(base) for name in inspect.signature(base.__init__).parameters}
 
 
+def _kernel(source: Source, module: str) -> tuple[int, ...]:
+    stored = source.tensors.get(f"{module}.weight")
+    return stored.shape[2:] if stored is not None else ()
+
+
 def _of_graph(source: Source) -> dict[str, Any]:
     """Say which constructor keywords the file's own graph asks for."""
     if source.graph is None:
@@ -385,7 +410,7 @@ def _of_graph(source: Source) -> dict[str, Any]:
     if len(used) == 1:
         found["activation"] = used.pop()
     last = next((node for node in reversed(source.graph.nodes) if node.op == "conv"), None)
-    if last is not None and tuple(last.attrs.get("pads", ())) == (1, 1, 1, 1) and source.tensors[f"{last.name}.weight"].shape[2:] == (1, 1):
+    if last is not None and tuple(last.attrs.get("pads", ())) == (1, 1, 1, 1) and _kernel(source, last.name) == (1, 1):
         found["classifier_padding"] = 1
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -103,21 +104,29 @@ class Pictures:
     def labelled(self, network: Model, wanted: Preprocessing) -> tuple[Tensor, Tensor] | None:
         """Prepare the photographs whose class their file or folder names; None where there are none."""
         classes = _classes(network.num_classes)
-        named = [(path, which) for path in self.files if (which := _class_of(path, classes, network.num_classes)) is not None]
+        if self.files and all(_numbered(path, network.num_classes) is not None for path in self.files):
+            classes = {str(number): number for number in range(network.num_classes)}
+        named = [(path, which) for path in self.files if (which := _class_of(path, classes)) is not None]
         if len(named) < max(10, len(self.files) // 2):
             return None
-        return self._batch(wanted, [path for path, _ in named]), torch.tensor([which for _, which in named])
+        batch, opened = self._opened(wanted, [path for path, _ in named])
+        return batch, torch.tensor([named[index][1] for index in opened])
 
     def _batch(self, wanted: Preprocessing, files: list[Path]) -> Tensor:
-        made = []
-        for path in files:
+        return self._opened(wanted, files)[0]
+
+    def _opened(self, wanted: Preprocessing, files: list[Path]) -> tuple[Tensor, list[int]]:
+        """Prepare the pictures that can be opened, and say which of them those are."""
+        made, opened = [], []
+        for index, path in enumerate(files):
             try:
                 made.append(preprocess(path, wanted))
             except BadImage:
                 continue
+            opened.append(index)
         if not made:
             raise BadImage("none of the pictures can be opened")
-        return torch.cat(made)
+        return torch.cat(made), opened
 
 
 def steps(network: Model, known: Mapping[str, Any]) -> Preprocessing:
@@ -172,15 +181,19 @@ def _classes(count: int) -> dict[str, int]:
         known = labels(table.stem)
         if len(known) == count:
             named = {label.wnid: index for index, label in enumerate(known) if label.wnid}
-            return named | {label.name.lower(): index for index, label in enumerate(known)}
+            often = Counter(label.name.lower() for label in known)  # ImageNet has two cranes
+            return named | {label.name.lower(): index for index, label in enumerate(known) if often[label.name.lower()] == 1}
     return {}
 
 
-def _class_of(path: Path, classes: Mapping[str, int], count: int) -> int | None:
+def _words(path: Path) -> tuple[str, str]:
+    return path.parent.name.lower(), re.split(r"[_\-. ]", path.stem)[0].lower()
+
+
+def _class_of(path: Path, classes: Mapping[str, int]) -> int | None:
     """Find the class in the name of a picture's folder or, before a `_`, of its file."""
-    for word in (path.parent.name, re.split(r"[_\-. ]", path.stem)[0]):
-        if word.lower() in classes:
-            return classes[word.lower()]
-        if word.isdigit() and not classes and int(word) < count:
-            return int(word)
-    return None
+    return next((classes[word] for word in _words(path) if word in classes), None)
+
+
+def _numbered(path: Path, count: int) -> int | None:
+    return next((int(word) for word in _words(path) if word.isdigit() and len(word) < 6 and int(word) < count), None)

@@ -14,7 +14,7 @@ from convert.conversion import Spatial, Undecided
 from convert.diagnose import Diagnosis
 from convert.evidence import Decision
 from convert.source import Convention, Source
-from weights import Preprocessing
+from weights import ConvertError, Preprocessing
 from zoo.converted import Conversion
 from zoo.foreign import NOTES, Foreign, adopted, load, notes
 from zoo.model import Model
@@ -33,14 +33,33 @@ def decided(
     keywords: Mapping[str, Any],
     progress: Callable[[str], None],
 ) -> tuple[Foreign, Decision | None]:
-    """Adopt the file's tensors; where it doesn't say how its kernels lie, let evidence decide."""
-    try:
-        return adopted(source, model, convention=convention, spatial=spatial, **keywords), None
-    except Undecided:
-        if not pictures:
-            raise
-    unknown = source.layout.convention if source.positional and source.layout else None
-    open_convention = convention is None and "unknown" in (source.conventions | {unknown})
+    """Adopt the file's tensors; where it doesn't say how its kernels lie, let evidence decide, also on what the user says of them.
+
+    Raises:
+        Undecided: the file is silent, and so is the user, and the evidence is absent or too weak.
+        ConvertError: the evidence contradicts the user.
+    """
+    laid = source.layout.convention if source.positional and source.layout else None
+    silent = "unknown" in (source.conventions | {laid}) or source.spatial == "unknown"
+    weigh = silent and pictures.files and pictures.reference is None  # a reference contradicts by itself, and tells the cause
+    told = (convention, spatial) if weigh and (convention or spatial) else None
+    if told is None:
+        try:
+            return adopted(source, model, convention=convention, spatial=spatial, **keywords), None
+        except Undecided:
+            if not pictures:
+                raise
+    else:
+        given = adopted(source, model, convention=convention, spatial=spatial, **keywords)
+        try:
+            weighed, decision = decided(source, model, None, None, pictures, keywords, progress)
+        except Undecided:
+            return given, None
+        if told != (weighed.convention if convention else None, weighed.spatial if spatial else None):
+            words = " and ".join(word for word in (convention, spatial) if word)
+            raise ConvertError(f"{source.path} is said to be {words}, and the evidence says otherwise: {decision}\nLeave that option out.")
+        return given, decision
+    open_convention = convention is None and "unknown" in (source.conventions | {laid})
     choices: list[Convention | None] = ["convolution", "correlation"] if open_convention else [convention]
     candidates: dict[str, Foreign] = {}
     for c in choices:

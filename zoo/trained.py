@@ -87,7 +87,13 @@ def trained(
     record, tensors = _read(model, source, verify, progress, kernel_convention, spatial, num_classes is not None, options)
     network, state = _build(model, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)
-    _assign(network, state, record)
+    try:
+        _assign(network, state, record)
+    except WeightsMismatch as error:
+        head = network.classifiers[0]
+        if error.missing and not error.unexpected and all(name.startswith(f"{head}.") for name in error.missing):
+            error.args = (f"{error.args[0]}\nOnly its classifier is missing: num_classes=… puts a new one on the trained body.",)
+        raise
     network.eval()
     network.checkpoint = _settled(record, network, options)
     if in_channels is not None and in_channels != network.in_channels:
@@ -215,7 +221,8 @@ def _read(
             if path.is_dir():
                 raise UnknownWeights(f"{path} is a folder, and no checkpoint of a kind that is one (TensorFlow's, Orbax)") from None
             raise
-        if format not in ("safetensors", "pytorch"):
+        told = kernel_convention != "auto" or spatial != "auto"
+        if told or format not in ("safetensors", "pytorch"):
             return _foreign(model, path, format, kernel_convention, spatial, new_head, options)
         sha256, buffer = weights.read_file(path)
         record = _unknown(model, str(path), sha256=sha256)

@@ -51,7 +51,9 @@ def sniff(path: Path) -> str:
     for name, module in formats().items():
         if module.sniff(path, head):
             return name
-    shown = head[:16].hex(" ") or ("a folder" if path.is_dir() else "nothing")
+    if path.is_file() and not head:
+        raise UnsupportedFormat(f"{path} is no weight file: it is empty; fetch it again")
+    shown = head[:16].hex(" ") or "a folder"
     raise UnsupportedFormat(f"{path} is no weight file that a reader here knows; it begins with {shown}. Formats: {', '.join(formats())}")
 
 
@@ -91,6 +93,6 @@ def for_writing(path: Path, format: str = "auto") -> ModuleType:
         default=None,
     )
     if best is None:
-        known = ", ".join(f"{module.SUFFIXES[0]} ({name})" for name, module in writers.items())
+        known = ", ".join(f"{' '.join(module.SUFFIXES)} ({name})" for name, module in writers.items())
         raise ConvertError(f"{path.name}: no format is written with this ending; there are {known}. --to names one.")
     return best[1]

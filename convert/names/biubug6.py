@@ -30,3 +30,8 @@ def _theirs(module: str) -> str:
     stage, block = PLACES[index]
     layer = 3 * inner[0] + inner[1] if len(inner) == 2 else inner[0]
     return f"stage{stage}.{block}.{layer}"
+
+
+def options(family: Sequence[str]) -> dict[str, str]:
+    """Tell the constructor keywords with which ours computes what theirs does: every activation leaks."""
+    return {"activation": "leaky_relu_0.1"} if "MobileNetV1" in family else {}

@@ -120,7 +120,7 @@ def mend(name: str) -> str:
 
 def options(family: Sequence[str]) -> dict[str, Any]:
     """List the constructor keywords with which ours computes what these networks do."""
-    if "DenseNet" in family:
+    if "DenseNet" in family and "CIFARDenseNet" not in family:
         return {"ceil_mode": True}
     if "ResNet" not in family:
         return {}

@@ -72,7 +72,7 @@ def test_statistics_of_the_very_images_agree_and_those_of_a_flipped_network_do_n
 
 
 def test_the_mismatch_is_the_formula() -> None:
-    norm = nn.BatchNorm2d(2, eps=0.0)
+    norm = nn.BatchNorm2d(2, eps=1e-12)
     norm.running_mean.copy_(torch.tensor([1.0, 2.0]))  # pyright: ignore[reportOptionalMemberAccess]
     norm.running_var.copy_(torch.tensor([4.0, 0.25]))  # pyright: ignore[reportOptionalMemberAccess]
     x = torch.tensor([[[[0.0, 2.0]], [[5.0, 7.0]]]])  # means 1 and 6, variances 1 and 1

@@ -30,8 +30,8 @@ def fill(file: h5py.File, draw: np.random.Generator) -> None:
     file.create_dataset("chunks", data=numbers, chunks=(32, 20))
     file.create_dataset("many_chunks", data=numbers.reshape(-1)[:3000], chunks=(2,))
     file.create_dataset("many_packed", data=numbers.reshape(-1)[:3000], chunks=(2,), compression="gzip")
-    file.create_dataset("unwritten", shape=(4, 5), fillvalue=7.5)
-    file.create_dataset("partly", shape=(40, 5), fillvalue=7.5, chunks=(4, 5))
+    file.create_dataset("unwritten", shape=(4, 5), dtype="f4", fillvalue=7.5)
+    file.create_dataset("partly", shape=(40, 5), dtype="f4", fillvalue=7.5, chunks=(4, 5))
     file["partly"][3:6] = 1
     for number in range(300):
         file.create_group(f"crowd/a_rather_long_name_{number:04}")
@@ -74,10 +74,10 @@ def compare(ours: Group, theirs: h5py.Group) -> int:
     return seen
 
 
-@pytest.mark.parametrize("version", ["earliest", "latest"])
+@pytest.mark.parametrize("version", ["earliest", "v110"])
 @pytest.mark.parametrize("block", [0, 512, 2048])
 def test_it_reads_what_the_library_writes(tmp_path: Path, version: str, block: int) -> None:
-    with h5py.File(tmp_path / "a.h5", "w", libver=version, userblock_size=block) as file:
+    with h5py.File(tmp_path / "a.h5", "w", libver=("earliest", "v108" if version == "earliest" else version), userblock_size=block) as file:
         fill(file, np.random.default_rng(0))
     with h5py.File(tmp_path / "a.h5") as file:
         assert compare(Hdf5(tmp_path / "a.h5").root, file) == 18
