@@ -357,7 +357,10 @@ def naming_for(format: str, to_naming: str, model: type[Model], network: Model) 
             raise ConvertError(f"the naming {to_naming} has no {model.__name__}; --to names another, or a format")
         return to_naming
     usual = DEFAULT_NAMING.get(format, "torchvision")
-    return usual if usual in names.NAMINGS and names.rows(usual, model, shapes) else "torchvision"
+    rows, state = names.rows(usual, model, shapes), network.state_dict()
+    # Metalhead's VGG with BatchNorm has no biases in its convolutions, so a network that has some can't take its names
+    lost = any("bias" in row.lacks and row.kind != "norm" and bool(state[f"{row.ours}.bias"].any()) for row in rows)
+    return usual if rows and not lost else "torchvision"
 
 
 def _constructor(foreign: Foreign, network: Model) -> dict[str, Any]:
