@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # before anybody imports it: its own choice is TensorFlow, and slow to load
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton, which reads it once
 
 REAL = Path(os.environ.get("ZOO_REAL", Path(__file__).parents[2] / "shared"))
 """Real checkpoints, photographs and CIFAR-10 as JPEG, where someone keeps them beside the checkout."""
@@ -18,8 +21,6 @@ REAL = Path(os.environ.get("ZOO_REAL", Path(__file__).parents[2] / "shared"))
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect, not skip, what this machine has no device or no files for."""
-    import torch
-
     absent = set()
     if not torch.cuda.is_available():
         absent.add("gpu")

@@ -8,6 +8,7 @@ from weights import NoPretrainedWeights as NoPretrainedWeights, WeightsError as 
 from zoo import alexnet, googlenet, inception, mobilenet, xception
 from zoo.densenet import CIFARDenseNet, DenseNet
 from zoo.efficientnet import EfficientNet
+from zoo.kernels import Fast as Fast, fast as fast, plain as plain, why as why
 from zoo.model import CATALOGUE as CATALOGUE, Model as Model
 from zoo.predict import Prediction as Prediction, predict as predict
 from zoo.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
-from zoo import cli_convert
+from zoo import cli_bench, cli_convert
 from zoo.console import (
     BuildOption,
     JsonOption,
@@ -295,36 +295,7 @@ def demo(
     out.print(f"Next: {command} list, {command} info VGG19, {command} predict PHOTO --model ResNet50", soft_wrap=True)
 
 
-@app.command()
-def bench(
-    what: Annotated[str, typer.Option(help="load: construct and load, beside torchvision.")] = "load",
-    model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", autocompletion=names, help="Networks; VGG19 and ResNet50 if left out.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; medians are printed.")] = 5,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure, the peer beside ours in one process."""
-    from zoo.bench import load, versions
-
-    if what != "load":
-        raise typer.BadParameter(f"there is a measurement of load, not of {what!r}", param_hint="--what")
-    results = {name: load(model_class(name), rounds) for name in model or ["VGG19", "ResNet50"]}
-    if as_json:
-        print_json({"machine": versions(), "results": {name: [asdict(t) for t in timings] for name, timings in results.items()}})
-        return
-    table = Table(box=None, header_style="bold")
-    table.add_column("network")
-    table.add_column("construct and load, warm cache")
-    table.add_column("median ms", justify="right")
-    table.add_column("faster", justify="right")
-    for name, timings in results.items():
-        for t in timings:
-            table.add_row(name, t.way, f"{1000 * t.seconds:.1f}", f"{t.ratio:.1f}x")
-    out.print(table)
-    out.print(f"[dim]{versions()}[/dim]")
-
-
+app.command()(cli_bench.bench)
 app.command("inspect")(cli_convert.inspect)
 app.command()(cli_convert.convert)
 app.command()(cli_convert.diff)

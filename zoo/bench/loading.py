@@ -1,11 +1,10 @@
-"""Measurements that print the peer beside ours: the same files, one process, alternating, medians."""
+"""Construct and load, the peer beside ours: the same files, one process, alternating, medians."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from zoo.bench.subject import torchvision_builder
 from zoo.model import Model
 from zoo.trained import trained
 
@@ -74,17 +74,6 @@ def load(model: type[Model], rounds: int = 5, with_timm: bool = True) -> list[Ti
         return alternate(ways, rounds)
 
 
-def torchvision_builder(model: type[Model]) -> Callable[[], nn.Module] | None:
-    """Return torchvision's constructor of the same network, untrained, or None where it has none."""
-    import torchvision
-
-    folded = model.__name__.lower().replace("_", "")
-    for name in torchvision.models.list_models(module=torchvision.models):
-        if name.replace("_", "") == folded:
-            return torchvision.models.get_model_builder(name)
-    return None
-
-
 def _timm_peer(model: type[Model], folder: Path) -> Callable[[], nn.Module] | None:
     """Return timm's way of constructing and loading the network, from a file of its own names; None where it has no such network."""
     name = model.__name__.lower()
@@ -97,20 +86,6 @@ def _timm_peer(model: type[Model], folder: Path) -> Callable[[], nn.Module] | No
     file = folder / f"{name}.timm.pth"
     torch.save(timm.create_model(name).state_dict(), file)
     return lambda: _construct_and_load(lambda: timm.create_model(name), file)
-
-
-def versions() -> str:
-    """Name the machine's processor and threads, the date, and the versions that a timing belongs to."""
-    import torchvision
-
-    cpu = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine())
-    libraries = f"torch {torch.__version__}, torchvision {torchvision.__version__}"
-    return f"{time.strftime('%Y-%m-%d')}, {cpu}, {torch.get_num_threads()} threads, {libraries}"
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.is_file() else []
 
 
 def _construct_and_load(build: Callable[[], nn.Module], file: Path) -> nn.Module:

@@ -1,0 +1,111 @@
+"""Timing in turns: throughput of calls behind each other, and the latency of one call that is waited for."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Calls = Mapping[str, Callable[[], object]]
+Samples = dict[str, list[float]]
+BLOCK_US = 2000.0
+"""A sample on the CPU is as many calls as last about this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How calls are timed.
+
+    Both take calls by name and a number of rounds, and return the microseconds of one call by name, a sample a round.
+    """
+
+    throughput: Callable[[Calls, int], Samples]
+    latency: Callable[[Calls, int], Samples]
+
+
+def clock(device: torch.device) -> Clock:
+    """Return the device's clock: events on a GPU, for throughput; the host's clock around one call and its end, for latency."""
+    if device.type == "cuda":
+        from zoo.kernels.timing import alternate
+
+        return Clock(lambda calls, rounds: alternate(calls, rounds), lambda calls, rounds: _turns(calls, rounds, 1, torch.cuda.synchronize))
+    return Clock(lambda calls, rounds: _turns(calls, rounds, None), lambda calls, rounds: _turns(calls, rounds, 1))
+
+
+def _turns(calls: Calls, rounds: int, inner: int | None, settle: Callable[[], object] = lambda: None) -> Samples:
+    """Time each call once a round, beginning with another one each time; `inner` calls make a sample, None chooses."""
+    counts = {name: inner or max(1, min(50, round(BLOCK_US / max(_span(call, 1, settle), 1.0)))) for name, call in calls.items()}
+    times: Samples = {name: [] for name in calls}
+    order = list(calls)
+    for _ in range(rounds):
+        for name in order:
+            times[name].append(_span(calls[name], counts[name], settle) / counts[name])
+        order = order[1:] + order[:1]
+    return times
+
+
+def _span(call: Callable[[], object], count: int, settle: Callable[[], object]) -> float:
+    settle()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    settle()
+    return 1e6 * (time.perf_counter() - start)
+
+
+def median_and_spread(samples: list[float]) -> tuple[float, float, float]:
+    """Return the median, the 10th and the 90th percentile, interpolated linearly between samples."""
+    ordered = sorted(samples)
+
+    def at(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+    return at(0.5), at(0.1), at(0.9)
+
+
+class Memory:
+    """What a way holds on a GPU between its calls, and what a call takes on top, apart from all other ways.
+
+    What it holds is its live tensors and the private pools of its CUDA graphs, whose memory nobody else can use although the
+    allocator counts it as free.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.held = self._held()
+
+    def peak_mib(self, call: Callable[[], object]) -> float | None:
+        """Return the peak during a call, in MiB above what was there when this was made; None on a CPU."""
+        if self.device.type != "cuda":
+            return None
+        held = self._held() - self.held
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        result = call()
+        torch.cuda.synchronize(self.device)
+        transient = torch.cuda.max_memory_allocated(self.device) - before
+        del result
+        return (held + transient) / 2**20
+
+    def _held(self) -> int:
+        if self.device.type != "cuda":
+            return 0
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.memory_allocated(self.device) + pooled(torch.cuda.memory_snapshot(), self.device.index or 0)
+
+
+def pooled(segments: list[dict[str, Any]], index: int) -> int:
+    """Return the bytes of private pools that no live tensor holds, from the allocator's snapshot."""
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in segments
+        if segment.get("device", 0) == index and tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+    )

@@ -1,0 +1,277 @@
+"""Time inference in cells of a network and a batch: every way built, proven, weighed, and then timed in turns with all others."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.bench.clock import Clock, Memory, clock, median_and_spread
+from zoo.bench.floor import floor_us
+from zoo.bench.machine import facts
+from zoo.bench.peers import OURS, WARMUPS, Call, Way
+from zoo.bench.record import Record, today
+from zoo.bench.subject import Subject, relative_error, subject, tf32
+from zoo.model import Model
+
+FIGURE = ("ResNet50", "ResNet101", "VGG19")
+"""The networks of the figure: those that Torch.jl compared frameworks with."""
+BATCHES = (1, 32, 256)
+CPU_BATCHES = (1, 8)
+OUR_SLACK, PEER_SLACK = 1.1, 2.0
+"""Allowed error over plain eager's in the same dtype: ours promises the first; a peer promises nothing, and must compute this network."""
+EXACT_LIMIT, TF32_LIMIT = 1e-4, 5e-2
+"""Allowed relative error of float32, whose sums have another order, and of TF32, whose operands have ten bits."""
+CELL_US = 20e6
+"""Time that the rounds of a cell may take: a large network gets fewer of them, never below `FEWEST`."""
+FEWEST = 5
+
+
+class DeviceLost(RuntimeError):
+    """A way has broken the device's context: nothing more can be measured in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run measures.
+
+    Attributes:
+        models: networks of the catalogue.
+        batches: images in a call.
+        ways: ours and its peers.
+        device: where.
+        dtype: of the ways that are not bound to float32.
+        rounds: samples of each way.
+        tune: what `fast` is to tune: "none", "quick" or "full".
+    """
+
+    models: Sequence[type[Model]]
+    batches: Sequence[int]
+    ways: Sequence[Way]
+    device: torch.device
+    dtype: torch.dtype
+    rounds: int = 20
+    tune: str = "quick"
+
+    def about(self) -> dict[str, Any]:
+        """Describe the device, the versions and the settings, for the record."""
+        return {**facts(self.device), "dtype": str(self.dtype).removeprefix("torch."), "tune": self.tune, "date": today()}
+
+
+def run(
+    plan: Plan,
+    *,
+    path: Path | None = None,
+    resume: bool = False,
+    budget_s: float | None = None,
+    say: Callable[[str], object] = lambda line: None,
+    measure: Callable[[Plan, type[Model], int], dict[str, Any]] | None = None,
+) -> Record:
+    """Measure cell by cell; the record is written after each, so that an interruption loses only the cell it hits.
+
+    Args:
+        plan: what to measure.
+        path: of the record; None keeps it in memory.
+        resume: keep the cells of the record at `path` that have all of the plan's ways, and measure the others.
+        budget_s: start no further cell after so many seconds.
+        say: gets a line before each cell and at the end of the budget.
+        measure: measures a cell; `measure_cell` if left out.
+
+    Returns:
+        The record.
+
+    Raises:
+        ValueError: the record to resume belongs to another device, dtype or version.
+        DeviceLost: a way has broken the device; the record holds what was measured.
+    """
+    start = time.monotonic()
+    record = Record(plan.about())
+    if resume and path is not None and path.is_file():
+        record = Record.read(path)
+        if other := record.differs(plan.about()):
+            raise ValueError(f"{path} holds measurements of {other}; write to another file")
+    names = {way.name for way in plan.ways}
+    wanted = [(cls, batch) for cls in plan.models for batch in plan.batches]
+    todo = [(cls, batch) for cls, batch in wanted if not names <= set((record.cell(cls.__name__, batch) or {"ways": ()})["ways"])]
+    if path is not None:
+        record.write(path)
+    for done, (cls, batch) in enumerate(todo):
+        if budget_s is not None and time.monotonic() - start > budget_s:
+            say(f"the budget of {budget_s:g} s is spent; {len(todo) - done} of {len(wanted)} cells are left for --resume")
+            break
+        say(f"{cls.__name__}, batch {batch} ({len(wanted) - len(todo) + done + 1} of {len(wanted)})")
+        cell = (measure or measure_cell)(plan, cls, batch)
+        lost = cell.pop("device_lost", False)
+        record.put(cell)
+        if path is not None:
+            record.write(path)
+        if lost:
+            raise DeviceLost(f"{cls.__name__} at batch {batch} broke the device: {cell['failed']}; go on in a new process with --resume")
+    return record
+
+
+def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None = None) -> dict[str, Any]:
+    """Measure one network at one batch.
+
+    Args:
+        plan: what to measure it by.
+        cls: the network.
+        batch: images in a call.
+        watch: times the calls; the device's clock if left out.
+
+    Returns:
+        JSON-able: `model`, `batch`, `size`, `twin`, `date`, `seconds`, `rounds`, `floor_us`, `plain_error`, `fastest_peer`, `ratio` (our
+        images a second over the fastest peer's) and `ways`: by name `build_s`, `error`, `limit`, `memory_mib`, `images_s`, `us` and
+        `latency_us` with `_low` and `_high` (10th and 90th percentile), `roofline` (share of it); or `failed`, and no figures.
+        `failed` of the cell itself where there is no reference.
+    """
+    start = time.monotonic()
+    cell: dict[str, Any] = {"model": cls.__name__, "batch": batch, "size": cls.input_size, "date": today(), "ways": {}}
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True  # stock PyTorch at its best: cuDNN may choose by timing
+    try:
+        with _current(plan.device), tf32(False):  # a way that uses TF32 says so call by call
+            _measure(cell, plan, cls, batch, watch or clock(plan.device))
+    except Exception as error:
+        cell["failed"] = _words(error)
+        for way in plan.ways:
+            if "failed" not in cell["ways"].get(way.name, {}):
+                cell["ways"][way.name] = {"failed": f"the cell failed: {_words(error)}"}
+        cell["device_lost"] = isinstance(error, DeviceLost)
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        _forget(plan.device)
+    cell["seconds"] = round(time.monotonic() - start, 1)
+    return cell
+
+
+def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, watch: Clock) -> None:
+    s = subject(cls, batch, plan.device, plan.dtype)
+    s.prepare()
+    plain = s.plain_error if math.isfinite(s.plain_error) else None
+    cell |= {"twin": s.twin, "plain_error": plain, "floor_us": floor_us(cls, batch, plan.device, plan.dtype)}
+    calls: dict[str, Call] = {}
+    for way in plan.ways:
+        row = cell["ways"][way.name] = {}
+        call = _attempt(row, plan, partial(_build, way, s, plan.tune, row))
+        if call is not None:
+            calls[way.name] = call
+    with torch.inference_mode():
+        spans = {}
+        for name in list(calls):  # all of them are there now: what fits alone may not fit beside the others
+            span = _attempt(cell["ways"][name], plan, partial(_span, calls[name], plan.device))
+            if span is None:
+                del calls[name]
+            else:
+                spans[name] = span
+        if not calls:
+            return
+        rounds = max(min(FEWEST, plan.rounds), min(plan.rounds, int(CELL_US / sum(max(2000.0, 2 * span) for span in spans.values()))))
+        cell["rounds"] = rounds
+        throughput, latency = watch.throughput(calls, rounds), watch.latency(calls, rounds)
+    for name in calls:
+        _note(cell["ways"][name], batch, throughput[name], latency[name], cell["floor_us"])
+    _compare(cell)
+
+
+def _build(way: Way, s: Subject, tune: str, row: dict[str, Any]) -> Call:
+    """Build a way, prove it and weigh it; raises ValueError where it computes another network."""
+    memory = Memory(s.device)
+    start = time.monotonic()
+    with torch.no_grad():
+        call = way.build(s, tune)
+    with torch.inference_mode():
+        out: Tensor = call()
+        for _ in range(WARMUPS):
+            out = call()
+        if s.device.type == "cuda":
+            torch.cuda.synchronize(s.device)
+        row["build_s"] = round(time.monotonic() - start, 2)
+        error, limit = relative_error(out, s.reference), allowed(way, s)
+        del out
+        if not error <= limit:
+            raise ValueError(f"red: relative error {error:.1e}, allowed {limit:.1e}")
+        row |= {"error": error, "limit": limit, "memory_mib": memory.peak_mib(call)}
+    return call
+
+
+def allowed(way: Way, s: Subject) -> float:
+    """Return the relative error against float32 eager up to which a way's figures count."""
+    if way.uses_tf32:
+        return TF32_LIMIT
+    if way.exact or s.dtype == torch.float32:
+        return EXACT_LIMIT
+    return (OUR_SLACK if way.name == OURS else PEER_SLACK) * s.plain_error
+
+
+def _attempt(row: dict[str, Any], plan: Plan, act: Callable[[], Any]) -> Any:
+    """Return what `act` does, or None, and its error in the row: one way's failure is no reason to measure nothing."""
+    try:
+        return act()
+    except Exception as error:
+        row.clear()
+        row["failed"] = _words(error)
+    gc.collect()  # outside of the except clause, whose traceback holds the way's tensors
+    if plan.device.type == "cuda":
+        try:
+            torch.cuda.synchronize(plan.device)
+        except RuntimeError as error:
+            raise DeviceLost(row["failed"]) from error
+        torch.cuda.empty_cache()
+    return None
+
+
+def _span(call: Call, device: torch.device) -> float:
+    start = time.monotonic()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return 1e6 * (time.monotonic() - start)
+
+
+def _note(row: dict[str, Any], batch: int, throughput: list[float], latency: list[float], floor: float | None) -> None:
+    for key, samples in (("us", throughput), ("latency_us", latency)):
+        row[key], row[f"{key}_low"], row[f"{key}_high"] = median_and_spread(samples)
+    row["images_s"] = 1e6 * batch / row["us"]
+    row["roofline"] = None if floor is None else floor / row["us"]
+
+
+def _compare(cell: dict[str, Any]) -> None:
+    """Put our images a second over those of the fastest peer of this cell."""
+    rates = {name: row["images_s"] for name, row in cell["ways"].items() if "images_s" in row}
+    peers = {name: rate for name, rate in rates.items() if name != OURS}
+    if peers:
+        cell["fastest_peer"] = max(peers, key=lambda name: peers[name])
+        if OURS in rates:
+            cell["ratio"] = rates[OURS] / peers[cell["fastest_peer"]]
+
+
+def _words(error: BaseException) -> str:
+    """Return an error's name and the first line of what it says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    return text[:200] if text.startswith("red:") else f"{type(error).__name__}: {text[:200]}".rstrip(": ")
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _forget(device: torch.device) -> None:
+    """Free what the compiler and the allocator keep for the cell before."""
+    if dynamo := sys.modules.get("torch._dynamo"):  # its import alone takes seconds
+        dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # of a device that is lost
+            torch.cuda.empty_cache()

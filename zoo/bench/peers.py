@@ -1,0 +1,255 @@
+"""The ways to run a network: ours, and what PyTorch and the CPU engines offer, each as its own documentation would have it."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib.util
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from zoo.bench.subject import Subject, tf32
+from zoo.model import Model
+
+Call = Callable[[], Tensor]
+OURS = "fast"
+SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+WARMUPS = 3
+"""Calls of a new way before it is captured or measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a network.
+
+    Attributes:
+        name: for `--peers` and records.
+        label: for tables and charts; `{dtype}` stands for the measured dtype.
+        says: one line for the page.
+        build: takes the subject and what `fast` is to tune, and returns a call on the subject's images.
+        devices: "cuda" or "cpu", where it exists.
+        exact: computes in float32, whatever the measured dtype.
+        uses_tf32: its float32 products are TF32's.
+        standard: measured unless `--peers` says otherwise.
+        needs: the package without which it is left out.
+    """
+
+    name: str
+    label: str
+    says: str
+    build: Callable[[Subject, str], Call]
+    devices: tuple[str, ...] = ("cuda", "cpu")
+    exact: bool = False
+    uses_tf32: bool = False
+    standard: bool = True
+    needs: str | None = None
+
+
+class _Halves(nn.Module):
+    """A zoo network without its input check, which torch.fx can't trace."""
+
+    def __init__(self, network: Model) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network.head(self.network.body(x))
+
+
+def folded(module: nn.Module) -> nn.Module:
+    """Return a copy whose BatchNorms are folded into the convolutions before them, by torch's own `fuse`."""
+    from torch.fx.experimental.optimization import fuse
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.fx deprecates what torch.fx calls
+        return fuse(_Halves(copy.deepcopy(module)).eval() if isinstance(module, Model) else module)
+
+
+def _ours(s: Subject, tune: str) -> Call:
+    from zoo.kernels import fast
+
+    images = s.input(s.dtype, channels_last=True)
+    network = fast(s.own, s.device, s.dtype, tune=cast(Any, tune), example=images, progress=False)
+    return lambda: network(images)
+
+
+def _eager(exact: bool = False, channels_last: bool = False, with_tf32: bool = False) -> Callable[[Subject, str], Call]:
+    def build(s: Subject, tune: str) -> Call:
+        del tune
+        dtype = torch.float32 if exact else s.dtype
+        network, images = s.placed(s.peer, dtype, channels_last), s.input(dtype, channels_last)
+        if not with_tf32:
+            return lambda: network(images)
+
+        def call() -> Tensor:
+            with tf32(True):
+                return network(images)
+
+        return call
+
+    return build
+
+
+def _compiled(mode: str | None = None) -> Callable[[Subject, str], Call]:
+    def build(s: Subject, tune: str) -> Call:
+        del tune
+        network, images = s.placed(s.peer, s.dtype, channels_last=True), s.input(s.dtype, channels_last=True)
+        if mode is None and s.device.type == "cpu":
+            call: Any = torch.compile(network, dynamic=False, options={"freezing": True})
+        else:
+            call = torch.compile(network, dynamic=False, mode=mode)
+        return lambda: call(images)
+
+    return build
+
+
+def _recipe(s: Subject, tune: str) -> Call:
+    del tune
+    network = s.placed(folded(s.peer), s.dtype, channels_last=True)
+    images = s.input(s.dtype, channels_last=True)
+    compiled: Any = torch.compile(network, dynamic=False)
+    return _graphed(lambda: compiled(images))
+
+
+def _graphed(call: Call) -> Call:
+    """Capture a call; the replay reads the very tensor that the call read, and writes where it wrote."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUPS):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return out
+
+    return replay
+
+
+def _onnxruntime(s: Subject, tune: str) -> Call:
+    del tune
+    import onnxruntime
+
+    if s.dtype != torch.float32:
+        raise ValueError("onnxruntime's CPU engine computes these networks in float32 only")
+    images = s.input(torch.float32)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    with tempfile.TemporaryDirectory(prefix="zoo-bench-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter about itself
+        file = Path(folder) / "network.onnx"
+        torch.onnx.export(s.peer, (images,), file, dynamo=True, verbose=False)
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    feed = {session.get_inputs()[0].name: images.numpy()}
+    return lambda: torch.from_numpy(session.run(None, feed)[0])
+
+
+def _openvino(s: Subject, tune: str) -> Call:
+    del tune
+    import openvino
+
+    images = s.input(torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates the tracing that OpenVINO reads
+        network = openvino.convert_model(s.peer, example_input=images, input=[tuple(images.shape)])
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": {torch.bfloat16: "bf16", torch.float16: "f16"}.get(s.dtype, "f32"),
+    }
+    request = openvino.Core().compile_model(network, "CPU", settings).create_infer_request()
+    array = images.numpy()
+    return lambda: torch.from_numpy(request.infer([array], share_inputs=True, share_outputs=True)[0])
+
+
+_WAYS = (
+    Way(OURS, "fast()", "`fast(network)`; the time includes copying the images into its graph and the answer out of it", _ours),
+    Way("eager-fp32", "eager fp32", "eager, float32 without TF32, NCHW", _eager(exact=True), exact=True),
+    Way(
+        "eager-tf32",
+        "eager TF32",
+        "eager, float32 as PyTorch ships: TF32 in convolutions, not in products, NCHW",
+        _eager(exact=True, with_tf32=True),
+        devices=("cuda",),
+        exact=True,
+        uses_tf32=True,
+    ),
+    Way("eager", "eager {dtype}", "eager, {dtype}, NCHW", _eager()),
+    Way("eager-cl", "eager {dtype} cl", "eager, {dtype}, channels_last", _eager(channels_last=True)),
+    Way("compile", "compile", "`torch.compile`, {dtype}, channels_last (on a CPU with `freezing`)", _compiled()),
+    Way(
+        "max-autotune",
+        "max-autotune",
+        '`torch.compile(mode="max-autotune")`, {dtype}, channels_last; its own CUDA graphs copy the images too',
+        _compiled("max-autotune"),
+        devices=("cuda",),
+    ),
+    Way(
+        "recipe",
+        "fold+compile+graph",
+        "the strongest stock recipe: BatchNorm folded by `torch.fx`, `torch.compile`, {dtype}, channels_last, one CUDA graph that is "
+        "replayed where its images lie, nothing is copied",
+        _recipe,
+        devices=("cuda",),
+    ),
+    Way("onnxruntime", "onnxruntime", "onnxruntime, float32", _onnxruntime, devices=("cpu",), needs="onnxruntime"),
+    Way("openvino", "OpenVINO", "OpenVINO, {dtype}, latency hint", _openvino, devices=("cpu",), needs="openvino"),
+)
+WAYS: dict[str, Way] = {way.name: way for way in _WAYS}
+
+
+def select(peers: Iterable[str] | None, device: torch.device, dtype: torch.dtype, ways: dict[str, Way] | None = None) -> list[Way]:
+    """Choose the ways of a run: ours and its peers, in the table's order.
+
+    Args:
+        peers: their names; None for the standard ones of the device that are installed.
+        device: where they run.
+        dtype: what they compute in; in float32 `eager` is `eager-fp32`, and is left out.
+        ways: the table.
+
+    Returns:
+        At least ours.
+
+    Raises:
+        ValueError: no peer of that name, none on that device, or its package is missing; the message says which there are.
+    """
+    table = WAYS if ways is None else ways
+    here = {n: w for n, w in table.items() if device.type in w.devices and not (n == "eager" and dtype == torch.float32)}
+    if peers is None:
+        return [way for way in here.values() if way.standard and not _missing(way) and _fits(way, dtype)]
+    asked = {name.strip() for name in peers} | {OURS}
+    for name in sorted(asked):
+        if name not in here:
+            near = difflib.get_close_matches(name, here, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            on = f"{device.type} in {str(dtype).removeprefix('torch.')}"
+            raise ValueError(f"no peer {name!r} on {on}{hint or '.'} There are {', '.join(n for n in here if n != OURS)}.")
+        if _missing(here[name]):
+            raise ValueError(f"the peer {name} needs the package {here[name].needs}, which is not installed")
+    return [way for name, way in here.items() if name in asked]
+
+
+def label(name: str, dtype: str) -> str:
+    """Return a way's label with the dtype's short name, "bf16"; the name itself where the table has none such."""
+    short = {str(key).removeprefix("torch."): value for key, value in SHORT.items()}
+    return WAYS[name].label.format(dtype=short.get(dtype, dtype)) if name in WAYS else name
+
+
+def _missing(way: Way) -> bool:
+    return way.needs is not None and importlib.util.find_spec(way.needs) is None
+
+
+def _fits(way: Way, dtype: torch.dtype) -> bool:
+    return way.name != "onnxruntime" or dtype == torch.float32

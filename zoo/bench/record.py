@@ -1,0 +1,125 @@
+"""The record of a measurement: one JSON file, written whole after every cell, readable without us."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zoo.bench.peers import OURS, WAYS
+
+FORMAT = 1
+SAME = ("type", "device", "dtype", "tune")
+"""What cells of one record have in common, besides the versions of `LIBRARIES`."""
+LIBRARIES = ("torch", "torchvision", "triton", "onnxruntime", "openvino")
+
+
+@dataclass
+class Record:
+    """What was measured, on what.
+
+    Attributes:
+        about: type and name of the device, driver, versions, dtype, tune, date of the first cell.
+        cells: one a network and batch, as `measure` makes them.
+    """
+
+    about: dict[str, Any]
+    cells: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Record:
+        """Read a record.
+
+        Raises:
+            ValueError: the file is no record of this format.
+        """
+        try:
+            value = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is no record of `zoo bench`: {error}") from None
+        if not isinstance(value, dict) or value.get("format") != FORMAT or not {"about", "cells"} <= value.keys():
+            raise ValueError(f"{path} is no record of `zoo bench` in format {FORMAT}; measure again into another file")
+        return cls(value["about"], value["cells"])
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the record; the file appears whole or stays as it was."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            unfinished.write_text(self.text(), encoding="utf-8")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def text(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps({"format": FORMAT, "about": self.about, "cells": self.cells}, indent=1, allow_nan=False) + "\n"
+
+    def cell(self, model: str, batch: int) -> dict[str, Any] | None:
+        """Return the cell of a network and batch, None where it is not measured yet."""
+        return next((c for c in self.cells if (c["model"], c["batch"]) == (model, batch)), None)
+
+    def put(self, cell: dict[str, Any]) -> None:
+        """Add a cell, in place of one of the same network and batch."""
+        for index, old in enumerate(self.cells):
+            if (old["model"], old["batch"]) == (cell["model"], cell["batch"]):
+                self.cells[index] = cell
+                return
+        self.cells.append(cell)
+
+    def differs(self, about: dict[str, Any]) -> str:
+        """Say in what this record was measured differently from `about`, "" where both may share a file."""
+        for key in SAME:
+            if self.about.get(key) != about.get(key):
+                return f"{key} {self.about.get(key)}, not {about.get(key)}"
+        had, has = self.about.get("versions", {}), about.get("versions", {})
+        for library in LIBRARIES:
+            if had.get(library) != has.get(library):
+                return f"{library} {had.get(library)}, not {has.get(library)}"
+        return ""
+
+    @property
+    def batches(self) -> list[int]:
+        """The batches that have cells, ascending."""
+        return sorted({c["batch"] for c in self.cells})
+
+    @property
+    def models(self) -> list[str]:
+        """The networks that have cells, in the order of measurement."""
+        return list(dict.fromkeys(c["model"] for c in self.cells))
+
+    @property
+    def ways(self) -> list[str]:
+        """The ways that any cell has, peers in the table's order and ours last."""
+        found = dict.fromkeys(name for c in self.cells for name in c["ways"])
+        known = [name for name in WAYS if name in found and name != OURS]
+        return [*known, *(name for name in found if name not in WAYS), *([OURS] if OURS in found else [])]
+
+    def dates(self) -> str:
+        """Return the day of the cells, or the first and the last."""
+        days = sorted({c["date"] for c in self.cells})
+        return "" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+    def caption(self) -> str:
+        """Return dates, device, driver and versions in a line."""
+        about, versions = self.about, self.about.get("versions", {})
+        parts = [self.dates(), str(about.get("device", ""))]
+        parts += [f"driver {about['driver']}"] if about.get("driver") else []
+        parts += [f"{about['threads']} threads"] if about.get("threads") else []
+        parts += [f"{name} {version}" for name, version in versions.items() if name != "timm" and self._used(name)]
+        return ", ".join(part for part in parts if part)
+
+    def _used(self, library: str) -> bool:
+        """Whether a version says anything about these cells: Triton's on a GPU only, an engine's where it ran."""
+        if library in ("triton", "cudnn"):
+            return self.about.get("type") == "cuda"
+        return library in self.ways if library in ("onnxruntime", "openvino") else True
+
+
+def today() -> str:
+    """Return the date, 2026-11-21."""
+    return time.strftime("%Y-%m-%d")

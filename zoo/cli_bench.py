@@ -1,0 +1,194 @@
+"""`zoo bench`: what is measured, where it is shown and written."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from zoo.console import err, names, out, print_json
+from zoo.model import CATALOGUE, Model
+from zoo.search import model_class
+
+if TYPE_CHECKING:
+    import torch
+
+    from zoo.bench.inference import Plan
+    from zoo.bench.record import Record
+
+PICTURED = 6
+"""Networks that the grouped picture shows at most."""
+
+
+def bench(
+    what: Annotated[str, typer.Option(help="infer: calls; load: construct and load.")] = "infer",
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--models",
+            "--model",
+            "-m",
+            autocompletion=names,
+            help="Networks with commas between them, figure (ResNet50, ResNet101, VGG19) or all.",
+        ),
+    ] = None,
+    batches: Annotated[str | None, typer.Option(help="Images in a call, 1,32,256; on a CPU 1,8.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; bfloat16 on a GPU, float32 on a CPU.")] = None,
+    peers: Annotated[str | None, typer.Option(help="Peers with commas between them; the device's if left out.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each way; 20, of a load 5.")] = None,
+    tune: Annotated[str, typer.Option(help="What fast() tries: none, quick or full.")] = "quick",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the record there, JSON, after every network and batch.")] = None,
+    resume: Annotated[bool, typer.Option(help="Keep what the record has, measure what it lacks.")] = False,
+    budget_s: Annotated[float | None, typer.Option(min=0, help="Begin no network and batch after so many seconds.")] = None,
+    from_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Measure nothing, show this record.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw bars as PNG there, and all networks beside it as FILE-zoo.png.")
+    ] = None,
+    docs: Annotated[Path | None, typer.Option(metavar="FILE", help="Rewrite the record's section of this document.")] = None,
+) -> None:
+    """Measure, the peers beside ours in one process: parity first, then figures."""
+    named = [name.strip() for part in models or () for name in part.split(",") if name.strip()]
+    if what == "load":
+        _load(named or ["VGG19", "ResNet50"], rounds or 5, as_json)
+        return
+    if what != "infer":
+        raise typer.BadParameter(f"there are measurements of infer and load, not of {what!r}", param_hint="--what")
+    if resume and save is None:
+        raise typer.BadParameter("it goes on with a record, so it needs --save FILE", param_hint="--resume")
+    from zoo.bench.inference import FIGURE, DeviceLost, run
+    from zoo.bench.record import Record
+
+    if from_json is not None:
+        record = Record.read(from_json)
+    else:
+        plan = _plan(named, batches, dtype, peers, device, rounds or 20, tune)
+        try:
+            record = run(plan, path=save, resume=resume, budget_s=budget_s, say=lambda line: err.print(line, style="dim", markup=False))
+        except DeviceLost as error:
+            err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(1) from None
+    _show(record, as_json)
+    pictured = [model_class(n).__name__ for n in named if n not in ("all", "figure")] or FIGURE
+    if not any(model in record.models for model in pictured):
+        pictured = record.models
+    if picture is not None:
+        _draw(record, picture, pictured[:PICTURED])
+    if docs is not None:
+        from zoo.bench import page
+
+        for path in page.write(record, docs, pictured[:PICTURED]):
+            err.print(f"wrote {escape(str(path))}", soft_wrap=True)
+
+
+def _plan(named: list[str], batches: str | None, dtype: str | None, peers: str | None, device: str | None, rounds: int, tune: str) -> Plan:
+
+    from zoo.bench.inference import BATCHES, CPU_BATCHES, FIGURE, Plan
+    from zoo.bench.peers import SHORT, select
+
+    place = _device(device)
+    dtypes = {str(known).removeprefix("torch."): known for known in SHORT}
+    chosen = dtypes.get(dtype or ("bfloat16" if place.type == "cuda" else "float32"))
+    if chosen is None:
+        raise typer.BadParameter(f"{', '.join(dtypes)}, not {dtype!r}", param_hint="--dtype")
+    if tune not in ("none", "quick", "full"):
+        raise typer.BadParameter(f"none, quick or full, not {tune!r}", param_hint="--tune")
+    try:
+        ways = select(None if peers is None else [name for name in peers.split(",") if name.strip()], place, chosen)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--peers") from None
+    found: dict[str, type[Model]] = {}
+    for name in named or ["figure"]:
+        for one in CATALOGUE if name == "all" else FIGURE if name == "figure" else [name]:
+            cls = model_class(one)
+            found[cls.__name__] = cls
+    counts = _batches(batches) or (BATCHES if place.type == "cuda" else CPU_BATCHES)
+    return Plan(list(found.values()), counts, ways, place, chosen, rounds, tune)
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    there = torch.cuda.is_available()
+    try:
+        place = torch.device(name or ("cuda" if there else "cpu"))
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cuda", "cpu"):
+        raise typer.BadParameter(f"cuda or cpu, not {name!r}", param_hint="--device")
+    if place.type == "cuda" and not (there and (place.index or 0) < torch.cuda.device_count()):
+        raise typer.BadParameter(f"there is no {place} on this machine; --device cpu measures here", param_hint="--device")
+    return place
+
+
+def _batches(text: str | None) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        found = [0]
+    if any(batch < 1 for batch in found):
+        raise typer.BadParameter(f"numbers above 0 with commas between them, 1,32,256, not {text!r}", param_hint="--batches")
+    return found
+
+
+def _show(record: Record, as_json: bool) -> None:
+    from zoo.bench.peers import label
+
+    if as_json:
+        sys.stdout.write(record.text())
+        return
+    table = Table(box=None, header_style="bold")
+    for heading in ("network", "batch", "how", "images/s", "10-90 %", "latency ms", "error", "memory MiB", "roofline", "ready s", "ratio"):
+        table.add_column(heading, justify="left" if heading in ("network", "how") else "right", no_wrap=heading != "how")
+    for cell in record.cells:
+        for name in record.ways:
+            row = cell["ways"].get(name)
+            if row is None:
+                continue
+            where = cell["model"], str(cell["batch"]), escape(label(name, record.about["dtype"]))
+            if "failed" in row:
+                table.add_row(*where, f"[red]{escape(row['failed'])}[/red]")
+                continue
+            low, high = (1e6 * cell["batch"] / row[key] for key in ("us_high", "us_low"))
+            ratio = f"{row['images_s'] / cell['ways'][cell['fastest_peer']]['images_s']:.2f}" if cell.get("fastest_peer") else ""
+            memory = "" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f}"
+            share = "" if row["roofline"] is None else f"{row['roofline']:.0%}"
+            figures = f"{row['images_s']:,.0f}", f"{low:,.0f}-{high:,.0f}", f"{row['latency_us'] / 1000:.2f}", f"{row['error']:.1e}"
+            table.add_row(*where, *figures, memory, share, f"{row['build_s']:.1f}", ratio)
+    out.print(table)
+    out.print(f"[dim]{escape(record.caption())}; ratio: over the fastest peer[/dim]")
+
+
+def _draw(record: Record, path: Path, models: list[str] | tuple[str, ...]) -> None:
+    from zoo.bench import chart
+
+    written = [chart.save(chart.grouped(record, models), path)]
+    if any("ratio" in cell for cell in record.cells):
+        written.append(chart.save(chart.overview(record), path.with_name(f"{path.stem}-zoo{path.suffix}")))
+    for file in written:
+        err.print(f"drew {escape(str(file))}", soft_wrap=True)
+
+
+def _load(models: list[str], rounds: int, as_json: bool) -> None:
+    from zoo.bench import load, versions
+
+    results = {name: load(model_class(name), rounds) for name in models}
+    if as_json:
+        print_json({"machine": versions(), "results": {name: [asdict(t) for t in timings] for name, timings in results.items()}})
+        return
+    table = Table(box=None, header_style="bold")
+    table.add_column("network")
+    table.add_column("construct and load, warm cache")
+    table.add_column("median ms", justify="right")
+    table.add_column("faster", justify="right")
+    for name, timings in results.items():
+        for t in timings:
+            table.add_row(name, t.way, f"{1000 * t.seconds:.1f}", f"{t.ratio:.1f}x")
+    out.print(table)
+    out.print(f"[dim]{versions()}[/dim]")

@@ -1,0 +1,273 @@
+"""From a network and arguments of one shape to something that runs and has been checked: the passes in their order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from zoo.kernels import ops
+from zoo.kernels.candidates import ATEN, Candidate, Setting, Weights, arguments, reference_op
+from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.choose import Decision, choose, errors, precise
+from zoo.kernels.fold import fold
+from zoo.kernels.fuse import fuse
+from zoo.kernels.graph import Graph, Node
+from zoo.kernels.lower import lower
+from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, Reference, natural_images
+from zoo.kernels.place import Place, place
+from zoo.kernels.plan import Plan
+from zoo.kernels.program import COMPUTED, Program
+from zoo.kernels.report import PlanReport, Row
+from zoo.kernels.trace import Untraceable, trace
+
+CHECKED_IMAGES = 16
+"""At least so many different images are compared before a plan is used: the error of one image's logits scatters."""
+
+
+@dataclass(slots=True)
+class Built:
+    """A checked plan: `run` takes the tensors among the arguments and returns the flat outputs."""
+
+    run: Callable[[list[Tensor]], list[Any]]
+    spec: Any
+    report: PlanReport
+
+
+class Options(Protocol):
+    """What a plan needs to know of the fast network."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tune: Any
+    tf32: bool
+    progress: bool
+
+
+def understand(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None
+) -> tuple[Graph, dict[Node, Place]]:
+    """Trace, lower, fold, fuse and place: everything that needs no device and no clock."""
+    graph = trace(network, args, kwargs, device)
+    lower(graph)
+    fold(graph)
+    fuse(graph)
+    return graph, place(graph)
+
+
+def build_gpu(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
+) -> Built:
+    """Make a plan for arguments of these shapes on a GPU, check it, capture it.
+
+    Raises:
+        Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
+    """
+    own = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    typed = pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, (args, kwargs))
+    tensors = [leaf for leaf in pytree.tree_leaves(typed) if isinstance(leaf, Tensor)]
+    with torch.cuda.device(options.device):
+        graph, places = understand(network, typed[0], typed[1], options.device)
+        if any(leaf.numel() == 0 for leaf in tensors):
+            return _empty(graph, options)
+        setting = Setting(options.device, options.dtype, options.tf32)
+        with _bar(options) as progress:
+            decision = choose(graph, places, setting, options.tune, choices, progress)
+        batches = _batches(typed, tensors, options.device)
+        reference = Reference(network, options.device, options.dtype, options.tf32, batches)
+        plan, parity, notes = _checked(graph, places, decision, setting, weights, choices, batches, reference)
+        plan.capture()
+        report = PlanReport([tuple(t.shape) for t in tensors], _rows(graph, decision, setting, notes), parity)
+        return Built(plan, graph.spec, report)
+
+
+def _empty(graph: Graph, options: Options) -> Built:
+    """A batch of no images has outputs without elements."""
+    made = [torch.empty(leaf.shape, dtype=leaf.dtype, device=options.device) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
+    return Built(
+        lambda _: [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in made],
+        graph.spec,
+        PlanReport([], notes=["an empty batch"]),
+    )
+
+
+def _batches(typed: Any, tensors: list[Tensor], device: torch.device) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Make arguments of the same shapes with other pictures, as many as `CHECKED_IMAGES` asks for."""
+    leaves, spec = pytree.tree_flatten(typed)
+    count = max(1, tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
+    made = []
+    for seed in range(max(1, CHECKED_IMAGES // count)):
+        drawn = [
+            natural_images(tuple(leaf.shape), device, seed) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+            for leaf in leaves
+        ]
+        made.append(pytree.tree_unflatten(drawn, spec))
+    return made
+
+
+def _checked(
+    graph: Graph,
+    places: dict[Node, Place],
+    decision: Decision,
+    setting: Setting,
+    weights: Weights,
+    choices: Choices,
+    batches: list[Any],
+    reference: Reference,
+) -> tuple[Plan, Parity, dict[Node, str]]:
+    """Compare a plan with the network; while it fails, take ATen's operators for the layers whose own error is too large."""
+    notes: dict[Node, str] = {}
+    floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
+    while True:
+        plan = Plan(Program(graph, places, decision.chosen, setting, weights))
+        outputs = [_floats(plan.eager([leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)])) for batch in batches]
+        parity = reference.compare(outputs)
+        if parity.passes(floor):
+            return plan, parity, notes
+        culprits = _culprits(plan, decision, setting, batches[0])
+        if not culprits:
+            raise Untraceable(f"its plan does not reproduce it: {parity}")
+        for node, reason in culprits.items():
+            notes[node] = f"{decision.chosen[node].op} fell back: {reason}"
+            decision.chosen[node] = Candidate(ATEN)
+            if decision.found.pop(node, None) is not None:
+                choices.forget(decision.keys[node])
+        choices.save()
+
+
+def _floats(outputs: list[Any]) -> list[Tensor]:
+    return [leaf.clone() for leaf in outputs if isinstance(leaf, Tensor)]
+
+
+def _culprits(plan: Plan, decision: Decision, setting: Setting, batch: Any) -> dict[Node, str]:
+    """Return the steps that are worse than ATen's on the values that reach them, or the worst of the rest, with the errors."""
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    images = dict(zip(plan.program.graph.inputs, tensors, strict=True))
+    found: dict[Node, tuple[float, float, float]] = {}
+
+    def probe(node: Node, inputs: list[Any], value: Any) -> None:
+        if decision.chosen[node].op == ATEN:
+            return
+        given = [
+            images[s].to(setting.dtype).contiguous(memory_format=torch.channels_last) if s.op == "input" else x
+            for s, x in zip(node.inputs, inputs, strict=True)
+        ]
+        expected = precise(node, given, setting)
+        from zoo.kernels.candidates import bind
+
+        mine, theirs = max(errors(value, expected)), max(errors(bind(node, Candidate(ATEN), setting)(given, None), expected))
+        found[node] = (mine / max(theirs, 1e-9), mine, theirs)
+
+    plan.eager(tensors, probe)
+    worst = sorted(found, key=lambda node: found[node][0], reverse=True)
+    bad = [node for node in worst if found[node][0] > 1.1] or worst[:1]
+    return {node: f"error {found[node][1]:.1e}, ATen's {found[node][2]:.1e}" for node in bad}
+
+
+def _rows(graph: Graph, decision: Decision, setting: Setting, notes: dict[Node, str]) -> list[Row]:
+    from zoo.kernels.roofline import floor_us, limits
+
+    rows = []
+    ceilings = limits(setting.device)
+    for node in graph.steps():
+        if node.op not in COMPUTED:
+            continue
+        choice, candidate = decision.found.get(node), decision.chosen.get(node, Candidate(ATEN))
+        row = Row(", ".join(node.layers), str(candidate), node.shape, note=notes.get(node, ""))
+        if choice is not None:
+            row.us, row.replaced_us = choice.us, choice.aten_us
+            flop, size = cost(node, setting)
+            row.roofline = floor_us(flop, size, setting.dtype, ceilings) / choice.us if choice.us and size else None
+        rows.append(row)
+    return rows
+
+
+def cost(node: Node, setting: Setting) -> tuple[int, int]:
+    """Return the floating-point operations and the bytes of a step: each input and output once."""
+    if node.op in ("squeeze_excite", "depthwise_squeeze"):
+        return 0, sum(_bytes(n, setting) for n in (*node.inputs, node)) if node.op == "depthwise_squeeze" else _bytes(
+            node.inputs[0], setting
+        )
+    name = reference_op(node)
+    meta = Setting(torch.device("meta"), setting.dtype, setting.tf32)
+    inputs = {
+        role: torch.empty(source.shape, dtype=setting.dtype, device="meta") for role, source in zip(node.roles, node.inputs, strict=True)
+    }
+    return ops.load(name).cost(**inputs, **arguments(node, name, meta))
+
+
+def _bytes(node: Node, setting: Setting) -> int:
+    return torch.Size(node.shape).numel() * setting.dtype.itemsize
+
+
+def _bar(options: Options) -> Any:
+    from zoo.kernels.progress import bar
+
+    return bar("choosing kernels", options.progress)
+
+
+def build_cpu(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
+) -> Built:
+    """Choose the fastest engine for arguments of these shapes on the CPU; every engine's output is compared first."""
+    from zoo.kernels import engines
+
+    own = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    model = _OfTensors(_evaluating(network), leaves, spec)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    example = tuple(natural_images(tuple(t.shape), t.device).to(own) if t.is_floating_point() else t.clone() for t in tensors)
+    if any(t.numel() == 0 for t in tensors):
+        return _empty(trace(network, args, kwargs), options)
+    shapes = [tuple(t.shape) for t in tensors]
+    dtype = str(options.dtype).removeprefix("torch.")
+    key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"
+    known = choices.get(key, "none" if options.tune == "none" else "quick")
+    with _bar(options) as progress:
+        say = None if progress is None else lambda text: progress(0, 1, text)
+        chosen = engines.choose(model, example, options.dtype, cached=known.op if known else None, progress=say)
+    if chosen.seconds:
+        mine, eager = chosen.seconds[chosen.name], chosen.seconds.get("eager", 0.0)
+        choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds)))
+        choices.save()
+        known = choices.get(key)
+    error, allowed = chosen.errors[chosen.name]
+    row = Row("the whole network", chosen.name, shapes[0], note="; ".join(f"{name}: {reason}" for name, reason in chosen.refused.items()))
+    if known is not None and known.op == chosen.name:
+        row.us, row.replaced_us = known.us, known.aten_us or None
+    report = PlanReport(shapes, [row], Parity(error, allowed / ALLOWED, example[0].shape[0]), list(chosen.notes))
+    out_spec = pytree.tree_structure(chosen.call(*example))
+
+    def run(given: list[Tensor]) -> list[Any]:
+        return pytree.tree_leaves(chosen.call(*(t.to(own) if t.is_floating_point() else t for t in given)))
+
+    return Built(run, out_spec, report)
+
+
+class _OfTensors(nn.Module):
+    """A network as a function of the tensors among its arguments."""
+
+    def __init__(self, network: nn.Module, leaves: list[Any], spec: Any) -> None:
+        super().__init__()
+        self.network = network
+        self.leaves, self.spec = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """Call the network with these tensors in their places."""
+        leaves = list(self.leaves)
+        for index, tensor in zip(self.places, tensors, strict=True):
+            leaves[index] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.network(*args, **kwargs)
+
+
+def _evaluating(network: nn.Module) -> nn.Module:
+    """Return the network in eval mode, a copy of its structure that shares its tensors, so that its own mode stays."""
+    shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    return copy.deepcopy(network, shared).eval()

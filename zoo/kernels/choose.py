@@ -1,0 +1,316 @@
+"""Seventh pass, second half: time the candidates of every step at its shape, keep the fastest right one, and say which merges pay."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels import ops
+from zoo.kernels.candidates import ATEN, IMAGE_OPS, Bound, Candidate, Setting, bind, candidates
+from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.graph import Graph, Node
+from zoo.kernels.merge import Merge, apply, merges
+from zoo.kernels.place import Place
+from zoo.kernels.program import COMPUTED
+from zoo.kernels.timing import NotCapturable, graph_time_us
+
+QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5}
+"""Launch configurations that "quick" tries for each op and step, 4 where none is said: those that take long to compile have few."""
+
+GROUP = 16
+"""Steps whose kernels are compiled together."""
+
+Progress = Callable[[int, int, str], None]
+
+_log = logging.getLogger("zoo.kernels")
+_threads = threading.local()
+
+
+@dataclass(slots=True)
+class Decision:
+    """What was decided for one graph."""
+
+    chosen: dict[Node, Candidate] = field(default_factory=dict)
+    found: dict[Node, Choice] = field(default_factory=dict)
+    keys: dict[Node, str] = field(default_factory=dict)
+    tuned: int = 0
+
+
+def choose(
+    graph: Graph, places: dict[Node, Place], setting: Setting, level: str, choices: Choices, progress: Progress | None = None
+) -> Decision:
+    """Choose a kernel for every step of `graph`, and merge what is faster merged; the graph is changed accordingly.
+
+    Args:
+        graph: fused and placed.
+        places: where parts of concatenations lie; follows the merges.
+        setting: device, dtype.
+        level: "none" takes what was found before, else a guess; "quick" and "full" time what was not found before.
+        choices: what was found before; new findings are put there and saved.
+        progress: called with (done, total, step) while tuning.
+
+    Returns:
+        The decisions for the steps that the graph then has.
+    """
+    possible = merges(graph, places)
+    decision = Decision()
+    nodes = [node for node in graph.steps() if node.op in COMPUTED] + [merge.node for merge in possible]
+    keys = {node: describe(node, places, setting) for node in nodes}
+    if level != "none":
+        missing = {keys[node]: node for node in nodes if choices.get(keys[node], level) is None and (level == "full" or _promising(node))}
+        try:
+            for key, choice in tune(missing, places, setting, level, progress):
+                choices.put(key, choice)
+        finally:
+            if missing:
+                choices.save()
+        decision.tuned = len(missing)
+    _merge(graph, places, possible, keys, choices)
+    for node in graph.steps():
+        if node.op not in COMPUTED:
+            continue
+        key = keys.get(node) or describe(node, places, setting)
+        decision.keys[node] = key
+        choice = choices.get(key)
+        if choice is None:
+            decision.chosen[node] = guess(node, places, setting)
+        else:
+            decision.chosen[node], decision.found[node] = Candidate(choice.op, choice.config), choice
+    return decision
+
+
+def _promising(node: Node) -> bool:
+    """Tell whether a merged step is worth compiling: with many pixels, or images, these two lost by a factor of 3 on an H200."""
+    n, _, height, width = node.shape
+    return {"separable": n * height * width < 8192, "head": n <= 64}.get(node.op, True)
+
+
+def _merge(graph: Graph, places: dict[Node, Place], possible: list[Merge], keys: dict[Node, str], choices: Choices) -> None:
+    """Apply the merges that gain time, the largest gain first; overlapping ones exclude each other."""
+    gains: list[tuple[float, int, Merge]] = []
+    for number, merge in enumerate(possible):
+        merged, parts = choices.get(keys[merge.node]), [choices.get(keys[part]) for part in merge.parts]
+        if merged is None or merged.op == ATEN or any(part is None for part in parts):
+            continue
+        gain = sum(part.us for part in parts if part is not None) - merged.us
+        if gain > 0:
+            gains.append((gain, number, merge))
+    taken: set[Node] = set()
+    chosen: list[Merge] = []
+    for _, _, merge in sorted(gains, key=lambda item: item[0], reverse=True):
+        if not taken.intersection(merge.parts):
+            taken.update(merge.parts)
+            chosen.append(merge)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    apply(graph, sorted(chosen, key=lambda merge: order[merge.value]), places)
+
+
+def describe(node: Node, places: dict[Node, Place], setting: Setting) -> str:
+    """Write a step down as the key under which its choice is kept: everything that its time depends on."""
+    a = node.attrs
+    words = [node.op, str(setting.dtype).removeprefix("torch.") + ("/tf32" if setting.tf32 else "")]
+    for role, source in zip(node.roles, node.inputs, strict=True):
+        words.append(f"{role}={_map(source, places)}")
+    words.append(f"out={_map(node, places)}")
+    for name in sorted(a):
+        value = a[name]
+        if isinstance(value, Tensor):
+            words.append(f"{name}:{'x'.join(map(str, value.shape))}")
+        elif isinstance(value, dict):
+            words += [f"{name}.{inner}:{'x'.join(map(str, v.shape)) if isinstance(v, Tensor) else v}" for inner, v in sorted(value.items())]
+        elif value not in (None, "none", False):
+            words.append(f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
+    return " ".join(words)
+
+
+def _map(node: Node, places: dict[Node, Place]) -> str:
+    spot = places.get(node)
+    image = "image:" if node.op == "input" else ""
+    return image + "x".join(map(str, node.shape)) + (f"/{spot.buffer.shape[1]}" if spot else "")
+
+
+def guess(node: Node, places: dict[Node, Place], setting: Setting) -> Candidate:
+    """Return what would probably be fast, without timing anything: the first op that takes these inputs, with its best guess."""
+    inputs = [_empty(source, places, setting) for source in node.inputs]
+    return next(iter(candidates(node, inputs, setting, 1)), Candidate(ATEN))
+
+
+def _empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
+    spot = places.get(source)
+    shape = source.shape if spot is None else (source.shape[0], spot.buffer.shape[1], *source.shape[2:])
+    whole = torch.empty(shape, dtype=setting.dtype, device=setting.device)
+    if whole.dim() == 4:
+        whole = whole.contiguous(memory_format=torch.channels_last)
+    return whole if spot is None else whole[:, spot.offset : spot.offset + source.shape[1]]
+
+
+def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:
+    """Make inputs of a step in the layout that the plan gives them; gates are between 0 and 1."""
+    generator = torch.Generator(setting.device).manual_seed(0)
+    made = []
+    for role, source in zip(node.roles, node.inputs, strict=True):
+        value = _empty(source, places, setting)
+        value = value.float().uniform_(generator=generator) if role == "gate" else value.normal_(generator=generator)
+        made.append(value)
+    return made
+
+
+@dataclass(slots=True)
+class _Trial:
+    candidate: Candidate
+    call: Callable[[], Any]
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class _Contest:
+    """A step, inputs for it, and those that compete for it."""
+
+    key: str
+    node: Node
+    inputs: list[Tensor]
+    trials: list[_Trial]
+
+
+def tune(
+    nodes: dict[str, Node], places: dict[Node, Place], setting: Setting, level: str, progress: Progress | None = None
+) -> Iterator[tuple[str, Choice]]:
+    """Time every candidate of some steps, each only after its result was right, and yield the fastest of each.
+
+    Right means a relative error against the float32 reference within the op's tolerance, or within 1.1 times ATen's own. Kernels are
+    compiled for several steps at once, for that takes longer than everything else; then one after the other is timed.
+    """
+    done = 0
+    with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream) as pool:
+        for group in _groups(nodes, places, setting):
+            contests = [_contest(key, nodes[key], places, setting, level) for key in group]
+            list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
+            torch.cuda.synchronize()
+            while contests:
+                contest = contests.pop(0)
+                if progress is not None:
+                    progress(done, len(nodes), contest.key)
+                yield contest.key, _fastest(contest, setting, level)
+                done += 1
+    torch.cuda.empty_cache()
+
+
+def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting) -> Iterator[list[str]]:
+    """Split steps into groups whose inputs and outputs fit a part of the free memory together."""
+    room = torch.cuda.mem_get_info(setting.device)[0] // 8
+    group: list[str] = []
+    used = 0
+    for key, node in nodes.items():
+        elements = sum(torch.Size(n.shape).numel() for n in (*node.inputs, node, node))
+        size = 4 * elements * setting.dtype.itemsize
+        if group and (used + size > room or len(group) == GROUP):
+            yield group
+            group, used = [], 0
+        group.append(key)
+        used += size
+    if group:
+        yield group
+
+
+def _contest(key: str, node: Node, places: dict[Node, Place], setting: Setting, level: str) -> _Contest:
+    inputs = random_inputs(node, places, setting)
+    found = candidates(node, inputs, setting, None if level == "full" else QUICK)
+    return _Contest(key, node, inputs, [_Trial(c, _call(node, c, inputs, places, setting)) for c in found])
+
+
+def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
+    node, inputs = contest.node, contest.inputs
+    plain = bind(node, Candidate(ATEN), setting)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=setting.tf32):
+        expected = precise(node, inputs, setting)
+        allowed = 1.1 * max(errors(plain(inputs, None), expected))
+        aten_us = _time(lambda: plain(inputs, None))
+        best = Choice(ATEN, {}, aten_us, aten_us, 1 + len(contest.trials), level)
+        for trial in contest.trials:
+            if trial.failure:
+                _log.debug("%s: %s failed: %s", contest.key, trial.candidate, trial.failure)
+                continue
+            limit = max(allowed, ops.load(_module(trial.candidate)).TOLERANCE.get(setting.dtype, 0.0))
+            found = max(errors(trial.call(), expected))
+            if not found <= limit:
+                warnings.warn(f"{trial.candidate} is wrong for {contest.key} (error {found:.1e}); it is not used", stacklevel=2)
+                continue
+            us = _time(trial.call)
+            if us < best.us:
+                best = Choice(trial.candidate.op, trial.candidate.config, us, aten_us, best.tried, level)
+    return best
+
+
+def _module(candidate: Candidate) -> str:
+    return "depthwise" if candidate.op == "depthwise_squeeze" else candidate.op
+
+
+def _time(call: Callable[[], Any]) -> float:
+    try:
+        return graph_time_us(call)
+    except NotCapturable:
+        return float("inf")
+
+
+def _call(node: Node, candidate: Candidate, inputs: list[Tensor], places: dict[Node, Place], setting: Setting) -> Callable[[], Any]:
+    bound: Bound | None = None
+    given = list(inputs)
+    out = _empty(node, places, setting).fill_(float("nan")) if node in places and node.op not in ("join", "depthwise_squeeze") else None
+
+    def call() -> Any:
+        nonlocal bound
+        if bound is None:
+            bound = bind(node, candidate, setting)
+            if candidate.op in IMAGE_OPS:
+                given[0] = pack(node, inputs[0])
+        return bound(given, out)
+
+    return call
+
+
+def pack(node: Node, image: Tensor) -> Tensor:
+    """Pack the image for a stem kernel."""
+    stem = ops.load("stem")
+    how = stem.packing(node.attrs["weight"].shape, node.attrs["stride"], node.attrs["padding"], tuple(image.shape))
+    return ops.load("image").launch(image, **how, dtype=image.dtype)
+
+
+def _own_stream() -> None:
+    _threads.stream = torch.cuda.Stream()
+
+
+def _first_call(trial: _Trial) -> None:
+    """Compile a trial's kernel by running it once; any failure, of the compiler's too, only means that it is no candidate."""
+    try:
+        with torch.no_grad(), torch.cuda.stream(_threads.stream):
+            trial.call()
+    except Exception as error:
+        trial.failure = f"{type(error).__name__}: {error}"
+
+
+def precise(node: Node, inputs: list[Tensor], setting: Setting) -> tuple[Tensor, ...]:
+    """Compute a step's values in float32, in float64 where the plan's own dtype is float32, from the same inputs."""
+    dtype = torch.float64 if setting.dtype == torch.float32 else torch.float32
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+        value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([x.to(dtype) for x in inputs], None)
+    return value if isinstance(value, tuple) else (value,)
+
+
+def errors(value: Any, expected: tuple[Tensor, ...]) -> list[float]:
+    """Return the relative error ||value - expected|| / ||expected|| of each of a step's values; NaN counts as infinite."""
+    values = value if isinstance(value, tuple) else (value,)
+    found = []
+    for got, want in zip(values, expected, strict=True):
+        got = got.to(want.dtype).reshape(want.shape)
+        error = ((got - want).norm() / want.norm().clamp_min(1e-30)).item()
+        found.append(error if error == error else float("inf"))
+    return found

@@ -1,0 +1,302 @@
+"""Inference engines for CPUs: which are there, and which is the fastest for one network and the shapes of its inputs.
+
+    openvino         optional; bfloat16 and float16 where the processor has them
+    onnxruntime      optional; float32
+    channels_last    PyTorch, BatchNorm folded, channels_last
+    eager            the network itself, unchanged: always there, and always right
+
+An engine is the network at one moment, for one set of shapes. It holds a copy of most weights in a layout of its own (VGG19: 0.6 GB)
+and reads the rest from the network's memory, which it keeps alive. Of weights that are changed in place later it follows some and not
+others: it must be made anew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.kernels.engines import onnxruntime, openvino, pytorch
+from zoo.kernels.engines.export import EngineError, Exported, Form, export, first_line
+from zoo.kernels.engines.parity import Parity
+
+__all__ = ["Bound", "Chosen", "Engine", "EngineError", "Parity", "candidates", "choose"]
+
+Bound = Callable[[Callable[..., Any], torch.dtype], tuple[float, float]]
+"""Takes an engine's call and the type it computes in, runs it on inputs of its choice; returns the error and the largest allowed."""
+
+EAGER = "eager"
+TURN = 0.03
+"""Seconds of an engine's turn at least, so that what the engine before left behind (spinning threads, cold caches) is little of it."""
+ROUNDS = 15
+FEWEST_ROUNDS = 3
+"""Rounds that are held whatever they take: on a machine that does other work, one says little."""
+HOPELESS = (2.0, 1.5)
+"""How many times slower than the fastest an engine may be and stay, after the first round and after the others."""
+MEANT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32", torch.float64: "float64"}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A way to run a network on the CPU.
+
+    Attributes:
+        name: "openvino", "onnxruntime", "channels_last" or "eager".
+        precision: the type it computes in, which may be wider than the one asked for.
+        copies_weights: whether it holds a second copy of the weights, and does not follow changes of the network's.
+        why_not: why it can't be built here; empty if it can.
+        note: what the reader of a report should know.
+        make: builds it; called by `build`.
+    """
+
+    name: str
+    precision: torch.dtype
+    copies_weights: bool
+    make: Callable[[], Callable[..., Any]]
+    why_not: str = ""
+    note: str = ""
+
+    def build(self) -> Callable[..., Any]:
+        """Make it ready to run.
+
+        Returns:
+            What takes the network's inputs (float tensors of any type, any memory format, the example's shapes) and returns its output:
+            the same structure and types, in tensors that no later call overwrites. Threads may call it at once.
+
+        Raises:
+            EngineError: it is not installed, or can't run this network.
+        """
+        if self.why_not:
+            raise EngineError(self.why_not)
+        return self.make()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The engine that won.
+
+    Attributes:
+        call: the engine, built; see `Engine.build`.
+        name: its name.
+        precision: the type it computes in.
+        copies_weights: whether it holds a copy of the weights.
+        seconds: of one call, median, by the name of each engine that was timed.
+        errors: (relative error, largest allowed) by the name of each engine that was compared with eager.
+        refused: why not, by the name of each engine that was absent, failed or was wrong.
+        notes: what a report should say.
+    """
+
+    call: Callable[..., Any]
+    name: str
+    precision: torch.dtype
+    copies_weights: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def candidates(network: nn.Module, example: tuple[Tensor, ...], dtype: torch.dtype = torch.float32, *, output: Any = None) -> list[Engine]:
+    """List the engines, those that can't be built included.
+
+    Args:
+        network: in eval mode, on the CPU.
+        example: its inputs, tensors of the shapes to run.
+        dtype: to compute in where the processor has it: torch.float32, torch.bfloat16 or torch.float16.
+        output: what the network returns for the example, if that is known already.
+
+    Returns:
+        The most promising first; "eager" last.
+    """
+    if output is None:
+        output = _Plain(network)(*example)
+    own = next((tensor.dtype for tensor in network.parameters() if tensor.is_floating_point()), example[0].dtype)
+    last = Engine(EAGER, own, False, lambda: _Plain(network))
+    try:
+        form = Form.of(output)
+    except EngineError as error:
+        absent = partial(Engine, precision=torch.float32, copies_weights=True, make=_never, why_not=str(error))
+        return [*(absent(name) for name in ("openvino", "onnxruntime", "channels_last")), last]
+    shared = _Shared(partial(export, network, example, form))
+    return [_openvino(shared, form, dtype), _onnxruntime(shared, form, dtype), _channels_last(network, example, form, dtype), last]
+
+
+def choose(
+    network: nn.Module,
+    example: tuple[Tensor, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    bound: Bound | None = None,
+    cached: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    budget: float = 10.0,
+) -> Chosen:
+    """Build every engine, refuse those that compute something else, and keep the fastest.
+
+    While they are timed, each engine holds its copy of the weights; those that lose are freed before this returns.
+
+    Args:
+        network: in eval mode, on the CPU; not changed.
+        example: its inputs, real-looking, of the shapes to run.
+        dtype: to compute in where the processor has it.
+        bound: measures an engine's error; `Parity` of the network unless given.
+        cached: the engine that won before for this network, machine and shapes: only that one is built and checked, and the others if it
+            fails.
+        progress: is told, in a few words, what is being done.
+        budget: seconds to spend on timing, about, beyond `FEWEST_ROUNDS`.
+
+    Raises:
+        Exception: whatever the network itself raises for the example.
+    """
+    say = progress or (lambda text: None)
+    output = _Plain(network)(*example)
+    bound = bound or Parity(network, example)
+    engines = candidates(network, example, dtype, output=output)
+    trial = _Trial(bound, say)
+    if cached is not None and any(engine.name == cached and trial.admit(engine) for engine in engines):
+        return trial.chosen(cached, {})
+    for engine in engines:
+        if engine.name not in trial.refused:
+            trial.admit(engine)
+    seconds = _race(trial, example, budget)
+    return trial.chosen(min(seconds, key=seconds.__getitem__), seconds)
+
+
+class _Trial:
+    """What became of each engine so far."""
+
+    def __init__(self, bound: Bound, say: Callable[[str], None]) -> None:
+        self.bound, self.say = bound, say
+        self.engines: dict[str, Engine] = {}
+        self.calls: dict[str, Callable[..., Any]] = {}
+        self.errors: dict[str, tuple[float, float]] = {}
+        self.refused: dict[str, str] = {}
+
+    def admit(self, engine: Engine) -> bool:
+        """Build an engine and compare its output; say whether it may compete."""
+        self.engines[engine.name] = engine
+        self.say(f"building {engine.name}")
+        try:
+            call = engine.build()
+            if engine.name == EAGER:  # what the others are measured against, and all there is if they are wrong
+                self.calls[engine.name] = call
+                return True
+            found, allowed = self.bound(call, engine.precision)
+        except Exception as error:  # an engine fails in any way whatever, and there is another
+            self.refused[engine.name] = first_line(error)
+            return False
+        self.errors[engine.name] = (found, allowed)
+        if not found <= allowed:
+            self.refused[engine.name] = f"computes something else: relative error {found:.2g}, allowed {allowed:.2g}"
+            return False
+        self.calls[engine.name] = call
+        return True
+
+    def chosen(self, name: str, seconds: dict[str, float]) -> Chosen:
+        engine = self.engines[name]
+        notes = [engine.note] if engine.note else []
+        if engine.copies_weights:
+            notes.append(f"{name} holds a copy of the weights in a layout of its own, and does not follow changes of the network's")
+        return Chosen(self.calls[name], name, engine.precision, engine.copies_weights, seconds, self.errors, self.refused, tuple(notes))
+
+
+def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> dict[str, float]:
+    """Time engines in turns, so that what slows the machine down for a while slows all of them; drop those that can't win."""
+    taken: dict[str, list[float]] = {name: [] for name in trial.calls}
+    running = list(taken)
+    until = time.perf_counter() + budget
+    for count in range(1, ROUNDS + 1):
+        trial.say(f"timing {', '.join(running)}: round {count}")
+        for name in running:
+            try:
+                taken[name].extend(_turn(trial.calls[name], example))
+            except Exception as error:
+                if name == EAGER:
+                    raise
+                trial.refused[name] = first_line(error)
+                del taken[name]
+        medians = {name: statistics.median(times) for name, times in taken.items()}
+        best = min(medians.values())
+        running = [name for name in medians if name in running and medians[name] <= HOPELESS[count > 1] * best]
+        if len(running) == 1 or (count >= FEWEST_ROUNDS and time.perf_counter() > until):
+            break
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def _turn(call: Callable[..., Any], example: tuple[Tensor, ...]) -> list[float]:
+    start = time.perf_counter()
+    call(*example)
+    first = time.perf_counter() - start
+    times = [] if first < TURN else [first]  # a short call pays for what the engine before left behind
+    while sum(times) < TURN:
+        start = time.perf_counter()
+        call(*example)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+class _Shared:
+    """The exported graph, made when the first engine wants it; failing takes as long as succeeding, so it is not tried twice."""
+
+    def __init__(self, make: Callable[[], Exported]) -> None:
+        self.make, self.made, self.why_not = make, None, ""
+
+    def get(self) -> Exported:
+        if self.why_not:
+            raise EngineError(self.why_not)
+        if self.made is None:
+            try:
+                self.made = self.make()
+            except Exception as error:
+                self.why_not = first_line(error)
+                raise EngineError(self.why_not) from error
+        return self.made
+
+
+def _openvino(shared: _Shared, form: Form, dtype: torch.dtype) -> Engine:
+    absent = _absent("openvino") or _absent("onnx")
+    try:
+        computes = torch.float32 if absent else openvino.precision(dtype)
+    except Exception as error:  # an installation that is broken
+        absent, computes = f"openvino can't be imported: {first_line(error)}", torch.float32
+    note = "" if computes == dtype else f"this processor has no {MEANT[dtype]}: openvino computes in float32"
+    return Engine("openvino", computes, True, lambda: openvino.build(shared.get(), form, computes), absent, note)
+
+
+def _onnxruntime(shared: _Shared, form: Form, dtype: torch.dtype) -> Engine:
+    absent = _absent("onnxruntime") or _absent("onnx")
+    note = "" if dtype == torch.float32 else f"onnxruntime has no {MEANT[dtype]} on CPUs: it computes in float32"
+    return Engine("onnxruntime", torch.float32, True, lambda: onnxruntime.build(shared.get(), form), absent, note)
+
+
+def _channels_last(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: torch.dtype) -> Engine:
+    computes = pytorch.precision(dtype)
+    note = "" if computes == dtype else f"this processor has no {MEANT[dtype]}: PyTorch computes in float32"
+    return Engine("channels_last", computes, True, lambda: pytorch.build(network, example, form, computes), note=note)
+
+
+def _absent(package: str) -> str:
+    found = importlib.util.find_spec(package) is not None
+    return "" if found else f"{package} is not installed: pip install 'kernelzoo[cpu]'"
+
+
+def _never() -> Callable[..., Any]:
+    raise EngineError("there is nothing to build")
+
+
+class _Plain:
+    """The network itself, without gradients."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+
+    def __call__(self, *given: Tensor) -> Any:
+        with torch.no_grad():
+            return self.network(*given)

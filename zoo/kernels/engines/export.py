@@ -1,0 +1,204 @@
+"""A network as an ONNX graph whose weights stay where they are: what OpenVINO and onnxruntime both read."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.jit import TracerWarning  # pyright: ignore[reportPrivateImportUsage]
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+OPSET = 17
+_EXPORTING = threading.Lock()
+"""The exporter, and the filters of warnings, are the whole process's."""
+
+
+class EngineError(RuntimeError):
+    """An engine can't run this network; the message says why."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An ONNX model without its weights.
+
+    Attributes:
+        graph: the serialised model; every tensor of `tensors` is an input of it.
+        tensors: float32 or integer, by the names that the graph gives them; they share memory with the network's where the types agree.
+        inputs: the names of the example's tensors, in their order.
+        outputs: the names of the output's tensors, in the order in which pytree flattens them.
+    """
+
+    graph: bytes
+    tensors: dict[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a network returns: the structure, and each tensor's type.
+
+    Attributes:
+        spec: pytree's.
+        leaves: per leaf its type if it is a tensor, else the constant itself.
+    """
+
+    spec: Any
+    leaves: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, output: Any) -> Form:
+        """Read the form off an output.
+
+        Raises:
+            EngineError: it holds something that could depend on the input and is no tensor.
+        """
+        leaves, spec = pytree.tree_flatten(output)
+        for leaf in leaves:
+            if not (leaf is None or isinstance(leaf, Tensor | bool | int | str)):
+                raise EngineError(f"the network returns a {type(leaf).__name__}, which an exported graph can't")
+        return cls(spec, tuple(leaf.dtype if isinstance(leaf, Tensor) else leaf for leaf in leaves))
+
+    @property
+    def count(self) -> int:
+        """How many of the leaves are tensors."""
+        return sum(isinstance(leaf, torch.dtype) for leaf in self.leaves)
+
+    def build(self, tensors: list[Tensor]) -> Any:
+        """Put tensors, in the order of the leaves, into the structure, in the types that the network itself returns."""
+        given = iter(tensors)
+        return pytree.tree_unflatten([next(given).to(leaf) if isinstance(leaf, torch.dtype) else leaf for leaf in self.leaves], self.spec)
+
+
+def export(network: nn.Module, example: tuple[Tensor, ...], form: Form) -> Exported:
+    """Trace a network for the example's shapes, and no others.
+
+    Args:
+        network: in eval mode, on the CPU; not changed.
+        example: its inputs.
+        form: of what it returns.
+
+    Returns:
+        The graph in float32, whatever the network's type is.
+
+    Raises:
+        EngineError: PyTorch can't export the network, or what it computes depends on its input's values.
+    """
+    twin = recast(network, torch.float32)
+    inputs = tuple(f"input_{index}" for index in range(len(example)))
+    held, wrapped = io.BytesIO(), _Flat(twin)
+    outputs = tuple(f"output_{index}" for index in range(form.count))
+    with _EXPORTING, warnings.catch_warnings(record=True) as warned, torch.no_grad(), _StaticShapes():
+        # Recorded, not raised: an exception can't pass through the tracer. The exporter also speaks of its age, and of constants that
+        # static shapes make harmless.
+        warnings.simplefilter("always")
+        try:
+            torch.onnx.export(
+                wrapped,
+                tuple(_float(each) for each in example),
+                held,  # pyright: ignore[reportArgumentType]  # it takes files, and says only that it takes paths
+                dynamo=False,  # the newer exporter takes twenty times as long
+                opset_version=OPSET,
+                input_names=list(inputs),
+                output_names=list(outputs),
+                training=torch.onnx.TrainingMode.PRESERVE,
+                export_params=False,  # else they are copied, twice, and may not exceed 2 GiB
+            )
+        except Exception as error:  # an exporter fails in any way whatever
+            raise EngineError(f"PyTorch can't export it to ONNX: {first_line(error)}") from error
+    for warning in warned:
+        # The graph would take for ever the branch that the example took.
+        if issubclass(warning.category, TracerWarning) and str(warning.message).startswith("Converting a tensor to a"):
+            raise EngineError("what it computes depends on its input's values: it converts a tensor to a Python value")
+    named = dict(wrapped.named_parameters(remove_duplicate=False)) | dict(wrapped.named_buffers(remove_duplicate=False))
+    return Exported(held.getvalue(), {name: tensor.detach() for name, tensor in named.items()}, inputs, outputs)
+
+
+def recast(network: nn.Module, dtype: torch.dtype, change: Callable[[Tensor], Tensor] | None = None) -> nn.Module:
+    """Copy the modules, with floating-point tensors in another type; a tensor that has it already is shared, not copied.
+
+    Args:
+        network: not changed, and no tensor of its copy may be changed in place.
+        dtype: of parameters and buffers.
+        change: what else to do to each floating-point tensor, such as another memory format.
+
+    Returns:
+        The copy, whose parameters ask for no gradients.
+    """
+    memo: dict[int, Any] = {}
+    for tensor in (*network.parameters(), *network.buffers()):
+        made = tensor.detach()
+        if made.is_floating_point():
+            made = made.to(dtype)
+            made = change(made) if change else made
+        memo[id(tensor)] = nn.Parameter(made, requires_grad=False) if isinstance(tensor, nn.Parameter) else made
+    return copy.deepcopy(network, memo)
+
+
+def _float(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def first_line(error: BaseException) -> str:
+    """Say in one line what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith("Exception from ")]  # a C++ library begins with where in its source
+    return said[0][:300] if said else repr(error)[:300]
+
+
+class _Flat(nn.Module):
+    """A network that returns the tensors of its output, and no structure."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        leaves = pytree.tree_leaves(self.network(*inputs))
+        # An output that is an input, or that is returned twice, would have two names.
+        return tuple(torch.clone(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+
+
+class _StaticShapes(TorchFunctionMode):
+    """Make sizes plain numbers while PyTorch traces, and adaptive pools something that ONNX can say.
+
+    Traced sizes are tensors: a comparison of them would look like a branch on a value, and arithmetic on them would stay in the graph.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.adaptive_avg_pool2d:
+            return self._pool(*args, **kwargs)
+        if function == _SHAPE or function is Tensor.size:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = function(*args, **kwargs)
+                return torch.Size(map(int, found)) if isinstance(found, tuple) else int(found)
+        return function(*args, **kwargs)
+
+    @staticmethod
+    def _pool(input: Tensor, output_size: Any) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            height, width = (int(size) for size in input.shape[-2:])
+        wanted = output_size if isinstance(output_size, tuple | list) else (output_size, output_size)
+        rows, columns = (own if size is None else int(size) for size, own in zip(wanted, (height, width), strict=True))
+        if (height, width) == (rows, columns):
+            return input
+        if height % rows == 0 and width % columns == 0:
+            return F.adaptive_avg_pool2d(input, (rows, columns))
+        # ONNX has no pool whose windows differ in size; a mean over windows is a matrix, whatever their sizes are.
+        down, across = (F.adaptive_avg_pool1d(torch.eye(side), count) for side, count in ((height, rows), (width, columns)))
+        return down.T @ (input @ across)
+
+
+_SHAPE = Tensor.shape.__get__  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,84 @@
+"""onnxruntime: Microsoft's inference engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.engines.export import EngineError, Exported, Form
+
+
+def build(exported: Exported, form: Form) -> Callable[..., Any]:
+    """Make a session, with every optimisation and as many threads as PyTorch has.
+
+    Args:
+        exported: the network; weights that onnxruntime does not pack into a copy are read from its tensors.
+        form: of what the network returns.
+
+    Returns:
+        What takes the network's inputs and returns its output, in fresh tensors; any number of threads may call it at once. It
+        computes in float32.
+
+    Raises:
+        ImportError: onnxruntime or onnx is not installed.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # Waiting threads spin, which makes the next operator start sooner; after a run they would only take time from others.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    graph, names = _with_initialisers(exported)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(exported.tensors[name].contiguous().numpy()) for name in names]
+    options.add_external_initializers(names, values)
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return _Session(session, exported, form, values)
+
+
+class _Session:
+    """Runs a session, which keeps no state between runs, and gives each run's output memory of its own."""
+
+    def __init__(self, session: Any, exported: Exported, form: Form, weights: list[Any]) -> None:
+        asked = {given.name for given in session.get_inputs()}
+        self.inputs = [(index, name) for index, name in enumerate(exported.inputs) if name in asked]
+        self.session, self.outputs, self.form = session, list(exported.outputs), form
+        self.weights = weights  # the session reads them and does not own them
+
+    def __call__(self, *given: Tensor) -> Any:
+        fed = {}
+        for index, name in self.inputs:
+            tensor = given[index].detach()
+            fed[name] = (tensor.float() if tensor.is_floating_point() else tensor).contiguous().numpy()
+        return self.form.build([torch.from_numpy(array) for array in self.session.run(self.outputs, fed)])
+
+
+def _with_initialisers(exported: Exported) -> tuple[bytes, list[str]]:
+    """Turn the inputs that stand for weights into initialisers without data: as inputs they would not be folded or packed."""
+    import onnx
+
+    model = onnx.load_from_string(exported.graph)
+    graph, kept, names = model.graph, [], []
+    for given in graph.input:
+        tensor = exported.tensors.get(given.name)
+        if tensor is None:
+            kept.append(given)
+            continue
+        names.append(given.name)
+        made = graph.initializer.add(name=given.name, data_type=given.type.tensor_type.elem_type, dims=tuple(tensor.shape))
+        made.data_location = onnx.TensorProto.EXTERNAL
+        made.external_data.add(key="location", value="memory")
+    if unknown := [given.name for given in kept if given.name not in exported.inputs]:
+        raise EngineError(f"the exported graph asks for {', '.join(unknown[:5])}, which the network does not have")
+    del graph.input[:]
+    graph.input.extend(kept)
+    # Of weights that are equal the exporter asks for one and calls the others its Identity, which hides them from the folding.
+    same = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.input[0] in names}
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = same.get(name, name)
+    return model.SerializeToString(), names

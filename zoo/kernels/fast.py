@@ -1,0 +1,366 @@
+"""`fast(model)`: the same network on other kernels, checked before it is handed over."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections import OrderedDict
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.build import Built, build_cpu, build_gpu
+from zoo.kernels.candidates import Weights
+from zoo.kernels.choices import LEVELS, Choices
+from zoo.kernels.parity import natural_images, on_device
+from zoo.kernels.report import Report
+from zoo.kernels.trace import Untraceable, trace
+
+Tune = Literal["none", "quick", "full"]
+
+KEPT_PLANS = 8
+"""Input shapes whose plans a fast network keeps; the one that was not used for longest goes first."""
+
+
+class Fast(nn.Module):
+    """A network that runs on kernels chosen for its layers and shapes; `fast` makes it, `plain` gives the network back.
+
+    Parameters, buffers and `state_dict` are the plain network's own, under the same names; what runs is a folded copy of them, in
+    `dtype` on `device`. `load_state_dict` renews the copy; weights changed in place otherwise need a new `fast(plain(model))`.
+
+    A plan is made for every input shape at its first call, checked against the plain network, and kept; the `KEPT_PLANS` last used
+    are. Calls from many threads are allowed: they are answered in turn, each with its own output tensors. Copies and pickles carry
+    the plain network and the options, and make their plans anew. Outputs have the plain network's dtype, and no gradient.
+    """
+
+    network: nn.Module
+
+    def __init__(self, network: nn.Module, device: torch.device, dtype: torch.dtype, tune: Tune, tf32: bool, progress: bool) -> None:
+        super().__init__()
+        self.network = network
+        self.device, self.dtype, self.tf32, self.progress = device, dtype, tf32, progress
+        self.tune: Tune = tune
+        self.unchanged = ""
+        """Why the network runs unchanged; empty where it doesn't."""
+        self.part = ""
+        """The child that runs fast where the network as a whole can't: a detection model's backbone."""
+        self._fresh()
+        nn.Module.train(self, False)
+
+    def _fresh(self) -> None:
+        """Begin without plans."""
+        self._plans: OrderedDict[Any, Built] = OrderedDict()
+        self._lock = threading.RLock()
+        self._weights = Weights()
+        self._choices: Choices | None = None
+        self._plain_copy: nn.Module | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the plain network computes in eval mode; same arguments, same structure of the result.
+
+        Raises:
+            ValueError: a tensor lies on another device; or the network's own error for input that it refuses.
+            RuntimeError: a gradient is asked for.
+        """
+        leaves, spec = (list(args), None) if not kwargs and _only_tensors(args) else pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        for tensor in tensors:
+            if tensor.device != self.device:
+                raise ValueError(
+                    f"this fast network runs on {self.device}, the input lies on {tensor.device}; move it with x.to({str(self.device)!r})"
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError("fast(model) computes no gradients: call it under torch.no_grad(), or use plain(model) for this")
+        if self.unchanged:
+            return self._run_unchanged(args, kwargs)
+        key = (
+            len(args) if spec is None else repr(spec),
+            *((tuple(leaf.shape), leaf.dtype.is_floating_point or leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves),
+        )
+        built = self._plans.get(key)
+        if built is None:
+            built = self._plan(key, args, kwargs)
+        elif len(self._plans) > 1:
+            with self._lock:
+                if key in self._plans:
+                    self._plans.move_to_end(key)
+        with torch.inference_mode(False), torch.no_grad():
+            outputs = built.run(tensors)
+        return pytree.tree_unflatten(outputs, built.spec)
+
+    def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built:
+        with self._lock:
+            if (built := self._plans.get(key)) is not None:
+                return built
+            if self._choices is None:
+                self._choices = Choices(self.device)
+            build = build_gpu if self.device.type == "cuda" else build_cpu
+            with torch.inference_mode(False), torch.no_grad():
+                built = build(self.network, args, kwargs, self, self._weights, self._choices)
+            self._plans[key] = built
+            while len(self._plans) > KEPT_PLANS:
+                self._plans.popitem(last=False)
+            return built
+
+    def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._lock:
+            if self._plain_copy is None:
+                self._plain_copy = self._detector() if self.part else channels_last(on_device(self.network, self.device, self.dtype))
+        wanted = next((p.dtype for p in self.network.parameters() if p.is_floating_point()), torch.float32)
+        dtype = wanted if self.part else self.dtype
+        args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        with torch.no_grad():
+            result = self._plain_copy(*args, **kwargs)
+        return pytree.tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, result)
+
+    def _detector(self) -> nn.Module:
+        """Return the network on the device in its own dtype, with the one part replaced by a fast one, already checked at one size."""
+        images = getattr(self.network.transform, "min_size", (800,))
+        side = 32 * max(2, (images[0] if isinstance(images, tuple | list) else int(images)) // 64)
+        example = natural_images((1, 3, side, side), self.device)
+        inner = fast(
+            getattr(self.network, self.part),
+            self.device,
+            self.dtype,
+            tune=self.tune,
+            tf32=self.tf32,
+            progress=self.progress,
+            example=example,
+        )
+        inner.tune = "none" if self.tune == "quick" else self.tune  # every photograph has another size
+        whole = on_device(_without(self.network, self.part), self.device)
+        whole.add_module(self.part, inner)
+        return whole
+
+    def report(self) -> Report:
+        """Return what `why` shows."""
+        with self._lock:
+            if self.part and self._plain_copy is not None:
+                return getattr(self._plain_copy, self.part).report()
+            return Report(
+                [built.report for built in self._plans.values()], self.unchanged, str(self.device), str(self.dtype).removeprefix("torch.")
+            )
+
+    def train(self, mode: bool = True) -> Fast:
+        """Refuse train mode: folded BatchNorm has no statistics to update; RuntimeError says what to do."""
+        if mode:
+            raise RuntimeError("a fast network stays in eval mode; train plain(model), then call fast() again")
+        return super().train(False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Fast:
+        raise RuntimeError(f"a fast network stays on {self.device} in {self.dtype}; use fast(plain(model), device, dtype) for another")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the plain network's `state_dict`."""
+        return self.network.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load into the plain network, and make plans and weights anew at the next call."""
+        result = self.network.load_state_dict(state_dict, strict=strict, assign=assign)
+        with self._lock:
+            self._fresh()
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave plans and copies out; they belong to this process and device."""
+        hidden = ("_plans", "_lock", "_weights", "_choices", "_plain_copy")
+        return {name: value for name, value in self.__dict__.items() if name not in hidden}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come back without plans."""
+        super().__setstate__(state)
+        self._fresh()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fast:
+        """Copy the plain network and the options."""
+        twin = Fast.__new__(Fast)
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
+    def extra_repr(self) -> str:
+        """Show device, dtype and shapes planned so far."""
+        return f"device={self.device}, dtype={self.dtype}, plans={len(self._plans)}" + (
+            f", unchanged: {self.unchanged}" if self.unchanged else ""
+        )
+
+
+def fast(
+    model: nn.Module,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    tune: Tune = "quick",
+    example: Any = None,
+    tf32: bool = False,
+    progress: bool = True,
+) -> Fast:
+    """Return the same network for inference on faster kernels, after its outputs were compared with the plain one's.
+
+    BatchNorm is folded, chains of layers become one kernel each, each kernel is chosen by timing at the layer's own shape, and the
+    whole is replayed as a CUDA graph. On a CPU the fastest of OpenVINO, onnxruntime and PyTorch runs it. A network that can't be
+    traced runs unchanged in channels_last, and `why` says the reason; of torchvision's detection models the backbone is made fast.
+
+    Args:
+        model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in.
+        device: where to run; None is the current CUDA device if there is one, else the CPU.
+        dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU.
+        tune: "quick" tries a few launch configurations for each layer that was not timed before on this device, below a minute a
+            network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest.
+        example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
+        tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
+        progress: shows a bar while tuning, when stderr is a terminal.
+
+    Returns:
+        A `Fast` module: call it like `model`, with inputs on `device` in any floating dtype; outputs have the model's own dtype.
+
+    Raises:
+        ValueError: an unknown device, dtype or `tune`; the device is not there; or the model refuses the example.
+        TypeError: `model` is no module.
+
+    Examples:
+        >>> model = fast(trained(ResNet50))          # doctest: +SKIP
+        >>> model(images.cuda())                     # doctest: +SKIP
+        >>> print(why(model))                        # doctest: +SKIP
+    """
+    if isinstance(model, Fast):
+        model = model.network
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"fast takes a module such as ResNet50(), got {type(model).__name__}" + ("; build it first" if isinstance(model, type) else "")
+        )
+    if tune not in LEVELS:
+        raise ValueError(f'tune is "none", "quick" or "full", got {tune!r}')
+    where = _device(device)
+    kind = _dtype(dtype, where)
+    made = Fast(model, where, kind, tune, tf32, progress)
+    if _has_fast_part(model):
+        made.part = "backbone"
+        made.unchanged = f"boxes depend on values: only the backbone of {type(model).__name__} runs fast"
+        made._plain_copy = made._detector()  # pyright: ignore[reportPrivateUsage]
+        return made
+    try:
+        args = _example(model, example, where)
+    except Untraceable as error:
+        made.unchanged = str(error)
+        warnings.warn(f"{type(model).__name__} runs unchanged: {error}", stacklevel=2)
+        return made
+    try:
+        made(*args)
+    except Untraceable as error:
+        made.unchanged = str(error)
+        warnings.warn(f"{type(model).__name__} runs unchanged: {error}", stacklevel=2)
+    return made
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """Give back the network that `fast` was called with: the same object, with the same parameters; another module is returned as it is."""
+    return model.network if isinstance(model, Fast) else model
+
+
+def why(model: nn.Module) -> Report:
+    """Tell what a fast network does and why: for each chain of layers its kernel, its time and the time that it replaced.
+
+    Raises:
+        TypeError: `model` is not fast.
+    """
+    if not isinstance(model, Fast):
+        raise TypeError(f"why takes what fast() returned, got a {type(model).__name__}")
+    return model.report()
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """Put the weights of convolutions into channels_last memory."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            part.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return module
+
+
+def _as_input(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    cast = leaf.to(dtype) if leaf.is_floating_point() else leaf
+    return cast.contiguous(memory_format=torch.channels_last) if cast.dim() == 4 else cast
+
+
+def _device(device: torch.device | str | int | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f'no device {device!r}; use "cuda", "cuda:1" or "cpu"') from error
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if wanted.type != "cuda":
+        raise ValueError(f'fast runs on CUDA and CPU, got {wanted}; use "cuda" or "cpu"')
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise ValueError(f'{wanted} was asked for, and PyTorch sees no CUDA device here; leave device out, or use "cpu"')
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    if index >= count:
+        raise ValueError(f"{wanted} was asked for, and PyTorch sees {count} CUDA device{'s' * (count != 1)}: cuda:0 to cuda:{count - 1}")
+    return torch.device("cuda", index)
+
+
+def _dtype(dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
+    if dtype is None:
+        if device.type == "cpu":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise ValueError(f"dtype is torch.bfloat16, torch.float16 or torch.float32, got {dtype}")
+    return dtype
+
+
+def _example(model: nn.Module, example: Any, device: torch.device) -> tuple[Any, ...]:
+    """Return arguments to plan first: those given, or an image of the size and channels that the network was built for."""
+    if example is not None:
+        args = example if isinstance(example, tuple) else (example,)
+        return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
+    problem: Exception | None = None
+    for shape in _shapes(model):
+        image = natural_images(shape, torch.device("cpu"))
+        try:
+            trace(model, (image,), {})
+        except (Untraceable, ValueError) as error:
+            problem = problem or error
+            continue
+        return (image.to(device),)
+    raise Untraceable(
+        f"{problem or 'it has no layer that tells what it takes'}; pass example=…, a tensor that it takes, if that is about the shape"
+    )
+
+
+def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if channels is None:
+        features = next((m.in_features for m in model.modules() if isinstance(m, nn.Linear)), None)
+        return [] if features is None else [(1, features)]
+    sizes = [224, 299, 256, 64, 32, 28]
+    own = getattr(model, "input_size", None)
+    configured = getattr(model, "default_cfg", None)
+    if isinstance(configured, dict) and isinstance(configured.get("input_size"), tuple):
+        own = configured["input_size"][-1]
+    if isinstance(own, int):
+        sizes.insert(0, own)
+    return [(1, channels, size, size) for size in dict.fromkeys(sizes)]
+
+
+def _has_fast_part(model: nn.Module) -> bool:
+    """Tell whether this is a detection model, whose other half depends on values: boxes that are kept or dropped."""
+    detects = any(name in dict(model.named_children()) for name in ("roi_heads", "rpn", "anchor_generator", "head"))
+    return detects and isinstance(getattr(model, "backbone", None), nn.Module) and hasattr(model, "transform")
+
+
+def _only_tensors(args: tuple[Any, ...]) -> bool:
+    return all(isinstance(arg, Tensor) for arg in args)
+
+
+def _without(model: nn.Module, name: str) -> nn.Module:
+    """Return a shallow copy of a module that lacks one child."""
+    twin = copy.copy(model)
+    twin._modules = OrderedDict((key, child) for key, child in model._modules.items() if key != name)
+    return twin

@@ -1,0 +1,33 @@
+"""Kernels, one op a file; `discover` finds them, and tests, tuning, `python -m zoo.kernels` and the docs iterate what it finds.
+
+An op's module has
+
+    reference(**args)            plain PyTorch, any floating dtype, any device: what the op means
+    supports(**args)             "" where the kernel takes these arguments, else the reason why not
+    configs(**args)              launch parameters to try, the best guess first; JSON-able dicts
+    launch(**args, out, config)  runs the kernel; `out` may be a channel slice of a larger map
+    cost(**args)                 (floating-point operations, bytes that must move): the floor of any kernel
+    PACK                         argument -> function that lays it out for the kernel; done once, before `launch`
+    CASES, make(case, ...)       awkward shapes, and the arguments of one
+    TOLERANCE                    dtype -> allowed relative error against `reference` in float32
+
+Maps are logical (N, C, H, W) in channels_last memory, maybe a channel slice of a wider map: see `_layout.py`.
+Files that begin with an underscore are no ops but parts of several.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+
+
+def discover() -> dict[str, ModuleType]:
+    """Import every op and return them by name, sorted."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
+
+
+def load(name: str) -> ModuleType:
+    """Import one op by its name."""
+    return importlib.import_module(f"{__name__}.{name}")

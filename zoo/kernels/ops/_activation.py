@@ -1,0 +1,51 @@
+"""Activations that epilogues and prologues apply, in PyTorch and in Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "leaky_relu_0.1": lambda x: F.leaky_relu(x, 0.1),
+    "leaky_relu_0.01": lambda x: F.leaky_relu(x, 0.01),
+    "gelu": F.gelu,
+}
+"""Activation by name; the kernels know the same names."""
+
+
+@triton.jit
+def activate(x, ACT: tl.constexpr):
+    """Apply the activation ACT, a name of `ACTIVATIONS`, to a float32 block; NaN stays NaN, as in PyTorch."""
+    if ACT == "relu":
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACT == "relu6":
+        x = tl.minimum(tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL), 6.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACT == "hardsigmoid":
+        x = tl.minimum(tl.maximum(x + 3.0, 0.0, propagate_nan=tl.PropagateNan.ALL), 6.0, propagate_nan=tl.PropagateNan.ALL) / 6.0
+    elif ACT == "hardswish":
+        x = x * tl.minimum(tl.maximum(x + 3.0, 0.0, propagate_nan=tl.PropagateNan.ALL), 6.0, propagate_nan=tl.PropagateNan.ALL) / 6.0
+    elif ACT == "silu":
+        x = x * tl.sigmoid(x)
+    elif ACT == "sigmoid":
+        x = tl.sigmoid(x)
+    elif ACT == "leaky_relu_0.1":
+        x = tl.where(x < 0.0, x * 0.1, x)
+    elif ACT == "leaky_relu_0.01":
+        x = tl.where(x < 0.0, x * 0.01, x)
+    elif ACT == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        tl.static_assert(ACT == "none", "unknown activation")
+    return x

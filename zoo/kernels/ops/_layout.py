@@ -1,0 +1,49 @@
+"""Where the elements of a map lie: pixels in rows, channels beside each other, maybe a channel slice of a wider map."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LARGEST = 2**31 - 1
+"""Kernels index with 32 bits: an op refuses maps whose last element lies further than this."""
+
+
+def pixel_stride(x: Tensor) -> int | None:
+    """Return how many elements lie between neighbouring pixels of (N, C, H, W), or None where pixels are no such rows.
+
+    Element (n, c, h, w) is then at ``((n * H + h) * W + w) * stride + c``. A channel slice ``x[:, a:b]`` of a channels_last map
+    has the wider map's stride. Axes of size 1 say nothing, whatever strides PyTorch reports for them.
+    """
+    n, c, h, w = x.shape
+    strides = x.stride()
+    if c > 1 and strides[1] != 1:
+        return None
+    stride: int | None = None
+    for size, inner, step in ((w, 1, strides[3]), (h, w, strides[2]), (n, h * w, strides[0])):
+        if size <= 1:
+            continue
+        if step % inner:
+            return None
+        if stride is None:
+            stride = step // inner
+        elif step != stride * inner:
+            return None
+    if stride is None:
+        return c
+    return stride if stride >= c else None
+
+
+def empty_map(n: int, c: int, h: int, w: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an uninitialised channels_last map on the device of `like`, in its dtype unless another is given."""
+    return torch.empty((n, c, h, w), dtype=dtype or like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def reachable(*maps: Tensor | None) -> bool:
+    """Tell whether every element of every map lies within 32-bit reach."""
+    return all(m is None or m.numel() == 0 or sum((s - 1) * t for s, t in zip(m.shape, m.stride(), strict=True)) <= LARGEST for m in maps)
+
+
+def out_size(size: int, kernel: int, stride: int, before: int, after: int, dilation: int = 1) -> int:
+    """Return the pixels that a window leaves of `size` pixels padded by `before` and `after`."""
+    return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1

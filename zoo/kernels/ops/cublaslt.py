@@ -1,0 +1,192 @@
+"""A 1x1 convolution, and so a linear layer, as cuBLASLt's product of the pixels' rows with the weight; bias and ReLU in its epilogue.
+
+The same arguments as `conv`'s, less what a product has no place for. It reads and writes channel slices in place: a map's pixels are
+rows of any distance. Activations but ReLU are applied in a pass of their own, as is ReLU where `out` is a slice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import cudnn_conv
+from ._layout import empty_map, pixel_stride
+from .cudnn_conv import TOLERANCE, Config, activate_, cost, make, reference
+
+__all__ = ["CASES", "LARGE_CASES", "PACK", "TOLERANCE", "configs", "cost", "launch", "make", "prepare", "reference", "supports"]
+
+PACK = {"weight": lambda weight: weight.flatten(1).contiguous()}
+
+
+def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *affine: Any, **options: Any) -> str:
+    """Return "" where a product of matrices can do what `reference` says, else the reason why not."""
+    if affine:
+        return "an affine map or a gate"
+    if refused := cudnn_conv.refusal(x, weight, bias, residual, options):
+        return refused
+    if weight.shape[2:].numel() != 1 or any(options.get("padding", ())) or tuple(options.get("stride", (1, 1))) != (1, 1):
+        return "a window, stride or padding"
+    if options.get("groups", 1) != 1:
+        return "groups"
+    if residual is not None and bias is not None:
+        return "a residual and a bias, of which PyTorch lets a product add one"
+    if pixel_stride(x) is None or (residual is not None and pixel_stride(residual) is None):
+        return "maps that are not channels_last"
+    return ""
+
+
+def configs(*args: Any, **options: Any) -> list[Config]:
+    """Return one empty config: cuBLASLt chooses by its heuristic."""
+    return [{}]
+
+
+def prepare(x: Tensor, weight: Tensor, bias: Tensor | None = None, *parts: Tensor | None, **options: Any) -> dict[str, Any]:
+    """Return the arguments as `launch` takes them: the weight (K, C), the bias in the type of `x`."""
+    return cudnn_conv.prepare(x, weight, bias, *parts, **options) | {"weight": PACK["weight"](weight)}
+
+
+_PRECISION = threading.Lock()
+
+
+@contextlib.contextmanager
+def _tf32(x: Tensor, allowed: bool) -> Iterator[None]:
+    """Let products of float32 round to TF32 or not: a flag of the process, so that one thread at a time changes it."""
+    if x.dtype != torch.float32 or not x.is_cuda:
+        yield
+        return
+    with _PRECISION:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if allowed else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def _rows(x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    stride = pixel_stride(x)
+    if stride is None:
+        raise ValueError(f"strides {x.stride()}: not channels_last, nor a channel slice of such a map")
+    return torch.as_strided(x, (n * h * w, c), (stride, 1))
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale: None = None,
+    shift: None = None,
+    gate: None = None,
+    *,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    act: str = "none",
+    pre_act: str = "none",
+    tf32: bool = False,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:
+    """Run the product.
+
+    Args:
+        x: (N, C, H, W), channels_last or a channel slice of such a map.
+        weight: (K, C) in the type of `x`, as `prepare` returns it.
+        bias: (K,) in the type of `x`, as `prepare` returns it.
+        residual: (N, K, H, W), channels_last or a channel slice; not together with `bias`.
+        scale: None, as are `shift` and `gate`.
+        shift: None.
+        gate: None.
+        stride: (1, 1), as `dilation`; a kernel of one pixel has none to speak of.
+        padding: zeros.
+        dilation: any.
+        groups: 1.
+        act: what is applied last, a name of `ACTIVATIONS`.
+        pre_act: "none".
+        tf32: whether a GPU may round float32 factors to TF32.
+        out_dtype: the type of `x`, or None.
+        out: where to write, maybe a channel slice; made if None.
+        config: {}.
+
+    Returns:
+        `out`, (N, K, H, W), channels_last; products accumulate in float32.
+
+    Raises:
+        ValueError: a map's pixels are no rows.
+    """
+    n, _, h, w = x.shape
+    if out is None:
+        out = empty_map(n, weight.shape[0], h, w, x)
+    if out.numel() == 0:
+        return out
+    rows, result, factor = _rows(x), _rows(out), weight.t()
+    with _tf32(x, tf32):
+        if residual is not None:
+            torch.addmm(_rows(residual), rows, factor, out=result)
+        elif bias is None:
+            torch.mm(rows, factor, out=result)
+        elif act == "relu":
+            torch.ops.aten._addmm_activation(bias, rows, factor, use_gelu=False, out=result)
+            return out
+        else:
+            torch.addmm(bias, rows, factor, out=result)
+    activate_(result, act)
+    return out
+
+
+def _case(name: str, n: int, c: int, k: int, size: int, **options: Any) -> Config:
+    return {"name": name, "n": n, "c": c, "k": k, "size": (size, size), "kernel": (1, 1), **options}
+
+
+CASES: list[Config] = [
+    _case("pointwise", 2, 16, 24, 5),
+    _case("pointwise with relu", 1, 13, 7, 3, act="relu"),
+    _case("pointwise with silu", 2, 24, 40, 3, act="silu"),
+    _case("without bias, with residual", 2, 24, 16, 3, residual=True, bias=False, act="relu"),
+    _case("linear", 3, 32, 10, 1, act="hardsigmoid"),
+    _case("slice in", 2, 16, 8, 4, wide=(40, 16), act="relu"),
+    _case("leaky", 2, 16, 8, 4, act="leaky_relu_0.1"),
+    _case("no image", 0, 16, 8, 4, act="relu"),
+]
+
+LARGE_CASES: list[Config] = [
+    _case(f"{name}, batch {n}", n, c, k, size, act=act)
+    for n in (256, 1)
+    for name, c, k, size, act in (
+        ("256 to 64, 56 px", 256, 64, 56, "relu"),
+        ("512 to 2048, 7 px", 512, 2048, 7, "relu"),
+        ("96 to 24, 56 px", 96, 24, 56, "none"),
+        ("linear 25088 to 4096", 25088, 4096, 1, "relu"),
+        ("linear 2048 to 1000", 2048, 1000, 1, "none"),
+    )
+]
+
+
+@torch.library.custom_op("kernelzoo::cublaslt", mutates_args=())
+def cublaslt(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+    scale: Tensor | None, shift: Tensor | None, gate: Tensor | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, act: str, pre_act: str, tf32: bool,
+    out_dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    """`reference` as an operator of PyTorch's: the product where it takes the arguments, plain PyTorch elsewhere."""
+    parts = {"bias": bias, "residual": residual, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    parts |= {"act": act, "tf32": tf32}
+    if supports(x, weight, scale=scale, shift=shift, gate=gate, pre_act=pre_act, out_dtype=out_dtype, **parts):
+        return reference(x, weight, **parts)
+    return launch(**prepare(x, weight, **parts))
+
+
+@cublaslt.register_fake
+def _(x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, groups, act, pre_act, tf32, out_dtype):
+    options = {"stride": stride, "padding": padding, "dilation": dilation}
+    return empty_map(x.shape[0], weight.shape[0], *cudnn_conv.sizes(x, weight, options), x)

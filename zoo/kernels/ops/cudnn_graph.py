@@ -1,0 +1,284 @@
+"""Convolution, bias, residual and activation as one graph of cuDNN's, by the plan of our choice among those that its heuristic ranks.
+
+The same arguments as `cudnn_conv`'s, but more activations fuse, maps may be channel slices on both sides, and cuDNN's first guess
+needn't be the one. Needs the package nvidia-cudnn-frontend, the extra "cudnn".
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import cudnn_conv
+from ._layout import empty_map, pixel_stride
+from .cudnn_conv import CASES, LARGE_CASES, PACK, Config, cost, make, prepare, reference, sizes
+
+__all__ = ["CASES", "LARGE_CASES", "PACK", "TOLERANCE", "configs", "cost", "launch", "make", "prepare", "reference", "supports"]
+
+TOLERANCE = {torch.float32: cudnn_conv.TOLERANCE[torch.float32], torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+MOST_PLANS = 12
+"""Plans to try: on an H200 the best of the first dozen was never beaten by the rest."""
+
+_KINDS = {torch.float32: "FLOAT", torch.bfloat16: "BFLOAT16", torch.float16: "HALF"}
+"""Of `cudnn.data_type`."""
+
+_ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "none": lambda graph, y: y,
+    "relu": lambda graph, y: graph.relu(input=y),
+    "relu6": lambda graph, y: graph.relu(input=y, lower_clip=0.0, upper_clip=6.0),
+    "silu": lambda graph, y: graph.swish(input=y, swish_beta=1.0),
+    "sigmoid": lambda graph, y: graph.sigmoid(input=y),
+    "leaky_relu_0.1": lambda graph, y: graph.leaky_relu(input=y, negative_slope=0.1),
+    "leaky_relu_0.01": lambda graph, y: graph.leaky_relu(input=y, negative_slope=0.01),
+    "gelu": lambda graph, y: graph.gelu(input=y),
+}
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("cudnn") is not None
+
+
+def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *affine: Any, **options: Any) -> str:
+    """Return "" where cuDNN's graphs may take these arguments of `reference`, else the reason why not.
+
+    Whether cuDNN has a plan for a graph is known only when it is asked: `launch` raises where it has none.
+    """
+    if affine:
+        return "an affine map or a gate"
+    if refused := cudnn_conv.refusal(x, weight, bias, residual, options):
+        return refused
+    if options.get("act", "none") not in _ACTIVATIONS:
+        return f"no node for the activation {options['act']}"
+    if pixel_stride(x) is None or (residual is not None and pixel_stride(residual) is None):
+        return "maps that are not channels_last"
+    if not x.is_cuda:
+        return "cuDNN runs on CUDA devices"
+    if x.dtype == torch.float32 and not options.get("tf32", False):
+        return "float32 that must not be rounded to TF32"
+    if not _installed():
+        return "nvidia-cudnn-frontend is not installed: pip install 'kernelzoo[cudnn]'"
+    return ""
+
+
+class _Graph:
+    """A graph with its plans, which live as long as the process: captured CUDA graphs hold their kernels.
+
+    Executing is kept to one thread at a time: the front end reuses its buffer of pointers.
+    """
+
+    def __init__(self, describe: Callable[[Any, Any], dict[str, Any]], dtype: torch.dtype, handle: Any) -> None:
+        cudnn = importlib.import_module("cudnn")
+        self.lock = threading.Lock()
+        kind, single = getattr(cudnn.data_type, _KINDS[dtype]), cudnn.data_type.FLOAT
+        self.graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=single, compute_data_type=single, handle=handle)
+        self.tensors = describe(self.graph, kind)
+        self.graph.validate()
+        self.graph.build_operation_graph()
+        self.graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.B, cudnn.heur_mode.FALLBACK])
+        self.graph.check_support()
+        names = [self.graph.get_plan_name_at_index(index) for index in range(self.graph.get_execution_plan_count())]
+        self.plans = [index for index, name in enumerate(names) if name not in names[:index]][:MOST_PLANS]
+        self.workspaces: dict[int, int] = {}
+
+    def execute(self, plan: int, maps: dict[str, Tensor | None], handle: Any) -> None:
+        index = self.plans[plan]
+        with self.lock:
+            if index not in self.workspaces:
+                self.graph.build_plan_at_index(index)
+                self.workspaces[index] = max(1, self.graph.get_workspace_size_plan_at_index(index))
+            like = next(value for value in maps.values() if value is not None)
+            workspace = torch.empty(self.workspaces[index], dtype=torch.uint8, device=like.device)
+            pack = {tensor: maps[name] for name, tensor in self.tensors.items()}
+            self.graph.execute_plan_at_index(pack, workspace, index, handle=handle)
+
+
+_GRAPHS: dict[tuple[Any, ...], _Graph] = {}
+_BUILDING = threading.Lock()
+_HANDLES = threading.local()
+
+
+def _handle(device: torch.device) -> Any:
+    """Return this thread's handle for a device, set to its current stream."""
+    cudnn = importlib.import_module("cudnn")
+    handles = vars(_HANDLES).setdefault("of", {})
+    if device.index not in handles:
+        handles[device.index] = cudnn.create_handle()
+    cudnn.set_stream(handle=handles[device.index], stream=torch.cuda.current_stream(device).cuda_stream)
+    return handles[device.index]
+
+
+def _pitch(name: str, value: Tensor) -> int:
+    pitch = pixel_stride(value)
+    if pitch is None:
+        raise ValueError(f"{name} with strides {value.stride()} is not channels_last, nor a channel slice of such a map")
+    return pitch
+
+
+def _row_strides(shape: Sequence[int], pitch: int) -> list[int]:
+    """Return the strides of (N, C, H, W) whose pixels lie `pitch` elements apart, whatever PyTorch says of axes of size 1."""
+    _, _, h, w = shape
+    return [h * w * pitch, 1, w * pitch, pitch]
+
+
+def _graph(maps: dict[str, Tensor | None], handle: Any, stride: list[int], padding: list[int], dilation: list[int], act: str) -> _Graph:
+    x = maps["x"]
+    assert x is not None
+    given = {name: (tuple(value.shape), _pitch(name, value)) for name, value in maps.items() if value is not None}
+    key = (x.device.index, x.dtype, *given.items(), *stride, *padding, *dilation, act)
+
+    def describe(graph: Any, kind: Any) -> dict[str, Any]:
+        tensors = {
+            name: graph.tensor(name=name, dim=list(shape), stride=_row_strides(shape, pitch), data_type=kind)
+            for name, (shape, pitch) in given.items()
+            if name != "out"
+        }
+        pre, post = [padding[0], padding[2]], [padding[1], padding[3]]
+        y = graph.conv_fprop(
+            image=tensors["x"], weight=tensors["weight"], pre_padding=pre, post_padding=post, stride=stride, dilation=dilation
+        )
+        if "bias" in tensors:
+            y = graph.bias(input=y, bias=tensors["bias"])
+        if "residual" in tensors:
+            y = graph.add(a=y, b=tensors["residual"])
+        y = _ACTIVATIONS[act](graph, y)
+        shape, pitch = given["out"]
+        y.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(_row_strides(shape, pitch))
+        return tensors | {"out": y}
+
+    found = _GRAPHS.get(key)
+    if found is None:
+        with _BUILDING:
+            found = _GRAPHS.get(key) or _Graph(describe, x.dtype, handle)
+            _GRAPHS[key] = found
+    return found
+
+
+def _aligned(x: Tensor) -> bool:
+    """Tell whether a map begins where cuDNN's plans expect it to: at a multiple of 16 bytes."""
+    return x.data_ptr() % 16 == 0
+
+
+def configs(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *parts: Any, **options: Any
+) -> list[Config]:
+    """Return the plans to try in the order in which cuDNN's heuristic ranks them, for an `out` that is no slice.
+
+    Takes tens of milliseconds at the first time that a shape is seen. Off the GPU it is a guess.
+    """
+    if not x.is_cuda or not x.numel() or not _installed():
+        return [{"plan": 0}]
+    out = empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, options), x)
+    try:
+        with torch.cuda.device(x.device):
+            count = len(_prepared(x, weight, bias, residual, out, options).plans)
+    except (RuntimeError, ValueError, NotImplementedError):
+        count = 1  # `launch` says why
+    return [{"plan": plan} for plan in range(max(1, count))]
+
+
+def _maps(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> dict[str, Tensor | None]:
+    vector = None if bias is None else bias.to(x.dtype).view(1, -1, 1, 1)
+    return {"x": x, "weight": weight, "bias": vector, "residual": residual, "out": out}
+
+
+def _prepared(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, options: dict[str, Any]) -> _Graph:
+    stride, padding, dilation = (
+        options.get(name, default) for name, default in (("stride", (1, 1)), ("padding", (0,) * 4), ("dilation", (1, 1)))
+    )
+    maps = _maps(x, weight, bias, residual, out)
+    return _graph(maps, _handle(x.device), list(stride), list(padding), list(dilation), options.get("act", "none"))
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale: None = None,
+    shift: None = None,
+    gate: None = None,
+    *,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    act: str = "none",
+    pre_act: str = "none",
+    tf32: bool = False,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor:
+    """Run a plan; the first time that a shape is seen, build it, which can't be captured into a CUDA graph.
+
+    Args:
+        x: see `reference`; may be a channel slice, copied if it doesn't begin at a multiple of 16 bytes.
+        weight: in channels_last memory, in the type of `x`.
+        bias: (K,) in the type of `x`, as `prepare` returns it.
+        residual: see `reference`; as `x`.
+        scale: None, as are `shift` and `gate`.
+        shift: None.
+        gate: None.
+        stride: see `reference`.
+        padding: see `reference`; opposite sides may differ.
+        dilation: see `reference`.
+        groups: see `reference`; the shapes of `x` and `weight` say it.
+        act: see `reference`.
+        pre_act: "none".
+        tf32: see `reference`.
+        out_dtype: the type of `x`, or None.
+        out: where to write, maybe a channel slice, written by way of a copy if it doesn't begin at a multiple of 16 bytes.
+        config: {"plan": i}, the i-th of the plans that cuDNN's heuristic ranks.
+
+    Returns:
+        `out`, (N, K, output height, output width), channels_last; products accumulate in float32.
+
+    Raises:
+        RuntimeError: cuDNN has no such plan for these arguments.
+        ValueError: a map's pixels are no rows.
+    """
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "act": act}
+    if out is None:
+        out = empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, options), x)
+    if out.numel() == 0:
+        return out
+    x = x if _aligned(x) else x.clone(memory_format=torch.channels_last)
+    if residual is not None and not _aligned(residual):
+        residual = residual.clone(memory_format=torch.channels_last)
+    target = out if _aligned(out) else empty_map(*out.shape, like=out)
+    with torch.cuda.device(x.device):
+        graph = _prepared(x, weight, bias, residual, target, options)
+        plan = (config or {"plan": 0})["plan"]
+        if plan >= len(graph.plans):
+            raise RuntimeError(f"cuDNN has {len(graph.plans)} plans for this graph, none of number {plan}")
+        graph.execute(plan, _maps(x, weight, bias, residual, target), _handle(x.device))
+    return out if target is out else out.copy_(target)
+
+
+@torch.library.custom_op("kernelzoo::cudnn_graph", mutates_args=())
+def cudnn_graph(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+    scale: Tensor | None, shift: Tensor | None, gate: Tensor | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, act: str, pre_act: str, tf32: bool,
+    out_dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
+    """`reference` as an operator of PyTorch's: cuDNN's graph where it takes the arguments, plain PyTorch elsewhere."""
+    parts = {"bias": bias, "residual": residual, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    parts |= {"act": act, "tf32": tf32}
+    if supports(x, weight, scale=scale, shift=shift, gate=gate, pre_act=pre_act, out_dtype=out_dtype, **parts):
+        return reference(x, weight, **parts)
+    return launch(**prepare(x, weight, **parts))
+
+
+@cudnn_graph.register_fake
+def _(x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, groups, act, pre_act, tf32, out_dtype):
+    return empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, {"stride": stride, "padding": padding, "dilation": dilation}), x)

@@ -1,0 +1,300 @@
+"""Grouped convolution (ResNeXt's 3x3): groups side by side as the blocks of a block-diagonal weight, each a dense tile.
+
+A group of 4 to 64 channels is too narrow for tensor cores, so `PACK` puts as many groups as fit into a block of at least 16
+channels and writes zeros between them. The zeros cost arithmetic that the kernel has to spare: it waits for memory.
+Source: Xie et al., Aggregated Residual Transformations for Deep Neural Networks, 2017 (the layers; arXiv:1611.05431).
+"""
+
+# pyright: reportCallIssue=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import conv as dense
+from ._activation import ACTIVATIONS
+from ._dense import conv_kernel
+from ._layout import LARGEST, empty_map, pixel_stride, reachable
+from ._overlap import overlap
+from ._tiles import tiled
+
+Config = dict[str, Any]
+TOLERANCE = dense.TOLERANCE
+WIDEST = 64
+"""Input channels of a block at most; groups wider than this are better run one by one."""
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    groups: int,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    dilation: Sequence[int] = (1, 1),
+    act: str = "none",
+    tf32: bool = False,
+) -> Tensor:
+    """Return ``act(conv(x) + bias + residual)`` of a convolution in groups.
+
+    Args:
+        x: (N, C, H, W), channels_last or a channel slice of such a map.
+        weight: (K, C / groups, kernel height, kernel width).
+        bias: (K,), float32.
+        residual: (N, K, output height, output width).
+        groups: how many groups the channels fall into.
+        stride: vertical, horizontal, pixels.
+        padding: top, bottom, left, right, pixels.
+        dilation: vertical, horizontal, pixels.
+        act: what is applied last, a name of `ACTIVATIONS`.
+        tf32: whether a GPU may round float32 factors to TF32.
+
+    Returns:
+        (N, K, output height, output width); products accumulate in float32.
+    """
+    top, bottom, left, right = padding
+    if top or bottom or left or right:
+        x = F.pad(x, (left, right, top, bottom))
+    y = F.conv2d(x, weight, None, tuple(stride), 0, tuple(dilation), groups)
+    if bias is not None:
+        y = y + bias[:, None, None].to(y.dtype)
+    if residual is not None:
+        y = y + residual
+    return ACTIVATIONS[act](y).contiguous(memory_format=torch.channels_last)
+
+
+def together(each: int) -> int:
+    """Return how many groups of `each` channels make a block: the power of two that fills 16 channels."""
+    count = 1
+    while each * count < 16:
+        count *= 2
+    return count
+
+
+def pack(weight: Tensor) -> Tensor:
+    """Lay a grouped weight out as block-diagonal: (C, C / groups * together, height, width), channels_last, zeros between groups.
+
+    Args:
+        weight: (C, C / groups, height, width), as many output as input channels.
+    """
+    k, each, kh, kw = weight.shape
+    count = together(each)
+    row = torch.arange(k, device=weight.device)
+    packed = weight.new_zeros((k, count, each, kh, kw))
+    packed[row, row // each % count] = weight
+    return packed.reshape(k, count * each, kh, kw).contiguous(memory_format=torch.channels_last)
+
+
+PACK = {"weight": pack}
+
+
+def supports(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    groups: int,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    dilation: Sequence[int] = (1, 1),
+    act: str = "none",
+    tf32: bool = False,
+) -> str:
+    """Return "" where the kernel takes these arguments (see `reference`), else the reason why not."""
+    n, c, _, _ = x.shape
+    k, each, kh, kw = weight.shape
+    if groups < 2 or c % groups or each != c // groups:
+        return "no grouped convolution"
+    if k != c:
+        return f"{c} input and {k} output channels"
+    if each not in (2, 4, 8, 16, 32, WIDEST) or groups % together(each):
+        return f"{groups} groups of {each} channels"
+    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
+    reasons = (
+        (x.dtype not in dense.FLOATS or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
+        (act not in ACTIVATIONS, f"activation {act}"),
+        (ho < 1 or wo < 1, "window larger than the padded image"),
+        (kh > 31 or kw > 31, "a kernel of more than 31 pixels"),
+        (bias is not None and (bias.dtype != torch.float32 or not bias.is_contiguous()), "bias that is no contiguous float32 vector"),
+        (residual is not None and tuple(residual.shape) != (n, k, ho, wo), "a residual of another shape"),
+        (pixel_stride(x) is None or (residual is not None and pixel_stride(residual) is None), "maps that are not channels_last"),
+        (not reachable(x, residual) or n * max(ho, 0) * max(wo, 0) * k > LARGEST, "maps beyond 32-bit reach"),
+    )  # fmt: skip
+    return next((reason for wrong, reason in reasons if wrong), "")
+
+
+def configs(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, groups: int, **options: Any
+) -> list[Config]:
+    """Return launch parameters to try, the most promising first by a model of the machine."""
+    k, _, kh, kw = weight.shape
+    ho, wo = dense._sizes(x, weight, options.get("stride", (1, 1)), options.get("padding", (0,) * 4), options.get("dilation", (1, 1)))
+    wide = x.shape[1] // groups * together(x.shape[1] // groups)
+    exact = x.dtype == torch.float32 and not options.get("tf32", False)
+    m = max(x.shape[0] * ho * wo, 1)
+    with_residual = residual is not None
+    return tiled(m, k, wide, kh * kw, x.element_size(), fold=kh * kw > 1, residual=with_residual, exact=exact, block=wide)[:16]
+
+
+def workspace(config: Config, x: Tensor, weight: Tensor, **options: Any) -> int:
+    """Return the bytes of workspace that a launch needs, as `conv.workspace` does."""
+    return dense.workspace(config, x, weight, **options)
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    groups: int,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    dilation: Sequence[int] = (1, 1),
+    act: str = "none",
+    tf32: bool = False,
+    out: Tensor | None = None,
+    config: Config | None = None,
+    workspace: Tensor | None = None,
+) -> Tensor:
+    """Run the kernel; see `reference` for the arguments and `supports` for what it takes.
+
+    Args:
+        x: see `reference`, as are the others not named here.
+        weight: as `pack` lays it out.
+        bias: see `reference`.
+        residual: see `reference`; may be a channel slice.
+        groups: see `reference`.
+        stride: see `reference`.
+        padding: see `reference`.
+        dilation: see `reference`.
+        act: see `reference`.
+        tf32: see `reference`.
+        out: where to write, maybe a channel slice; made if None.
+        config: one of `configs`.
+        workspace: as `conv.launch` takes it.
+
+    Returns:
+        `out`. Products accumulate in float32; split sums are added in a fixed order, so equal launches give equal bits.
+
+    Raises:
+        ValueError: where the maps are not channels_last, the weight is not packed, or the workspace is too small.
+    """
+    n, c, h, w = x.shape
+    k, wide, kh, kw = weight.shape
+    if wide != c // groups * together(c // groups) or pixel_stride(weight) != wide:
+        raise ValueError("grouped needs its weight packed")
+    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
+    if out is None:
+        out = empty_map(n, k, ho, wo, x)
+    rows = n * ho * wo
+    if rows == 0:
+        return out
+    ldx, ldo = pixel_stride(x), pixel_stride(out)
+    ldr = ldo if residual is None else pixel_stride(residual)
+    if ldx is None or ldo is None or ldr is None:
+        raise ValueError("grouped needs channels_last maps or channel slices of such")
+    if config is None:
+        config = configs(x, weight, bias, residual, groups=groups, stride=stride, padding=padding, dilation=dilation, tf32=tf32)[0]
+    bm, bn, bk, split = config["BM"], config["BN"], config["BK"], config["SPLIT"]
+    tiles = triton.cdiv(rows, bm) * triton.cdiv(k, bn)
+    counters, partials = dense.borrow(workspace, split, tiles, bm * bn, x)
+    top, bottom, left, right = padding
+    fold = wide if kh * kw > 1 and wide % bk else 0
+    x_unit, out_unit = gcd(wide, ldx, 16), gcd(k, ldo, ldr, 16)
+    conv_kernel[(tiles, split)](
+        x, weight, bias, residual, None, None, None, out, counters, partials,
+        rows, h, w, ho, wo, wide // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
+        X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=kh * kw == 1 and tuple(stride) == (1, 1) and not any(padding),
+        MASKED=bool(top or bottom or left or right), EVEN=(kh * kw * wide if fold else wide) % bk == 0, FOLD=fold,
+        DIAGONAL=wide, KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1],
+        PRE_ACT="none", ACT=act, PRECISION="tf32" if tf32 else "ieee", BM=bm, BN=bn, BK=bk, GROUP=config["GROUP"], SPLIT=split,
+        EARLY=config["EARLY"] and residual is not None, num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
+    )  # fmt: skip
+    return out
+
+
+def cost(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, groups: int, **options: Any
+) -> tuple[int, int]:
+    """Return floating-point operations, zeros between groups not counted, and bytes: each map once."""
+    k, each, kh, kw = weight.shape
+    ho, wo = dense._sizes(x, weight, options.get("stride", (1, 1)), options.get("padding", (0,) * 4), options.get("dilation", (1, 1)))
+    n, c, h, w = x.shape
+    outputs = n * k * ho * wo
+    seen = n * c * (ho * wo if kh * kw == 1 else h * w)
+    elements = seen + weight.numel() + outputs * (1 if residual is None else 2)
+    return 2 * outputs * each * kh * kw, elements * x.element_size()
+
+
+def _case(name: str, n: int, c: int, groups: int, size: tuple[int, int], kernel: int = 3, **options: Any) -> Config:
+    side = kernel // 2
+    base = {"name": name, "n": n, "c": c, "k": c, "groups": groups, "size": size, "kernel": (kernel, kernel), "bias": True}
+    return {**base, "padding": (side,) * 4, "act": "relu", **options}
+
+
+CASES: list[Config] = [
+    _case("fours", 2, 32, 8, (5, 6)),
+    _case("fours_stride2_even", 1, 32, 8, (6, 8), stride=(2, 2)),
+    _case("eights_stride2_odd", 1, 64, 8, (7, 5), stride=(2, 2), residual=True),
+    _case("sixteens_of_one_pixel", 2, 32, 2, (1, 1), act="none"),
+    _case("thirty_twos", 1, 64, 2, (4, 4), act="hardswish"),
+    _case("sixty_fours", 1, 128, 2, (3, 4), bias=False, act="silu"),
+    _case("empty", 0, 32, 8, (4, 4)),
+    _case("slice_in", 2, 32, 8, (4, 5), wide=(80, 16)),
+    _case("twos", 1, 16, 8, (4, 5)),
+    _case("pointwise", 1, 32, 4, (4, 5), 1),
+    _case("five_dilated", 1, 32, 4, (6, 5), 5, padding=(4, 4, 4, 4), dilation=(2, 2), act="relu6"),
+]
+"""Awkward shapes, small enough for the interpreter."""
+
+LARGE_CASES: list[Config] = [
+    _case(f"{name}_{c}_{size}_stride{stride}_b{n}", n, c, groups, (size, size), stride=(stride, stride))
+    for n in (256, 1)
+    for name, groups, first in (("32x4d", 32, 128), ("64x4d", 64, 256), ("32x8d", 32, 256))
+    for factor, size, stride in ((1, 56, 1), (2, 56, 2), (2, 28, 1), (4, 14, 1), (8, 7, 1))
+    for c in (first * factor,)
+]
+"""ResNeXt's layers at batch 256 and 1, for timing on a GPU."""
+
+
+def make(case: Config, dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments of a case: random maps and weights scaled so that outputs are near 1, `generator` being a CPU one."""
+    args = dense.make(case, dtype, device, generator)
+    each = case["c"] // case["groups"]
+    args["weight"] = (args["weight"][:, :each] * case["groups"] ** 0.5).contiguous(memory_format=torch.channels_last)
+    return {**args, "groups": case["groups"]}
+
+
+@torch.library.custom_op("kernelzoo::grouped", mutates_args=())
+def grouped(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    groups: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    act: str,
+    tf32: bool,
+) -> Tensor:
+    """`reference` as an operator of PyTorch's: the kernel where it can run and takes the arguments, plain PyTorch elsewhere."""
+    options: dict[str, Any] = {"groups": groups, "stride": stride, "padding": padding, "dilation": dilation, "act": act, "tf32": tf32}
+    if (x.is_cuda or not isinstance(conv_kernel, triton.runtime.JITFunction)) and not supports(x, weight, bias, residual, **options):
+        return launch(x, pack(weight), bias, residual, **options)
+    return reference(x, weight, bias, residual, **options)
+
+
+@grouped.register_fake
+def _(x, weight, bias, residual, groups, stride, padding, dilation, act, tf32):
+    return empty_map(x.shape[0], weight.shape[0], *dense._sizes(x, weight, stride, padding, dilation), x)

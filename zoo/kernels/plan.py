@@ -1,0 +1,93 @@
+"""Eighth pass: a program at one input shape, captured as a CUDA graph, with buffers for what comes in."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels import ops
+from zoo.kernels.program import Program
+
+
+class Plan:
+    """What a fast network does for one input shape on a GPU.
+
+    Calls from several threads and streams are answered one after the other: they share the buffers.
+    """
+
+    def __init__(self, program: Program, pool: Any = None) -> None:
+        self.program, self.setting = program, program.setting
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: list[Any] = []
+        self._buffers = [[self._buffer(node.shape, node.dtype, *form) for form in program.forms[node]] for node in program.graph.inputs]
+        self._pool = pool
+
+    def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str, how: dict[str, Any]) -> Tensor:
+        if kind == "packed":
+            blank = torch.zeros((shape[0], shape[1], 1, 1), dtype=self.setting.dtype, device=self.setting.device).expand(shape)
+            return ops.load("image").launch(blank, **how, dtype=self.setting.dtype)
+        kept = self.setting.dtype if dtype.is_floating_point else dtype
+        form = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+        return torch.zeros(shape, dtype=kept, device=self.setting.device).contiguous(memory_format=form)
+
+    def fill(self, tensors: list[Tensor]) -> None:
+        """Copy the caller's tensors into the buffers, in the forms that the first layers read."""
+        for node, buffers, tensor in zip(self.program.graph.inputs, self._buffers, tensors, strict=True):
+            for (kind, how), buffer in zip(self.program.forms[node], buffers, strict=True):
+                if kind == "packed":
+                    ops.load("image").launch(tensor, **how, dtype=self.setting.dtype, out=buffer)
+                else:
+                    buffer.copy_(tensor)
+
+    def eager(self, tensors: list[Tensor], probe: Any = None) -> list[Any]:
+        """Run without the graph: to check, and to warm up."""
+        self.fill(tensors)
+        with self.flags():
+            return self.program.run(self._buffers, probe)
+
+    def flags(self) -> contextlib.AbstractContextManager[None]:
+        """Let cuDNN choose its own plans by timing; the capture keeps what it chose."""
+        return torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=self.setting.tf32)
+
+    def capture(self) -> None:
+        """Record the run; everything must have run once before."""
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self.setting.device)
+        torch.cuda.synchronize(self.setting.device)
+        collecting = gc.isenabled()
+        gc.disable()  # a tensor of another plan that is collected while capturing would end up in the graph
+        try:
+            with torch.cuda.stream(stream), self.flags():
+                self.program.run(self._buffers)
+                torch.cuda.synchronize(self.setting.device)
+                graph.capture_begin(*(() if self._pool is None else (self._pool,)), capture_error_mode="thread_local")
+                try:
+                    self._outputs = self.program.run(self._buffers)
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        self._graph = graph
+        torch.cuda.current_stream(self.setting.device).wait_stream(stream)
+
+    def __call__(self, tensors: list[Tensor]) -> list[Any]:
+        """Answer one call; the outputs are the caller's own."""
+        with self._lock:
+            stream = torch.cuda.current_stream(self.setting.device)
+            if self._stream is not None and self._stream != stream:
+                stream.wait_stream(self._stream)
+            self._stream = stream
+            self.fill(tensors)
+            if self._graph is None:
+                with self.flags():
+                    return self.program.run(self._buffers)
+            self._graph.replay()
+            return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]

@@ -1,0 +1,203 @@
+"""Steps bound to kernels, run one after the other; a CUDA graph records exactly this run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels import ops
+from zoo.kernels.candidates import ATEN, IMAGE_OPS, Bound, Candidate, Setting, Weights, Workspace, bind
+from zoo.kernels.graph import Graph, Node
+from zoo.kernels.lower import run_aten
+from zoo.kernels.place import Buffer, Place
+
+COMPUTED = ("conv", "pool", "mean", "pointwise", "join", "separable", "stem_pool", "squeeze_excite", "depthwise_squeeze", "head")
+"""Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
+
+Probe = Callable[[Node, list[Any], Any], None]
+
+
+class Program:
+    """A network at one input shape, ready to run.
+
+    Args:
+        graph: what to compute, placed and merged.
+        places: where parts of concatenations lie.
+        chosen: the candidate of each step of a `COMPUTED` kind; ATen's where a step is missing.
+        setting: device and dtype.
+        weights: where packed weights are kept.
+    """
+
+    def __init__(self, graph: Graph, places: dict[Node, Place], chosen: dict[Node, Candidate], setting: Setting, weights: Weights) -> None:
+        self.graph, self.places, self.setting = graph, places, setting
+        self.steps = list(graph.steps())
+        index = {node: i for i, node in enumerate(self.steps)}
+        results = {leaf for leaf in graph.outputs if isinstance(leaf, Node)}
+        self.forms: dict[Node, list[tuple[str, dict[str, Any]]]] = {node: [] for node in graph.inputs}
+        self.bound: dict[Node, Bound] = {}
+        self._packed: set[Node] = set()
+        workspace = Workspace()
+        for node in self.steps:
+            if node.op in COMPUTED:
+                candidate = chosen.get(node, Candidate(ATEN))
+                image = candidate.op in IMAGE_OPS
+                self.bound[node] = bind(node, candidate, setting, weights, self._out_dtype(node, candidate, results), workspace)
+                if image:
+                    self._packed.add(node)
+            image = node in self._packed
+            for source in node.inputs:
+                if source.op == "input":
+                    form = (
+                        (
+                            "packed",
+                            ops.load("stem").packing(node.attrs["weight"].shape, node.attrs["stride"], node.attrs["padding"], source.shape),
+                        )
+                        if image
+                        else ("map", {})
+                    )
+                    if form not in self.forms[source]:
+                        self.forms[source].append(form)
+        for leaf in results:
+            if leaf.op == "input" and ("map", {}) not in self.forms[leaf]:
+                self.forms[leaf].append(("map", {}))
+        last: dict[Node, int] = {}
+        for i, node in enumerate(self.steps):
+            for source in node.inputs:
+                last[source] = i
+        self.dead: list[list[Node]] = [[] for _ in self.steps]
+        for node, i in last.items():
+            if node in index and node not in results:
+                self.dead[i].append(node)
+        ends: dict[Buffer, int] = {}
+        for node, spot in places.items():
+            end = len(self.steps) if node in results else last.get(node, index.get(node, 0))
+            ends[spot.buffer] = max(ends.get(spot.buffer, 0), end)
+        self.ends: list[list[Buffer]] = [[] for _ in range(len(self.steps) + 1)]
+        for buffer, i in ends.items():
+            self.ends[i].append(buffer)
+
+    def _out_dtype(self, node: Node, candidate: Candidate, results: set[Node]) -> torch.dtype | None:
+        """Let a last layer that can write the network's own dtype do so: float32 logits from the float32 accumulator."""
+        readers = [n for n in self.graph.nodes if node in n.inputs]
+        last = node in results or (len(readers) == 1 and readers[0].op == "view" and readers[0] in results)
+        able = candidate.op in ("conv", "head", "global_pool", "pointwise", ATEN) and node.op in ("conv", "head", "mean", "pointwise")
+        if last and able and node.dtype != self.setting.dtype and node.dtype.is_floating_point and node.attrs.get("groups", 1) == 1:
+            return node.dtype
+        return None
+
+    def forms_of(self, index: int) -> list[tuple[str, dict[str, Any]]]:
+        """Return the forms in which the network's tensor input of this number is read: a map, or a packed image."""
+        return self.forms[self.graph.inputs[index]]
+
+    def run(self, inputs: list[list[Tensor]], probe: Probe | None = None) -> list[Any]:
+        """Compute the network's flat outputs.
+
+        Args:
+            inputs: for each tensor input its forms, in the order of `forms_of`.
+            probe: is called with every computed step, its inputs and its value.
+        """
+        values: dict[Any, Any] = {}
+        for node, tensors in zip(self.graph.inputs, inputs, strict=True):
+            for (kind, _), tensor in zip(self.forms[node], tensors, strict=True):
+                values[node, kind] = tensor
+        buffers: dict[Buffer, Tensor] = {}
+        pairs: dict[Node, Any] = {}
+        for i, node in enumerate(self.steps):
+            value = self._step(node, values, buffers, pairs, probe)
+            values[node] = value
+            for dead in self.dead[i]:
+                values.pop(dead, None)
+                pairs.pop(dead, None)
+            for buffer in self.ends[i]:
+                buffers.pop(buffer, None)
+        return [self._result(leaf, values) if isinstance(leaf, Node) else leaf for leaf in self.graph.outputs]
+
+    def _result(self, leaf: Node, values: dict[Any, Any]) -> Any:
+        value: Tensor = (
+            values[leaf, "map"]
+            if leaf.op == "input"
+            else values[leaf]
+            if leaf.op != "const"
+            else leaf.attrs["tensor"].to(self.setting.device)
+        )
+        return value.to(leaf.dtype) if value.is_floating_point() and leaf.dtype.is_floating_point else value
+
+    def _read(self, source: Node, values: dict[Any, Any], packed: bool) -> Any:
+        if source.op == "input":
+            return values[source, "packed" if packed else "map"]
+        if source.op == "const":
+            tensor: Tensor = source.attrs["tensor"].to(self.setting.device)
+            return tensor.to(self.setting.dtype) if tensor.is_floating_point() else tensor
+        return values[source]
+
+    def _home(self, node: Node, buffers: dict[Buffer, Tensor]) -> Tensor | None:
+        spot = self.places.get(node)
+        if spot is None:
+            return None
+        if spot.buffer not in buffers:
+            shape = spot.buffer.shape
+            buffers[spot.buffer] = torch.empty(
+                shape, dtype=self.setting.dtype, device=self.setting.device, memory_format=torch.channels_last
+            )
+        return buffers[spot.buffer][:, spot.offset : spot.offset + node.shape[1]]
+
+    def _step(self, node: Node, values: dict[Any, Any], buffers: dict[Buffer, Tensor], pairs: dict[Node, Any], probe: Probe | None) -> Any:
+        inputs = [self._read(source, values, node in self._packed) for source in node.inputs]
+        home = self._home(node, buffers)
+        if node.op == "second":
+            return self._settle(pairs[node.inputs[0]], home)
+        if node.op == "cat":
+            assert home is not None  # place() gives every concatenation one
+            self._concatenate(node, inputs, home)
+            return home
+        if node in self.bound:
+            value = self.bound[node](inputs, None if node.op in ("join", "depthwise_squeeze") else home)
+            if probe is not None:
+                probe(node, inputs, value)
+            if isinstance(value, tuple):
+                value, pairs[node] = value
+            return self._settle(value, home)
+        value = self._move(node, inputs)
+        return self._settle(value, home) if isinstance(value, Tensor) else value
+
+    def _settle(self, value: Tensor, home: Tensor | None) -> Tensor:
+        """Copy a value that was computed elsewhere to its place."""
+        if home is None or value.data_ptr() == home.data_ptr():
+            return value
+        home.copy_(value)
+        return home
+
+    def _concatenate(self, node: Node, inputs: list[Tensor], home: Tensor) -> None:
+        mine, offset = self.places[node], 0
+        for source, value in zip(node.inputs, inputs, strict=True):
+            spot = self.places.get(source)
+            there = spot is not None and spot.buffer is mine.buffer and spot.offset == mine.offset + offset
+            if not there:
+                home[:, offset : offset + source.shape[1]].copy_(value)
+            offset += source.shape[1]
+
+    def _move(self, node: Node, inputs: list[Any]) -> Any:
+        match node.op:
+            case "view":
+                return inputs[0].reshape(node.attrs["shape"])
+            case "rows":
+                return inputs[0].permute(0, 2, 3, 1).reshape(node.shape)
+            case "pad":
+                top, bottom, left, right = node.attrs["padding"]
+                return torch.nn.functional.pad(inputs[0], (left, right, top, bottom), value=node.attrs["value"])
+            case "item":
+                return self._dense(inputs[0][node.attrs["index"]], node)
+            case "aten":
+                return self._dense(run_aten(node, inputs, self.setting.device), node)
+            case _:
+                raise NotImplementedError(f"no pass has made anything of {node}")
+
+    def _dense(self, value: Any, node: Node) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_floating_point() and value.dtype != self.setting.dtype:
+            value = value.to(self.setting.dtype)
+        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value

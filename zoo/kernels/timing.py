@@ -1,0 +1,154 @@
+"""How long the GPU takes, by events: for kernels inside CUDA graphs, for models around their calls, for rivals in turns."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+
+Call = Callable[[], object]
+
+
+class NotCapturable(RuntimeError):
+    """A call that can't be captured into a CUDA graph: it synchronises, reads a value back, or allocates where it must not."""
+
+
+MOST_LAUNCHES = 50
+"""Launches in one graph: enough that a replay of 2 us kernels outlasts the CPU's cost of the replay."""
+
+LEAST_REPLAY_US = 300.0
+"""A graph of fewer launches than `MOST_LAUNCHES` lasts at least about this long."""
+
+
+def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 4.0) -> float:
+    """Return the median GPU time of one `call` in microseconds, measured inside a CUDA graph of several of them.
+
+    Python's launch cost doesn't count: the launches follow each other on the GPU as they will in the captured network. Inputs that
+    fit the L2 cache are found there, as the network's next layer finds them. Two kernels may overlap where they ask for it.
+
+    Args:
+        call: launches work on the current stream of the current device; it is called a few times to warm up.
+        repeats: launches in the graph; left out, as many as make a replay last `LEAST_REPLAY_US`.
+        target_ms: GPU time to spend on replays, milliseconds.
+
+    Returns:
+        Microseconds of one call.
+
+    Raises:
+        NotCapturable: the call can't be captured, with the cause.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # compiles, loads, creates handles
+        launched = _between(call, stream)
+        graph, count = _record(call, repeats or max(2, min(MOST_LAUNCHES, round(LEAST_REPLAY_US / max(launched, 1.0)))))
+        graph.replay()
+        once = _between(graph.replay, stream)
+        if repeats is None and count < MOST_LAUNCHES and once < LEAST_REPLAY_US / 2:  # Python's launch cost hid how short the call is
+            more = min(MOST_LAUNCHES, round(count * LEAST_REPLAY_US / max(once, 1.0)))
+            graph, count = _record(call, more)
+            graph.replay()
+            once = _between(graph.replay, stream)
+        times = _replays(graph, stream, max(3, min(60, round(1000 * target_ms / max(once, 1.0)))))
+    torch.cuda.current_stream().wait_stream(stream)
+    return median(times) / count
+
+
+def event_time_us(call: Call, *, target_ms: float = 200.0, warmups: int = 3) -> float:
+    """Return the median time between events around one `call`, in microseconds: what a caller in a loop sees.
+
+    Args:
+        call: a whole model's forward, for example; launch costs count where the GPU waits for them.
+        target_ms: time to spend, milliseconds.
+        warmups: calls before the first that counts.
+
+    Returns:
+        Microseconds of one call.
+    """
+    stream = torch.cuda.current_stream()
+    for _ in range(warmups):
+        call()
+    inner = _inner(call, stream)
+    samples = max(5, min(100, round(1000 * target_ms / max(_between(call, stream, inner), 1.0))))
+    return median(_between(call, stream, inner) / inner for _ in range(samples))
+
+
+def alternate(calls: Mapping[str, Call], rounds: int = 20, *, warmups: int = 3) -> dict[str, list[float]]:
+    """Time rivals in turns, so that a clock that drifts or a neighbour that wakes up hits all of them alike.
+
+    Args:
+        calls: a call by name.
+        rounds: samples of each call; every round times each call once, beginning with another one each time.
+        warmups: calls of each before the first round.
+
+    Returns:
+        The microseconds of one call by name, a sample a round.
+    """
+    stream = torch.cuda.current_stream()
+    inner = {}
+    for name, call in calls.items():
+        for _ in range(warmups):
+            call()
+        inner[name] = _inner(call, stream)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
+    for _ in range(rounds):
+        for name in order:
+            times[name].append(_between(calls[name], stream, inner[name]) / inner[name])
+        order = order[1:] + order[:1]
+    return times
+
+
+def _between(call: Call, stream: torch.cuda.Stream, count: int = 1) -> float:
+    """Time `count` calls on a stream that was idle before, in microseconds."""
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream.synchronize()
+    before.record(stream)
+    for _ in range(count):
+        call()
+    after.record(stream)
+    after.synchronize()
+    return 1000 * before.elapsed_time(after)
+
+
+def _inner(call: Call, stream: torch.cuda.Stream) -> int:
+    """Choose how many calls make a sample of 2 ms, long beside an event's resolution and the first launch's latency."""
+    return max(1, min(50, round(2000 / max(_between(call, stream), 1.0))))
+
+
+def _replays(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, count: int) -> list[float]:
+    """Time replays queued behind each other: on an idle GPU the event before would stamp the CPU's launch latency too."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    graph.replay()
+    events[0].record(stream)
+    for event in events[1:]:
+        graph.replay()
+        event.record(stream)
+    stream.synchronize()
+    return [1000 * before.elapsed_time(after) for before, after in itertools.pairwise(events)]
+
+
+def _record(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
+    """Capture `count` calls on the current stream.
+
+    Not by `torch.cuda.graph`, which collects garbage and empties the allocator's cache each time: tuning captures hundreds.
+    """
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    try:
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for _ in range(count):
+                call()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the cause is the call's own error
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise NotCapturable(f"can't be captured into a CUDA graph: {str(error).splitlines()[0] if str(error) else error!r}") from error
+    return graph, count
