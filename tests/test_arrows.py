@@ -66,6 +66,13 @@ def test_a_family_imports_the_base_and_shared_blocks_only(family: str) -> None:
     assert ours(Path(f"zoo/{family}.py")) <= {"zoo.model", "zoo.layers"}
 
 
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[:2] == ("zoo", "kernels")], ids=str)
+def test_kernels_know_nothing_of_the_zoo(file: Path) -> None:
+    assert {name for name in ours(file) if not name.startswith("zoo.kernels")} == set()
+    if file.parts[2] != "ops":  # Triton exists on Linux only, and takes a second to import
+        assert not {name for name in imports(file, top_level_only=True) if name.split(".")[0] == "triton"}
+
+
 def test_the_base_imports_preprocessing_only_when_called() -> None:
     assert ours(Path("zoo/model.py")) == {"zoo.preprocess"}
     assert ours(Path("zoo/layers.py")) == set()

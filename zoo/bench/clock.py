@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ import torch
 
 Calls = Mapping[str, Callable[[], object]]
 Samples = dict[str, list[float]]
-BLOCK_US = 2000.0
-"""A sample on the CPU is as many calls as last about this long."""
+BLOCK_US = 30_000.0
+"""A sample on the CPU is as many calls as last about this long, behind one that does not count: the engine before leaves threads that spin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,20 @@ def clock(device: torch.device) -> Clock:
 
 
 def _turns(calls: Calls, rounds: int, inner: int | None, settle: Callable[[], object] = lambda: None) -> Samples:
-    """Time each call once a round, beginning with another one each time; `inner` calls make a sample, None chooses."""
+    """Time each call once a round, in another order each time; `inner` calls make a sample, None chooses.
+
+    The order is drawn: in a cycle the same call would always pay for the threads that the same other one leaves spinning.
+    """
     counts = {name: inner or max(1, min(50, round(BLOCK_US / max(_span(call, 1, settle), 1.0)))) for name, call in calls.items()}
     times: Samples = {name: [] for name in calls}
     order = list(calls)
+    drawn = random.Random(0)
     for _ in range(rounds):
+        drawn.shuffle(order)
         for name in order:
+            if inner is None:
+                calls[name]()
             times[name].append(_span(calls[name], counts[name], settle) / counts[name])
-        order = order[1:] + order[:1]
     return times
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -71,7 +72,7 @@ def build_gpu(
     own = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     typed = pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, (args, kwargs))
     tensors = [leaf for leaf in pytree.tree_leaves(typed) if isinstance(leaf, Tensor)]
-    with torch.cuda.device(options.device):
+    with torch.cuda.device(options.device), _as_untraceable(network):
         graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
             return _empty(graph, options)
@@ -81,9 +82,26 @@ def build_gpu(
         batches = _batches(typed, tensors, options.device)
         reference = Reference(network, options.device, options.dtype, options.tf32, batches)
         plan, parity, notes = _checked(graph, places, decision, setting, weights, choices, batches, reference)
-        plan.capture()
-        report = PlanReport([tuple(t.shape) for t in tensors], _rows(graph, decision, setting, notes), parity)
+        plan, parity = _captured(plan, parity, decision, weights, batches, reference)
+        report = PlanReport(
+            [tuple(t.shape) for t in tensors], _rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else []
+        )
+        plan.release()
         return Built(plan, graph.spec, report)
+
+
+@contextmanager
+def _as_untraceable(network: nn.Module) -> Iterator[None]:
+    """Turn a failure of a plan into the reason why the network runs unchanged; the network's own refusals stay as they are."""
+    try:
+        yield
+    except (Untraceable, ValueError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise Untraceable(
+            f"{type(network).__name__} could not be planned: {type(error).__name__}: {reason[0] if reason else ''}"
+        ) from error
 
 
 def _empty(graph: Graph, options: Options) -> Built:
@@ -101,7 +119,7 @@ def _batches(typed: Any, tensors: list[Tensor], device: torch.device) -> list[tu
     leaves, spec = pytree.tree_flatten(typed)
     count = max(1, tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
     made = []
-    for seed in range(max(1, CHECKED_IMAGES // count)):
+    for seed in range(-(-CHECKED_IMAGES // count)):
         drawn = [
             natural_images(tuple(leaf.shape), device, seed) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
             for leaf in leaves
@@ -138,6 +156,34 @@ def _checked(
             if decision.found.pop(node, None) is not None:
                 choices.forget(decision.keys[node])
         choices.save()
+
+
+def _captured(
+    plan: Plan, parity: Parity, decision: Decision, weights: Weights, batches: list[Any], reference: Reference
+) -> tuple[Plan, Parity]:
+    """Capture a plan and compare what its graph answers, call upon call as a user makes them; give up overlap, then the graph, if it fails.
+
+    In a graph kernels follow each other without the pauses that the first check had between them.
+    """
+    graph, places, setting = plan.program.graph, plan.program.places, plan.setting
+    given = [[leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)] for batch in batches]
+    floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
+    why = ""
+    for overlapping in (True, False):
+        tried = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping))
+        tried.note = why
+        try:
+            tried.capture()
+        except Exception as error:  # a step that synchronises, or a library that allocates
+            plan.note = f"runs without a CUDA graph: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            return plan, parity
+        again = [[tried(tensors) for tensors in given] for _ in range(2)][-1]
+        found = reference.compare([_floats(outputs) for outputs in again])
+        if found.passes(floor):
+            return tried, found
+        why = f"its kernels don't overlap: the graph in which they did had a relative error of {found.fast:.1e}"
+    plan.note = "runs without a CUDA graph: in one its answers were others"
+    return plan, parity
 
 
 def _floats(outputs: list[Any]) -> list[Tensor]:
@@ -230,7 +276,8 @@ def build_cpu(
     known = choices.get(key, "none" if options.tune == "none" else "quick")
     with _bar(options) as progress:
         say = None if progress is None else lambda text: progress(0, 1, text)
-        chosen = engines.choose(model, example, options.dtype, cached=known.op if known else None, progress=say)
+        untimed = "onnxruntime" if options.tune == "none" else None
+        chosen = engines.choose(model, example, options.dtype, cached=known.op if known else untimed, progress=say)
     if chosen.seconds:
         mine, eager = chosen.seconds[chosen.name], chosen.seconds.get("eager", 0.0)
         choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds)))

@@ -18,6 +18,9 @@ from zoo.kernels.merge import is_depthwise, is_stem
 ATEN = "aten"
 """The candidate that every step has: its definition in plain PyTorch, in the plan's dtype."""
 
+FOREIGN = (ATEN, "cudnn_conv", "cudnn_graph", "cublaslt")
+"""Candidates whose kernels are not ours, and don't wait as ours do."""
+
 IMAGE_OPS = ("stem", "stem_pool")
 """Ops that read the packed image instead of the map."""
 
@@ -169,7 +172,10 @@ def bind(
     module = ops.load(name)
     static = arguments(node, name, setting, out_dtype)
     if plain:
-        return _reference_caller(module, list(node.roles), static)
+        dense = {
+            k: v.contiguous(memory_format=torch.channels_last) if isinstance(v, Tensor) and v.dim() == 4 else v for k, v in static.items()
+        }
+        return _reference_caller(module, list(node.roles), dense)
     image = candidate.op in IMAGE_OPS
     static = _packed_stem(candidate.op, node, static, weights) if image else packed(module, node, static, weights)
     if candidate.op in ("cudnn_conv", "cudnn_graph", "cublaslt") and static["bias"] is not None:
@@ -196,9 +202,22 @@ def packed(module: Any, node: Node, static: dict[str, Any], weights: Weights | N
         def make(pack: Callable[..., Tensor] | None = pack, value: Tensor = value) -> Tensor:
             return value if pack is None else pack(value)
 
-        key = (node.layers, name, tuple(value.shape), value.dtype, getattr(pack, "__qualname__", ""), module.__name__ if pack else "")
+        key = (
+            node.layers,
+            node.attrs.get("turn", 0),
+            name,
+            tuple(value.shape),
+            value.dtype,
+            getattr(pack, "__qualname__", ""),
+            module.__name__ if pack else "",
+        )
         result[name] = make() if weights is None else weights.get(key, make)
     return result
+
+
+def _dense(value: Any) -> Any:
+    """Put a kernel into the memory format that ATen reads beside channels_last maps."""
+    return value.contiguous(memory_format=torch.channels_last) if isinstance(value, Tensor) and value.dim() == 4 else value
 
 
 def _packed_stem(op: str, node: Node, static: dict[str, Any], weights: Weights | None) -> dict[str, Any]:
@@ -206,7 +225,7 @@ def _packed_stem(op: str, node: Node, static: dict[str, Any], weights: Weights |
     stem = ops.load("stem")
     outputs = 1 if op == "stem_pool" else stem.outputs_of_run(static["stride"])
     result = dict(static)
-    key = (node.layers, "stem", tuple(static["weight"].shape), static["weight"].dtype, outputs)
+    key = (node.layers, node.attrs.get("turn", 0), "stem", tuple(static["weight"].shape), static["weight"].dtype, outputs)
     make = partial(stem.pack_weight, static["weight"], static["stride"], outputs)
     result["weight"] = make() if weights is None else weights.get(key, make)
     size = stem.map_size(torch.empty(node.inputs[0].shape, device="meta"), static["weight"], static["stride"], static["padding"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -42,7 +43,7 @@ def folder() -> Path:
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Return what a choice depends on: device, driver and versions."""
-    found: dict[str, Any] = {"format": FORMAT, "torch": torch.__version__, "threads": torch.get_num_threads()}
+    found: dict[str, Any] = {"format": FORMAT, "kernels": _kernels(), "torch": torch.__version__, "threads": torch.get_num_threads()}
     if device.type != "cuda":
         import platform
 
@@ -61,6 +62,15 @@ def facts(device: torch.device) -> dict[str, Any]:
         "triton": triton.__version__,
         "cudnn_frontend": _version("nvidia-cudnn-frontend"),
     }
+
+
+@functools.cache
+def _kernels() -> str:
+    """Return a hash of the kernels' own files: what was found for other kernels says nothing of these."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(__file__).parent / "ops").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _driver() -> str:
@@ -158,7 +168,7 @@ class Choices:
     def _load(self) -> dict[str, Choice]:
         try:
             content = json.loads(self.path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
             warnings.warn(f"{self.path} can't be read ({error}); its kernel choices are ignored", stacklevel=3)
@@ -174,8 +184,7 @@ class Choices:
 
 def _checked(value: dict[str, Any]) -> Choice:
     choice = Choice(**value)
-    if not (
-        isinstance(choice.op, str) and isinstance(choice.config, dict) and isinstance(choice.us, int | float) and choice.level in LEVELS
-    ):
+    times = isinstance(choice.us, int | float) and isinstance(choice.aten_us, int | float)
+    if not (times and isinstance(choice.op, str) and isinstance(choice.config, dict) and choice.level in LEVELS):
         raise ValueError(f"an entry is damaged: {value}")
     return choice

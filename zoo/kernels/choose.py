@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.candidates import ATEN, IMAGE_OPS, Bound, Candidate, Setting, bind, candidates
+from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, Bound, Candidate, Setting, bind, candidates, op_names
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.graph import Graph, Node
 from zoo.kernels.merge import Merge, apply, merges
@@ -81,11 +81,16 @@ def choose(
         key = keys.get(node) or describe(node, places, setting)
         decision.keys[node] = key
         choice = choices.get(key)
-        if choice is None:
+        if choice is None or not _known(node, choice):
             decision.chosen[node] = guess(node, places, setting)
         else:
             decision.chosen[node], decision.found[node] = Candidate(choice.op, choice.config), choice
     return decision
+
+
+def _known(node: Node, choice: Choice) -> bool:
+    """Tell whether a kept choice is one that this version could have made: the file may be older, or edited."""
+    return choice.op == ATEN or choice.op in op_names(node)
 
 
 def _promising(node: Node) -> bool:
@@ -121,7 +126,7 @@ def describe(node: Node, places: dict[Node, Place], setting: Setting) -> str:
     for role, source in zip(node.roles, node.inputs, strict=True):
         words.append(f"{role}={_map(source, places)}")
     words.append(f"out={_map(node, places)}")
-    for name in sorted(a):
+    for name in sorted(a.keys() - {"turn"}):
         value = a[name]
         if isinstance(value, Tensor):
             words.append(f"{name}:{'x'.join(map(str, value.shape))}")
@@ -190,9 +195,10 @@ def tune(
     compiled for several steps at once, for that takes longer than everything else; then one after the other is timed.
     """
     done = 0
-    with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream) as pool:
+    with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
         for group in _groups(nodes, places, setting):
             contests = [_contest(key, nodes[key], places, setting, level) for key in group]
+            torch.cuda.synchronize()  # the inputs are there before other streams read them
             list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
             torch.cuda.synchronize()
             while contests:
@@ -272,7 +278,10 @@ def _call(node: Node, candidate: Candidate, inputs: list[Tensor], places: dict[N
             bound = bind(node, candidate, setting)
             if candidate.op in IMAGE_OPS:
                 given[0] = pack(node, inputs[0])
-        return bound(given, out)
+        with followed_by_ours(candidate.op not in FOREIGN):
+            return bound(given, out)
+
+    from zoo.kernels.ops._overlap import followed_by_ours
 
     return call
 
@@ -284,7 +293,8 @@ def pack(node: Node, image: Tensor) -> Tensor:
     return ops.load("image").launch(image, **how, dtype=image.dtype)
 
 
-def _own_stream() -> None:
+def _own_stream(device: torch.device) -> None:
+    torch.cuda.set_device(device)
     _threads.stream = torch.cuda.Stream()
 
 

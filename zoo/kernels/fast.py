@@ -48,12 +48,13 @@ class Fast(nn.Module):
         self.part = ""
         """The child that runs fast where the network as a whole can't: a detection model's backbone."""
         self._fresh()
-        nn.Module.train(self, False)
+        self.training = False  # of this module alone: the network keeps its mode
 
     def _fresh(self) -> None:
         """Begin without plans."""
         self._plans: OrderedDict[Any, Built] = OrderedDict()
         self._lock = threading.RLock()
+        self._order = threading.Lock()
         self._weights = Weights()
         self._choices: Choices | None = None
         self._plain_copy: nn.Module | None = None
@@ -82,9 +83,15 @@ class Fast(nn.Module):
         )
         built = self._plans.get(key)
         if built is None:
-            built = self._plan(key, args, kwargs)
+            try:
+                built = self._plan(key, args, kwargs)
+            except Untraceable as error:
+                if not self._plans:
+                    raise
+                warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=2)
+                return self._run_unchanged(args, kwargs)
         elif len(self._plans) > 1:
-            with self._lock:
+            with self._order:
                 if key in self._plans:
                     self._plans.move_to_end(key)
         with torch.inference_mode(False), torch.no_grad():
@@ -100,9 +107,10 @@ class Fast(nn.Module):
             build = build_gpu if self.device.type == "cuda" else build_cpu
             with torch.inference_mode(False), torch.no_grad():
                 built = build(self.network, args, kwargs, self, self._weights, self._choices)
-            self._plans[key] = built
-            while len(self._plans) > KEPT_PLANS:
-                self._plans.popitem(last=False)
+            with self._order:
+                self._plans[key] = built
+                while len(self._plans) > KEPT_PLANS:
+                    self._plans.popitem(last=False)
             return built
 
     def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,7 +121,14 @@ class Fast(nn.Module):
         dtype = wanted if self.part else self.dtype
         args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
         with torch.no_grad():
-            result = self._plain_copy(*args, **kwargs)
+            try:
+                result = self._plain_copy(*args, **kwargs)
+            except RuntimeError as error:
+                if self.part or self.dtype == wanted or "dtype" not in str(error):
+                    raise
+                self.unchanged += f"; in {wanted}, for it mixes dtypes"
+                self.dtype, self._plain_copy = wanted, None
+                return self._run_unchanged(args, kwargs)
         return pytree.tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, result)
 
     def _detector(self) -> nn.Module:
@@ -148,7 +163,7 @@ class Fast(nn.Module):
         """Refuse train mode: folded BatchNorm has no statistics to update; RuntimeError says what to do."""
         if mode:
             raise RuntimeError("a fast network stays in eval mode; train plain(model), then call fast() again")
-        return super().train(False)
+        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Fast:
         raise RuntimeError(f"a fast network stays on {self.device} in {self.dtype}; use fast(plain(model), device, dtype) for another")
@@ -166,7 +181,7 @@ class Fast(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave plans and copies out; they belong to this process and device."""
-        hidden = ("_plans", "_lock", "_weights", "_choices", "_plain_copy")
+        hidden = ("_plans", "_lock", "_order", "_weights", "_choices", "_plain_copy")
         return {name: value for name, value in self.__dict__.items() if name not in hidden}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -122,6 +122,9 @@ def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mea
     shift = -m * scale if b is None else b - m * scale
     if (pixel := _one_pixel(x)) is not None:
         return flat(_like(node, "affine", [pixel], ["x"], pixel.shape, scale=scale, shift=shift))
+    if len(x.shape) == 2:
+        pixel = Node("view", [x], {"shape": (*x.shape, 1, 1)}, (*x.shape, 1, 1), x.dtype, ["x"], x.layers)
+        return flat(_like(node, "affine", [pixel], ["x"], pixel.shape, scale=scale, shift=shift))
     return _like(node, "affine", [x], ["x"], x.shape, scale=scale, shift=shift)
 
 
@@ -135,15 +138,15 @@ def _inference_batch_norm(node: Node, x: Node, weight: Any, bias: Any, mean: Any
     return _batch_norm(node, x, weight, bias, mean, var, eps)
 
 
-def _act(name: str) -> Callable[..., Node]:
+def _act(name: str) -> Callable[..., Node | None]:
     return lambda node, x, *_: _apply(node, x, name)
 
 
-def _apply(node: Node, x: Node, name: str) -> Node:
+def _apply(node: Node, x: Node, name: str) -> Node | None:
     """An activation, of the map itself where `x` is the flat view of one."""
     if (pixel := _one_pixel(x)) is not None:
         return flat(_like(node, "act", [pixel], ["x"], pixel.shape, act=name))
-    return _like(node, "act", [x], ["x"], act=name)
+    return _like(node, "act", [x], ["x"], act=name) if len(x.shape) == 4 else None
 
 
 def _one_pixel(x: Node) -> Node | None:

@@ -25,6 +25,7 @@ class Plan:
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
+        self.note = ""
         self._outputs: list[Any] = []
         self._buffers = [[self._buffer(node.shape, node.dtype, *form) for form in program.forms[node]] for node in program.graph.inputs]
         self._pool = pool
@@ -78,9 +79,15 @@ class Plan:
         self._graph = graph
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
 
+    def release(self) -> None:
+        """Drop the unpacked weights, which only making the plan needed."""
+        for node in self.program.graph.nodes:
+            if node in self.program.bound:
+                node.attrs = {name: value for name, value in node.attrs.items() if not isinstance(value, Tensor | dict)}
+
     def __call__(self, tensors: list[Tensor]) -> list[Any]:
         """Answer one call; the outputs are the caller's own."""
-        with self._lock:
+        with self._lock, torch.cuda.device(self.setting.device):
             stream = torch.cuda.current_stream(self.setting.device)
             if self._stream is not None and self._stream != stream:
                 stream.wait_stream(self._stream)

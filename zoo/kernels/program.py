@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.candidates import ATEN, IMAGE_OPS, Bound, Candidate, Setting, Weights, Workspace, bind
+from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, Bound, Candidate, Setting, Weights, Workspace, bind
 from zoo.kernels.graph import Graph, Node
 from zoo.kernels.lower import run_aten
 from zoo.kernels.place import Buffer, Place
@@ -29,9 +31,18 @@ class Program:
         chosen: the candidate of each step of a `COMPUTED` kind; ATen's where a step is missing.
         setting: device and dtype.
         weights: where packed weights are kept.
+        overlapping: lets each of our kernels that is followed by another of ours begin that one early.
     """
 
-    def __init__(self, graph: Graph, places: dict[Node, Place], chosen: dict[Node, Candidate], setting: Setting, weights: Weights) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        places: dict[Node, Place],
+        chosen: dict[Node, Candidate],
+        setting: Setting,
+        weights: Weights,
+        overlapping: bool = False,
+    ) -> None:
         self.graph, self.places, self.setting = graph, places, setting
         self.steps = list(graph.steps())
         index = {node: i for i, node in enumerate(self.steps)}
@@ -40,8 +51,11 @@ class Program:
         self.bound: dict[Node, Bound] = {}
         self._packed: set[Node] = set()
         workspace = Workspace()
+        turns: Counter[tuple[str, ...]] = Counter()
         for node in self.steps:
             if node.op in COMPUTED:
+                node.attrs["turn"] = turns[node.layers]  # a module that is called twice has the same name twice
+                turns[node.layers] += 1
                 candidate = chosen.get(node, Candidate(ATEN))
                 image = candidate.op in IMAGE_OPS
                 self.bound[node] = bind(node, candidate, setting, weights, self._out_dtype(node, candidate, results), workspace)
@@ -67,6 +81,7 @@ class Program:
         for i, node in enumerate(self.steps):
             for source in node.inputs:
                 last[source] = i
+        self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index, chosen)}
         self.dead: list[list[Node]] = [[] for _ in self.steps]
         for node, i in last.items():
             if node in index and node not in results:
@@ -78,6 +93,20 @@ class Program:
         self.ends: list[list[Buffer]] = [[] for _ in range(len(self.steps) + 1)]
         for buffer, i in ends.items():
             self.ends[i].append(buffer)
+
+    def _is_followed_by_ours(self, node: Node, index: dict[Node, int], chosen: dict[Node, Candidate]) -> bool:
+        """Tell whether a step and the next that launches anything are kernels of ours, with no copy between them."""
+
+        def ours(step: Node) -> bool:
+            return step in self.bound and chosen.get(step, Candidate(ATEN)).op not in FOREIGN
+
+        if not ours(node) or (node in self.places and node.op in ("join", "depthwise_squeeze")):
+            return False
+        for step in self.steps[index[node] + 1 :]:
+            if step.op in ("view", "item") or (step.op == "second" and step not in self.places):
+                continue
+            return ours(step)
+        return False
 
     def _out_dtype(self, node: Node, candidate: Candidate, results: set[Node]) -> torch.dtype | None:
         """Let a last layer that can write the network's own dtype do so: float32 logits from the float32 accumulator."""
@@ -154,7 +183,8 @@ class Program:
             self._concatenate(node, inputs, home)
             return home
         if node in self.bound:
-            value = self.bound[node](inputs, None if node.op in ("join", "depthwise_squeeze") else home)
+            with self._allowing(node):
+                value = self.bound[node](inputs, None if node.op in ("join", "depthwise_squeeze") else home)
             if probe is not None:
                 probe(node, inputs, value)
             if isinstance(value, tuple):
@@ -162,6 +192,13 @@ class Program:
             return self._settle(value, home)
         value = self._move(node, inputs)
         return self._settle(value, home) if isinstance(value, Tensor) else value
+
+    def _allowing(self, node: Node) -> AbstractContextManager[None]:
+        if node not in self._overlaps:
+            return nullcontext()
+        from zoo.kernels.ops._overlap import followed_by_ours
+
+        return followed_by_ours(True)
 
     def _settle(self, value: Tensor, home: Tensor | None) -> Tensor:
         """Copy a value that was computed elsewhere to its place."""

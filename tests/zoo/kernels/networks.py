@@ -16,6 +16,12 @@ ACTS = {
 }  # fmt: skip
 
 
+KINDS = (
+    "conv", "conv", "conv1", "bn", "bn", "act", "act", "add", "cat", "pool", "avgpool", "depthwise", "grouped", "se", "pad",
+    "bottleneck", "pointwise_pair",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Op:
     """One layer: its kind, which earlier values it reads (counted back from the last), and its own numbers."""
@@ -30,9 +36,7 @@ class Op:
 
 
 def ops() -> st.SearchStrategy[list[Op]]:
-    kinds = st.sampled_from(
-        ["conv", "conv", "conv1", "bn", "bn", "act", "act", "add", "cat", "pool", "avgpool", "depthwise", "grouped", "se", "pad", "bottleneck", "pointwise_pair"]
-    )
+    kinds = st.sampled_from(KINDS)
     one = st.builds(
         Op,
         kinds,
@@ -107,10 +111,12 @@ class Random(nn.Module):
             self._add("pad", (source,), extra=(op.kernel // 2, 1, 0, op.stride))
             return (c, h + op.stride, w + op.kernel // 2 + 1)
         if op.kind == "bottleneck":
-            self._add("bottleneck", (source,), nn.Sequential(nn.Conv2d(c, 4, 1), nn.ReLU(), nn.Conv2d(4, c, 1, bias=op.flag), nn.BatchNorm2d(c)))
+            branch = nn.Sequential(nn.Conv2d(c, 4, 1), nn.ReLU(), nn.Conv2d(4, c, 1, bias=op.flag), nn.BatchNorm2d(c))
+            self._add("bottleneck", (source,), branch)
             return (c, h, w)
         if op.kind == "pointwise_pair":
-            pair = nn.Sequential(nn.Conv2d(c, c, 3, padding=1, groups=c), nn.BatchNorm2d(c), nn.ReLU6(), nn.Conv2d(c, out, 1, bias=False), nn.BatchNorm2d(out))
+            depthwise = [nn.Conv2d(c, c, 3, padding=1, groups=c), nn.BatchNorm2d(c), nn.ReLU6()]
+            pair = nn.Sequential(*depthwise, nn.Conv2d(c, out, 1, bias=False), nn.BatchNorm2d(out))
             self._add("module", (source,), pair)
             return (out, h, w)
         other = max(0, len(shapes) - 1 - op.reads[1])

@@ -15,10 +15,10 @@ PATCHES = [
     {"vector": 4, "cols": 1, "rows": 1, "steps": 1, "ahead": 1, "warps": 1},
     {"vector": 2, "cols": 3, "rows": 4, "steps": 4, "ahead": 2, "warps": 1},
     {"vector": 4, "cols": 2, "rows": 4, "steps": 1, "ahead": 1, "warps": 1},
-    {"vector": 8, "cols": 4, "rows": 6, "steps": 2, "ahead": 2, "warps": 2},
-    {"vector": 2, "cols": 16, "rows": 16, "steps": 16, "ahead": 1, "warps": 1},
+    {"vector": 8, "cols": 4, "rows": 4, "steps": 2, "ahead": 2, "warps": 2},
+    {"vector": 2, "cols": 8, "rows": 8, "steps": 8, "ahead": 1, "warps": 1},
 ]
-"""Single pixels, unrolled, looped, looped and unrolled, larger than the image."""
+"""Single pixels, unrolled, looped, looped and unrolled, as large as the image or larger."""
 
 TILES = [
     {"BG": 16, "COLS": 1, "BN": 16, "BK": 16, "warps": 4, "stages": 1},
@@ -54,26 +54,25 @@ def off(result: Tensor, expected: Tensor) -> float:
 
 @each_patch
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("size", [(8, 7), (7, 8), (1, 5)], ids=str)
+@pytest.mark.parametrize("size", [(8, 7), (1, 5)], ids=str)
 def test_borders_are_zeros_whatever_the_patch(config: dict[str, int], stride: int, size: tuple[int, int], device: torch.device) -> None:
     args = arguments((2, 8, *size), device, stride=(stride, stride))
     assert off(depthwise.launch(**packed(args), config=config), depthwise.reference(**args)) < 1e-6
 
 
 @each_patch
-@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (2, 0, 3, 1), (0, 1, 0, 2), (4, 4, 4, 4)], ids=str)
+@pytest.mark.parametrize("padding", [(2, 0, 3, 1), (0, 1, 0, 4)], ids=str)
 def test_uneven_padding_is_put_where_it_belongs(config: dict[str, int], padding: tuple[int, int, int, int], device: torch.device) -> None:
     args = arguments((1, 8, 6, 7), device, padding=padding)
     assert off(depthwise.launch(**packed(args), config=config), depthwise.reference(**args)) < 1e-6
 
 
 @each_patch
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (2, 3)], ids=str)
-@pytest.mark.parametrize("dilation", [(2, 2), (3, 2)], ids=str)
+@pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (2, 2)), ((2, 2), (3, 2)), ((2, 3), (2, 2))], ids=str)
 def test_dilated_patches_take_every_so_many_pixels(
     config: dict[str, int], stride: tuple[int, int], dilation: tuple[int, int], device: torch.device
 ) -> None:
-    args = arguments((1, 4, 11, 10), device, stride=stride, dilation=dilation)
+    args = arguments((1, 4, 9, 10), device, stride=stride, dilation=dilation)
     assert off(depthwise.launch(**packed(args), config=config), depthwise.reference(**args)) < 1e-6
 
 
@@ -181,7 +180,8 @@ def test_more_output_channels_than_a_tile_are_computed_in_several(device: torch.
 
 def test_configs_fit_the_size_of_the_work() -> None:
     """Small batches need many small patches, large ones the reuse of large ones."""
-    first = {n: depthwise.configs(**packed(arguments((n, 144, 14, 14), torch.device("meta"), dtype=torch.bfloat16)))[0] for n in (1, 4096)}
+    weight = torch.empty((3, 3, 144), device="meta")
+    first = {n: depthwise.configs(torch.empty((n, 14, 14, 144), device="meta").permute(0, 3, 1, 2), weight, None)[0] for n in (1, 4096)}
     assert first[1]["cols"] * first[1]["rows"] < first[4096]["cols"] * first[4096]["rows"]
 
 

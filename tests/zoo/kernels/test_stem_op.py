@@ -45,6 +45,12 @@ def test_a_used_buffer_gets_new_borders_and_channels(device: torch.device) -> No
     assert not out.any()
 
 
+def test_a_cast_rounds_as_pytorch_does(device: torch.device) -> None:
+    x = drawn((2, 3, 5, 6), device)
+    packed = image.launch(x, padding=(1, 0, 2, 1), dtype=torch.float16)
+    assert torch.equal(packed, image.reference(x, padding=(1, 0, 2, 1), dtype=torch.float16))
+
+
 def test_a_buffer_of_another_shape_is_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="contiguous"):
         image.launch(drawn((1, 3, 4, 4), device), padding=(1, 1, 1, 1), out=torch.empty((1, 6, 5, 4), device=device))

@@ -37,7 +37,7 @@ TURN = 0.03
 """Seconds of an engine's turn at least, so that what the engine before left behind (spinning threads, cold caches) is little of it."""
 ROUNDS = 15
 FEWEST_ROUNDS = 3
-"""Rounds that are held whatever they take: on a machine that does other work, one says little."""
+"""Rounds that are held even for twice the budget: on a machine that does other work, one says little."""
 HOPELESS = (2.0, 1.5)
 """How many times slower than the fastest an engine may be and stay, after the first round and after the others."""
 MEANT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32", torch.float64: "float64"}
@@ -88,7 +88,7 @@ class Chosen:
         precision: the type it computes in.
         copies_weights: whether it holds a copy of the weights.
         seconds: of one call, median, by the name of each engine that was timed.
-        errors: (relative error, largest allowed) by the name of each engine that was compared with eager.
+        errors: (relative error, largest allowed) by the name of each engine that ran; (0, 0) of an "eager" that compares only with itself.
         refused: why not, by the name of each engine that was absent, failed or was wrong.
         notes: what a report should say.
     """
@@ -150,7 +150,7 @@ def choose(
         cached: the engine that won before for this network, machine and shapes: only that one is built and checked, and the others if it
             fails.
         progress: is told, in a few words, what is being done.
-        budget: seconds to spend on timing, about, beyond `FEWEST_ROUNDS`.
+        budget: seconds to spend on timing, about; up to twice as many for `FEWEST_ROUNDS`.
 
     Raises:
         Exception: whatever the network itself raises for the example.
@@ -187,6 +187,7 @@ class _Trial:
             call = engine.build()
             if engine.name == EAGER:  # what the others are measured against, and all there is if they are wrong
                 self.calls[engine.name] = call
+                self.errors[engine.name] = self._own(call, engine.precision)
                 return True
             found, allowed = self.bound(call, engine.precision)
         except Exception as error:  # an engine fails in any way whatever, and there is another
@@ -198,6 +199,12 @@ class _Trial:
             return False
         self.calls[engine.name] = call
         return True
+
+    def _own(self, call: Callable[..., Any], dtype: torch.dtype) -> tuple[float, float]:
+        try:
+            return self.bound(call, dtype)
+        except Exception:  # there is nothing to compare it with but itself
+            return 0.0, 0.0
 
     def chosen(self, name: str, seconds: dict[str, float]) -> Chosen:
         engine = self.engines[name]
@@ -225,7 +232,8 @@ def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> dict[str
         medians = {name: statistics.median(times) for name, times in taken.items()}
         best = min(medians.values())
         running = [name for name in medians if name in running and medians[name] <= HOPELESS[count > 1] * best]
-        if len(running) == 1 or (count >= FEWEST_ROUNDS and time.perf_counter() > until):
+        left = until - time.perf_counter()
+        if len(running) == 1 or left < -budget or (count >= FEWEST_ROUNDS and left < 0):
             break
     return {name: statistics.median(times) for name, times in taken.items()}
 

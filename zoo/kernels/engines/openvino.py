@@ -39,7 +39,7 @@ def build(exported: Exported, form: Form, dtype: torch.dtype) -> Callable[..., A
     Returns:
         What takes the network's inputs and returns its output, in fresh tensors; any number of threads may call it at once.
     """
-    ov, core = _import(), _core()
+    ov, core = imported(), _core()
     model = core.read_model(exported.graph)
     weights = _insert_weights(ov, model, exported)
     compiled = core.compile_model(
@@ -111,10 +111,10 @@ def _insert_weights(ov: Any, model: Any, exported: Exported) -> list[Any]:
 
 @cache
 def _core() -> Any:
-    return _import().Core()
+    return imported().Core()
 
 
-def _import() -> Any:
+def imported() -> Any:
     """Import OpenVINO without its telemetry: importing it otherwise reports to Google Analytics, from a forked process."""
     with _IMPORTING:
         if "openvino" in sys.modules:

@@ -1,4 +1,6 @@
-"""Kernels, one op a file; `discover` finds them, and tests, tuning, `python -m zoo.kernels` and the docs iterate what it finds.
+"""Kernels, one op a file; `discover` finds them, and tests and `python -m zoo.kernels` iterate what it finds.
+
+Which steps an op may compute, and with which of their arguments, is said in `zoo.kernels.candidates`.
 
 An op's module has
 
@@ -7,8 +9,9 @@ An op's module has
     configs(**args)              launch parameters to try, the best guess first; JSON-able dicts
     launch(**args, out, config)  runs the kernel; `out` may be a channel slice of a larger map
     cost(**args)                 (floating-point operations, bytes that must move): the floor of any kernel
-    PACK                         argument -> function that lays it out for the kernel; done once, before `launch`
-    CASES, make(case, ...)       awkward shapes, and the arguments of one
+    PACK, or prepare(**args)     argument -> function that lays it out for the kernel; done once, before `launch`
+    workspace(config, **args)    bytes of scratch memory, for kernels that split a sum; few ops have it
+    CASES, make(case, ...)       awkward shapes, and the arguments of one; LARGE_CASES: real ones, to time
     TOLERANCE                    dtype -> allowed relative error against `reference` in float32
 
 Maps are logical (N, C, H, W) in channels_last memory, maybe a channel slice of a wider map: see `_layout.py`.

@@ -1,23 +1,31 @@
 """Programmatic dependent launch: the next kernel's blocks are placed while the last ones of this kernel still run.
 
-Every kernel calls `begin` before it touches memory that another kernel writes: it waits there until the kernel before is
-complete and its writes are visible. Only then is overlapping safe, so a kernel that doesn't call it is launched without `launch_pdl`.
+Every kernel calls `begin` before it touches memory that another kernel writes: it waits there until the kernel before is complete and
+its writes are visible. Whether it also lets the kernel behind be placed early is the caller's to say (`followed_by_ours`): a library's
+kernel may be launched the same way and not wait, where it only prepares a workspace, and what comes behind that one would then read
+what is still being written. So only kernels that are followed by one of ours let it in.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import triton
 import triton.language as tl
 
+_thread = threading.local()
+
 
 @triton.jit
 def begin(OVERLAP: tl.constexpr):
-    """Wait for the kernel before, then let the kernel behind be placed."""
-    if OVERLAP:
+    """Wait for the kernel before; where OVERLAP is 2, then let the kernel behind be placed."""
+    if OVERLAP >= 1:
         tl.extra.cuda.gdc_wait()
+    if OVERLAP == 2:
         tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -26,8 +34,19 @@ def _capable(index: int) -> bool:
     return torch.cuda.get_device_capability(index)[0] >= 9
 
 
-def overlap(x: torch.Tensor) -> dict[str, bool]:
-    """Return the launch arguments `OVERLAP` and `launch_pdl` for a kernel on the device of `x`: both on from Hopper on."""
+@contextmanager
+def followed_by_ours(ours: bool) -> Iterator[None]:
+    """Say for what this thread launches in the body whether the kernel behind it calls `begin` too."""
+    before = getattr(_thread, "ours", False)
+    _thread.ours = ours
+    try:
+        yield
+    finally:
+        _thread.ours = before
+
+
+def overlap(x: torch.Tensor) -> dict[str, int | bool]:
+    """Return the launch arguments `OVERLAP` and `launch_pdl` for a kernel on the device of `x`: none before Hopper."""
     if x.device.type != "cuda" or not _capable(x.device.index or 0):
-        return {"OVERLAP": False}
-    return {"OVERLAP": True, "launch_pdl": True}
+        return {"OVERLAP": 0}
+    return {"OVERLAP": 2 if getattr(_thread, "ours", False) else 1, "launch_pdl": True}

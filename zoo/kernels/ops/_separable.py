@@ -87,7 +87,8 @@ def separable_kernel(
             b = tl.load(matrix, mask=(k < channels)[:, None] & (rn < cout)[None, :], other=0.0)
         products = ()
         for c in tl.static_range(COLS):
-            a = activate(middle[c], DW_ACT).to(x.dtype.element_ty)
+            # Always so, but Triton would else move the change into the product's layout up to each of the loads: a barrier for each.
+            a = tl.where(first > -1, activate(middle[c], DW_ACT).to(x.dtype.element_ty), 0.0)
             total = product(a, b, sums[c], "ieee")
             products = products + (total,)  # noqa: RUF005
         sums = products

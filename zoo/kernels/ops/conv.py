@@ -69,9 +69,9 @@ def reference(
     if gate is not None:
         x = (x * gate[:, :, None, None]).to(x.dtype)
     top, bottom, left, right = padding
-    if top or bottom or left or right:
-        x = F.pad(x, (left, right, top, bottom))
-    y = F.conv2d(x, weight, None, tuple(stride), 0, tuple(dilation))
+    even = (top, left) == (bottom, right)
+    x = x if even else F.pad(x, (left, right, top, bottom))
+    y = F.conv2d(x, weight, None, tuple(stride), (top, left) if even else (0, 0), tuple(dilation))
     if bias is not None:
         y = y + bias[:, None, None].to(y.dtype)
     if residual is not None:

@@ -83,8 +83,10 @@ def reference(
         (N, K, output height, output width), channels_last; products accumulate in float32.
     """
     top, bottom, left, right = padding
-    x = F.pad(x, (left, right, top, bottom)) if any(padding) else x
-    y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), tuple(stride), 0, tuple(dilation), groups)
+    even = (top, left) == (bottom, right)
+    x = x if even else F.pad(x, (left, right, top, bottom))
+    inside = (top, left) if even else (0, 0)
+    y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), tuple(stride), inside, tuple(dilation), groups)
     y = y if residual is None else y + residual
     return ACTIVATIONS[act](y).contiguous(memory_format=torch.channels_last)
 

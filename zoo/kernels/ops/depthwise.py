@@ -147,7 +147,8 @@ def configs(
         columns, fresh, live = (cols - 1) * sw + kw, min(sh, kh), triton.cdiv(kh, sh)
         seen = min(columns, width) if cols >= wide else columns
         inputs = (rows - 1) * sh + kh
-        steps = rows if rows <= 2 or (rows <= 8 and rows * cols * vector * kh * kw <= 2000) else ahead
+        longest = 2600 if cols >= wide and rows >= long else 2000  # of a whole image, taps outside it are left out
+        steps = rows if rows <= 2 or (rows <= 8 and rows * cols * vector * kh * kw <= longest) else ahead
         registers = 44 + vector * (kh * kw + 3 + live * cols) + (ahead + (steps < rows)) * fresh * seen * vector * itemsize // 4
         if (registers > 208 or ahead > rows or rows % steps) and (vector, cols, ahead) != (vectors[0], 1, 1):
             continue

@@ -20,8 +20,8 @@ from ._overlap import begin, overlap
 CHANNELS = 4
 """Channels of a packed pixel: 8 bytes in bfloat16, so that two pixels are one 16-byte load."""
 
-TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 4e-3, torch.float16: 0.0}
-"""A cast and a copy: exact on a GPU. Triton's interpreter truncates float32 to bfloat16 where a GPU rounds: one unit of 2**-8."""
+TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+"""One rounding of a float32 image; no error where nothing is cast. Triton's interpreter cuts bfloat16 where a GPU rounds: 2**-8."""
 
 
 def reference(x: Tensor, *, padding: tuple[int, int, int, int] = (0, 0, 0, 0), dtype: torch.dtype | None = None) -> Tensor:

@@ -159,7 +159,7 @@ def configs(
     ):
         threads = 32 * warps
         middle, sums = cols * places * deep // threads, cols * places * wide // threads
-        if deep > deepest or (cols > 1 and (dilation[1] > 1 or cols > out_width)) or sums > 128 or middle + sums > 136:
+        if deep > deepest or (cols > 1 and (dilation[1] > 1 or cols > out_width)) or sums > 96 or middle + sums > 104:
             continue
         # More than a vector a thread would load the depthwise weights again for each, fewer would leave lanes idle.
         if (
@@ -170,6 +170,8 @@ def configs(
         ):
             continue
         tiles = triton.cdiv(cout, wide)
+        if places < 64 and n * out_height * out_width * tiles > 132 * 128 * cols:  # enough for wgmma on all multiprocessors
+            continue
         programs = triton.cdiv(n * out_height * triton.cdiv(out_width, cols), places) * tiles
         inputs = kh * ((cols - 1) * stride[1] + kw)
         chunks = triton.cdiv(channels, deep)

@@ -191,7 +191,9 @@ def configs(
             (128, bn, 32, 2, 8, 1), (256, bn, 32, 4, 8, 1),
         ]  # fmt: skip
     names = ("bm", "bn", "bk", "tiles", "warps", "stages")
-    return [dict(zip(names, config, strict=True)) for config in dict.fromkeys(tried) if fits(config, depth, x.element_size())]
+    # Weights are shared among tiles only as far as three programs are left for each multiprocessor.
+    spread = [(m, b, k, max(1, min(t, rows * math.ceil(outputs * cout / b) // (m * 132 * 3))), w, s) for m, b, k, t, w, s in tried]
+    return [dict(zip(names, config, strict=True)) for config in dict.fromkeys(spread) if fits(config, depth, x.element_size())]
 
 
 def fits(config: tuple[int, int, int, int, int, int], depth: int, item: int) -> bool:

@@ -134,7 +134,9 @@ def configs(
     depth = weight.shape[1] * weight.shape[2] if packed else 4 * weight.shape[2] * stem.run_pixels(weight.shape[3], stride[1], 1)
     whole = triton.next_power_of_2(depth)
     bm = max(64, lanes)
-    tall, low = math.ceil(ph / 4), math.ceil(ph / 8)
+    # Every strip computes one row that the strip above had too: as tall as leaves two programs for each multiprocessor.
+    tall = max(1, min(math.ceil(ph / 4), n * ph // (132 * 2)))
+    low = math.ceil(tall / 2)
     warps = max(4, bm // 16)
     if x.dtype == torch.float32 and not tf32:
         # Products in full float32 keep both operands in registers.
@@ -143,12 +145,20 @@ def configs(
         tried = [(bm, min(bn, width), min(whole, bk), min(rows, ph), 4, 1) for rows, width, bk in
                  ((1, 32, 256), (1, 16, 256), (1, 64, 64), (2, 32, 64), (2, 16, 256), (1, 32, 64))]  # fmt: skip
     else:
-        # 64 channels in 4 warps take all registers, 32 leave room for a third program: deeper products spill in the former.
-        tried = [(bm, width, min(whole, bk), rows, many, 1) for width, bk, rows, many in (
-            (bn, 32, tall, warps), (min(bn, 32), 64, tall, warps), (bn, 64, tall, warps), (min(bn, 32), 32, tall, warps),
-            (bn, 64, tall, 2 * warps), (bn, 32, low, warps), (min(bn, 32), 256, tall, warps), (min(bn, 32), 64, low, warps),
-            (bn, 256, tall, 2 * warps), (bn, 32, 2 * tall, warps), (min(bn, 32), 64, 2 * tall, warps), (min(bn, 16), 256, tall, warps),
-        )]  # fmt: skip
+        # What spills no registers comes first. 64 channels in 4 warps just fit; 32 leave room for a third program.
+        half, quarter = min(bn, 32), min(bn, 16)
+        if depth > 256:
+            shapes = [
+                (half, 64, tall, 2 * warps), (half, 16, tall, warps), (quarter, 64, tall, warps), (half, 64, low, 2 * warps),
+                (quarter, 32, tall, warps), (quarter, 64, low, warps), (half, 32, tall, warps), (bn, 64, tall, 2 * warps),
+            ]  # fmt: skip
+        else:
+            shapes = [
+                (bn, 32, tall, warps), (half, 64, tall, warps), (half, 32, tall, warps), (bn, 64, tall, 2 * warps),
+                (bn, 32, low, warps), (half, 256, tall, warps), (half, 64, low, warps), (bn, 256, tall, 2 * warps),
+                (bn, 32, 2 * tall, warps), (half, 64, 2 * tall, warps), (quarter, 256, tall, warps), (bn, 64, tall, warps),
+            ]  # fmt: skip
+        tried = [(bm, width, min(whole, bk), rows, many, 1) for width, bk, rows, many in shapes]
     names = ("bm", "bn", "bk", "rows", "warps")
     item = x.element_size()
     return [dict(zip(names, c[:5], strict=True)) for c in dict.fromkeys(tried) if stem.fits(c, depth, item)]

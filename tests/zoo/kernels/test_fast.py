@@ -1,0 +1,345 @@
+"""`fast`, `plain` and `why` as a user meets them, on the CPU; the GPU's side is in test_fast_gpu."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo import ResNet20, fast, plain, why
+from zoo.kernels import build as building
+from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.fast import KEPT_PLANS, Fast
+from zoo.kernels.trace import Untraceable, trace
+
+CPU = torch.device("cpu")
+
+
+class Small(nn.Module):
+    """Two layers, so that engines are built in a moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn, self.fc = nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Linear(8, 5)
+        nn.init.uniform_(self.bn.running_var, 0.5, 2)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.fc(torch.relu(self.bn(self.conv(x))).mean((2, 3))) * scale
+
+
+@pytest.fixture(scope="module")
+def small() -> Fast:
+    return fast(Small(), "cpu", example=torch.randn(1, 3, 16, 16))
+
+
+def eager(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    with torch.no_grad():
+        return copy.deepcopy(plain(model)).eval()(*args, **kwargs)
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_fast_network_answers_as_the_plain_one_and_gives_it_back() -> None:
+    model = ResNet20()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    quick = fast(model, "cpu")
+    x = torch.randn(2, 3, 32, 32)
+    close(quick(x), eager(model, x))
+    assert plain(quick) is model
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert list(quick.state_dict()) == list(before)
+
+
+def test_fast_of_fast_begins_again_from_the_plain_network(small: Fast) -> None:
+    assert plain(fast(small, "cpu", example=torch.randn(1, 3, 16, 16))) is plain(small)
+    assert plain(plain(small)) is plain(small)
+
+
+def test_other_shapes_are_planned_when_they_come_and_the_oldest_plan_goes(small: Fast) -> None:
+    quick = copy.deepcopy(small)
+    for size in range(8, 8 + KEPT_PLANS + 2):
+        x = torch.randn(1, 3, size, size)
+        close(quick(x), eager(quick, x))
+    assert len(why(quick).plans) == KEPT_PLANS
+    assert [(1, 3, 10, 10)] in [plan.shapes for plan in why(quick).plans]
+    assert [(1, 3, 8, 8)] not in [plan.shapes for plan in why(quick).plans]
+
+
+def test_a_shape_that_was_planned_gives_other_answers_for_other_images(small: Fast) -> None:
+    a, b = torch.randn(2, 1, 3, 16, 16)
+    first = small(a)
+    kept = first.clone()
+    close(small(b), eager(small, b))
+    assert torch.equal(first, kept)  # the second call did not write into the first call's answer
+    close(small(a), eager(small, a))
+
+
+def test_keyword_arguments_reach_the_network(small: Fast) -> None:
+    x = torch.randn(1, 3, 16, 16)
+    close(small(x, scale=3.0), eager(small, x, scale=3.0))
+    close(small(x=x, scale=2.0), eager(small, x, scale=2.0))
+
+
+def test_an_empty_batch_has_an_empty_answer(small: Fast) -> None:
+    assert small(torch.randn(0, 3, 16, 16)).shape == (0, 5)
+
+
+def test_inputs_of_other_floating_types_give_the_networks_own_type(small: Fast) -> None:
+    x = torch.randn(1, 3, 16, 16).bfloat16()
+    answer = small(x)
+    assert answer.dtype == torch.float32
+    close(answer, eager(small, x.float()))
+
+
+def test_many_threads_get_their_own_answers(small: Fast) -> None:
+    images = [torch.randn(1 + i % 2, 3, 16, 16) for i in range(24)]
+    answers: dict[int, Tensor] = {}
+    threads = [threading.Thread(target=lambda i=i: answers.__setitem__(i, small(images[i]))) for i in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, image in enumerate(images):
+        close(answers[i], eager(small, image))
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
+def test_copies_and_pickles_answer_as_the_original(small: Fast, way: Any) -> None:
+    twin = way(small)
+    x = torch.randn(1, 3, 16, 16)
+    close(twin(x), small(x))
+    assert plain(twin) is not plain(small)
+    assert twin.dtype == small.dtype
+
+
+def test_loading_a_state_dict_changes_the_answers(small: Fast) -> None:
+    quick, other = copy.deepcopy(small), Small()
+    nn.init.normal_(other.fc.weight)
+    x = torch.randn(1, 3, 16, 16)
+    before = quick(x)
+    quick.load_state_dict(other.state_dict())
+    close(quick(x), eager(other, x))
+    assert not torch.allclose(quick(x), before)
+
+
+def test_gradients_are_refused_where_they_are_asked_for(small: Fast) -> None:
+    x = torch.randn(1, 3, 16, 16, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"plain\(model\)"):
+        small(x)
+    with torch.no_grad():
+        assert not small(x).requires_grad
+
+
+def test_train_mode_and_moves_are_refused_with_what_to_do(small: Fast) -> None:
+    with pytest.raises(RuntimeError, match=r"train plain\(model\)"):
+        small.train()
+    assert small.eval() is small
+    with pytest.raises(RuntimeError, match=r"fast\(plain\(model\), device, dtype\)"):
+        small.half()
+
+
+def test_the_networks_own_errors_stay_its_own() -> None:
+    quick = fast(ResNet20(), "cpu", example=torch.randn(1, 3, 32, 32))
+    with pytest.raises(ValueError, match="takes 3 channels"):
+        quick(torch.randn(1, 4, 32, 32))
+    with pytest.raises(ValueError, match="normalised floating-point"):
+        quick(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"device": "tpu"}, "no device 'tpu'"),
+        ({"device": "mps"}, "CUDA and CPU"),
+        ({"device": "cpu", "dtype": torch.int8}, "bfloat16, torch.float16 or torch.float32"),
+        ({"device": "cpu", "tune": "fast"}, '"none", "quick" or "full"'),
+    ],
+)
+def test_wrong_options_say_what_is_allowed(kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fast(Small(), **kwargs)
+
+
+def test_a_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"cuda:3 was asked for, and PyTorch sees no CUDA device"):
+        fast(Small(), "cuda:3")
+
+
+def test_a_class_instead_of_a_module_is_explained() -> None:
+    with pytest.raises(TypeError, match="got type; build it first"):
+        fast(ResNet20)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"what fast\(\) returned"):
+        why(ResNet20())
+
+
+def test_why_shows_layers_kernel_times_and_parity(small: Fast) -> None:
+    report = why(small)
+    assert report.parity is not None
+    assert report.parity.fast <= max(report.parity.allowed, 1e-5)
+    text = str(report)
+    assert "16x16" in text
+    assert "relative error" in text
+    assert report.rows[0].us is not None
+
+
+class DependsOnValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return y if y.sum() > 0 else -y
+
+
+def test_a_network_that_depends_on_values_runs_unchanged_and_says_why() -> None:
+    model = DependsOnValues()
+    with pytest.warns(UserWarning, match="runs unchanged"):
+        quick = fast(model, "cpu")
+    x = torch.randn(2, 3, 12, 12)
+    close(quick(x), eager(model, x))
+    close(copy.deepcopy(quick)(x), eager(model, x))
+    assert "runs unchanged" in str(why(quick))
+
+
+def test_writing_into_a_viewed_tensor_is_not_traced_wrongly() -> None:
+    class Views(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            part = x[:, :1]
+            x = x.mul_(2)
+            return part + x[:, 1:2]
+
+    with pytest.raises(Untraceable, match="another view"):
+        trace(Views(), (torch.randn(1, 3, 4, 4),), {})
+
+
+def test_random_layers_are_not_traced() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand_like(x)
+
+    with pytest.raises(Untraceable, match="random"):
+        trace(Noise(), (torch.randn(1, 3, 4, 4),), {})
+
+
+def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from zoo.kernels import ops
+    from zoo.kernels.candidates import ATEN, Candidate, Setting, Weights
+    from zoo.kernels.choose import Decision
+    from zoo.kernels.parity import Reference, natural_images
+    from zoo.kernels.program import COMPUTED
+
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    model = Small().eval()
+    conv = ops.load("conv")
+    right = conv.launch
+    monkeypatch.setattr(conv, "launch", lambda *args, **kwargs: right(*args, **kwargs) * 1.02)
+    batch = ((natural_images((2, 3, 16, 16), CPU),), {})
+    with torch.no_grad():
+        graph, places = building.understand(model, *batch, CPU)
+        first = next(node for node in graph.steps() if node.op == "conv")
+        decision, choices = Decision(), Choices(CPU)
+        for node in graph.steps():
+            if node.op in COMPUTED:
+                decision.chosen[node], decision.keys[node] = Candidate(ATEN), f"key of {node.op}"
+        decision.chosen[first] = Candidate("conv", conv.configs(*_conv_args(first))[0])
+        decision.found[first] = Choice("conv")
+        choices.put(decision.keys[first], decision.found[first])
+        reference = Reference(model, CPU, torch.float32, False, [batch])
+        setting = Setting(CPU, torch.float32)
+        _, parity, notes = building._checked(graph, places, decision, setting, Weights(), choices, [batch], reference)
+    assert parity.passes(1e-5)
+    assert decision.chosen[first] == Candidate(ATEN)
+    assert "fell back" in notes[first]
+    assert choices.get(decision.keys[first]) is None
+
+
+def _conv_args(node: Any) -> tuple[Any, ...]:
+    x = torch.empty(node.inputs[0].shape).contiguous(memory_format=torch.channels_last)
+    return x, node.attrs["weight"].contiguous(memory_format=torch.channels_last), node.attrs["bias"]
+
+
+def test_choices_survive_the_process_and_merge_with_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    mine, theirs = Choices(CPU), Choices(CPU)
+    mine.put("a", Choice("conv", {"BM": 64}, 2.0, 4.0))
+    theirs.put("b", Choice("pool", {}, 1.0, 2.0, level="full"))
+    mine.save()
+    theirs.save()
+    found = Choices(CPU)
+    assert found.get("a") == Choice("conv", {"BM": 64}, 2.0, 4.0)
+    assert found.get("a", "full") is None
+    assert found.get("b", "full") is not None
+    found.forget("a")
+    found.save()
+    assert Choices(CPU).get("a") is None
+    assert json.loads(found.path.read_text())["choices"]["b"]["op"] == "pool"
+
+
+DAMAGES = {
+    "cut": lambda text: text[: len(text) // 2],
+    "another version": lambda text: text.replace('"format": 1', '"format": 99'),
+    "no table": lambda text: "[]",
+    "a word for a time": lambda text: text.replace('"us": 2.0', '"us": "x"'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_damaged_and_foreign_files_of_choices_are_ignored_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: Any
+) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    choices = Choices(CPU)
+    choices.put("a", Choice("conv", {}, 2.0, 4.0))
+    choices.save()
+    choices.path.write_text(damage(choices.path.read_text()))
+    with pytest.warns(UserWarning, match="ignored"):
+        assert Choices(CPU).get("a") is None
+
+
+def test_a_folder_that_can_not_be_written_only_warns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file"))
+    choices = Choices(CPU)
+    choices.put("a", Choice("conv"))
+    with pytest.warns(UserWarning, match="could not be kept"):
+        choices.save()
+
+
+def test_detection_models_run_with_a_fast_backbone() -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.transform = nn.Identity()
+            self.transform.min_size = (64,)  # pyright: ignore[reportAttributeAccessIssue]
+            self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+            self.roi_heads = nn.Linear(4, 2)
+
+        def forward(self, images: list[Tensor]) -> list[dict[str, Tensor]]:
+            found = []
+            for image in images:
+                scores = self.roi_heads(self.backbone(image[None]).mean((2, 3)))[0]
+                found.append({"scores": scores[scores > 0]})
+            return found
+
+    model = Detector().eval()
+    quick = fast(model, "cpu")
+    images = [torch.randn(3, 20, 24), torch.randn(3, 16, 16)]
+    for got, want in zip(quick(images), eager(model, images), strict=True):
+        close(got["scores"], want["scores"])
+    assert plain(quick) is model
+    assert "backbone" in str(why(quick)) or why(quick).rows
+    twin = copy.deepcopy(quick)
+    assert len(twin(images)) == 2
