@@ -14,7 +14,7 @@ import torch
 Calls = Mapping[str, Callable[[], object]]
 Samples = dict[str, list[float]]
 BLOCK_US = 30_000.0
-"""A sample on the CPU is as many calls as last about this long, behind one that does not count: the engine before leaves threads that spin."""
+"""A sample on the CPU is as many calls as last about this long, behind one that does not count: other engines leave threads that spin."""
 
 
 @dataclass(frozen=True, slots=True)

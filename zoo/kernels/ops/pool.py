@@ -320,15 +320,15 @@ CASES: list[dict[str, Any]] = [
     _case("batch 0", (0, 16, 8, 8), "max", 2, 2),
 ]
 LARGE_CASES: list[dict[str, Any]] = [
-    _case("resnet stem", (256, 64, 112, 112), "max", 3, 2, 1),
-    _case("vgg", (256, 64, 224, 224), "max", 2, 2),
-    _case("densenet transition", (256, 256, 56, 56), "avg", 2, 2, affine=True, pre_act="relu"),
-    _case("densenet transition", (256, 1024, 14, 14), "avg", 2, 2, affine=True, pre_act="relu"),
-    _case("densenet transition", (1, 512, 28, 28), "avg", 2, 2, affine=True, pre_act="relu"),
-    _case("googlenet branch", (256, 480, 14, 14), "max", 3, 1, 1),
-    _case("inception branch", (256, 192, 35, 35), "avg", 3, 1, 1),
-    _case("resnet stem", (1, 64, 112, 112), "max", 3, 2, 1),
-    _case("googlenet branch", (1, 480, 14, 14), "max", 3, 1, 1),
+    _case("resnet stem, batch 256", (256, 64, 112, 112), "max", 3, 2, 1),
+    _case("vgg, batch 256", (256, 64, 224, 224), "max", 2, 2),
+    _case("densenet transition 1, batch 256", (256, 256, 56, 56), "avg", 2, 2, affine=True, pre_act="relu"),
+    _case("densenet transition 3, batch 256", (256, 1024, 14, 14), "avg", 2, 2, affine=True, pre_act="relu"),
+    _case("densenet transition 2, batch 1", (1, 512, 28, 28), "avg", 2, 2, affine=True, pre_act="relu"),
+    _case("googlenet branch, batch 256", (256, 480, 14, 14), "max", 3, 1, 1),
+    _case("inception branch, batch 256", (256, 192, 35, 35), "avg", 3, 1, 1),
+    _case("resnet stem, batch 1", (1, 64, 112, 112), "max", 3, 2, 1),
+    _case("googlenet branch, batch 1", (1, 480, 14, 14), "max", 3, 1, 1),
 ]
 
 
