@@ -23,7 +23,7 @@ from zoo.kernels.lower import lower
 from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, Reference, natural_images
 from zoo.kernels.place import Place, place
 from zoo.kernels.plan import Plan
-from zoo.kernels.program import COMPUTED, Program
+from zoo.kernels.program import COMPUTED, Program, StepFailed
 from zoo.kernels.report import PlanReport, Row
 from zoo.kernels.trace import Untraceable, trace
 
@@ -75,7 +75,7 @@ def build_gpu(
     with torch.cuda.device(options.device), _as_untraceable(network):
         graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
-            return _empty(graph, options)
+            return _empty(graph, options, network)
         setting = Setting(options.device, options.dtype, options.tf32)
         with _bar(options) as progress:
             decision = choose(graph, places, setting, options.tune, choices, progress)
@@ -104,8 +104,10 @@ def _as_untraceable(network: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _empty(graph: Graph, options: Options) -> Built:
-    """A batch of no images has outputs without elements."""
+def _empty(graph: Graph, options: Options, network: nn.Module) -> Built:
+    """A batch of no images has outputs without elements; where an output has some nevertheless, the network has to compute them."""
+    if any(isinstance(leaf, Node) and torch.Size(leaf.shape).numel() for leaf in graph.outputs):
+        raise Untraceable(f"{type(network).__name__} makes something of an empty tensor")
     made = [torch.empty(leaf.shape, dtype=leaf.dtype, device=options.device) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     return Built(
         lambda _: [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in made],
@@ -143,7 +145,13 @@ def _checked(
     floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
     while True:
         plan = Plan(Program(graph, places, decision.chosen, setting, weights))
-        outputs = [_floats(plan.eager([leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)])) for batch in batches]
+        try:
+            outputs = [_floats(plan.eager([leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)])) for batch in batches]
+        except StepFailed as failure:
+            if decision.chosen[failure.node].op == ATEN:
+                raise
+            _fall_back(failure.node, str(failure).splitlines()[0], decision, choices, notes)
+            continue
         parity = reference.compare(outputs)
         if parity.passes(floor):
             return plan, parity, notes
@@ -151,11 +159,15 @@ def _checked(
         if not culprits:
             raise Untraceable(f"its plan does not reproduce it: {parity}")
         for node, reason in culprits.items():
-            notes[node] = f"{decision.chosen[node].op} fell back: {reason}"
-            decision.chosen[node] = Candidate(ATEN)
-            if decision.found.pop(node, None) is not None:
-                choices.forget(decision.keys[node])
+            _fall_back(node, reason, decision, choices, notes)
         choices.save()
+
+
+def _fall_back(node: Node, reason: str, decision: Decision, choices: Choices, notes: dict[Node, str]) -> None:
+    notes[node] = f"{decision.chosen[node].op} fell back: {reason}"
+    decision.chosen[node] = Candidate(ATEN)
+    if decision.found.pop(node, None) is not None:
+        choices.forget(decision.keys[node])
 
 
 def _captured(
@@ -269,7 +281,7 @@ def build_cpu(
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     example = tuple(natural_images(tuple(t.shape), t.device).to(own) if t.is_floating_point() else t.clone() for t in tensors)
     if any(t.numel() == 0 for t in tensors):
-        return _empty(trace(network, args, kwargs), options)
+        return _empty(trace(network, args, kwargs), options, network)
     shapes = [tuple(t.shape) for t in tensors]
     dtype = str(options.dtype).removeprefix("torch.")
     key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"

@@ -204,7 +204,7 @@ def packed(module: Any, node: Node, static: dict[str, Any], weights: Weights | N
 
         key = (
             node.layers,
-            node.attrs.get("turn", 0),
+            node.attrs.get("source", ""),
             name,
             tuple(value.shape),
             value.dtype,
@@ -225,7 +225,7 @@ def _packed_stem(op: str, node: Node, static: dict[str, Any], weights: Weights |
     stem = ops.load("stem")
     outputs = 1 if op == "stem_pool" else stem.outputs_of_run(static["stride"])
     result = dict(static)
-    key = (node.layers, node.attrs.get("turn", 0), "stem", tuple(static["weight"].shape), static["weight"].dtype, outputs)
+    key = (node.layers, node.attrs.get("source", ""), "stem", tuple(static["weight"].shape), static["weight"].dtype, outputs)
     make = partial(stem.pack_weight, static["weight"], static["stride"], outputs)
     result["weight"] = make() if weights is None else weights.get(key, make)
     size = stem.map_size(torch.empty(node.inputs[0].shape, device="meta"), static["weight"], static["stride"], static["padding"])

@@ -19,12 +19,16 @@ from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, Bound, Candidate, S
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.graph import Graph, Node
 from zoo.kernels.merge import Merge, apply, merges
+from zoo.kernels.parity import FLOAT32_FLOOR
 from zoo.kernels.place import Place
 from zoo.kernels.program import COMPUTED
 from zoo.kernels.timing import NotCapturable, graph_time_us
 
 QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5}
 """Launch configurations that "quick" tries for each op and step, 4 where none is said: those that take long to compile have few."""
+
+STEP_SLACK = 1.25
+"""How many times ATen's own error a candidate's may be on random inputs; one rounding at the end is all that a fused kernel needs."""
 
 GROUP = 16
 """Steps whose kernels are compiled together."""
@@ -126,7 +130,7 @@ def describe(node: Node, places: dict[Node, Place], setting: Setting) -> str:
     for role, source in zip(node.roles, node.inputs, strict=True):
         words.append(f"{role}={_map(source, places)}")
     words.append(f"out={_map(node, places)}")
-    for name in sorted(a.keys() - {"turn"}):
+    for name in sorted(a.keys() - {"source"}):
         value = a[name]
         if isinstance(value, Tensor):
             words.append(f"{name}:{'x'.join(map(str, value.shape))}")
@@ -191,7 +195,7 @@ def tune(
 ) -> Iterator[tuple[str, Choice]]:
     """Time every candidate of some steps, each only after its result was right, and yield the fastest of each.
 
-    Right means a relative error against the float32 reference within the op's tolerance, or within 1.1 times ATen's own. Kernels are
+    Right means a relative error against the float32 reference of at most `STEP_SLACK` times ATen's own. Kernels are
     compiled for several steps at once, for that takes longer than everything else; then one after the other is timed.
     """
     done = 0
@@ -238,17 +242,18 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
     plain = bind(node, Candidate(ATEN), setting)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=setting.tf32):
         expected = precise(node, inputs, setting)
-        allowed = 1.1 * max(errors(plain(inputs, None), expected))
+        allowed = max(STEP_SLACK * max(errors(plain(inputs, None), expected)), FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0)
         aten_us = _time(lambda: plain(inputs, None))
         best = Choice(ATEN, {}, aten_us, aten_us, 1 + len(contest.trials), level)
         for trial in contest.trials:
             if trial.failure:
                 _log.debug("%s: %s failed: %s", contest.key, trial.candidate, trial.failure)
                 continue
-            limit = max(allowed, ops.load(_module(trial.candidate)).TOLERANCE.get(setting.dtype, 0.0))
             found = max(errors(trial.call(), expected))
-            if not found <= limit:
-                warnings.warn(f"{trial.candidate} is wrong for {contest.key} (error {found:.1e}); it is not used", stacklevel=2)
+            if not found <= allowed:  # a library may add up in bfloat16; beyond the tolerance of the op something is wrong
+                _log.debug("%s: %s is off by %.1e, %.1e is allowed", contest.key, trial.candidate, found, allowed)
+                if not found <= ops.load(_module(trial.candidate)).TOLERANCE.get(setting.dtype, 0.0):
+                    warnings.warn(f"{trial.candidate} is wrong for {contest.key} (error {found:.1e}); it is not used", stacklevel=2)
                 continue
             us = _time(trial.call)
             if us < best.us:

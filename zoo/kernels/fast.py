@@ -37,6 +37,8 @@ class Fast(nn.Module):
     """
 
     network: nn.Module
+    _strict: bool = False
+    """A plan that can't be made is raised; later on, that call runs unchanged."""
 
     def __init__(self, network: nn.Module, device: torch.device, dtype: torch.dtype, tune: Tune, tf32: bool, progress: bool) -> None:
         super().__init__()
@@ -77,16 +79,15 @@ class Fast(nn.Module):
                 raise RuntimeError("fast(model) computes no gradients: call it under torch.no_grad(), or use plain(model) for this")
         if self.unchanged:
             return self._run_unchanged(args, kwargs)
-        key = (
-            len(args) if spec is None else repr(spec),
-            *((tuple(leaf.shape), leaf.dtype.is_floating_point or leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves),
-        )
+        if not all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves):  # an object may hold anything, and change
+            return self._run_unchanged(args, kwargs)
+        key = (len(args) if spec is None else repr(spec), *(_key(leaf) for leaf in leaves))
         built = self._plans.get(key)
         if built is None:
             try:
                 built = self._plan(key, args, kwargs)
             except Untraceable as error:
-                if not self._plans:
+                if self._strict:
                     raise
                 warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=2)
                 return self._run_unchanged(args, kwargs)
@@ -94,7 +95,7 @@ class Fast(nn.Module):
             with self._order:
                 if key in self._plans:
                     self._plans.move_to_end(key)
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             outputs = built.run(tensors)
         return pytree.tree_unflatten(outputs, built.spec)
 
@@ -105,7 +106,7 @@ class Fast(nn.Module):
             if self._choices is None:
                 self._choices = Choices(self.device)
             build = build_gpu if self.device.type == "cuda" else build_cpu
-            with torch.inference_mode(False), torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
                 built = build(self.network, args, kwargs, self, self._weights, self._choices)
             with self._order:
                 self._plans[key] = built
@@ -124,7 +125,7 @@ class Fast(nn.Module):
             try:
                 result = self._plain_copy(*args, **kwargs)
             except RuntimeError as error:
-                if self.part or self.dtype == wanted or "dtype" not in str(error):
+                if self.part or self.dtype == wanted or "type" not in str(error):
                     raise
                 self.unchanged += f"; in {wanted}, for it mixes dtypes"
                 self.dtype, self._plain_copy = wanted, None
@@ -264,10 +265,13 @@ def fast(
         warnings.warn(f"{type(model).__name__} runs unchanged: {error}", stacklevel=2)
         return made
     try:
+        made._strict = True  # pyright: ignore[reportPrivateUsage]
         made(*args)
     except Untraceable as error:
         made.unchanged = str(error)
         warnings.warn(f"{type(model).__name__} runs unchanged: {error}", stacklevel=2)
+    finally:
+        made._strict = False  # pyright: ignore[reportPrivateUsage]
     return made
 
 
@@ -285,6 +289,17 @@ def why(model: nn.Module) -> Report:
     if not isinstance(model, Fast):
         raise TypeError(f"why takes what fast() returned, got a {type(model).__name__}")
     return model.report()
+
+
+_PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
+"""Arguments that a plan may be made for, one for each value."""
+
+
+def _key(leaf: Any) -> Any:
+    """Return what distinguishes an argument from others that need another plan: 1, 1.0 and True do."""
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape), leaf.dtype.is_floating_point or leaf.dtype
+    return type(leaf).__name__, repr(leaf)
 
 
 def channels_last(module: nn.Module) -> nn.Module:
@@ -336,8 +351,9 @@ def _example(model: nn.Module, example: Any, device: torch.device) -> tuple[Any,
         args = example if isinstance(example, tuple) else (example,)
         return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
     problem: Exception | None = None
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     for shape in _shapes(model):
-        image = natural_images(shape, torch.device("cpu"))
+        image = natural_images(shape, torch.device("cpu")).to(own)
         try:
             trace(model, (image,), {})
         except (Untraceable, ValueError) as error:

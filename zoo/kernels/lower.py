@@ -31,8 +31,13 @@ def lower(graph: Graph) -> None:
         node.inputs = [done.get(source, source) for source in node.inputs]
         new = node
         if node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs) and node.shape:
-            new = Node("const", [], {"tensor": _evaluate(node), "name": ""}, node.shape, node.dtype)
-        elif node.op == "aten" and node not in several and (rule := _RULES.get(node.attrs["func"])) is not None:
+            new = Node("const", [], {"tensor": _evaluate(node), "name": node.inputs[0].attrs["name"]}, node.shape, node.dtype)
+        elif (
+            node.op == "aten"
+            and node.dtype.is_floating_point
+            and node not in several
+            and (rule := _RULES.get(node.attrs["func"])) is not None
+        ):
             new = rule(node, *_bound(node)) or node
         elif node.op == "item" and node.inputs[0].op != "aten":
             new = node.inputs[0]
@@ -94,7 +99,9 @@ def _conv(
     if transposed or w is None or w.dim() != 4 or len(x.shape) != 4 or (bias is not None and b is None):
         return None
     top, left = _pair(padding)
-    return conv_node(node, x, w, b, _pair(stride), (top, top, left, left), _pair(dilation), groups)
+    made = conv_node(node, x, w, b, _pair(stride), (top, top, left, left), _pair(dilation), groups)
+    made.attrs["source"] = weight.attrs["name"]
+    return made
 
 
 def conv_node(node: Node, x: Node, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Node:
@@ -268,22 +275,22 @@ def _addmm(node: Node, bias: Node, x: Node, weight_t: Node, beta: Any = 1, alpha
     w, b = const_value(weight_t), const_value(bias)
     if w is None or b is None or beta != 1 or alpha != 1 or b.shape != (node.shape[-1],):
         return None
-    return _dense(node, x, w.t(), b)
+    return _dense(node, x, w.t(), b, weight_t.attrs["name"])
 
 
 def _mm(node: Node, x: Node, weight_t: Node) -> Node | None:
     w = const_value(weight_t)
-    return None if w is None else _dense(node, x, w.t(), None)
+    return None if w is None else _dense(node, x, w.t(), None, weight_t.attrs["name"])
 
 
 def _linear(node: Node, x: Node, weight: Node, bias: Node | None = None) -> Node | None:
     w, b = const_value(weight), None if bias is None else const_value(bias)
     if w is None or (bias is not None and b is None):
         return None
-    return _dense(node, x, w, b)
+    return _dense(node, x, w, b, weight.attrs["name"])
 
 
-def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None) -> Node | None:
+def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None, name: str) -> Node | None:
     """A dense layer is a 1x1 convolution of a map of one pixel; behind a flatten, of the map's memory as it lies."""
     if len(x.shape) != 2 or w.dim() != 2:
         return None
@@ -296,7 +303,9 @@ def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None) -> Node | None:
             source = Node("rows", [source], {}, pixel, x.dtype, ["x"], x.layers)
     else:
         source = Node("view", [x], {"shape": pixel}, pixel, x.dtype, ["x"], x.layers)
-    return flat(conv_node(node, source, w.reshape(*w.shape, 1, 1), b, (1, 1), (0, 0, 0, 0), (1, 1), 1))
+    made = conv_node(node, source, w.reshape(*w.shape, 1, 1), b, (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    made.attrs["source"] = name
+    return flat(made)
 
 
 def _pad(node: Node, x: Node, amounts: Any, value: Any = 0) -> Node | None:

@@ -31,12 +31,11 @@ class Merge:
 def merges(graph: Graph, places: dict[Node, Place]) -> list[Merge]:
     """Return every merge that the graph allows; they may overlap."""
     users = graph.users()
-    return [
-        merge
-        for node in graph.nodes
-        for rule in (_joins, _separable, _stem_pool, _depthwise_squeeze, _head)
-        for merge in rule(node, users, places)
-    ]
+    rules = (_joins, _separable, _stem_pool, _depthwise_squeeze, _head)
+    found = [merge for node in graph.nodes for rule in rules for merge in rule(node, users, places)]
+    for merge in found:
+        merge.node.attrs["source"] = "+".join(part.attrs.get("source", "") for part in merge.parts)
+    return found
 
 
 def apply(graph: Graph, chosen: list[Merge], places: dict[Node, Place]) -> None:
@@ -182,7 +181,7 @@ def _head(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merge
     if node.op != "mean" or len(users[node]) != 1:
         return
     dense = users[node][0]
-    if dense is OUTSIDE or not plain_pointwise(dense) or dense.attrs["act"] != "none" or len(dense.inputs) != 1:
+    if dense in places or dense is OUTSIDE or not plain_pointwise(dense) or dense.attrs["act"] != "none" or len(dense.inputs) != 1:
         return
     attrs = {"weight": dense.attrs["weight"].flatten(1), "bias": dense.attrs["bias"], "scale": node.attrs.get("scale")}
     attrs |= {"shift": node.attrs.get("shift"), "pre_act": node.attrs["pre_act"]}

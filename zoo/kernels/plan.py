@@ -95,6 +95,7 @@ class Plan:
             self.fill(tensors)
             if self._graph is None:
                 with self.flags():
-                    return self.program.run(self._buffers)
-            self._graph.replay()
+                    self._outputs = self.program.run(self._buffers)
+            else:
+                self._graph.replay()
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]

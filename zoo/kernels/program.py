@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,6 +19,14 @@ COMPUTED = ("conv", "pool", "mean", "pointwise", "join", "separable", "stem_pool
 """Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
 
 Probe = Callable[[Node, list[Any], Any], None]
+
+
+class StepFailed(RuntimeError):
+    """A step's kernel raised; `node` says which step."""
+
+    def __init__(self, node: Node, error: Exception) -> None:
+        super().__init__(f"{', '.join(node.layers)}: {type(error).__name__}: {error}")
+        self.node = node
 
 
 class Program:
@@ -49,29 +56,21 @@ class Program:
         results = {leaf for leaf in graph.outputs if isinstance(leaf, Node)}
         self.forms: dict[Node, list[tuple[str, dict[str, Any]]]] = {node: [] for node in graph.inputs}
         self.bound: dict[Node, Bound] = {}
-        self._packed: set[Node] = set()
+        self._packed: dict[Node, str] = {}
         workspace = Workspace()
-        turns: Counter[tuple[str, ...]] = Counter()
         for node in self.steps:
             if node.op in COMPUTED:
-                node.attrs["turn"] = turns[node.layers]  # a module that is called twice has the same name twice
-                turns[node.layers] += 1
                 candidate = chosen.get(node, Candidate(ATEN))
                 image = candidate.op in IMAGE_OPS
                 self.bound[node] = bind(node, candidate, setting, weights, self._out_dtype(node, candidate, results), workspace)
                 if image:
-                    self._packed.add(node)
+                    self._packed[node] = ""
             image = node in self._packed
             for source in node.inputs:
                 if source.op == "input":
-                    form = (
-                        (
-                            "packed",
-                            ops.load("stem").packing(node.attrs["weight"].shape, node.attrs["stride"], node.attrs["padding"], source.shape),
-                        )
-                        if image
-                        else ("map", {})
-                    )
+                    form = _form(node, source) if image else ("map", {})
+                    if image:
+                        self._packed[node] = str(form[1])
                     if form not in self.forms[source]:
                         self.forms[source].append(form)
         for leaf in results:
@@ -111,7 +110,8 @@ class Program:
     def _out_dtype(self, node: Node, candidate: Candidate, results: set[Node]) -> torch.dtype | None:
         """Let a last layer that can write the network's own dtype do so: float32 logits from the float32 accumulator."""
         readers = [n for n in self.graph.nodes if node in n.inputs]
-        last = node in results or (len(readers) == 1 and readers[0].op == "view" and readers[0] in results)
+        viewed = len(readers) == 1 and node not in results and readers[0].op == "view" and readers[0] in results
+        last = (node in results and not readers) or (viewed and not any(readers[0] in n.inputs for n in self.graph.nodes))
         able = candidate.op in ("conv", "head", "global_pool", "pointwise", ATEN) and node.op in ("conv", "head", "mean", "pointwise")
         if last and able and node.dtype != self.setting.dtype and node.dtype.is_floating_point and node.attrs.get("groups", 1) == 1:
             return node.dtype
@@ -130,8 +130,8 @@ class Program:
         """
         values: dict[Any, Any] = {}
         for node, tensors in zip(self.graph.inputs, inputs, strict=True):
-            for (kind, _), tensor in zip(self.forms[node], tensors, strict=True):
-                values[node, kind] = tensor
+            for (kind, how), tensor in zip(self.forms[node], tensors, strict=True):
+                values[node, kind, str(how)] = tensor
         buffers: dict[Buffer, Tensor] = {}
         pairs: dict[Node, Any] = {}
         for i, node in enumerate(self.steps):
@@ -146,7 +146,7 @@ class Program:
 
     def _result(self, leaf: Node, values: dict[Any, Any]) -> Any:
         value: Tensor = (
-            values[leaf, "map"]
+            values[leaf, "map", "{}"]
             if leaf.op == "input"
             else values[leaf]
             if leaf.op != "const"
@@ -154,9 +154,9 @@ class Program:
         )
         return value.to(leaf.dtype) if value.is_floating_point() and leaf.dtype.is_floating_point else value
 
-    def _read(self, source: Node, values: dict[Any, Any], packed: bool) -> Any:
+    def _read(self, source: Node, values: dict[Any, Any], how: str | None) -> Any:
         if source.op == "input":
-            return values[source, "packed" if packed else "map"]
+            return values[source, "map", "{}"] if how is None else values[source, "packed", how]
         if source.op == "const":
             tensor: Tensor = source.attrs["tensor"].to(self.setting.device)
             return tensor.to(self.setting.dtype) if tensor.is_floating_point() else tensor
@@ -174,7 +174,7 @@ class Program:
         return buffers[spot.buffer][:, spot.offset : spot.offset + node.shape[1]]
 
     def _step(self, node: Node, values: dict[Any, Any], buffers: dict[Buffer, Tensor], pairs: dict[Node, Any], probe: Probe | None) -> Any:
-        inputs = [self._read(source, values, node in self._packed) for source in node.inputs]
+        inputs = [self._read(source, values, self._packed.get(node)) for source in node.inputs]
         home = self._home(node, buffers)
         if node.op == "second":
             return self._settle(pairs[node.inputs[0]], home)
@@ -184,7 +184,12 @@ class Program:
             return home
         if node in self.bound:
             with self._allowing(node):
-                value = self.bound[node](inputs, None if node.op in ("join", "depthwise_squeeze") else home)
+                try:
+                    value = self.bound[node](inputs, None if node.op in ("join", "depthwise_squeeze", "head") else home)
+                except RuntimeError as error:
+                    raise StepFailed(node, error) from error
+            if node.op == "head":
+                value = value.reshape(node.shape)
             if probe is not None:
                 probe(node, inputs, value)
             if isinstance(value, tuple):
@@ -238,3 +243,9 @@ class Program:
         if value.is_floating_point() and value.dtype != self.setting.dtype:
             value = value.to(self.setting.dtype)
         return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+
+def _form(node: Node, image: Node) -> tuple[str, dict[str, Any]]:
+    """Return how a first convolution's kernel wants the images packed."""
+    a = node.attrs
+    return "packed", ops.load("stem").packing(a["weight"].shape, a["stride"], a["padding"], image.shape)

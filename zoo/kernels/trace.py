@@ -58,10 +58,10 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
         if isinstance(leaf, Tensor):
             recorder.define(leaf, Node("input", [], {"index": index}, tuple(leaf.shape), original.dtype))
     inputs = [node for node in recorder.nodes if node.op == "input"]
-    _name_layers(twin, recorder)
     fake_args, fake_kwargs = pytree.tree_unflatten(meta, spec)
     try:
-        with torch.no_grad(), recorder:
+        _name_layers(twin, recorder)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), recorder:
             result = twin(*fake_args, **fake_kwargs)
     except (Untraceable, ValueError):
         raise

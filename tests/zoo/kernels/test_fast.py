@@ -343,3 +343,93 @@ def test_detection_models_run_with_a_fast_backbone() -> None:
     assert "backbone" in str(why(quick)) or why(quick).rows
     twin = copy.deepcopy(quick)
     assert len(twin(images)) == 2
+
+
+def through_the_passes(network: nn.Module, x: Tensor, dtype: torch.dtype) -> Any:
+    """Compute a network by its merged steps, in their references."""
+    from torch.utils import _pytree as pytree
+
+    from zoo.kernels.candidates import Setting, Weights
+    from zoo.kernels.merge import apply, merges
+    from zoo.kernels.program import Program
+
+    with torch.no_grad():
+        graph, places = building.understand(network, (x,), {})
+        apply(graph, merges(graph, places)[:1], places)
+        program = Program(graph, places, {}, Setting(CPU, dtype), Weights())
+        return pytree.tree_unflatten(program.run([[x.to(dtype).contiguous(memory_format=torch.channels_last)]]), graph.spec)
+
+
+def test_layers_behind_a_merged_head_read_a_map() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 6, 1)).eval()
+    stacked = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 6), nn.Linear(6, 4)).eval()
+    for network in (pooled, stacked):
+        close(through_the_passes(network, x, torch.float32), eager(network, x))
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.a(x)
+        return y, self.b(y)
+
+
+def test_a_value_that_is_returned_and_read_again_keeps_the_plans_type_inside() -> None:
+    torch.manual_seed(0)
+    network, x = Two().eval(), torch.randn(2, 3, 8, 8)
+    for got, want in zip(through_the_passes(network, x, torch.bfloat16), eager(network, x), strict=True):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
+
+
+class Fill(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor, value: Any) -> Tensor:
+        return torch.full((2,), value) if isinstance(value, bool) else self.conv(x).mean() + value
+
+
+def test_numbers_that_are_equal_but_of_other_types_are_other_arguments() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    quick = fast(Fill(), "cpu", example=(x, 1))
+    for value in (1, 1.0, True, 2):
+        assert quick(x, value).dtype == eager(quick, x, value).dtype
+        close(quick(x, value).float(), eager(quick, x, value).float())
+
+
+class Joins(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        return torch.cat([self.conv(x).flatten(1), more], 1)
+
+
+def test_an_empty_argument_beside_others_does_not_make_the_answer_up() -> None:
+    x, none = torch.randn(1, 3, 8, 8), torch.empty(1, 0)
+    quick = fast(Joins(), "cpu", example=(x, torch.ones(1, 2)))
+    with pytest.warns(UserWarning, match="empty tensor"):
+        close(quick(x, none), eager(quick, x, none))
+
+
+def test_autocast_around_the_call_changes_neither_types_nor_the_check() -> None:
+    x = torch.randn(1, 3, 16, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        quick = fast(Small(), "cpu", example=x)
+        answer = quick(x)
+    assert answer.dtype == torch.float32
+    close(answer, eager(quick, x))
+
+
+def test_networks_in_half_precision_need_no_example() -> None:
+    quick = fast(Small().bfloat16(), "cpu")
+    assert quick.unchanged == ""
+    assert quick(torch.randn(1, 3, 32, 32)).dtype == torch.bfloat16

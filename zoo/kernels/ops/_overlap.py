@@ -24,9 +24,9 @@ _thread = threading.local()
 def begin(OVERLAP: tl.constexpr):
     """Wait for the kernel before; where OVERLAP is 2, then let the kernel behind be placed."""
     if OVERLAP >= 1:
-        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_wait()  # pyright: ignore[reportAttributeAccessIssue]
     if OVERLAP == 2:
-        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @functools.cache
