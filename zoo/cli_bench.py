@@ -54,7 +54,9 @@ def bench(
     docs: Annotated[Path | None, typer.Option(metavar="FILE", help="Rewrite the record's section of this document.")] = None,
 ) -> None:
     """Measure, the peers beside ours in one process: parity first, then figures."""
-    named = [name.strip() for part in models or () for name in part.split(",") if name.strip()]
+    named = _names(models, "--models")
+    for file, option in ((save, "--save"), (picture, "--picture"), (docs, "--docs")):
+        _writable(file, option)
     if what == "load":
         _load(named or ["VGG19", "ResNet50"], rounds or 5, as_json)
         return
@@ -100,7 +102,7 @@ def _plan(named: list[str], batches: str | None, dtype: str | None, peers: str |
     if tune not in ("none", "quick", "full"):
         raise typer.BadParameter(f"none, quick or full, not {tune!r}", param_hint="--tune")
     try:
-        ways = select(None if peers is None else [name for name in peers.split(",") if name.strip()], place, chosen)
+        ways = select(None if peers is None else _names([peers], "--peers"), place, chosen)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--peers") from None
     found: dict[str, type[Model]] = {}
@@ -110,6 +112,23 @@ def _plan(named: list[str], batches: str | None, dtype: str | None, peers: str |
             found[cls.__name__] = cls
     counts = _batches(batches) or (BATCHES if place.type == "cuda" else CPU_BATCHES)
     return Plan(list(found.values()), counts, ways, place, chosen, rounds, tune)
+
+
+def _names(given: list[str] | None, option: str) -> list[str]:
+    found = [name.strip() for part in given or () for name in part.split(",") if name.strip()]
+    if given and not found:
+        raise typer.BadParameter("it names nothing; leave it out for the usual ones", param_hint=option)
+    return found
+
+
+def _writable(file: Path | None, option: str) -> None:
+    """Refuse a file that can't be written before anything is measured for it."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise typer.BadParameter(f"{file} is a folder; name a file in it", param_hint=option)
+    if not file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {file.absolute().parent}; make it first", param_hint=option)
 
 
 def _device(name: str | None) -> torch.device:
@@ -129,7 +148,7 @@ def _device(name: str | None) -> torch.device:
 
 def _batches(text: str | None) -> list[int]:
     try:
-        found = [int(part) for part in text.split(",")] if text else []
+        found = [] if text is None else [int(part) for part in text.split(",")]
     except ValueError:
         found = [0]
     if any(batch < 1 for batch in found):

@@ -20,4 +20,3 @@ from zoo.kernels.fast import Fast as Fast
 from zoo.kernels.fast import fast as fast
 from zoo.kernels.fast import plain as plain
 from zoo.kernels.fast import why as why
-from zoo.kernels.report import Report as Report

@@ -71,7 +71,7 @@ def main(
     large: Annotated[bool, typer.Option(help="Time real shapes too, on a GPU.")] = True,
     dtype: Annotated[list[str] | None, typer.Option(help="float32, bfloat16 or float16; all for checks, bfloat16 for times.")] = None,
     every: Annotated[bool, typer.Option("--all-configs", help="Check every config of every case and time all, not the first few.")] = False,
-    jobs: Annotated[int, typer.Option(help="Threads that compile configs before they are timed; 0 for one a core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Threads that compile configs before they are timed; 0 for one a core.")] = 0,
     only: Annotated[str, typer.Option("--case", help="Cases whose name has this in it.")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found to this file.")] = None,
 ) -> None:
@@ -84,8 +84,13 @@ def main(
     from zoo.kernels.ops import discover  # imports triton, which reads TRITON_INTERPRET once
 
     found = discover()
-    if unknown := [name for name in [*(ops or []), *(dtype or [])] if name not in found and name not in DTYPES]:
-        raise typer.BadParameter(f"{', '.join(unknown)}: ops are {', '.join(found)}; dtypes {', '.join(DTYPES)}")
+    for named, known, what in ((ops, found, "OP"), (dtype, DTYPES, "--dtype")):
+        if unknown := [name for name in named or () if name not in known]:
+            raise typer.BadParameter(f"there is no {', '.join(unknown)}; there are {', '.join(known)}", param_hint=what)
+    if not any(only in case["name"] for name in ops or found for case in (*found[name].CASES, *found[name].LARGE_CASES)):
+        raise typer.BadParameter(f"no case of {', '.join(ops or found)} has {only!r} in its name", param_hint="--case")
+    if json_file and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}; make it first", param_hint="--json")
     threads = (jobs or os.cpu_count() or 1) if device.type == "cuda" else 1  # Triton's interpreter runs one kernel at a time
     rows: list[Row] = []
     with checking.full_precision():

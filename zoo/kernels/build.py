@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,15 +73,19 @@ def build_gpu(
     own = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     typed = pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, (args, kwargs))
     tensors = [leaf for leaf in pytree.tree_leaves(typed) if isinstance(leaf, Tensor)]
+    if not tensors:
+        raise Untraceable(f"{type(network).__name__} is given no tensor")
     with torch.cuda.device(options.device), _as_untraceable(network):
         graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
             return _empty(graph, options, network)
         setting = Setting(options.device, options.dtype, options.tf32)
-        with _bar(options) as progress:
-            decision = choose(graph, places, setting, options.tune, choices, progress)
         batches = _batches(typed, tensors, options.device)
         reference = Reference(network, options.device, options.dtype, options.tf32, batches)
+        if not math.isfinite(reference.eager):
+            raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
+        with _bar(options) as progress:
+            decision = choose(graph, places, setting, options.tune, choices, progress)
         plan, parity, notes = _checked(graph, places, decision, setting, weights, choices, batches, reference)
         plan, parity = _captured(plan, parity, decision, weights, batches, reference)
         report = PlanReport(
@@ -119,7 +124,7 @@ def _empty(graph: Graph, options: Options, network: nn.Module) -> Built:
 def _batches(typed: Any, tensors: list[Tensor], device: torch.device) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Make arguments of the same shapes with other pictures, as many as `CHECKED_IMAGES` asks for."""
     leaves, spec = pytree.tree_flatten(typed)
-    count = max(1, tensors[0].shape[0]) if tensors and tensors[0].dim() else 1
+    count = max(1, tensors[0].shape[0]) if tensors[0].dim() else 1
     made = []
     for seed in range(-(-CHECKED_IMAGES // count)):
         drawn = [
@@ -279,9 +284,12 @@ def build_cpu(
     leaves, spec = pytree.tree_flatten((args, kwargs))
     model = _OfTensors(_evaluating(network), leaves, spec)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not tensors:
+        raise Untraceable(f"{type(network).__name__} is given no tensor")
     example = tuple(natural_images(tuple(t.shape), t.device).to(own) if t.is_floating_point() else t.clone() for t in tensors)
+    graph = trace(network, args, kwargs)  # refuses what an engine would silently do only once, such as counting its calls
     if any(t.numel() == 0 for t in tensors):
-        return _empty(trace(network, args, kwargs), options, network)
+        return _empty(graph, options, network)
     shapes = [tuple(t.shape) for t in tensors]
     dtype = str(options.dtype).removeprefix("torch.")
     key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"
@@ -299,7 +307,7 @@ def build_cpu(
     row = Row("the whole network", chosen.name, shapes[0], note="; ".join(f"{name}: {reason}" for name, reason in chosen.refused.items()))
     if known is not None and known.op == chosen.name:
         row.us, row.replaced_us = known.us, known.aten_us or None
-    report = PlanReport(shapes, [row], Parity(error, allowed / ALLOWED, example[0].shape[0]), list(chosen.notes))
+    report = PlanReport(shapes, [row], Parity(error, allowed / ALLOWED, example[0].shape[0] if example[0].dim() else 1), list(chosen.notes))
     out_spec = pytree.tree_structure(chosen.call(*example))
 
     def run(given: list[Tensor]) -> list[Any]:

@@ -19,7 +19,7 @@ from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, Bound, Candidate, S
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.graph import Graph, Node
 from zoo.kernels.merge import Merge, apply, merges
-from zoo.kernels.parity import FLOAT32_FLOOR
+from zoo.kernels.parity import FLOAT32_FLOOR, products
 from zoo.kernels.place import Place
 from zoo.kernels.program import COMPUTED
 from zoo.kernels.timing import NotCapturable, graph_time_us
@@ -240,7 +240,7 @@ def _contest(key: str, node: Node, places: dict[Node, Place], setting: Setting, 
 def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
     node, inputs = contest.node, contest.inputs
     plain = bind(node, Candidate(ATEN), setting)
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=setting.tf32):
+    with products(setting.tf32, benchmark=True):
         expected = precise(node, inputs, setting)
         allowed = max(STEP_SLACK * max(errors(plain(inputs, None), expected)), FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0)
         aten_us = _time(lambda: plain(inputs, None))
@@ -315,7 +315,7 @@ def _first_call(trial: _Trial) -> None:
 def precise(node: Node, inputs: list[Tensor], setting: Setting) -> tuple[Tensor, ...]:
     """Compute a step's values in float32, in float64 where the plan's own dtype is float32, from the same inputs."""
     dtype = torch.float64 if setting.dtype == torch.float32 else torch.float32
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):
+    with products(tf32=False):
         value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([x.to(dtype) for x in inputs], None)
     return value if isinstance(value, tuple) else (value,)
 

@@ -6,18 +6,21 @@ import copy
 import threading
 import warnings
 from collections import OrderedDict
-from typing import Any, Literal
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.build import Built, build_cpu, build_gpu
-from zoo.kernels.candidates import Weights
-from zoo.kernels.choices import LEVELS, Choices
-from zoo.kernels.parity import natural_images, on_device
-from zoo.kernels.report import Report
-from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.errors import Untraceable
+
+if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
+    from zoo.kernels.build import Built
+    from zoo.kernels.candidates import Weights
+    from zoo.kernels.choices import Choices
+    from zoo.kernels.report import Report
 
 Tune = Literal["none", "quick", "full"]
 
@@ -43,6 +46,7 @@ class Fast(nn.Module):
     def __init__(self, network: nn.Module, device: torch.device, dtype: torch.dtype, tune: Tune, tf32: bool, progress: bool) -> None:
         super().__init__()
         self.network = network
+        """What `fast` was called with; `core` is the network in it, without torch.compile's or DataParallel's wrapper."""
         self.device, self.dtype, self.tf32, self.progress = device, dtype, tf32, progress
         self.tune: Tune = tune
         self.unchanged = ""
@@ -52,12 +56,19 @@ class Fast(nn.Module):
         self._fresh()
         self.training = False  # of this module alone: the network keeps its mode
 
+    @property
+    def core(self) -> nn.Module:
+        """The network itself, out of a wrapper that only says how to run it."""
+        from zoo.kernels.asked import core
+
+        return core(self.network)
+
     def _fresh(self) -> None:
         """Begin without plans."""
         self._plans: OrderedDict[Any, Built] = OrderedDict()
         self._lock = threading.RLock()
         self._order = threading.Lock()
-        self._weights = Weights()
+        self._weights: Weights | None = None
         self._choices: Choices | None = None
         self._plain_copy: nn.Module | None = None
 
@@ -95,7 +106,8 @@ class Fast(nn.Module):
             with self._order:
                 if key in self._plans:
                     self._plans.move_to_end(key)
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        casting = torch.is_autocast_enabled(self.device.type)  # asked first, for the context costs microseconds
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False) if casting else nullcontext():
             outputs = built.run(tensors)
         return pytree.tree_unflatten(outputs, built.spec)
 
@@ -103,11 +115,15 @@ class Fast(nn.Module):
         with self._lock:
             if (built := self._plans.get(key)) is not None:
                 return built
-            if self._choices is None:
-                self._choices = Choices(self.device)
+            from zoo.kernels.build import build_cpu, build_gpu
+            from zoo.kernels.candidates import Weights
+            from zoo.kernels.choices import Choices
+
+            self._weights = Weights() if self._weights is None else self._weights
+            self._choices = Choices(self.device) if self._choices is None else self._choices
             build = build_gpu if self.device.type == "cuda" else build_cpu
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                built = build(self.network, args, kwargs, self, self._weights, self._choices)
+                built = build(self.core, args, kwargs, self, self._weights, self._choices)
             with self._order:
                 self._plans[key] = built
                 while len(self._plans) > KEPT_PLANS:
@@ -115,9 +131,11 @@ class Fast(nn.Module):
             return built
 
     def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from zoo.kernels.parity import on_device
+
         with self._lock:
             if self._plain_copy is None:
-                self._plain_copy = self._detector() if self.part else channels_last(on_device(self.network, self.device, self.dtype))
+                self._plain_copy = self._detector() if self.part else channels_last(on_device(self.core, self.device, self.dtype))
         wanted = next((p.dtype for p in self.network.parameters() if p.is_floating_point()), torch.float32)
         dtype = wanted if self.part else self.dtype
         args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
@@ -134,11 +152,13 @@ class Fast(nn.Module):
 
     def _detector(self) -> nn.Module:
         """Return the network on the device in its own dtype, with the one part replaced by a fast one, already checked at one size."""
-        images = getattr(self.network.transform, "min_size", (800,))
+        from zoo.kernels.parity import natural_images, on_device
+
+        images = getattr(self.core.transform, "min_size", (800,))
         side = 32 * max(2, (images[0] if isinstance(images, tuple | list) else int(images)) // 64)
         example = natural_images((1, 3, side, side), self.device)
         inner = fast(
-            getattr(self.network, self.part),
+            getattr(self.core, self.part),
             self.device,
             self.dtype,
             tune=self.tune,
@@ -147,15 +167,18 @@ class Fast(nn.Module):
             example=example,
         )
         inner.tune = "none" if self.tune == "quick" else self.tune  # every photograph has another size
-        whole = on_device(_without(self.network, self.part), self.device)
+        whole = on_device(_without(self.core, self.part), self.device)
         whole.add_module(self.part, inner)
         return whole
 
     def report(self) -> Report:
         """Return what `why` shows."""
+        from zoo.kernels.report import Report
+
         with self._lock:
             if self.part and self._plain_copy is not None:
-                return getattr(self._plain_copy, self.part).report()
+                inner = getattr(self._plain_copy, self.part).report()
+                return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
             return Report(
                 [built.report for built in self._plans.values()], self.unchanged, str(self.device), str(self.dtype).removeprefix("torch.")
             )
@@ -242,24 +265,29 @@ def fast(
         >>> model(images.cuda())                     # doctest: +SKIP
         >>> print(why(model))                        # doctest: +SKIP
     """
+    from zoo.kernels import asked
+
     if isinstance(model, Fast):
         model = model.network
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"fast takes a module such as ResNet50(), got {type(model).__name__}" + ("; build it first" if isinstance(model, type) else "")
         )
-    if tune not in LEVELS:
+    if any(isinstance(part, Fast) for part in asked.core(model).modules()):
+        raise ValueError(f"a part of {type(model).__name__} is fast already; build the whole of plain(part) and call fast() on it")
+    if tune not in get_args(Tune):
         raise ValueError(f'tune is "none", "quick" or "full", got {tune!r}')
-    where = _device(device)
-    kind = _dtype(dtype, where)
+    where = asked.device_of(device)
+    kind = asked.dtype_of(dtype, where)
+    asked.check(asked.core(model))
     made = Fast(model, where, kind, tune, tf32, progress)
-    if _has_fast_part(model):
+    if asked.has_fast_part(made.core):
         made.part = "backbone"
         made.unchanged = f"boxes depend on values: only the backbone of {type(model).__name__} runs fast"
         made._plain_copy = made._detector()  # pyright: ignore[reportPrivateUsage]
         return made
     try:
-        args = _example(model, example, where)
+        args = asked.example_of(made.core, example, where)
     except Untraceable as error:
         made.unchanged = str(error)
         warnings.warn(f"{type(model).__name__} runs unchanged: {error}", stacklevel=2)
@@ -313,77 +341,6 @@ def channels_last(module: nn.Module) -> nn.Module:
 def _as_input(leaf: Tensor, dtype: torch.dtype) -> Tensor:
     cast = leaf.to(dtype) if leaf.is_floating_point() else leaf
     return cast.contiguous(memory_format=torch.channels_last) if cast.dim() == 4 else cast
-
-
-def _device(device: torch.device | str | int | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    try:
-        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f'no device {device!r}; use "cuda", "cuda:1" or "cpu"') from error
-    if wanted.type == "cpu":
-        return torch.device("cpu")
-    if wanted.type != "cuda":
-        raise ValueError(f'fast runs on CUDA and CPU, got {wanted}; use "cuda" or "cpu"')
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not count:
-        raise ValueError(f'{wanted} was asked for, and PyTorch sees no CUDA device here; leave device out, or use "cpu"')
-    index = torch.cuda.current_device() if wanted.index is None else wanted.index
-    if index >= count:
-        raise ValueError(f"{wanted} was asked for, and PyTorch sees {count} CUDA device{'s' * (count != 1)}: cuda:0 to cuda:{count - 1}")
-    return torch.device("cuda", index)
-
-
-def _dtype(dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
-    if dtype is None:
-        if device.type == "cpu":
-            return torch.float32
-        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
-    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise ValueError(f"dtype is torch.bfloat16, torch.float16 or torch.float32, got {dtype}")
-    return dtype
-
-
-def _example(model: nn.Module, example: Any, device: torch.device) -> tuple[Any, ...]:
-    """Return arguments to plan first: those given, or an image of the size and channels that the network was built for."""
-    if example is not None:
-        args = example if isinstance(example, tuple) else (example,)
-        return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
-    problem: Exception | None = None
-    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    for shape in _shapes(model):
-        image = natural_images(shape, torch.device("cpu")).to(own)
-        try:
-            trace(model, (image,), {})
-        except (Untraceable, ValueError) as error:
-            problem = problem or error
-            continue
-        return (image.to(device),)
-    raise Untraceable(
-        f"{problem or 'it has no layer that tells what it takes'}; pass example=…, a tensor that it takes, if that is about the shape"
-    )
-
-
-def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    if channels is None:
-        features = next((m.in_features for m in model.modules() if isinstance(m, nn.Linear)), None)
-        return [] if features is None else [(1, features)]
-    sizes = [224, 299, 256, 64, 32, 28]
-    own = getattr(model, "input_size", None)
-    configured = getattr(model, "default_cfg", None)
-    if isinstance(configured, dict) and isinstance(configured.get("input_size"), tuple):
-        own = configured["input_size"][-1]
-    if isinstance(own, int):
-        sizes.insert(0, own)
-    return [(1, channels, size, size) for size in dict.fromkeys(sizes)]
-
-
-def _has_fast_part(model: nn.Module) -> bool:
-    """Tell whether this is a detection model, whose other half depends on values: boxes that are kept or dropped."""
-    detects = any(name in dict(model.named_children()) for name in ("roi_heads", "rpn", "anchor_generator", "head"))
-    return detects and isinstance(getattr(model, "backbone", None), nn.Module) and hasattr(model, "transform")
 
 
 def _only_tensors(args: tuple[Any, ...]) -> bool:

@@ -27,11 +27,19 @@ def lower(graph: Graph) -> None:
     """Replace every ATen node that has a meaning here by a node of that kind; constants are computed, others stay as they are."""
     done: dict[Node, Node] = {}
     several = {node.inputs[0] for node in graph.nodes if node.op == "item" and node.attrs["index"] > 0}
+    tuples = {node.inputs[0] for node in graph.nodes if node.op == "item"}
+    values: dict[Node, Any] = {}
     for node in graph.nodes:
         node.inputs = [done.get(source, source) for source in node.inputs]
         new = node
-        if node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs) and node.shape:
-            new = Node("const", [], {"tensor": _evaluate(node), "name": node.inputs[0].attrs["name"]}, node.shape, node.dtype)
+        if node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs):
+            if node in tuples:
+                values[node] = _evaluate(node)
+            else:
+                new = _constant(node, _evaluate(node), node.inputs[0])
+        elif node.op == "item" and node.inputs[0] in values:
+            whole = node.inputs[0]
+            new = _constant(node, values[whole][node.attrs["index"]], whole.inputs[0])
         elif (
             node.op == "aten"
             and node.dtype.is_floating_point
@@ -44,6 +52,10 @@ def lower(graph: Graph) -> None:
         done[node] = new
     graph.outputs = [done.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     graph.prune()
+
+
+def _constant(node: Node, value: Tensor, origin: Node) -> Node:
+    return Node("const", [], {"tensor": value, "name": origin.attrs["name"]}, node.shape, node.dtype)
 
 
 def run_aten(node: Node, inputs: list[Tensor], device: torch.device) -> Any:

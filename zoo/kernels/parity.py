@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +35,18 @@ class Parity:
         return ALLOWED * self.eager
 
     def passes(self, floor: float = 0.0) -> bool:
-        """Tell whether the fast network is as right as plain eager."""
-        return self.fast <= max(self.allowed, floor)
+        """Tell whether the fast network is as right as plain eager; where that one overflows, nothing can be said."""
+        return math.isfinite(self.eager) and self.fast <= max(self.allowed, floor)
 
     def __str__(self) -> str:
         images = f"{self.images} image{'s' * (self.images != 1)}"
+        if not math.isfinite(self.eager):
+            return f"plain eager itself gives infinity or NaN in this dtype on {images}; a dtype with a larger range is needed"
         return f"relative error {self.fast:.2e} on {images}; {ALLOWED} times plain eager's, {self.allowed:.2e}, is allowed"
+
+
+APART = 1e-3
+"""Relative difference of an image's outputs beside other images, float32, up to which it is the order of summation."""
 
 
 class Reference:
@@ -64,41 +74,47 @@ class Reference:
         exact = torch.float64 if dtype == torch.float32 else torch.float32
         self.images = sum(_count(batch) for batch in batches)
         model = on_device(network, device, exact)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False), _matmul_tf32(False):
+        with products(tf32=False):
+            self.chunk = self.CHUNK if all(self._keeps_images_apart(model, batch, exact) for batch in batches) else sys.maxsize
             self.outputs = [self._run(model, batch, exact) for batch in batches]
         model = model.to(dtype)
         for module in model.modules():
             if isinstance(module, nn.Conv2d):
                 module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=tf32), _matmul_tf32(tf32):
+        with products(tf32):
             self.eager = self.error([self._run(model, batch, dtype) for batch in batches])
 
     def _run(self, model: nn.Module, batch: tuple[tuple[Any, ...], dict[str, Any]], dtype: torch.dtype) -> list[Tensor]:
         count = _count(batch)
-        leaves, spec = pytree.tree_flatten(batch)
-        chunked = count > self.CHUNK and all(not isinstance(leaf, Tensor) or leaf.shape[:1] == (count,) for leaf in leaves)
-        parts = []
-        for start in range(0, count, self.CHUNK) if chunked else (None,):
-            piece = [
-                _cast(leaf if start is None else leaf[start : start + self.CHUNK] if isinstance(leaf, Tensor) else leaf, dtype)
-                for leaf in leaves
-            ]
-            args, kwargs = pytree.tree_unflatten(piece, spec)
-            parts.append([leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)])
-        return parts[0] if len(parts) == 1 else [torch.cat(same) for same in zip(*parts, strict=True)]
+        if count <= self.chunk:
+            return self._part(model, batch, dtype, slice(None))
+        parts = [self._part(model, batch, dtype, slice(start, start + self.chunk)) for start in range(0, count, self.chunk)]
+        return [torch.cat(same) for same in zip(*parts, strict=True)]
+
+    def _part(self, model: nn.Module, batch: tuple[tuple[Any, ...], dict[str, Any]], dtype: torch.dtype, images: slice) -> list[Tensor]:
+        whole = images == slice(None)
+        args, kwargs = pytree.tree_map(lambda x: _cast(x if whole or not isinstance(x, Tensor) else x[images], dtype), batch)
+        return [leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
+
+    def _keeps_images_apart(self, model: nn.Module, batch: tuple[tuple[Any, ...], dict[str, Any]], exact: torch.dtype) -> bool:
+        """Tell whether the first images of a batch have the same outputs beside others; what mixes images can't be computed in parts."""
+        count = _count(batch)
+        if count <= self.CHUNK:
+            return True
+        if any(isinstance(leaf, Tensor) and leaf.shape[:1] != (count,) for leaf in pytree.tree_leaves(batch)):
+            return False
+        few, more = self.CHUNK // 4, self.CHUNK // 2
+        alone, beside = (self._part(model, batch, exact, slice(n)) for n in (few, more))
+        if any(a.shape[:1] != (few,) or b.shape[:1] != (more,) for a, b in zip(alone, beside, strict=True)):
+            return False
+        return all(_distance(b[:few], a) < APART for a, b in zip(alone, beside, strict=True))
 
     def error(self, outputs: list[list[Tensor]]) -> float:
         """Return the largest relative error of any output over all batches; NaN where there should be a number is infinite."""
-        worst = 0.0
-        for number in range(len(self.outputs[0])):
-            want = torch.cat([batch[number].flatten() for batch in self.outputs])
-            got = torch.cat([batch[number].flatten() for batch in outputs]).to(want.dtype)
-            if want.is_floating_point():
-                error = ((got - want).norm() / want.norm().clamp_min(1e-30)).item()
-            else:  # class numbers, say: the share that differs
-                error = (got != want).double().mean().item()
-            worst = max(worst, error if error == error else float("inf"))
-        return worst
+        return max(
+            _distance(torch.cat([batch[i].flatten() for batch in outputs]), torch.cat([batch[i].flatten() for batch in self.outputs]))
+            for i in range(len(self.outputs[0]))
+        )
 
     def compare(self, outputs: list[list[Tensor]]) -> Parity:
         """Compare a fast network's outputs for the same batches."""
@@ -114,7 +130,13 @@ def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | Non
             wanted = dtype if tensor.is_floating_point() else None
             moved = tensor.detach().to(device, wanted, copy=True)
             memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
-    return copy.deepcopy(network, memo).eval()
+    try:
+        twin = copy.deepcopy(network, memo)
+    except Exception as error:
+        raise ValueError(f"{type(network).__name__} can't be copied, which fast() has to do: {type(error).__name__}: {error}") from error
+    if any(isinstance(module, torch.jit.ScriptModule) for module in twin.modules()):  # whose copies don't heed the memo
+        twin = twin.to(device, dtype)
+    return twin.eval()
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:
@@ -125,18 +147,33 @@ def _count(batch: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
     return next((leaf.shape[0] for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
-class _matmul_tf32:
-    """Allow or forbid TF32 in matrix products for a while."""
+def _distance(got: Tensor, want: Tensor) -> float:
+    """Return ||got - want|| / ||want||, of numbers that are no floats the share that differs; infinite where a number is missing.
 
-    def __init__(self, allowed: bool) -> None:
-        self.allowed = allowed
+    Infinities and NaN that belong there, of masks for example, have to be the same.
+    """
+    if not (want.is_floating_point() or want.is_complex()):
+        return (got != want).double().mean().item() if want.numel() else 0.0
+    got, finite = got.to(want.dtype), want.isfinite()
+    if not finite.all():
+        a, b = got[~finite], want[~finite]
+        if not ((a == b) | (a.isnan() & b.isnan())).all():
+            return math.inf
+        got, want = got[finite], want[finite]
+    error = ((got - want).norm() / want.norm().clamp_min(1e-30)).item()
+    return error if error == error else math.inf
 
-    def __enter__(self) -> None:
-        self.before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = self.allowed
 
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = self.before
+@contextlib.contextmanager
+def products(tf32: bool, benchmark: bool = False) -> Iterator[None]:
+    """Allow or forbid TF32 in convolutions and products of matrices for a while, and let cuDNN choose by timing or not."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=tf32):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def natural_images(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tensor:

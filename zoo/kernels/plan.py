@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
+from zoo.kernels.graph import Node
+from zoo.kernels.parity import products
 from zoo.kernels.program import Program
+
+PACKED_INSIDE = 8 << 20
+"""Bytes of an input up to which packing it is part of the graph: at batch 1 one more launch by the CPU costs more than one more copy."""
 
 
 class Plan:
@@ -28,7 +33,14 @@ class Plan:
         self.note = ""
         self._outputs: list[Any] = []
         self._buffers = [[self._buffer(node.shape, node.dtype, *form) for form in program.forms[node]] for node in program.graph.inputs]
+        self._raw = [self._raw_buffer(node) for node in program.graph.inputs]
         self._pool = pool
+
+    def _raw_buffer(self, node: Node) -> Tensor | None:
+        """Make room for an image as it comes where the graph packs it."""
+        size = torch.Size(node.shape).numel() * self.setting.dtype.itemsize
+        packed = any(kind == "packed" for kind, _ in self.program.forms[node])
+        return torch.zeros(node.shape, dtype=self.setting.dtype, device=self.setting.device) if packed and size <= PACKED_INSIDE else None
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str, how: dict[str, Any]) -> Tensor:
         if kind == "packed":
@@ -40,22 +52,36 @@ class Plan:
 
     def fill(self, tensors: list[Tensor]) -> None:
         """Copy the caller's tensors into the buffers, in the forms that the first layers read."""
-        for node, buffers, tensor in zip(self.program.graph.inputs, self._buffers, tensors, strict=True):
-            for (kind, how), buffer in zip(self.program.forms[node], buffers, strict=True):
-                if kind == "packed":
-                    ops.load("image").launch(tensor, **how, dtype=self.setting.dtype, out=buffer)
-                else:
-                    buffer.copy_(tensor)
+        for number, tensor in enumerate(tensors):
+            raw = self._raw[number]
+            if raw is not None:
+                raw.copy_(tensor)
+            else:
+                self._pack(number, tensor)
+
+    def _pack(self, number: int, tensor: Tensor) -> None:
+        forms = self.program.forms[self.program.graph.inputs[number]]
+        for (kind, how), buffer in zip(forms, self._buffers[number], strict=True):
+            if kind == "packed":
+                ops.load("image").launch(tensor, **how, dtype=self.setting.dtype, out=buffer)
+            else:
+                buffer.copy_(tensor)
+
+    def _run(self, probe: Any = None) -> list[Any]:
+        for number, raw in enumerate(self._raw):
+            if raw is not None:
+                self._pack(number, raw)
+        return self.program.run(self._buffers, probe)
 
     def eager(self, tensors: list[Tensor], probe: Any = None) -> list[Any]:
         """Run without the graph: to check, and to warm up."""
         self.fill(tensors)
         with self.flags():
-            return self.program.run(self._buffers, probe)
+            return self._run(probe)
 
     def flags(self) -> contextlib.AbstractContextManager[None]:
         """Let cuDNN choose its own plans by timing; the capture keeps what it chose."""
-        return torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=self.setting.tf32)
+        return products(self.setting.tf32, benchmark=True)
 
     def capture(self) -> None:
         """Record the run; everything must have run once before."""
@@ -66,11 +92,11 @@ class Plan:
         gc.disable()  # a tensor of another plan that is collected while capturing would end up in the graph
         try:
             with torch.cuda.stream(stream), self.flags():
-                self.program.run(self._buffers)
+                self._run()
                 torch.cuda.synchronize(self.setting.device)
                 graph.capture_begin(*(() if self._pool is None else (self._pool,)), capture_error_mode="thread_local")
                 try:
-                    self._outputs = self.program.run(self._buffers)
+                    self._outputs = self._run()
                 finally:
                     graph.capture_end()
         finally:
@@ -95,7 +121,7 @@ class Plan:
             self.fill(tensors)
             if self._graph is None:
                 with self.flags():
-                    self._outputs = self.program.run(self._buffers)
+                    self._outputs = self._run()
             else:
                 self._graph.replay()
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zoo.kernels.errors import Untraceable as Untraceable
 from zoo.kernels.graph import Graph, Node
 
 aten = torch.ops.aten
@@ -22,11 +23,10 @@ aten = torch.ops.aten
 _FREE = {  # what these return holds the values of its first argument, in the same shape
     aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh.default, aten.contiguous.default,
 }  # fmt: skip
+_BY_MEMORY = ("as_strided", "view.dtype", "set_", "resize_", "_foreach_")
+"""Operators that depend on how a tensor lies in memory, or change several at once."""
+_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
 _RANDOM = ("rand", "bernoulli", "normal", "dropout", "multinomial", "uniform", "exponential", "poisson")
-
-
-class Untraceable(RuntimeError):
-    """The network can't be written down as a fixed sequence of operators; the message says where and why."""
 
 
 class Ref(int):
@@ -50,10 +50,12 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
         ValueError: the network itself refuses such input; its own message.
     """
     constants: dict[int, tuple[str, Tensor]] = {}
+    if any(isinstance(module, torch.jit.ScriptModule) for module in network.modules()):
+        raise Untraceable(f"{type(network).__name__} is TorchScript, whose operators can't be recorded; call fast on the Python module")
     twin = _meta_copy(network, constants)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     meta = [_to_meta(leaf) for leaf in leaves]
-    recorder = _Recorder(constants, device)
+    recorder = _Recorder(twin, constants, device)
     for index, (leaf, original) in enumerate(zip(meta, leaves, strict=True)):
         if isinstance(leaf, Tensor):
             recorder.define(leaf, Node("input", [], {"index": index}, tuple(leaf.shape), original.dtype))
@@ -66,8 +68,8 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
     except (Untraceable, ValueError):
         raise
     except Exception as error:
-        where = ".".join(recorder.layer) or type(network).__name__
-        raise Untraceable(f"{where}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}") from error
+        where = recorder.where() or f"{type(network).__name__}: "
+        raise Untraceable(f"{where}{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}") from error
     outputs, out_spec = pytree.tree_flatten(result)
     graph = Graph(recorder.nodes, inputs, [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in outputs], out_spec)
     if not any(isinstance(leaf, Node) for leaf in graph.outputs):
@@ -124,15 +126,20 @@ def _leave(recorder: _Recorder) -> Callable[..., None]:
 class _Recorder(TorchDispatchMode):
     """Writes a node for every operator; in-place operators make a new node, and older views of that memory become unreadable."""
 
-    def __init__(self, constants: dict[int, tuple[str, Tensor]], device: torch.device | None) -> None:
+    def __init__(self, twin: nn.Module, constants: dict[int, tuple[str, Tensor]], device: torch.device | None) -> None:
         super().__init__()
         self.constants, self.device = constants, device
+        self.owned = {tensor.untyped_storage()._cdata: name for name, tensor in (*twin.named_parameters(), *twin.named_buffers())}
         self.nodes: list[Node] = []
         self.layer: list[str] = []
         self.by_tensor: dict[int, Node] = {}
         self.stale: dict[int, str] = {}
         self.storage: dict[int, set[int]] = {}
         self.alive: list[Tensor] = []
+
+    def where(self) -> str:
+        """Name the layer that is running, for the beginning of a message."""
+        return f"{self.layer[-1]}: " if self.layer else ""
 
     def define(self, tensor: Tensor, node: Node) -> None:
         if id(tensor) not in self.by_tensor:
@@ -161,7 +168,9 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func._overloadpacket.__name__
         if any(packet.startswith(word) for word in _RANDOM):
-            raise Untraceable(f"{'.'.join(self.layer[-1:])}: {packet} is random")
+            raise Untraceable(f"{self.where()}{packet} is random")
+        if any(f"{packet}.{func._overloadname}".startswith(word) for word in _BY_MEMORY):
+            raise Untraceable(f"{self.where()}{packet} depends on how tensors lie in memory")
         inputs: list[Node] = []
 
         def refer(leaf: Any) -> Any:
@@ -184,12 +193,15 @@ class _Recorder(TorchDispatchMode):
             self.alive.append(result)
             self.storage.setdefault(result.untyped_storage()._cdata, set()).add(id(result))
             return result
+        written = writes if packet not in _NORMS else _statistics(func, args, kwargs)
+        if own := next((name for t in written if (name := self.owned.get(t.untyped_storage()._cdata))), ""):
+            raise Untraceable(f"{self.where()}{packet} changes {own} in every call")
         attrs = {"func": func, "args": noted_args, "kwargs": noted_kwargs}
         if isinstance(result, Tensor):
             self._wrote(writes, layers, packet)
             self.define(result, Node("aten", inputs, attrs, tuple(result.shape), result.dtype, layers=layers))
         elif isinstance(result, tuple | list):
-            if writes:
+            if written:
                 raise Untraceable(f"{packet} writes in place and returns several tensors")
             first = next((item.dtype for item in result if isinstance(item, Tensor)), torch.float32)
             whole = Node("aten", inputs, attrs, (), first, layers=layers)
@@ -205,4 +217,12 @@ class _Recorder(TorchDispatchMode):
         for tensor in writes:
             for other in self.storage.get(tensor.untyped_storage()._cdata, set()):
                 if other != id(tensor):
-                    self.stale[other] = f"{'.'.join(layers)} ({packet})"
+                    self.stale[other] = f"{layers[0]} ({packet})" if layers else packet
+
+
+def _statistics(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the running statistics that a batch normalisation updates: none in eval mode."""
+    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    if not given.get("training", "no_training" not in str(func)):
+        return []
+    return [t for name in ("running_mean", "running_var") if isinstance(t := given.get(name), Tensor)]

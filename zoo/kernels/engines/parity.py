@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,8 @@ class Parity:
             right = self._run(torch.float64 if single else torch.float32, inputs)
         except Exception:  # a network that makes tensors in a type of its own runs in no other
             right = eager
-        return inputs, right, max(ALLOWED * error(eager, right), FLOAT32_FLOOR)
+        lost = error(eager, right)
+        return inputs, right, max(ALLOWED * lost, FLOAT32_FLOOR) if math.isfinite(lost) else FLOAT32_FLOOR
 
     def _others(self) -> list[tuple[Tensor, ...]]:
         batch = max(1, self._example[0].shape[0]) if self._example[0].dim() else 1

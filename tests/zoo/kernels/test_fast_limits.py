@@ -1,0 +1,267 @@
+"""What `fast` unwraps, refuses and leaves unchanged, and what its proof does with numbers that are none."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models import detection
+
+from zoo import fast, plain, why
+from zoo.kernels import build as building
+from zoo.kernels import plan as planning
+from zoo.kernels.candidates import Candidate, Setting, Weights
+from zoo.kernels.merge import is_stem
+from zoo.kernels.parity import Parity, Reference
+from zoo.kernels.plan import Plan
+from zoo.kernels.program import Program
+from zoo.kernels.trace import Untraceable, trace
+
+CPU = torch.device("cpu")
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.register_buffer("seen", torch.zeros(4))
+
+
+class Counts(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return self.conv(x)
+
+
+class CountsOne(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen[0] += 1
+        return self.conv(x)
+
+
+class AlwaysTrains(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm
+        return F.batch_norm(self.conv(x), n.running_mean, n.running_var, n.weight, n.bias, training=True)
+
+
+class Strides(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_strided(self.conv(x), (2, 2), (1, 2))
+
+
+class BatchStatistics(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(self.conv(x), None, None, training=True)
+
+
+X = torch.randn(2, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"), [(Counts, "seen"), (CountsOne, "seen"), (AlwaysTrains, "norm.running_mean"), (Strides, "memory")]
+)
+def test_what_changes_itself_or_reads_memory_is_not_traced_and_stays_as_it_was(network: type[Base], reason: str) -> None:
+    torch.manual_seed(0)
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(Untraceable, match=reason):
+        trace(model, (X,), {})
+    with pytest.warns(UserWarning, match="runs unchanged"):
+        quick = fast(model, "cpu", example=X)
+    quick(X)
+    assert reason in quick.unchanged
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_statistics_of_the_batch_itself_are_traced() -> None:
+    graph = trace(BatchStatistics().eval(), (X,), {})
+    assert graph.outputs[0].shape == (2, 4, 8, 8)
+
+
+class Standardised(nn.Conv2d):
+    """Weight standardisation (Qiao et al. 2019, arXiv 1903.10520), as timm computes it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight = F.batch_norm(self.weight.reshape(1, self.out_channels, -1), None, None, training=True, eps=1e-6).reshape_as(self.weight)
+        return F.conv2d(input, weight, self.bias, self.stride, self.padding)
+
+
+def test_weights_that_are_computed_from_parameters_become_constants() -> None:
+    torch.manual_seed(0)
+    normed = torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 5, 3))
+    network = nn.Sequential(Standardised(3, 4, 3, padding=1), nn.ReLU(), normed).eval()
+    graph, places = building.understand(network, (X,), {})
+    assert [node.op for node in graph.steps()] == ["conv", "conv"]
+    with torch.no_grad():
+        program = Program(graph, places, {}, Setting(CPU, torch.float32), Weights())
+        (got,) = program.run([[X.contiguous(memory_format=torch.channels_last)]])
+        torch.testing.assert_close(got, network(X), rtol=1e-4, atol=1e-5)
+
+
+def test_wrappers_are_taken_off_for_the_plan_and_given_back() -> None:
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    for wrapper in (nn.DataParallel(inner), torch.compile(inner), nn.DataParallel(nn.DataParallel(inner))):
+        quick = fast(wrapper, "cpu", example=X)
+        assert plain(quick) is wrapper
+        assert quick.unchanged == ""
+        assert list(quick.state_dict()) == list(wrapper.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(quick(X), inner(X), rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_with_a_fast_part_is_refused_with_the_way_out() -> None:
+    part = fast(nn.Conv2d(3, 4, 3), "cpu", example=X)
+    with pytest.raises(ValueError, match=r"plain\(part\)"):
+        fast(nn.Sequential(part, nn.ReLU()), "cpu", example=X)
+
+
+def test_a_network_without_values_is_refused() -> None:
+    with torch.device("meta"):
+        model = nn.Conv2d(3, 4, 3)
+    with pytest.raises(ValueError, match="weight of Conv2d is on the meta device"):
+        fast(model, "cpu")
+
+
+def test_a_network_that_cannot_be_copied_is_refused() -> None:
+    model = nn.Conv2d(3, 4, 3)
+    model.lock = threading.Lock()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="can't be copied"):
+        fast(model, "cpu")
+
+
+def test_a_boolean_is_no_device() -> None:
+    with pytest.raises(ValueError, match="no device True"):
+        fast(nn.Conv2d(3, 4, 3), True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_torchscript_runs_unchanged_and_says_so() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval())
+    with pytest.warns(UserWarning, match="TorchScript"):
+        quick = fast(model, "cpu", example=X)
+    with torch.no_grad():
+        torch.testing.assert_close(quick(X), model(X), rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_of_no_tensors_runs_unchanged() -> None:
+    class Constant(Base):
+        def forward(self, count: int) -> Tensor:
+            return self.norm.weight[:count]
+
+    with pytest.warns(UserWarning, match="no tensor"):
+        quick = fast(Constant(), "cpu", example=(2,))
+    assert quick(3).shape == (3,)
+
+
+def test_a_scalar_is_an_argument_like_others() -> None:
+    class Scaled(Base):
+        def forward(self, scale: Tensor, x: Tensor) -> Tensor:
+            return self.conv(x) * scale
+
+    model = Scaled().eval()
+    quick = fast(model, "cpu", example=(torch.tensor(2.0), X))
+    with torch.no_grad():
+        torch.testing.assert_close(quick(torch.tensor(3.0), X), model(torch.tensor(3.0), X), rtol=1e-4, atol=1e-5)
+
+
+class Mixes(Base):
+    """Every image's output depends on the others of its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).mean((2, 3))
+        return y - y.mean(0)
+
+
+class Sums(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).mean()
+
+
+def reference_of(network: nn.Module, x: Tensor, dtype: torch.dtype = torch.bfloat16) -> Reference:
+    with torch.no_grad():
+        return Reference(network, CPU, dtype, False, [((x,), {})])
+
+
+@pytest.mark.parametrize("network", [Base, Mixes, Sums])
+def test_the_reference_of_a_large_batch_is_that_of_the_whole_batch(network: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3)) if network is Base else network()
+    x = torch.randn(2 * Reference.CHUNK + 5, 3, 8, 8)
+    found = reference_of(model.eval(), x)
+    with torch.no_grad():
+        torch.testing.assert_close(found.outputs[0][0], model(x), rtol=1e-4, atol=1e-5)
+    assert (found.chunk == Reference.CHUNK) == (network is Base)
+
+
+class Masks(Base):
+    """Minus infinity belongs into the output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return torch.where(torch.arange(8) < 4, -math.inf, y)
+
+
+def test_infinities_that_belong_there_have_to_be_there() -> None:
+    torch.manual_seed(0)
+    found = reference_of(Masks().eval(), X)
+    assert math.isfinite(found.eager)
+    right = found.outputs[0][0]
+    assert found.compare([[right]]).fast == 0
+    for value in (0.0, math.inf, math.nan):
+        wrong = right.clone()
+        wrong[0, 0, 0, 0] = value
+        assert found.compare([[wrong]]).fast == math.inf
+
+
+def test_nothing_passes_beside_an_eager_that_overflows() -> None:
+    for fast_error in (0.0, 1.0, math.inf):
+        parity = Parity(fast_error, math.inf, 16)
+        assert not parity.passes(1e-5)
+        assert "larger range" in str(parity)
+
+
+def test_complex_outputs_are_compared_as_numbers() -> None:
+    class Spectrum(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.fft.fft2(self.conv(x).float())
+
+    found = reference_of(Spectrum().eval(), X)
+    right = found.outputs[0][0]
+    assert 0 < found.compare([[right * 1.01]]).fast < 0.02
+
+
+def stem_plan(network: nn.Module, x: Tensor) -> Plan:
+    graph, places = building.understand(network, (x,), {})
+    (stem,) = [node for node in graph.steps() if node.op == "conv" and is_stem(node)]
+    return Plan(Program(graph, places, {stem: Candidate("stem")}, Setting(CPU, torch.float32), Weights()))
+
+
+@pytest.mark.parametrize("room", [0, 1 << 20])
+def test_images_are_packed_inside_and_outside_of_the_graph_alike(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "PACKED_INSIDE", room)
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)).eval()
+    with torch.no_grad():
+        plan = stem_plan(network, torch.randn(2, 3, 20, 24))
+        for x in (torch.randn(2, 3, 20, 24), torch.randn(2, 20, 24, 3).permute(0, 3, 1, 2)):
+            torch.testing.assert_close(plan.eager([x])[0], network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_inference_mode_around_the_call_changes_no_number() -> None:
+    quick = fast(nn.Conv2d(3, 4, 3), "cpu", example=X)
+    with torch.inference_mode():
+        inside = quick(X)
+    torch.testing.assert_close(quick(X), inside, rtol=1e-6, atol=1e-6)
+
+
+def test_the_report_of_a_detector_says_that_only_its_backbone_is_fast() -> None:
+    model = detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3)
+    quick = fast(model, "cpu", progress=False)
+    assert "only the backbone" in why(quick).unchanged
+    assert why(quick).rows

@@ -1,0 +1,113 @@
+"""What a call of `fast` asks for: which network, where, in which dtype, and with which arguments the first plan is made."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.kernels.parity import natural_images
+from zoo.kernels.trace import Untraceable, trace
+
+
+def core(model: nn.Module) -> nn.Module:
+    """Return the network inside a wrapper that only says how to run it: torch.compile's, DataParallel's, DistributedDataParallel's."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def check(model: nn.Module) -> None:
+    """Refuse what has no weights to compute with, or no copy.
+
+    Raises:
+        ValueError: parameters or buffers on the meta device; a module that can't be copied.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type == "meta":
+            raise ValueError(f"{name} of {type(model).__name__} is on the meta device, without values; load its weights first")
+    try:
+        copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    except Exception as error:
+        raise ValueError(f"{type(model).__name__} can't be copied, which fast() has to do: {type(error).__name__}: {error}") from error
+
+
+def device_of(device: torch.device | str | int | None) -> torch.device:
+    """Return the device that is meant, an index with "cuda"; ValueError says what there is instead."""
+    if isinstance(device, bool):
+        raise ValueError(f'no device {device}; use "cuda", "cuda:1" or "cpu"')
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f'no device {device!r}; use "cuda", "cuda:1" or "cpu"') from error
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if wanted.type != "cuda":
+        raise ValueError(f'fast runs on CUDA and CPU, got {wanted}; use "cuda" or "cpu"')
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise ValueError(f'{wanted} was asked for, and PyTorch sees no CUDA device here; leave device out, or use "cpu"')
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    if index >= count:
+        raise ValueError(f"{wanted} was asked for, and PyTorch sees {count} CUDA device{'s' * (count != 1)}: cuda:0 to cuda:{count - 1}")
+    return torch.device("cuda", index)
+
+
+def dtype_of(dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the dtype to compute in; ValueError where it is none of the three."""
+    if dtype is None:
+        if device.type == "cpu":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise ValueError(f"dtype is torch.bfloat16, torch.float16 or torch.float32, got {dtype}")
+    return dtype
+
+
+def example_of(model: nn.Module, example: Any, device: torch.device) -> tuple[Any, ...]:
+    """Return arguments to plan first: those given, or an image of the size and channels that the network was built for."""
+    if example is not None:
+        args = example if isinstance(example, tuple) else (example,)
+        return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
+    problem: Exception | None = None
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    for shape in _shapes(model):
+        image = natural_images(shape, torch.device("cpu")).to(own)
+        try:
+            trace(model, (image,), {})
+        except (Untraceable, ValueError) as error:
+            problem = problem or error
+            continue
+        return (image.to(device),)
+    raise Untraceable(
+        f"{problem or 'it has no layer that tells what it takes'}; pass example=…, a tensor that it takes, if that is about the shape"
+    )
+
+
+def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if channels is None:
+        features = next((m.in_features for m in model.modules() if isinstance(m, nn.Linear)), None)
+        return [] if features is None else [(1, features)]
+    sizes = [224, 299, 256, 64, 32, 28]
+    own = getattr(model, "input_size", None)
+    configured = getattr(model, "default_cfg", None)
+    if isinstance(configured, dict) and isinstance(configured.get("input_size"), tuple):
+        own = configured["input_size"][-1]
+    if isinstance(own, int):
+        sizes.insert(0, own)
+    return [(1, channels, size, size) for size in dict.fromkeys(sizes)]
+
+
+def has_fast_part(model: nn.Module) -> bool:
+    """Tell whether this is a detection model, whose other half depends on values: boxes that are kept or dropped."""
+    detects = any(name in dict(model.named_children()) for name in ("roi_heads", "rpn", "anchor_generator", "head"))
+    return detects and isinstance(getattr(model, "backbone", None), nn.Module) and hasattr(model, "transform")
