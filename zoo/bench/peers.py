@@ -75,7 +75,7 @@ def folded(module: nn.Module) -> nn.Module:
 def _ours(s: Subject, tune: str) -> Call:
     from zoo.kernels import fast
 
-    images = s.input(s.dtype, channels_last=True)
+    images = s.input(s.dtype, channels_last=s.device.type == "cuda")  # as the others: every way has its own layout
     network = fast(s.own, s.device, s.dtype, tune=cast(Any, tune), example=images, progress=False)
     return lambda: network(images)
 

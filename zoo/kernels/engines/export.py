@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.jit import TracerWarning  # pyright: ignore[reportPrivateImportUsage]
@@ -142,6 +143,14 @@ def recast(network: nn.Module, dtype: torch.dtype, change: Callable[[Tensor], Te
             made = change(made) if change else made
         memo[id(tensor)] = nn.Parameter(made, requires_grad=False) if isinstance(tensor, nn.Parameter) else made
     return copy.deepcopy(network, memo)
+
+
+def as_array(tensor: Tensor) -> Any:
+    """Return an input as the contiguous NumPy array that an engine reads; without a copy where it is that already.
+
+    NumPy copies on this thread alone. PyTorch would wake its threads, and they spin for milliseconds, beside the engine's own.
+    """
+    return np.asarray(_float(tensor.detach()).numpy(), order="C")
 
 
 def _float(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.kernels.engines.export import EngineError, Exported, Form
+from zoo.kernels.engines.export import EngineError, Exported, Form, as_array
 
 
 def build(exported: Exported, form: Form) -> Callable[..., Any]:
@@ -52,8 +52,7 @@ class _Session:
     def __call__(self, *given: Tensor) -> Any:
         fed = {}
         for index, name in self.inputs:
-            tensor = given[index].detach()
-            fed[name] = (tensor.float() if tensor.is_floating_point() else tensor).contiguous().numpy()
+            fed[name] = as_array(given[index])
         return self.form.build([torch.from_numpy(array) for array in self.session.run(self.outputs, fed)])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.kernels.engines.export import EngineError, Exported, Form
+from zoo.kernels.engines.export import EngineError, Exported, Form, as_array
 
 CAPABILITY = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
 PRECISION = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -71,11 +71,9 @@ class _Requests:
             request = self.idle.pop()  # atomic: no two threads get the same
         except IndexError:
             request = self.compiled.create_infer_request()
-        for index, position in self.inputs:
-            tensor = given[index].detach()
-            # OpenVINO reads the caller's memory; it keeps the tensor alive until this request's next call.
-            tensor = (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
-            request.set_input_tensor(position, self.tensor(tensor.numpy(), shared_memory=True))
+        arrays = [as_array(given[index]) for index, _ in self.inputs]  # OpenVINO reads their memory, and keeps none of them alive
+        for (_, position), array in zip(self.inputs, arrays, strict=True):
+            request.set_input_tensor(position, self.tensor(array, shared_memory=True))
         request.infer()
         # The request's own output is overwritten by its next call.
         made = [torch.from_numpy(request.get_output_tensor(position).data).clone() for position in self.outputs]
