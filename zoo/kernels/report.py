@@ -68,7 +68,7 @@ class Report:
         """Draw the tables."""
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=150, no_color=True)
+        console = Console(file=io.StringIO(), width=150, color_system=None, force_terminal=False, force_jupyter=False)
         console.print(self)
         file: Any = console.file
         return file.getvalue().rstrip()

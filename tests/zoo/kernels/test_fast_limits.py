@@ -265,3 +265,8 @@ def test_the_report_of_a_detector_says_that_only_its_backbone_is_fast() -> None:
     quick = fast(model, "cpu", progress=False)
     assert "only the backbone" in why(quick).unchanged
     assert why(quick).rows
+
+
+def test_the_report_as_text_has_no_colours_wherever_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in str(why(fast(nn.Conv2d(3, 4, 3), "cpu", example=X)))

@@ -31,8 +31,6 @@ def build(exported: Exported, form: Form) -> Callable[..., Any]:
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Waiting threads spin, which makes the next operator start sooner; after a run they would only take time from others.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
     graph, names = _with_initialisers(exported)
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(exported.tensors[name].contiguous().numpy()) for name in names]
     options.add_external_initializers(names, values)
