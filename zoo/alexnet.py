@@ -57,3 +57,10 @@ class AlexNet(Model):
 
     def head(self, x: Tensor) -> Tensor:
         return self.classifier(self.avgpool(x).flatten(1))
+
+    def paper_names(self) -> dict[str, str]:
+        """Return Caffe's names: conv1, relu1, pool1, ..., pool5, fc6, relu6, fc7, relu7, fc8."""
+        maps = ["conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "conv3", "relu3", "conv4", "relu4", "conv5", "relu5", "pool5"]
+        dense = ["drop6", "fc6", "relu6", "drop7", "fc7", "relu7", "fc8"]
+        named = {name: f"features.{index}" for index, name in enumerate(maps)}
+        return named | {name: f"classifier.{index}" for index, name in enumerate(dense)}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from weights import Checkpoint
+    from zoo.classes import Origin
 
 CATALOGUE: dict[str, type[Model]] = {}
 """Every published variant by its class name, in the order of definition."""
@@ -41,6 +42,8 @@ class Model(nn.Module):
     in_channels: int
     checkpoint: Checkpoint | None = None
     """The record of the weights that `trained` loaded, or None."""
+    classes: tuple[Origin, ...] | None = None
+    """Where each row of the classifier comes from, if ``trained(…, classes=[…])`` chose them."""
 
     if TYPE_CHECKING:  # layers that a loop has added are unknown to type checkers, and nn.Module says they may be tensors
 
@@ -94,23 +97,11 @@ class Model(nn.Module):
 
     def check_input(self, x: Tensor) -> None:
         """Raise ValueError, saying what to do, when `x` can't be a batch of preprocessed images for this network."""
-        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]  # shapes are tensors there, and comparing them would warn
-            return
-        name = type(self).__name__
-        if x.dim() != 4:
-            add = " Add the batch axis with x.unsqueeze(0)." if x.dim() == 3 else ""
-            raise ValueError(f"{name} takes (batch, {self.in_channels}, height, width), got shape {tuple(x.shape)}.{add}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} takes normalised floating-point images, got {x.dtype}; model.preprocess(images) makes them.")
-        if x.shape[1] != self.in_channels:
-            last = x.shape[3] == self.in_channels
-            todo = "move the channels first with x.permute(0, 3, 1, 2)" if last else f"build it with {name}(in_channels={x.shape[1]})"
-            raise ValueError(f"{name} takes {self.in_channels} channels, got shape {tuple(x.shape)}; {todo}.")
-        if x.shape[2] < self.min_size or x.shape[3] < self.min_size:
-            raise ValueError(
-                f"{name} needs images of at least {self.min_size}x{self.min_size} pixels, got {x.shape[2]}x{x.shape[3]}; "
-                "resize them: smaller ones vanish in its strides."
-            )
+        check_images(x, type(self).__name__, self.in_channels, self.min_size)
+
+    def paper_names(self) -> dict[str, str]:
+        """Return the names that the paper, or its authors' Caffe network, gives to layers: name -> our module, in order."""
+        return {}
 
     def preprocess(self, images: Any) -> Tensor:
         """Turn images into the batch that this model's checkpoint was measured with.
@@ -147,3 +138,23 @@ class Model(nn.Module):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+def check_images(x: Tensor, name: str, in_channels: int, min_size: int) -> None:
+    """Raise ValueError, saying what to do, when `x` can't be a batch of images for the network `name`; see `Model.check_input`."""
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]  # shapes are tensors there, and comparing them would warn
+        return
+    if x.dim() != 4:
+        add = " Add the batch axis with x.unsqueeze(0)." if x.dim() == 3 else ""
+        raise ValueError(f"{name} takes (batch, {in_channels}, height, width), got shape {tuple(x.shape)}.{add}")
+    if not x.is_floating_point():
+        raise ValueError(f"{name} takes normalised floating-point images, got {x.dtype}; model.preprocess(images) makes them.")
+    if x.shape[1] != in_channels:
+        last = x.shape[3] == in_channels
+        todo = "move the channels first with x.permute(0, 3, 1, 2)" if last else f"build it with {name}(in_channels={x.shape[1]})"
+        raise ValueError(f"{name} takes {in_channels} channels, got shape {tuple(x.shape)}; {todo}.")
+    if x.shape[2] < min_size or x.shape[3] < min_size:
+        raise ValueError(
+            f"{name} needs images of at least {min_size}x{min_size} pixels, got {x.shape[2]}x{x.shape[3]}; "
+            "resize them: smaller ones vanish in its strides."
+        )

@@ -86,7 +86,8 @@ def predict(model: Model, images: Any, top: int = 5, batch_size: int = 32) -> li
     for argument, value in (("top", top), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{argument} must be at least 1, got {value}")
-    names = labels(record.labels) if record.labels else ()
+    chosen = tuple(origin.label for origin in model.classes or ())
+    names = chosen or (labels(record.labels) if record.labels else ())
     preprocessed = isinstance(images, Tensor) and images.is_floating_point()
     many = is_many(images)
     if preprocessed:

@@ -73,6 +73,18 @@ class SqueezeNet(Model):
     def head(self, x: Tensor) -> Tensor:
         return self.classifier(x).flatten(1)
 
+    def paper_names(self) -> dict[str, str]:
+        """Return the names of Table 1: conv1, fire2 to fire9, conv10 (before its activation); pool3 follows fire3, as in Caffe."""
+        named: dict[str, str] = {"conv1": "features.0", "relu1": "features.1"}
+        number = 1
+        for index, layer in self.features.named_children():
+            if isinstance(layer, nn.MaxPool2d):
+                named[f"pool{number}"] = f"features.{index}"
+            elif isinstance(layer, Fire):
+                number += 1
+                named[f"fire{number}"] = f"features.{index}"
+        return named | {"conv10": "classifier.1"}
+
     def initialise_layer(self, name: str, layer: nn.Module) -> None:
         if not isinstance(layer, nn.Conv2d):
             return

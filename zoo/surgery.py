@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import TypeVar
 
 from torch import nn
 
@@ -12,12 +13,42 @@ from zoo.model import Model
 
 log = logging.getLogger("zoo")
 
+M = TypeVar("M", bound=Model)
 
-def replace_head(network: Model, num_classes: int) -> None:
+
+def reset_head(network: M, num_classes: int) -> M:
     """Put a new, untrained classifier of `num_classes` on the body, in place; auxiliary heads get theirs too.
 
     The record loses what was true of the old classifier only: labels and metrics.
+
+    Args:
+        network: any network of the zoo.
+        num_classes: at least 1; the network's own number draws its classifier afresh.
+
+    Returns:
+        The same network.
+
+    Raises:
+        TypeError: `network` is no network of the zoo; of a fast one, take ``plain(model)``.
+        ValueError: `num_classes` is below 1.
     """
+    if not isinstance(network, Model):
+        raise TypeError(f"reset_head() takes a network of the zoo, plain(model) of a fast one, not {network!r:.60}")
+    if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 1:
+        raise ValueError(f"num_classes is a whole number of at least 1, got {num_classes!r}")
+    replace_head(network, num_classes)
+    return network
+
+
+def replace_head(network: Model, num_classes: int) -> None:
+    """Do what `reset_head` does, and say so in the log."""
+    had = network.num_classes
+    fresh_head(network, num_classes)
+    log.warning("%s: %s is new and untrained, %d classes instead of %d", type(network).__name__, network.classifiers[0], num_classes, had)
+
+
+def fresh_head(network: Model, num_classes: int) -> None:
+    """Draw a new classifier, and new auxiliary ones, and forget what the record said of the old."""
     for name in network.classifiers:
         try:
             old = network.get_submodule(name)
@@ -34,10 +65,9 @@ def replace_head(network: Model, num_classes: int) -> None:
             raise TypeError(f"{name} of {type(network).__name__} is a {type(old).__name__}, not a layer with one output per class")
         network.initialise_layer(name, new)
         network.set_submodule(name, new.train(old.training))
-    had, network.num_classes = network.num_classes, num_classes
+    network.num_classes, network.classes = num_classes, None
     if network.checkpoint is not None:
         network.checkpoint = replace(network.checkpoint, num_classes=num_classes, labels=None, metrics={}, metrics_data=None)
-    log.warning("%s: %s is new and untrained, %d classes instead of %d", type(network).__name__, network.classifiers[0], num_classes, had)
 
 
 def adapt_stem(network: Model, in_channels: int) -> None:

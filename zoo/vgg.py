@@ -61,6 +61,21 @@ class VGG(Model):
     def head(self, x: Tensor) -> Tensor:
         return self.classifier(self.avgpool(x).flatten(1))
 
+    def paper_names(self) -> dict[str, str]:
+        """Return Caffe's names, which papers on style and segmentation use: conv1_1, bn1_1, relu1_1, ..., pool5, fc6, relu6, ..., fc8."""
+        named: dict[str, str] = {}
+        block, number = 1, 0
+        for index, layer in self.features.named_children():
+            if isinstance(layer, nn.Conv2d):
+                number += 1
+            kind = {nn.Conv2d: "conv", nn.BatchNorm2d: "bn", nn.ReLU: "relu"}.get(type(layer))
+            named[f"{kind}{block}_{number}" if kind else f"pool{block}"] = f"features.{index}"
+            if not kind:
+                block, number = block + 1, 0
+        for name, index in (("fc6", 0), ("relu6", 1), ("drop6", 2), ("fc7", 3), ("relu7", 4), ("drop7", 5), ("fc8", 6)):
+            named[name] = f"classifier.{index}"
+        return named
+
     def initialise_layer(self, name: str, layer: nn.Module) -> None:
         super().initialise_layer(name, layer)
         if isinstance(layer, nn.Linear):

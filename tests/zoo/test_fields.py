@@ -1,0 +1,129 @@
+"""Static channels, strides and receptive fields, against where a NaN gets to."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from parity import randomised
+from torch import nn
+
+import zoo
+from zoo import CATALOGUE, Model
+from zoo.features import features
+from zoo.layers import SqueezeExcitation
+from zoo.taps import Places, trace
+
+WIDEST = 320  # pixels; what is wider takes long, and is made of the same layers
+
+
+def alive(make: Any, **options: Any) -> Model:
+    with torch.device("meta"):
+        network = make(**options)
+    network.load_state_dict(randomised(network), assign=True)
+    return network.eval()
+
+
+class ThinVGG(zoo.VGG, blocks=(1, 1, 2, 2, 2), channels=(4, 4, 4, 4, 4)): ...
+
+
+class ThinDenseNet(zoo.DenseNet, blocks=(3, 3, 2, 2), growth_rate=8, stem_channels=16): ...
+
+
+class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ...
+
+
+SUBJECTS = {
+    "VGG": ThinVGG,
+    "ResNet18": zoo.ResNet18,
+    "ResNet50-caffe": partial(zoo.ResNet50, stride_on="1x1", ceil_mode=True),
+    "SEResNet18": zoo.SEResNet18,
+    "ResNet20": zoo.ResNet20,
+    "AlexNet": zoo.AlexNet,
+    "SqueezeNet1_0": zoo.SqueezeNet1_0,
+    "DenseNet": ThinDenseNet,
+    "MobileNetV1-same": partial(zoo.MobileNetV1_025, padding="same"),
+    "MobileNetV1-even": partial(zoo.MobileNetV1_025, padding="even"),
+    "MobileNetV3Small": zoo.MobileNetV3Small,
+    "GoogLeNet": partial(zoo.GoogLeNet, transform_input=True),
+    "InceptionV3": zoo.InceptionV3,
+    "Xception": zoo.Xception,
+    "Xception-same": partial(zoo.Xception, padding="same"),
+    "EfficientNet": ThinEfficientNet,
+}
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_receptive_field_is_where_a_nan_comes_from(subject: str) -> None:
+    """NaN spreads through every layer, and only where a layer reads: rows just inside and just outside tell the exact edges."""
+    network = alive(SUBJECTS[subject])
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, SqueezeExcitation):  # sees the whole image, and is left out of the field
+            network.set_submodule(name, nn.Identity())
+    places = Places(network, trace(network))
+    checked = 0
+    for stride, place in places.strides.items():
+        field = places.facts[places.names[place]]
+        assert field.reach is not None
+        if (field.receptive_field or 0) > WIDEST:
+            continue
+        taken = features(network, {"map": place})
+        past = 5 if subject == "Xception-same" else 0  # SAME is taken as for maps of even size, and its first layers drop pixels
+        for axis, reach in enumerate(field.reach):
+            row = max(0, -(-(1 - reach.first) // stride))
+            first, last = reach.first + row * stride, reach.last + row * stride
+            sides = [-(-max(network.min_size, 32) // 32) * 32 + past] * 2
+            sides[axis] = -(-(max(last, network.min_size) + 2 * stride + 40) // 32) * 32 + past
+            x = torch.randn(4, 3, *sides)
+            for image, pixel in enumerate((first - 1, first, last, last + 1)):
+                x[image].select(axis + 1, pixel).fill_(float("nan"))
+            with torch.inference_mode():
+                spread = taken(x)["map"].select(axis + 2, row).isnan().flatten(1).any(1)
+            assert spread.tolist() == [False, True, True, False], (place, axis, reach)
+        checked += 1
+    assert checked >= 3
+
+
+@pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
+def test_channels_and_strides_are_those_of_the_tensors(cls: type[Model]) -> None:
+    with torch.device("meta"):
+        network = cls().eval()
+    places = Places(network, trace(network))
+    assert places.strides.keys() >= ({4, 8, 16} if cls.input_size > 32 else {1, 2, 4})
+    smallest = cls is min((other for other in CATALOGUE.values() if other.family() is cls.family()), key=lambda other: other.params)
+    if cls.params > 6_000_000 and not smallest:
+        head = places.tap("embedding", "embedding"), places.tap("logits", "logits")
+        assert [tap.channels for tap in head] == [network.get_submodule(cls.classifiers[0]).weight.shape[1], 1000]
+        return  # running them on the meta device takes seconds each, and they are of the same layers
+    taken = features(network, ["embedding", "body", "logits", *(f"stride/{s}" for s in places.strides)])
+    side = 512 if cls.input_size > 32 else 32
+    for key, tensor in taken(torch.empty(2, 3, side, side, device="meta")).items():
+        assert tensor.shape[1] == taken.channels[key], key
+        stride = taken.strides[key]
+        if stride is None:
+            assert taken.receptive_fields[key] is None
+            assert tensor.dim() == 2
+        else:
+            assert side / stride - 5 <= tensor.shape[2] <= side / stride + 1, key
+
+
+def test_fields_known_from_the_literature() -> None:
+    """Araujo et al. 2019, Table 1, where their networks are ours."""
+    known = {"VGG16": 212, "MobileNetV1": 315, "InceptionV3": 1311, "AlexNet": 195}
+    for name, side in known.items():
+        with torch.device("meta"):
+            assert features(CATALOGUE[name](), "body").receptive_fields == {"body": side}
+
+
+def test_a_layer_that_the_zoo_does_not_know_has_unknown_facts() -> None:
+    class Strange(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.unfold(2, 2, 1).sum(-1)
+
+    network = zoo.ResNet20().eval()
+    network.layer2.append(Strange())
+    taken = features(network, ["layer1", "layer2", "embedding"])
+    assert taken.channels == {"layer1": 16, "layer2": None, "embedding": 64}
+    assert taken.strides == {"layer1": 1, "layer2": None, "embedding": None}

@@ -1,0 +1,253 @@
+"""Where features can be taken from a network: its graph, and what "layer3.*", "stride/8", "embedding" and "relu4_2" mean in it."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
+
+from zoo.fields import Field, fields
+from zoo.model import Model
+
+BODY, EMBEDDING, LOGITS, STRIDE = "body", "embedding", "logits", "stride/"
+NEAREST = 5
+
+_tracing = threading.Lock()  # torch.fx patches nn.Module for the whole process while it traces
+
+
+class UnknownTap(ValueError):
+    """A network has no place of this name to take features from; the message names the nearest, and what kinds there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """A place in a network, and what is known of the tensor there without running anything.
+
+    Attributes:
+        key: of the tensor in the dict that `Features` returns.
+        module: whose output it is; "body", "embedding" or "logits" where no module's is.
+        channels: size of axis 1; None where a layer that the zoo doesn't know makes it.
+        stride: pixels of the image between neighbours of the map; None where the place isn't part of the image any more.
+        receptive_field: side in pixels of the square that one element depends on, of the longer side where they differ, regardless of
+            the image's border; None as for `stride`. What gates (squeeze-and-excite) see, the whole image, is left out.
+    """
+
+    key: str
+    module: str
+    channels: int | None
+    stride: int | None
+    receptive_field: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A network as a graph of leaf modules and functions, and which node is whose output.
+
+    Attributes:
+        graph: of ``head(body(x))``, or of ``head(x)``.
+        outputs: the node of each module that ran, containers too, in the order in which they finished; where there is one, "body".
+        body_end: how many of `outputs` belong to the body.
+    """
+
+    graph: fx.Graph
+    outputs: dict[str, fx.Node]
+    body_end: int = 0
+
+    @property
+    def input(self) -> fx.Node:
+        """The node of the images."""
+        return next(iter(self.graph.nodes))
+
+    @property
+    def result(self) -> fx.Node:
+        """The node of the logits."""
+        return next(reversed(self.graph.nodes)).args[0]  # pyright: ignore[reportReturnType]
+
+
+class _Whole(nn.Module):
+    """`Model.forward` without the check of its input and without auxiliary heads."""
+
+    def __init__(self, network: Model, tracer: _Tracer, head_only: bool) -> None:
+        super().__init__()
+        self.network, self.head_only = network, head_only
+        self.noted = [tracer]  # in a list, for it is no part of the module
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.head_only:
+            x = self.network.body(x)
+            self.noted[0].note(BODY, x)
+            self.noted[0].body_end = len(self.noted[0].outputs)
+        return self.network.head(x)
+
+
+class _Tracer(fx.Tracer):
+    """Takes modules without children as operations, and notes the output of all modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: dict[str, fx.Node] = {}
+        self.body_end = 0
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        del module_qualified_name
+        return next(m.children(), None) is None
+
+    def path_of_module(self, mod: nn.Module) -> str:
+        return super().path_of_module(mod).removeprefix("network.")
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super().call_module(m, forward, args, kwargs)
+        self.note(self.path_of_module(m), result)
+        return result
+
+    def note(self, name: str, result: Any) -> None:
+        if isinstance(result, fx.Proxy):
+            self.outputs.pop(name, None)  # a module that runs twice counts with its last output
+            self.outputs[name] = result.node
+
+
+def trace(network: Model, head_only: bool = False) -> Trace:
+    """Write down what `network` computes, without computing it, in the mode that it is in.
+
+    Args:
+        network: one of the zoo's, on any device; it is not changed.
+        head_only: begin behind the body.
+
+    Raises:
+        ValueError: its flow depends on values or shapes, so that there is no one graph of it.
+    """
+    tracer = _Tracer()
+    with _tracing:
+        try:
+            graph = tracer.trace(_Whole(network, tracer, head_only))
+        except (TraceError, TypeError) as error:
+            raise ValueError(f"{type(network).__name__} has no one graph: {error}") from error
+    return Trace(graph, tracer.outputs, tracer.body_end)
+
+
+@dataclass(slots=True)
+class Places:
+    """Every place of a network that a tap can name; `find` tells which a tap means."""
+
+    network: Model
+    trace: Trace
+    names: dict[str, fx.Node] = field(init=False)
+    paper: dict[str, str] = field(init=False)
+    facts: dict[fx.Node, Field] = field(init=False)
+    strides: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        modules = dict(self.network.named_modules())
+        self.facts = fields(self.trace.graph, modules)
+        self.names = {LOGITS: self.trace.result, EMBEDDING: self._embedding(modules), **self.trace.outputs}
+        self.paper = {name: module for name, module in self.network.paper_names().items() if module in self.names}
+        self.strides = {}
+        for name in [*_units(self.network, list(self.trace.outputs)[: self.trace.body_end]), BODY]:
+            stride = self.facts[self.trace.outputs[name]].stride
+            if stride is not None:
+                self.strides.pop(stride, None)
+                self.strides[stride] = name
+        for stride, name in self.strides.items():  # layer2 rather than layer2.3 or body, which are the same tensor
+            same = [n for n, node in self.trace.outputs.items() if node is self.trace.outputs[name] and n != BODY]
+            self.strides[stride] = min(same, key=lambda n: n.count("."), default=name)
+
+    def _embedding(self, modules: Mapping[str, nn.Module]) -> fx.Node:
+        """Find what the classifier reads, without the dropout before it; behind a convolution's input a global mean is put."""
+        classifier = self.network.classifiers[0]
+        node = self.trace.outputs[classifier].args[0]
+        while isinstance(node, fx.Node) and node.op == "call_module" and isinstance(modules[str(node.target)], nn.Dropout):
+            node = node.args[0]
+        if not isinstance(node, fx.Node):
+            raise ValueError(f"{classifier} of {type(self.network).__name__} reads no tensor of the network")
+        if isinstance(modules[classifier], nn.Conv2d):
+            with self.trace.graph.inserting_after(node):
+                mean = self.trace.graph.call_method("mean", (node, (2, 3)))
+            known = self.facts[node]
+            self.facts[mean] = Field(known.channels)
+            return mean
+        return node
+
+    def find(self, tap: str) -> dict[str, str]:
+        """Tell which places `tap` means: the key in the result -> the name of the place.
+
+        Raises:
+            UnknownTap: none.
+        """
+        if tap in self.names:
+            return {tap: tap}
+        if tap in self.paper:
+            return {tap: self.paper[tap]}
+        if tap.startswith(STRIDE):
+            number = tap.removeprefix(STRIDE)
+            if number.isdecimal() and int(number) in self.strides:
+                return {tap: self.strides[int(number)]}
+        elif any(letter in tap for letter in "*?["):
+            parts = tap.split(".")
+            found = [n for n in self.trace.outputs if _matches(n.split("."), parts)]
+            found += [n for n in self.paper if _matches([n], parts)]
+            if found:
+                return {n: self.paper.get(n, n) for n in found}
+        raise self._unknown(tap)
+
+    def tap(self, key: str, name: str) -> Tap:
+        """Describe the place `name`."""
+        known = self.facts[self.names[name]]
+        return Tap(key, name, known.channels, known.stride, known.receptive_field)
+
+    def _unknown(self, tap: str) -> UnknownTap:
+        kind = type(self.network).__name__
+        strides = [f"{STRIDE}{stride}" for stride in sorted(self.strides)]
+        modules = dict(self.network.named_modules())
+        lines = [f"{kind} has no tap {tap!r}."]
+        if tap in modules:
+            lines = [f"{tap} of {kind} is no part of the way from the images to the logits, so there are no features of it."]
+        elif tap.startswith(STRIDE):
+            lines = [f"{kind} has no map at {tap!r}; it has {', '.join(strides)}."]
+        known = [*self.names, *self.paper, *strides]
+        short = {name.rpartition(".")[2]: name for name in reversed(known)}  # "denseblock2" is nearest to "features.denseblock2"
+        near = [short.get(n, n) for n in difflib.get_close_matches(tap, dict.fromkeys([*known, *short]), n=2 * NEAREST, cutoff=0.5)]
+        if near:
+            lines.append(f"Nearest: {', '.join(list(dict.fromkeys(near))[:NEAREST])}.")
+        top = [name for name in self.trace.outputs if "." not in name and name != BODY]
+        parents = [name for name in top if next(modules[name].children(), None) is not None]
+        kinds = [
+            f"modules ({', '.join(parents[:2] or top[:2])}, …)",
+            f'globs ("{(parents or top)[0]}.*")',
+            ", ".join(strides),
+            '"embedding", "body", "logits"',
+        ]
+        if self.paper:
+            some = list(self.paper)
+            kinds.append(f"the paper's names ({some[0]} to {some[-1]})")
+        lines.append(f"A tap of it is one of: {'; '.join(kinds)}.")
+        return UnknownTap("\n".join(lines))
+
+
+def _matches(name: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(name) == len(pattern) and all(fnmatchcase(part, wanted) for part, wanted in zip(name, pattern, strict=True))
+
+
+def _units(network: nn.Module, ran: Sequence[str]) -> list[str]:
+    """List the blocks among the modules that ran: children reached through Sequentials, of which one of layers alone is a block.
+
+    So a DenseNet's transition is one, and its inner convolution, which only prepares the next map, is none.
+    """
+
+    def descend(module: nn.Module, prefix: str, depth: int) -> list[str]:
+        found: list[str] = []
+        for name, child in module.named_children():
+            layers_only = all(next(part.children(), None) is None for part in child.children())
+            if isinstance(child, nn.Sequential) and not (depth and layers_only):
+                found += descend(child, f"{prefix}{name}.", depth + 1)
+            else:
+                found.append(prefix + name)
+        return found
+
+    units = set(descend(network, "", 0))
+    return [name for name in ran if name in units]
