@@ -1,0 +1,141 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from zoo import ResNet32, cli
+from zoo.embedding import nearest, read
+from zoo.model import Model
+
+FAST = ["--no-fast", "--workers", "0", "--batch-size", "16"]
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    out = tmp_path_factory.mktemp("embedded") / "o.parquet"
+    assert cli.main(["embed", str(photos), "--model", "ResNet20", "-o", str(out), *FAST, "-q"]) == 0
+    return out
+
+
+def test_embed_tells_what_it_wrote_and_how_fast(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["embed", str(photos), "-m", "ResNet20", "-o", str(tmp_path / "o.npy"), "--at", "layer2", *FAST]) == 0
+    shown = capsys.readouterr().out
+    assert "120 rows of layer2 (32)" in shown
+    assert "images/s; decoding alone" in shown
+    assert "limit" in shown
+    assert cli.main(["embed", str(photos), "-m", "ResNet20", "-o", str(tmp_path / "p.npy"), "--json", *FAST]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["widths"], told["unreadable"]) == (120, {"embedding": 64}, [])
+
+
+def test_unreadable_images_are_a_warning_and_an_error_when_strict(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(photos / "circle", tmp_path / "p")
+    bad = sorted((tmp_path / "p").iterdir())[4]
+    bad.write_text("no image")
+    command = ["embed", str(tmp_path / "p"), "-m", "ResNet20", "-o", str(tmp_path / "o.npy"), *FAST]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().err
+    assert f"1 images can't be used and have no row:\n  {bad.name}: the file is no image that Pillow can read" in shown
+    assert "o.npy.left-out.jsonl" in shown
+    assert cli.main([*command, "--restart", "--strict"]) == 1
+
+
+def test_mistakes_are_one_message_and_a_code(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "o.npy")
+    for arguments, code, message in (
+        (["embed", str(tmp_path / "none"), "-m", "ResNet20", "-o", out], 3, "is not there; a source is"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", out, "--decode", "tpu"], 2, "cpu, gpu, not 'tpu'"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", out, "--engine", "spark"], 2, "local, ray, not 'spark'"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", out, "--dtype", "int8"], 2, "float32, bfloat16, float16, not 'int8'"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", str(tmp_path / "o.csv")], 1, "the output is a .parquet"),
+        (["knn", out], 3, "o.npy is not there; zoo embed SOURCE"),
+    ):
+        assert cli.main(arguments) == code
+        assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_search_finds_the_image_itself_first_and_draws_a_sheet(
+    embedded: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = photos / "square/004.jpg"
+    command = ["search", str(embedded), str(asked), "-k", "5"]
+    assert cli.main([*command, "--picture", str(tmp_path / "s.png")]) == 0
+    shown = capsys.readouterr().out
+    assert "square/004.jpg" in shown
+    assert "cosine of embedding vectors, ResNet20, among 120 images" in shown
+    with Image.open(tmp_path / "s.png") as sheet:
+        assert sheet.format == "PNG"
+    assert cli.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["found"]
+    assert found[0]["key"] == "square/004.jpg"
+    assert found[0]["similarity"] == pytest.approx(1, abs=1e-5)
+    assert len(found) == 5
+    assert [f["similarity"] for f in found] == sorted((f["similarity"] for f in found), reverse=True)
+
+
+def test_a_sheet_of_images_that_moved_says_how_to_find_them(
+    photos: Path, network: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(photos, tmp_path / "p")
+    out = tmp_path / "o.safetensors"
+    assert cli.main(["embed", str(tmp_path / "p"), "-m", "ResNet20", "-o", str(out), *FAST]) == 0
+    (tmp_path / "p").rename(tmp_path / "moved")
+    command = ["search", str(out), str(photos / "square/004.jpg"), "--picture", str(tmp_path / "s.png")]
+    assert cli.main(command) == 3
+    assert "is not there" in capsys.readouterr().err
+    assert cli.main([*command, "--source", str(photos / "square")]) == 3
+    assert "say with --source where the images are now" in " ".join(capsys.readouterr().err.split())
+    assert cli.main([*command, "--source", str(tmp_path / "moved")]) == 0
+
+
+def test_vectors_of_another_network_are_not_compared(embedded: Path, photos: Path, network: Model) -> None:
+    known = read(embedded)
+    asked = photos / "square/004.jpg"
+    other = ResNet32().eval()
+    other.checkpoint = network.checkpoint
+    with pytest.raises(ValueError, match=r"computed with ResNet20 .*, and this is ResNet32 .* can't be compared"):
+        nearest(known, other, asked)
+    with pytest.raises(ValueError, match="k is how many neighbours"):
+        nearest(known, network, asked, k=0)
+    assert len(nearest(known, network, asked, k=10_000)) == 120
+
+
+def test_knn_shows_both_classifiers_and_what_was_done(embedded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["knn", str(embedded), "--labels", "label"]) == 0
+    shown = capsys.readouterr().out
+    assert "k-NN, k=20" in shown
+    assert "leave one out over 120 images" in shown
+    assert cli.main(["knn", str(embedded), "--json", "--no-linear", "-k", "5"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["knn"] > 80
+    assert told["linear"] is None
+    assert told["chance"] == pytest.approx(100 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet", b"no", "can't be read as Parquet"),
+        ("a.safetensors", b"", "is empty"),
+        ("a.txt", b"", "embeddings are a .parquet"),
+    ],
+)
+def test_what_is_no_embedding_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / name)
+
+
+def test_an_npy_without_its_index_or_with_anothers_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 2), np.float32))
+    with pytest.raises(FileNotFoundError, match=r"a.jsonl is not there; it names the rows of a.npy"):
+        read(tmp_path / "a.npy")
+    (tmp_path / "a.jsonl").write_text('{"about": {"at": ["embedding"]}}\n')
+    with pytest.raises(ValueError, match=r"has the shape \(3, 2\), and a.jsonl names 0 rows"):
+        read(tmp_path / "a.npy")
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="are no embeddings"):
+        read(tmp_path / "a.npy")

@@ -1,0 +1,195 @@
+"""`zoo embed`, `zoo search`, `zoo knn`: vectors of many images, and what they know."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
+from zoo.search import model_class
+from zoo.trained import trained
+
+if TYPE_CHECKING:
+    from zoo.embedding import Embeddings, Neighbour, Report
+
+SHOWN = 5
+"""Images without a row that are named at most; the file beside the output has all."""
+DTYPES = ("float32", "bfloat16", "float16")
+
+ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network.")]
+FileArgument = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help="What `zoo embed` wrote.")]
+AtOption = Annotated[str | None, typer.Option("--at", help="The tap; may be left out where there is one.")]
+
+
+def embed(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="A folder, .tar shards, .parquet with images, a list of paths or URLs; or a URL of these."),
+    ],
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="A .parquet, .npy or .safetensors file; with Ray a folder.")],
+    model: ModelOption = "ResNet50",
+    tag: WeightsOption = None,
+    option: Annotated[list[str] | None, typer.Option("--option", help="A constructor keyword, activation=relu6; may be repeated.")] = None,
+    at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16; may be repeated, each is a column.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; what fast() takes on the device.")] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast/--no-fast", help="Whether to run on kernels chosen for the network and this machine.")
+    ] = True,
+    decode: Annotated[str, typer.Option(help="cpu, or gpu: nvJPEG, faster, and pixels differ by a few levels.")] = "cpu",
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode; chosen if left out.")] = None,
+    dedupe: Annotated[bool, typer.Option("--dedupe", help="Leave out images whose bytes are those of an earlier one.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where an image could not be used.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away what an earlier run finished, and replace the output.")] = False,
+    engine: Annotated[str, typer.Option(help="local, or ray: the same on a Ray cluster.")] = "local",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Compute the vectors of many images and write them, a row an image, in the source's order.
+
+    A run that was ended by anything goes on where it was when the same command is given again.
+    """
+    from zoo import embedding
+
+    for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
+        if value is not None and value not in allowed:
+            raise typer.BadParameter(f"{', '.join(allowed)}, not {value!r}", param_hint=hint)
+    cls = model_class(model)
+    network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
+    options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
+    options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine, "progress": not quiet}
+    try:
+        report = embedding.embed(network, source, output, at or "embedding", **options)
+    except KeyboardInterrupt:
+        err.print("finished parts are kept: the same command goes on with them")
+        raise
+    if as_json:
+        print_json(report.facts())
+    else:
+        _show(report)
+    if report.unreadable:
+        some = "".join(f"\n  {e.key}: {e.why}" for e in report.unreadable[:SHOWN])
+        more = f"\n  … all of them in {report.listed}" if len(report.unreadable) > SHOWN else f"\nlisted in {report.listed}"
+        err.print(f"[yellow]warning:[/yellow] {len(report.unreadable):,} images can't be used and have no row:", end="")
+        err.print(escape(some + more), highlight=False, soft_wrap=True)
+        if strict:
+            raise typer.Exit(1)
+
+
+def search(
+    embeddings: FileArgument,
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="What to look for.")],
+    model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help="The network, if the file doesn't say.")] = None,
+    tag: WeightsOption = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="How many to show.")] = 8,
+    at: AtOption = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the image and what was found into this PNG.")] = None,
+    source: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the images most like another, by the cosine of their vectors."""
+    from zoo.embedding import nearest, read
+    from zoo.embedding.nearest import model_of
+
+    del quiet
+    known = read(embeddings)
+    network = model_of(known, model, tag)
+    found = nearest(known, network, image, k, at)
+    if picture is not None:
+        _draw(known, image, found, picture, source)
+    how = f"cosine of {known.tap(at)} vectors, {type(network).__name__}, among {len(known.keys):,} images of {embeddings}"
+    if as_json:
+        print_json({"image": str(image), "how": how, "found": [asdict(neighbour) for neighbour in found]})
+        return
+    table = Table(box=None, header_style="bold")
+    for heading in ("cosine", "image", "label"):
+        table.add_column(heading, justify="right" if heading == "cosine" else "left", overflow="fold")
+    for neighbour in found:
+        table.add_row(f"{neighbour.similarity:.4f}", escape(neighbour.key), escape(neighbour.label or ""))
+    out.print(table)
+    out.print(f"[dim]{escape(how)}[/dim]", soft_wrap=True)
+    if picture is not None:
+        out.print(f"[dim]drawn in {escape(str(picture))}[/dim]", soft_wrap=True)
+
+
+def knn(
+    embeddings: FileArgument,
+    labels: Annotated[
+        str | None, typer.Option("--labels", metavar="FILE", help="Lines of key, tab or comma, label, or JSON; the file's own if left out.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(metavar="EMBEDDINGS", help="Measure on these, and learn from all of the others.")] = None,
+    at: AtOption = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Neighbours that vote.")] = 20,
+    folds: Annotated[int, typer.Option(min=2, help="Of the linear classifier's cross-validation.")] = 10,
+    linear: Annotated[bool, typer.Option("--linear/--no-linear", help="Whether to fit the linear classifier too.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what vectors know of labels: accuracy of a k-NN and of a linear classifier."""
+    from zoo.embedding import knn as measure
+    from zoo.embedding import read
+
+    result = measure(
+        read(embeddings),
+        None if labels == "label" else labels,
+        at=at,
+        k=k,
+        test=None if test is None else read(test),
+        folds=folds,
+        linear=linear,
+    )
+    if as_json:
+        print_json(asdict(result))
+        return
+    table = Table(box=None, header_style="bold")
+    table.add_column("classifier")
+    table.add_column("right %", justify="right")
+    table.add_row(f"k-NN, k={result.k}", f"{result.knn:.2f}")
+    if result.linear is not None:
+        table.add_row(f"linear, penalty {result.penalty:g}", f"{result.linear:.2f}")
+    table.add_row("[dim]the most frequent class[/dim]", f"[dim]{result.chance:.2f}[/dim]")
+    out.print(table)
+    out.print(f"[dim]{result.tap}, {result.classes} classes. {escape(result.how)}[/dim]", soft_wrap=True)
+
+
+def _dtype(name: str | None) -> Any:
+    import torch
+
+    return None if name is None else getattr(torch, name)
+
+
+def _show(report: Report) -> None:
+    columns = ", ".join(f"{tap} ({width:,})" for tap, width in report.widths.items())
+    out.print(f"wrote {escape(str(report.path))}: {report.rows:,} rows of {escape(columns)}", soft_wrap=True)
+    if report.copies:
+        out.print(f"left out {len(report.copies):,} copies, listed in {escape(str(report.listed))}", soft_wrap=True)
+    resumed = f", {report.resumed:,} were there" if report.resumed else ""
+    out.print(f"{report.computed:,} images in {report.seconds:,.1f} s{resumed}", soft_wrap=True)
+    if report.limit:
+        decoding = f"decoding alone {report.decoder_images_s:,.0f} in {report.workers or 1} processes"
+        out.print(f"{report.images_s:,.0f} images/s; {decoding}, the network alone {report.model_images_s:,.0f}", soft_wrap=True)
+        out.print(report.limit)
+
+
+def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path, source: str | None) -> None:
+    from zoo.embedding.nearest import pictures
+    from zoo.images import decode
+    from zoo.predict import Prediction
+    from zoo.preprocess import open_image
+    from zoo.sheet import contact_sheet
+
+    files = pictures(known, found, source)
+    if not all(files):
+        missing = next(n.key for n, data in zip(found, files, strict=True) if not data)
+        raise FileNotFoundError(f"{missing} is no longer where it was embedded from; say with --source where the images are now")
+    entries: list[tuple[Any, list[Prediction]]] = [(open_image(image), [])]
+    for neighbour, data in zip(found, files, strict=True):
+        label = neighbour.label if neighbour.label is not None else "cosine"
+        entries.append((decode(data or b""), [Prediction(label, None, max(0.0, neighbour.similarity), neighbour.index)]))
+    titles = [f"asked: {image.name}", *(neighbour.key for neighbour in found)]
+    contact_sheet(entries, picture, titles=titles, heading=f"most like {image.name}, by cosine")

@@ -1,0 +1,177 @@
+"""The flow of a local run: chunks come in, batches go through the network, finished parts go out, all three at once."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from zoo.embedding.decoding import Chunk
+from zoo.embedding.feeding import Feeder, Running
+from zoo.embedding.parts import Part
+from zoo.embedding.plan import Plan, chunks
+from zoo.embedding.report import Report
+from zoo.images import Source
+
+IN_FLIGHT = 3
+"""Batches that a GPU is given before the first one's vectors are waited for."""
+UNSAVED = 2
+"""Parts that may wait for the disk."""
+
+
+class Rows:
+    """The rows of a part, filled batch by batch.
+
+    Args:
+        part: the range of indices.
+        name: gives an index the key that a message uses.
+    """
+
+    def __init__(self, part: range, name: Callable[[int], str]) -> None:
+        self.range, self.name, self.filled = part, name, 0
+        self._digests = torch.zeros(len(part), 32, dtype=torch.uint8)
+        self._readable = torch.ones(len(part), dtype=torch.bool)
+        self._vectors: dict[str, Tensor] = {}
+        self._problems: dict[int, str] = {}
+
+    def take(self, taken: Sequence[Chunk], vectors: Mapping[str, Tensor]) -> None:
+        """Add a batch.
+
+        Raises:
+            FloatingPointError: an image's vector is not finite.
+        """
+        count = sum(len(chunk.rows) for chunk in taken)
+        here = slice(self.filled, self.filled + count)
+        self._digests[here] = torch.cat([chunk.digests for chunk in taken])
+        for chunk in taken:
+            self._problems |= chunk.problems
+            for index in chunk.problems:
+                self._readable[index - self.range.start] = False
+        for tap, value in vectors.items():
+            rows = value[:count].masked_fill(~self._readable[here, None], 0)
+            finite = rows.isfinite().all(1)
+            if not finite.all():
+                index = self.range.start + self.filled + int((~finite).nonzero()[0])
+                raise FloatingPointError(
+                    f"{tap} of {self.name(index)} is NaN or infinite: the dtype is too narrow for this network; ask for float32"
+                )
+            self._vectors.setdefault(tap, torch.zeros(len(self.range), value.shape[1]))[here] = rows
+        self.filled += count
+
+    def part(self) -> Part:
+        """Return what is ready to be saved."""
+        return Part(self._digests, self._readable, self._vectors, dict(sorted(self._problems.items())))
+
+
+class Meter:
+    """Counts what flows, from the first batch on: what came before was waiting for processes to start."""
+
+    def __init__(self) -> None:
+        self.busy = 0.0
+        self.decoded = self.done = 0
+        self._first: tuple[float, int] | None = None
+
+    def watch(self, incoming: Iterable[Chunk]) -> Iterator[Chunk]:
+        """Pass chunks on, and stop the run where one says so, or where the process that made it has died."""
+        chunks = iter(incoming)
+        while True:
+            try:
+                chunk = next(chunks, None)
+            except (
+                RuntimeError,
+                ConnectionError,
+                EOFError,
+                FileNotFoundError,
+            ) as error:  # as torch finds out, or its shared memory before it
+                if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+                    raise
+                why = (str(error).splitlines() or ["it left"])[0]
+                raise ChildProcessError(
+                    f"a decoding process died ({why}). Often it is memory: take fewer with --workers. "
+                    "What is finished is kept: the same call goes on"
+                ) from error
+            if chunk is None:
+                return
+            if chunk.failure:
+                raise OSError(f"{chunk.failure}; what is finished is kept: the same call goes on")
+            self.busy += chunk.seconds
+            self.decoded += len(chunk.rows)
+            yield chunk
+
+    def finished(self, images: int) -> None:
+        """Count a batch whose vectors are there."""
+        self.done += images
+        self._first = self._first or (time.perf_counter(), images)
+        self._last = time.perf_counter()
+
+    def tell(self, report: Report, network_s: float) -> None:
+        """Write the rates into a report."""
+        if self._first is None:
+            return
+        begun, images = self._first
+        if self.done > images:
+            report.images_s = (self.done - images) / (self._last - begun)
+        report.decoder_images_s = self.decoded / self.busy * max(1, report.workers) if self.busy else 0.0
+        report.model_images_s = self.done / network_s if network_s else 0.0
+
+
+def flow(
+    feeder: Feeder,
+    source: Source,
+    plan: Plan,
+    todo: Sequence[range],
+    incoming: Iterable[Chunk],
+    save: Callable[[range, Part], None],
+    advance: Callable[[int], None],
+) -> Meter:
+    """Compute parts and save each as soon as it is complete.
+
+    Args:
+        feeder: the network.
+        source: the images; only their names are used here.
+        plan: the job.
+        todo: the parts, in order.
+        incoming: the chunks of their batches, in order.
+        save: is called in a thread of its own, part after part.
+        advance: is told how many images are done.
+
+    Returns:
+        What was counted.
+    """
+    meter = Meter()
+    arriving = meter.watch(incoming)
+    with ThreadPoolExecutor(1) as writer:
+        saving: deque[Future[None]] = deque()
+        rows: Rows | None = None
+        for part, running in _running(feeder, plan, todo, arriving):
+            rows = rows or Rows(part, lambda index: source[index].key)
+            before = rows.filled
+            rows.take(running.chunks, feeder.finish(running))
+            meter.finished(rows.filled - before)
+            advance(rows.filled - before)
+            if rows.filled == len(part):
+                saving.append(writer.submit(save, part, rows.part()))
+                rows = None
+            while len(saving) > UNSAVED:
+                saving.popleft().result()
+        for done in saving:
+            done.result()
+    return meter
+
+
+def _running(feeder: Feeder, plan: Plan, todo: Sequence[range], arriving: Iterator[Chunk]) -> Iterator[tuple[range, Running]]:
+    """Give batches in order, on a GPU with the next ones under way."""
+    ahead = IN_FLIGHT if feeder.gpu else 0
+    under_way: deque[tuple[range, Running]] = deque()
+    for part in todo:
+        for batch in plan.batches(part):
+            taken = list(islice(arriving, len(list(chunks(batch)))))
+            under_way.append((part, feeder.start(taken)))
+            if len(under_way) > ahead:
+                yield under_way.popleft()
+    yield from under_way

@@ -1,0 +1,120 @@
+"""The images whose vectors point most nearly where another's does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from zoo.embedding.extracting import extractor
+from zoo.embedding.plan import state_digest
+from zoo.embedding.reading import Embeddings
+from zoo.model import CATALOGUE, Model
+
+BLOCK = 1 << 16
+"""Rows that are compared at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """An image that was found.
+
+    Attributes:
+        key: of the image.
+        label: its class's name, or None.
+        similarity: cosine of the angle between the vectors, -1..1.
+        index: in the source.
+    """
+
+    key: str
+    label: str | None
+    similarity: float
+    index: int
+
+
+def nearest(embeddings: Embeddings, model: Model, image: Any, k: int = 8, at: str | None = None) -> list[Neighbour]:
+    """Find the images most like another.
+
+    Args:
+        embeddings: what `read` returns.
+        model: the network that they were computed with.
+        image: what `model.preprocess` takes, one.
+        k: how many; all if there are fewer.
+        at: the tap; None where there is one.
+
+    Returns:
+        The most similar first; of equally similar ones the first in the source.
+
+    Raises:
+        ValueError: the model is another, there is no such tap, or k is below 1.
+        BadImage: the image can't be used.
+    """
+    if k < 1:
+        raise ValueError(f"k is how many neighbours, at least 1; got {k}")
+    tap = embeddings.tap(at)
+    wanted, here = embeddings.about.get("weights"), state_digest(model)
+    if wanted is not None and wanted != here:
+        told = f"{embeddings.about.get('model')} {embeddings.about.get('tag')}"
+        raise ValueError(
+            f"{embeddings.path} was computed with {told} (weights {wanted[:12]}…), and this is {type(model).__name__} with weights "
+            f"{here[:12]}…: vectors of two networks can't be compared"
+        )
+    taken = extractor(model, tap).eval()
+    with torch.no_grad():
+        x = model.preprocess(image)
+        vector = taken(x.to(next(model.parameters()).dtype))[tap][0].float().cpu()
+    similar = cosine(vector, embeddings.vectors[tap])
+    order = np.argsort(-similar, kind="stable")[:k]
+    return [Neighbour(embeddings.keys[i], embeddings.labels[i], float(similar[i]), int(embeddings.index[i])) for i in order]
+
+
+def cosine(vector: Tensor, rows: np.ndarray) -> np.ndarray:
+    """Return the cosine of the angle between a vector (D,) and each row of (N, D); 0 where one of them is zero."""
+    direction = torch.nn.functional.normalize(vector, dim=0)
+    found = np.empty(len(rows), np.float32)
+    for start in range(0, len(rows), BLOCK):
+        block = torch.from_numpy(np.array(rows[start : start + BLOCK], np.float32))
+        found[start : start + BLOCK] = (torch.nn.functional.normalize(block, dim=1) @ direction).clamp(-1, 1).numpy()
+    return found
+
+
+def model_of(embeddings: Embeddings, model: str | None = None, weights: str | None = None) -> Model:
+    """Build the network that embeddings say they were computed with, or the one that is named.
+
+    Raises:
+        ValueError: they don't say, and none is named.
+    """
+    from zoo.search import model_class
+    from zoo.trained import trained
+
+    about = embeddings.about
+    name = model or about.get("model")
+    if name is None:
+        raise ValueError(f"{embeddings.path} doesn't say which network it comes from; name it with --model")
+    cls = CATALOGUE[name] if name in CATALOGUE else model_class(name)
+    options = about.get("options", {}) if cls.__name__ == about.get("model") else {}
+    tag = weights if weights is not None or cls.__name__ != about.get("model") else about.get("tag")
+    return trained(cls, tag, **options)
+
+
+def pictures(embeddings: Embeddings, found: Sequence[Neighbour], source: str | None = None) -> list[bytes | None]:
+    """Read the neighbours' files again from where they were embedded from, or from `source`; None for one that is gone.
+
+    Raises:
+        FileNotFoundError, ValueError: the source can't be opened.
+    """
+    from zoo.images import open_source
+
+    opened = open_source(source if source is not None else embeddings.about["source"])
+    files: list[bytes | None] = []
+    for neighbour in found:
+        there = neighbour.index < len(opened) and opened[neighbour.index].key == neighbour.key
+        try:
+            files.append(opened.read(neighbour.index) if there else None)
+        except OSError:
+            files.append(None)
+    return files

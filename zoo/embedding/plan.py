@@ -1,0 +1,98 @@
+"""What one embedding job is: its facts, and how its images are cut into batches and parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from blake3 import blake3
+from torch import nn
+
+from weights import Preprocessing
+
+PART_ROWS = 1024
+"""Images in a part at least: what a killed run computes again at most."""
+CHUNK = 32
+"""Images that a decoding process takes at once."""
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The facts that decide every number of the result; two runs with equal plans write equal bytes.
+
+    Attributes:
+        model: the network's name.
+        options: constructor keywords that its weights need.
+        tag: the checkpoint's name.
+        weights: BLAKE3 of the parameters and buffers as they are in memory.
+        at: the taps.
+        preprocessing: of the checkpoint.
+        source: where the images are, as it was given.
+        fingerprint: of the source: names, labels, sizes and times of its images.
+        images: how many there are.
+        batch_size: images that go through the network at once; another size may change the last bits.
+        device: "cpu", or the GPU's name.
+        dtype: that the network computes in.
+        kernels: "fast" or "plain".
+        decode: "cpu" or "gpu".
+        dedupe: whether images whose bytes occurred before are left out.
+    """
+
+    model: str
+    options: dict[str, Any]
+    tag: str | None
+    weights: str
+    at: tuple[str, ...]
+    preprocessing: Preprocessing
+    source: str
+    fingerprint: str
+    images: int
+    batch_size: int
+    device: str
+    dtype: str
+    kernels: str
+    decode: str
+    dedupe: bool
+
+    @property
+    def part_rows(self) -> int:
+        """Images of a part: whole batches."""
+        return -(-PART_ROWS // self.batch_size) * self.batch_size
+
+    def parts(self) -> list[range]:
+        """List the parts, each a range of indices."""
+        return [range(start, min(start + self.part_rows, self.images)) for start in range(0, self.images, self.part_rows)]
+
+    def batches(self, part: range) -> Iterator[range]:
+        """Give the batches of a part."""
+        for start in range(part.start, part.stop, self.batch_size):
+            yield range(start, min(start + self.batch_size, part.stop))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a manifest holds."""
+        return {"format": FORMAT, **json.loads(json.dumps(asdict(self)))}
+
+    def notes(self) -> dict[str, str]:
+        """Return what the finished file says about itself: nothing that changes from run to run."""
+        left_out = ("fingerprint", "format")
+        return {"kernelzoo.embedding": json.dumps({k: v for k, v in self.facts().items() if k not in left_out}, sort_keys=True)}
+
+
+def chunks(batch: range) -> Iterator[range]:
+    """Cut a batch into what a decoding process takes at once."""
+    for start in range(batch.start, batch.stop, CHUNK):
+        yield range(start, min(start + CHUNK, batch.stop))
+
+
+def state_digest(network: nn.Module) -> str:
+    """Return the BLAKE3 of a network's parameters and buffers, names and shapes included."""
+    import torch
+
+    digest = blake3()
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,255 @@
+"""What vectors know of labels: a k-NN and a linear classifier, measured on images that they were not fitted to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.embedding.reading import Embeddings
+
+NEAREST = 20
+TEMPERATURE = 0.07
+FOLDS = 10
+BLOCK = 1024
+"""Images that are compared with all others at once."""
+STEPS = 200
+"""Iterations of L-BFGS at most."""
+PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+"""Of the squared weights, as a share of the mean loss; the best on held-out images of the training folds is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What two classifiers reach on vectors.
+
+    Attributes:
+        tap: whose vectors.
+        images: that had a label.
+        classes: how many.
+        chance: percent that the most frequent class alone has right.
+        knn: percent that the k-NN has right.
+        linear: percent that the linear classifier has right; None where it was not asked for.
+        k: neighbours that voted.
+        penalty: of the linear classifier.
+        how: what was done, in words.
+    """
+
+    tap: str
+    images: int
+    classes: int
+    chance: float
+    knn: float
+    linear: float | None
+    k: int
+    penalty: float | None
+    how: str
+
+
+def knn(
+    embeddings: Embeddings,
+    labels: str | os.PathLike[str] | Mapping[str, str] | None = None,
+    *,
+    at: str | None = None,
+    k: int = NEAREST,
+    test: Embeddings | None = None,
+    folds: int = FOLDS,
+    linear: bool = True,
+) -> Probed:
+    """Measure how well vectors tell labels apart, by a k-NN and by logistic regression.
+
+    The k-NN compares by cosine, and its neighbours vote with the weight exp(cosine / 0.07). Without test images every image is classified
+    by all others (leave one out), and the linear classifier by cross-validation in folds with the same share of every class. Both
+    give the same result every time.
+
+    Args:
+        embeddings: what `read` returns.
+        labels: None takes those that the embeddings have; else {key: label}, or a file of it: JSON, or lines of key, tab or comma, label.
+        at: the tap; None where there is one.
+        k: neighbours that vote.
+        test: measure on these instead, and learn from all of `embeddings`.
+        folds: of the cross-validation.
+        linear: whether to fit the linear classifier too.
+
+    Raises:
+        ValueError: no labels, one class only, too few images, or a tap is missing.
+
+    Source:
+        Wu et al. 2018, section 3.4, for the weighted vote and its temperature (https://arxiv.org/abs/1805.01978).
+    """
+    tap = embeddings.tap(at)
+    if k < 1 or folds < 2:
+        raise ValueError(f"k is at least 1 and folds at least 2, got {k} and {folds}")
+    told = _told(labels)
+    x, names = _labelled(embeddings, tap, told)
+    classes = sorted(set(names))
+    if len(classes) < 2:
+        raise ValueError(f"labels must be of two classes at least, and every image of {embeddings.path} is {classes[0]!r}")
+    y, voting = _numbers(names, classes), f"cosine, neighbours weighted by exp(cosine / {TEMPERATURE})"
+    if test is None:
+        k = min(k, len(y) - 1)
+        right, asked = _vote(x, y, x, y, k, len(classes), same=True), y
+        how = f"k-NN: leave one out over {len(y):,} images, {voting}"
+        fitted = _cross_validated(x, y, folds, len(classes)) if linear else (None, None)
+        how += (
+            f"; linear: logistic regression by L-BFGS, {folds} folds, penalty chosen within the first fold's training images"
+            if linear
+            else ""
+        )
+    else:
+        tx, asked = _asked(test, tap, told, classes, x.shape[1], embeddings.path)
+        k = min(k, len(y))
+        right = _vote(x, y, tx, asked, k, len(classes), same=False)
+        how = f"learnt from {len(y):,} images, measured on {len(asked):,} others; k-NN: {voting}"
+        fitted = _held_out(x, y, tx, asked, len(classes)) if linear else (None, None)
+        how += "; linear: logistic regression by L-BFGS, penalty chosen on a tenth of what it learns from" if linear else ""
+    chance = 100 * torch.bincount(asked).max().item() / len(asked)
+    return Probed(tap, len(asked), len(classes), chance, right, fitted[0], k, fitted[1], how)
+
+
+def _asked(test: Embeddings, tap: str, told: Mapping[str, str] | None, classes: list[str], width: int, path: Path) -> tuple[Tensor, Tensor]:
+    """Return the vectors and classes of test images."""
+    x, names = _labelled(test, tap, told)
+    if unknown := sorted(set(names) - set(classes)):
+        raise ValueError(f"{test.path} has labels that {path} has not: {', '.join(unknown[:5])}")
+    if x.shape[1] != width:
+        raise ValueError(f"the vectors of {test.path} have {x.shape[1]} numbers, those of {path} {width}: two networks' can't be compared")
+    return x, _numbers(names, classes)
+
+
+def _numbers(names: Sequence[str], classes: Sequence[str]) -> Tensor:
+    place = {name: number for number, name in enumerate(classes)}
+    return torch.tensor([place[name] for name in names])
+
+
+def _told(labels: str | os.PathLike[str] | Mapping[str, str] | None) -> Mapping[str, str] | None:
+    if labels is None or isinstance(labels, Mapping):
+        return labels
+    path = Path(labels)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file; labels are in one of key, tab or comma, label a line, or JSON {{key: label}}")
+    text = path.read_text(encoding="utf-8-sig")
+    if path.suffix == ".json":
+        try:
+            told = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON: {error}") from None
+        if not isinstance(told, dict):
+            raise ValueError(f"{path} holds no {{key: label}}")
+        return {str(key): str(label) for key, label in told.items()}
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        key, separator, label = line.partition("\t") if "\t" in line else line.rpartition(",")
+        if not separator:
+            raise ValueError(f"{path}, line {number}: expected a key, a tab or comma, and a label; got {line[:60]!r}")
+        found[key.strip()] = label.strip()
+    return found
+
+
+def _labelled(embeddings: Embeddings, tap: str, told: Mapping[str, str] | None) -> tuple[Tensor, list[str]]:
+    if tap not in embeddings.vectors:
+        raise ValueError(f"{embeddings.path} has no vectors of {tap}")
+    labels = embeddings.labels if told is None else [told.get(key) for key in embeddings.keys]
+    rows = [row for row, label in enumerate(labels) if label is not None]
+    if len(rows) < 2:
+        todo = (
+            "give them with --labels FILE"
+            if told is None
+            else f"none of its keys is like {embeddings.keys[0]!r}"
+            if embeddings.keys
+            else ""
+        )
+        raise ValueError(f"{len(rows)} of {len(labels)} images of {embeddings.path} have a label; {todo}")
+    vectors = torch.from_numpy(np.array(embeddings.vectors[tap][rows], np.float32))
+    return vectors, [str(labels[row]) for row in rows]
+
+
+def _vote(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor, k: int, classes: int, same: bool) -> float:
+    """Return the percentage of `tx` that its nearest of `x` name rightly."""
+    x, tx = F.normalize(x, dim=1), F.normalize(tx, dim=1)
+    right = 0
+    for start in range(0, len(tx), BLOCK):
+        similar = tx[start : start + BLOCK] @ x.T
+        if same:
+            rows = torch.arange(len(similar))
+            similar[rows, start + rows] = -torch.inf
+        best, place = similar.topk(k, dim=1)
+        votes = torch.zeros(len(similar), classes).scatter_add_(1, y[place], ((best - 1) / TEMPERATURE).exp())
+        right += int((votes.argmax(1) == ty[start : start + BLOCK]).sum())
+    return 100 * right / len(tx)
+
+
+def _folds(y: Tensor, folds: int) -> Tensor:
+    """Give every image a fold, each fold the same share of every class, the same way every time."""
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    fold = torch.empty(len(y), dtype=torch.long)
+    for number in y.unique():
+        mine = order[y[order] == number]
+        fold[mine] = torch.arange(len(mine)) % folds
+    return fold
+
+
+def _cross_validated(x: Tensor, y: Tensor, folds: int, classes: int) -> tuple[float, float]:
+    fold = _folds(y, folds)
+    penalty = _penalty(x[fold != 0], y[fold != 0], classes)
+    right = sum(_one_fold(x, y, fold == number, classes, penalty) for number in range(folds))
+    return 100 * right / len(y), penalty
+
+
+def _held_out(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor, classes: int) -> tuple[float, float]:
+    mean, std = _scale(x)
+    penalty = _penalty(x, y, classes)
+    weights = _fitted((x - mean) / std, y, classes, penalty)
+    return 100 * _right((tx - mean) / std, ty, weights), penalty
+
+
+def _one_fold(x: Tensor, y: Tensor, held: Tensor, classes: int, penalty: float) -> float:
+    if not held.any():
+        return 0.0
+    mean, std = _scale(x[~held])
+    weights = _fitted((x[~held] - mean) / std, y[~held], classes, penalty)
+    return _right((x[held] - mean) / std, y[held], weights) * int(held.sum())
+
+
+def _penalty(x: Tensor, y: Tensor, classes: int) -> float:
+    held = _folds(y, FOLDS) == 0
+    if not held.any() or held.all():
+        return PENALTIES[len(PENALTIES) // 2]
+    mean, std = _scale(x[~held])
+    learnt, asked = (x[~held] - mean) / std, (x[held] - mean) / std
+    scores = [_right(asked, y[held], _fitted(learnt, y[~held], classes, penalty)) for penalty in PENALTIES]
+    return PENALTIES[max(range(len(PENALTIES)), key=lambda i: (scores[i], PENALTIES[i]))]
+
+
+def _scale(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
+
+
+def _fitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> Tensor:
+    """Fit softmax regression; weights (D + 1, classes), the bias last."""
+    x = torch.cat([x, torch.ones(len(x), 1)], 1)
+    weights = torch.zeros(x.shape[1], classes, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weights], max_iter=STEPS, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=1e-5)
+
+    def loss() -> Tensor:
+        optimiser.zero_grad()
+        value = F.cross_entropy(x @ weights, y) + penalty * weights[:-1].square().sum()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimiser.step(loss)
+    return weights.detach()
+
+
+def _right(x: Tensor, y: Tensor, weights: Tensor) -> float:
+    return float(((x @ weights[:-1] + weights[-1]).argmax(1) == y).float().mean())

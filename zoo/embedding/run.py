@@ -1,0 +1,180 @@
+"""`embed`: vectors of many images, written so that a killed run goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from zoo.embedding.decoding import Decoder, loader, processes
+from zoo.embedding.extracting import extractor
+from zoo.embedding.feeding import Feeder
+from zoo.embedding.flow import flow
+from zoo.embedding.parts import Workplace
+from zoo.embedding.plan import Plan, chunks, state_digest
+from zoo.embedding.prepare import check_probe, prepared, probe
+from zoo.embedding.progress import bar
+from zoo.embedding.report import Report
+from zoo.embedding.writing import check_output, finish
+from zoo.images import Source, open_source
+from zoo.model import Model
+
+
+def embed(
+    model: Model,
+    source: str | os.PathLike[str] | Source,
+    out: str | os.PathLike[str],
+    at: str | Sequence[str] = "embedding",
+    *,
+    batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    fast: bool = True,
+    decode: Literal["cpu", "gpu"] = "cpu",
+    workers: int | None = None,
+    dedupe: bool = False,
+    restart: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    progress: bool = True,
+) -> Report:
+    """Compute the features of every image of a source and write them, a row an image, in the source's order.
+
+    Finished parts are kept beside the output until all are there; the same call goes on with them after whatever ended the run, and the
+    output is byte for byte that of a run that was not disturbed. Batches are fixed ranges of the source, so no number depends on
+    timing, on the count of processes or on where a run was interrupted; another batch size, device or dtype may change last bits, and
+    is therefore another job. Images that can't be used have no row; the report and a file beside the output list them.
+
+    Args:
+        model: what `trained` returns; it is neither moved nor changed.
+        source: what `zoo.images.open_source` takes, or what it returns.
+        out: a .parquet, .npy (one tap; its rows' keys are in .jsonl beside it) or .safetensors file; with Ray a folder.
+        at: taps as `features` takes them; each is a column. A map becomes the mean over its positions.
+        batch_size: images that go through the network at once; None is 256 on a GPU, 32 on a CPU.
+        device: where the network runs; None is the current CUDA device if there is one, else the CPU.
+        dtype: that it computes in; None is what `fast` takes there, without `fast` the model's own. Vectors are float32.
+        fast: whether to run on `zoo.fast`'s kernels.
+        decode: "gpu" decodes JPEGs by nvJPEG, whose pixels differ from Pillow's by a few levels; the default's are `model.preprocess`'s
+            own, bit for bit.
+        workers: processes that decode; None chooses, 0 decodes in this one.
+        dedupe: leave out images whose bytes are those of an earlier one.
+        restart: throw away what an earlier run finished, and replace the output when this one has.
+        engine: "ray" computes on a Ray cluster, see `zoo.embedding.cluster`.
+        progress: show a bar where stderr is a terminal.
+
+    Returns:
+        What was written, what was left out, and what limited the speed.
+
+    Raises:
+        FileExistsError: the output is finished already.
+        ValueError: an argument, the model's checkpoint or the source can't be used; or finished parts are those of another job.
+        OSError: a remote source failed for good, or a decoding process died; what is finished is kept.
+        FloatingPointError: the network computes NaN or infinity for an image.
+    """
+    begun = time.perf_counter()
+    source = source if isinstance(source, Source) else open_source(source)
+    if engine not in ("local", "ray"):
+        raise ValueError(f'the engine is "local" or "ray", got {engine!r}')
+    where = _device(device, engine)
+    plan = make_plan(model, source, at, batch_size, where, dtype, fast, decode, dedupe, engine)
+    if engine == "ray":
+        from zoo.embedding.cluster import embed_on_ray
+
+        return embed_on_ray(model, source, Path(out), plan, dtype=dtype, restart=restart, progress=progress)
+    path = check_output(Path(out), plan)
+    workers = processes(where, source) if workers is None else workers
+    if workers < 0 or (workers and not source.shared):
+        why = "what lies in this process's memory is decoded in it: workers=0" if workers > 0 else "0 or more"
+        raise ValueError(f"workers is the number of decoding processes, got {workers}; {why}")
+    report = Report(path, workers=workers)
+    place = Workplace(path, plan, restart)
+    try:
+        todo = place.unfinished(plan)
+        report.computed = sum(map(len, todo))
+        report.resumed = plan.images - report.computed
+        if todo:
+            feeder = Feeder(prepared(model, plan, where, dtype), plan.preprocessing, where, plan.batch_size)
+            found = probe(feeder, plan)
+            check_probe(found, place.probe, place.folder) if place.probe else place.keep_probe(found)
+            _compute(feeder, source, plan, place, todo, report, progress)
+        finish(path, source, plan, place, report)
+    finally:
+        place.close()
+    report.seconds = time.perf_counter() - begun
+    return report
+
+
+def make_plan(
+    model: Model,
+    source: Source,
+    at: str | Sequence[str],
+    batch_size: int | None,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    fast: bool,
+    decode: str,
+    dedupe: bool,
+    engine: str = "local",
+) -> Plan:
+    """Check what `embed` was given and write it down."""
+    record = model.checkpoint
+    name = type(model).__name__
+    if record is None:
+        raise ValueError(f"this {name} is untrained, so no preprocessing belongs to it; use trained({name})")
+    steps = record.preprocessing
+    if steps.crop is None or len(steps.mean) not in (1, 3):
+        raise ValueError(f"embed() needs preprocessing that crops pictures of 1 or 3 channels to one size; {name} {record.tag} has {steps}")
+    if decode not in ("cpu", "gpu"):
+        raise ValueError(f'decode is "cpu" or "gpu", got {decode!r}')
+    if decode == "gpu" and device.type != "cuda":
+        raise ValueError(f'decode="gpu" needs the network on a GPU too, and it is to run on {device}')
+    count = (256 if device.type == "cuda" else 32) if batch_size is None else batch_size
+    if count < 1:
+        raise ValueError(f"batch_size is at least 1, got {count}")
+    taps = extractor(model, at).taps
+    if dtype is None and fast:
+        from zoo.kernels.asked import dtype_of
+
+        dtype = torch.bfloat16 if engine == "ray" and device.type == "cuda" else dtype_of(None, device)
+    computed = dtype or next(model.parameters()).dtype
+    return Plan(
+        model=name,
+        options=dict(record.options),
+        tag=record.tag,
+        weights=state_digest(model),
+        at=taps,
+        preprocessing=steps,
+        source=source.where,
+        fingerprint=source.fingerprint,
+        images=len(source),
+        batch_size=count,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" and engine == "local" else device.type,
+        dtype=str(computed).removeprefix("torch."),
+        kernels="fast" if fast else "plain",
+        decode=decode,
+        dedupe=dedupe,
+    )
+
+
+def _device(device: torch.device | str | None, engine: str) -> torch.device:
+    from zoo.kernels.asked import device_of
+
+    if engine == "ray":  # the GPUs are those of the cluster, not of this machine
+        from zoo.embedding.cluster import device_of_cluster
+
+        return device_of_cluster(device)
+
+    return device_of(device)
+
+
+def _compute(feeder: Feeder, source: Source, plan: Plan, place: Workplace, todo: list[range], report: Report, progress: bool) -> None:
+    ranges = [chunk for part in todo for batch in plan.batches(part) for chunk in chunks(batch)]
+    decoder = Decoder(source, plan.preprocessing, gpu=plan.decode == "gpu")
+    arriving = loader(decoder, ranges, report.workers, pinned=feeder.gpu, polite=not feeder.gpu)
+    begun = feeder.seconds
+    with bar(f"embedding by {plan.model}", plan.images, report.resumed, progress) as advance:
+        meter = flow(feeder, source, plan, todo, arriving, lambda part, rows: rows.save(place.path(part)), advance)
+    meter.tell(report, feeder.seconds - begun)

@@ -1,0 +1,181 @@
+"""Files by path or URL: local ones directly, every other through fsspec."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+ATTEMPTS = 4
+"""Reads of a remote file before its error counts."""
+PAUSE_S = 0.5
+"""Before the second attempt; twice as long before each further one."""
+
+
+class Found(NamedTuple):
+    """A file of a folder: its path or URL, its name relative to the folder, and what changes when its content does."""
+
+    where: str
+    name: str
+    stamp: tuple[object, ...]
+
+
+def is_url(where: str) -> bool:
+    """Tell what fsspec opens from a local path."""
+    return "://" in where
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it.
+
+    Raises:
+        ValueError: fsspec, or the package that knows the scheme, is not installed, or no package knows it.
+    """
+    try:
+        import fsspec
+    except ImportError:
+        raise ValueError(f"{url} is read through fsspec, which is not installed: pip install 'kernelzoo[embed]'") from None
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"fsspec can't open {url}: {error}") from None
+
+
+def kind(where: str) -> str:
+    """Say "file", "folder" or "nothing"."""
+    if is_url(where):
+        fs, path = filesystem(where)
+        return "folder" if fs.isdir(path) else "file" if fs.exists(path) else "nothing"
+    path = Path(where)
+    return "folder" if path.is_dir() else "file" if path.exists() else "nothing"
+
+
+def walk(folder: str) -> Iterator[Found]:
+    """Give every file below a folder, hidden ones left out, in no particular order; links are followed, circles are not."""
+    if is_url(folder):
+        fs, root = filesystem(folder)
+        root = root.rstrip("/")
+        for path, info in fs.find(root, detail=True).items():
+            name = path[len(root) :].lstrip("/") if path.startswith(root) else path
+            if not any(part.startswith(".") for part in name.split("/")):
+                yield Found(fs.unstrip_protocol(path), name, _remote_stamp(info))
+        return
+    todo: list[tuple[str, str, tuple[str, ...]]] = [(folder, "", (os.path.realpath(folder),))]
+    while todo:
+        here, prefix, above = todo.pop()
+        with os.scandir(here) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    real = os.path.realpath(entry.path)
+                    if real not in above:
+                        todo.append((entry.path, f"{prefix}{entry.name}/", (*above, real)))
+                    continue
+                try:
+                    stat = entry.stat()
+                except OSError:  # a link to nothing: reading it will say so
+                    yield Found(entry.path, prefix + entry.name, ())
+                else:
+                    yield Found(entry.path, prefix + entry.name, (stat.st_size, stat.st_mtime_ns))
+
+
+def stamp(where: str) -> tuple[object, ...]:
+    """Return what changes when a file's content does: its size, and its time or the store's own tag."""
+    if is_url(where):
+        fs, path = filesystem(where)
+        return _remote_stamp(fs.info(path))
+    stat = Path(where).stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def size(where: str) -> int:
+    """Return the bytes of a file."""
+    if is_url(where):
+        fs, path = filesystem(where)
+        return int(fs.size(path))
+    return Path(where).stat().st_size
+
+
+def read(where: str, start: int = 0, stop: int | None = None) -> bytes:
+    """Read a file, or its bytes from `start` to `stop`; a remote read that fails is tried again.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it can't be read, or is shorter.
+    """
+    data = _read_remote(where, start, stop) if is_url(where) else _read_local(where, start, stop)
+    if stop is not None and len(data) != stop - start:
+        raise OSError(f"{where} ended {stop - start - len(data):,} bytes early; it was cut off since it was opened")
+    return data
+
+
+def _read_local(where: str, start: int, stop: int | None) -> bytes:
+    with Path(where).open("rb", buffering=0) as file:
+        if start:
+            file.seek(start)
+        return file.read() if stop is None else file.read(stop - start)
+
+
+def _read_remote(where: str, start: int, stop: int | None) -> bytes:
+    fs, path = filesystem(where)
+    for attempt in range(ATTEMPTS):
+        try:
+            return fs.cat_file(path) if stop is None and not start else fs.cat_file(path, start, stop)
+        except (FileNotFoundError, IsADirectoryError, PermissionError):
+            raise
+        except Exception as error:  # every store has its own
+            if attempt == ATTEMPTS - 1:
+                raise OSError(f"{where} can't be read after {ATTEMPTS} attempts: {error}") from error
+            time.sleep(PAUSE_S * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def opened(where: str) -> Iterator[IO[bytes]]:
+    """Open a file for reading here and there."""
+    if is_url(where):
+        fs, path = filesystem(where)
+        with fs.open(path, "rb") as file:
+            yield file
+        return
+    with Path(where).open("rb") as file:
+        yield file
+
+
+def expand(where: str) -> list[str]:
+    """List the files that a name with `{0000..0009}`, `{a,b}`, `*` or `?` stands for, sorted; a plain name stands for itself."""
+    if (named := _braces(where)) != [where]:
+        return [file for name in named for file in expand(name)]
+    if not any(sign in where for sign in "*?[") or (not is_url(where) and Path(where).exists()):
+        return [where]
+    if is_url(where):
+        fs, path = filesystem(where)
+        return [fs.unstrip_protocol(found) for found in sorted(fs.glob(path))]
+    path = Path(where)
+    return sorted(str(found) for found in Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+
+
+def _braces(text: str) -> list[str]:
+    match = re.search(r"\{([^{}]*)\}", text)
+    if match is None:
+        return [text]
+    inside, (before, after) = match[1], (text[: match.start()], text[match.end() :])
+    if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", inside):
+        low, high = numbers[1], numbers[2]
+        width = len(low) if low.startswith("0") else 0
+        options = [f"{number:0{width}d}" for number in range(int(low), int(high) + 1)]
+    elif "," in inside:
+        options = inside.split(",")
+    else:
+        return [text]
+    return [before + option + rest for option in options for rest in _braces(after)]
+
+
+def _remote_stamp(info: dict[str, Any]) -> tuple[object, ...]:
+    tags = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "mtime", "updated")
+    return info.get("size"), next((str(info[tag]) for tag in tags if info.get(tag)), "")

@@ -1,0 +1,145 @@
+"""Parquet files that hold images' bytes, as Hugging Face's datasets write them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from zoo.images import files
+from zoo.images.source import Source
+from zoo.images.tar import short_names
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IMAGES = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes", "image_bytes", "content", "data")
+"""Names of a column of images, the likeliest first; else the only one that can hold bytes."""
+LABELS = ("label", "cls", "labels", "class", "fine_label", "target")
+KEPT_GROUPS = 2
+"""Row groups that a process keeps: neighbours are asked for one after the other."""
+
+
+def pyarrow(what: str) -> Any:
+    """Import pyarrow, or say how to get it."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f"{what} needs pyarrow, which is not installed: pip install 'kernelzoo[embed]'") from None
+    return pyarrow
+
+
+class Parquet(Source):
+    """Images of Parquet files, file after file and row after row.
+
+    The column of images is binary, or a struct with `bytes` in it; a label that Hugging Face's metadata gives a name has that name.
+    """
+
+    def __init__(self, where: str, parts: list[str]) -> None:
+        pyarrow(f"reading {where}")
+        keys: list[str] = []
+        labels: list[str | None] = []
+        self._parts = parts
+        self._groups: list[tuple[int, int, int]] = []
+        """Part, number in it, and first row among all rows, of every row group."""
+        self._columns: list[str] = []
+        for number, (part, name) in enumerate(zip(parts, short_names(parts), strict=True)):
+            with files.opened(part) as file:
+                read, column, told = _read_part(part, file)
+            self._columns.append(column)
+            row = 0
+            for group, rows in enumerate(read):
+                self._groups.append((number, group, len(keys) + row))
+                row += rows
+            keys += [f"{name}#{i}" for i in range(row)]
+            labels += told if told is not None else [None] * row
+        super().__init__(where, keys, labels, map(files.stamp, parts))
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._cache: OrderedDict[int, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_cache", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._fresh()
+
+    def read(self, index: int) -> bytes:
+        """Return the bytes of one row's image.
+
+        Raises:
+            FileNotFoundError: the row holds none.
+        """
+        from bisect import bisect_right
+
+        group = bisect_right(self._groups, index, key=lambda entry: entry[2]) - 1
+        with self._lock:
+            if group not in self._cache:
+                self._cache[group] = self._load(group)
+                while len(self._cache) > KEPT_GROUPS:
+                    self._cache.popitem(last=False)
+            self._cache.move_to_end(group)
+            values = self._cache[group]
+        value = values[index - self._groups[group][2]].as_py()
+        if value is None:
+            raise FileNotFoundError(f"{self._keys[index]} holds no bytes: write the data set with its images inside")
+        return value
+
+    def _load(self, group: int) -> pa.Array:
+        from pyarrow import parquet
+
+        part, number, _ = self._groups[group]
+        with files.opened(self._parts[part]) as file:
+            column = parquet.ParquetFile(file).read_row_group(number, columns=[self._columns[part]]).column(0).combine_chunks()
+        return column.field("bytes") if hasattr(column, "field") and column.type.num_fields else column
+
+
+def _read_part(part: str, file: Any) -> tuple[list[int], str, list[str | None] | None]:
+    """Return the rows of each row group, the name of the column of images, and the labels, None where there are none."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        opened = parquet.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{part} can't be read as Parquet: {str(error).splitlines()[0]}") from None
+    schema, metadata = opened.schema_arrow, opened.metadata
+    column = _images(schema, part)
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    found = next((name for name in LABELS if name in schema.names), None)
+    if found is None:
+        return rows, column, None
+    names = _class_names(schema, found)
+    values = opened.read(columns=[found]).column(0).to_pylist()
+    named = [names[v] if names and isinstance(v, int) and 0 <= v < len(names) else v for v in values]
+    return rows, column, [None if value is None else str(value) for value in named]
+
+
+def _images(schema: pa.Schema, part: str) -> str:
+    import pyarrow as pa
+
+    def holds_bytes(kind: pa.DataType) -> bool:
+        if pa.types.is_struct(kind):
+            return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+        return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+
+    able = [field.name for field in schema if holds_bytes(field.type)]
+    column = next((name for name in IMAGES if name in able), able[0] if len(able) == 1 else None)
+    if column is None:
+        what = f"which of {', '.join(able)} holds images is not clear" if able else f"none of {', '.join(schema.names)} holds bytes"
+        raise ValueError(f"{part}: {what}; call the column image, binary or a struct of bytes and path")
+    return column
+
+
+def _class_names(schema: pa.Schema, column: str) -> list[str]:
+    """Return the names that Hugging Face's metadata gives to a column of class numbers; [] where it has none."""
+    try:
+        told = json.loads((schema.metadata or {})[b"huggingface"])
+        return [str(name) for name in told["info"]["features"][column]["names"]]
+    except (KeyError, TypeError, ValueError):
+        return []
