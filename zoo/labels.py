@@ -22,21 +22,38 @@ class Label:
     wnid: str | None = None
 
 
-@cache
 def labels(name: str) -> tuple[Label, ...]:
     """Read the labels of a data set.
 
     Args:
-        name: as in `Checkpoint.labels`, "imagenet1k" or "cifar10".
+        name: as in `Checkpoint.labels`, "imagenet1k" or "cifar10", or the path of such a table, as `zoo finetune` writes one.
 
     Returns:
         One label per class: ``labels("imagenet1k")[i]`` is what logit i means.
 
     Raises:
-        ValueError: there is no table of that name.
+        ValueError: there is no table of that name, or it is damaged.
     """
+    path = Path(name)
+    if path.suffix == ".tsv":
+        try:
+            stat = path.stat()
+            return _read(path, stat.st_mtime_ns, stat.st_size)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{name} is no table of labels ({error}); each line is a WordNet id or nothing, a tab, a name") from None
+    return _shipped(name)
+
+
+@cache
+def _shipped(name: str) -> tuple[Label, ...]:
     tables = {table.stem: table for table in sorted(TABLES.glob("*.tsv"))}
     if name not in tables:
         raise ValueError(f"there are no labels named {name!r}; there are {', '.join(tables)}. A record without labels has labels = None.")
-    rows = (line.split("\t") for line in tables[name].read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return _read(tables[name], 0, 0)
+
+
+@cache
+def _read(table: Path, mtime_ns: int, size_bytes: int) -> tuple[Label, ...]:
+    del mtime_ns, size_bytes  # in the key: a file that changed is read again
+    rows = (line.split("\t") for line in table.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
     return tuple(Label(text, wnid or None) for wnid, text in rows)

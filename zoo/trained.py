@@ -7,7 +7,7 @@ import logging
 import mmap
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,9 +18,21 @@ from torch import Tensor
 import weights
 from convert import formats, names
 from convert.formats import pytorch, safetensors
-from weights import BadRecord, Checkpoint, NoPretrainedWeights, Preprocessing, UnknownWeights, UnsupportedFormat, WeightsMismatch
+from weights import (
+    BadRecord,
+    Checkpoint,
+    HashMismatch,
+    NoPretrainedWeights,
+    Preprocessing,
+    UnknownWeights,
+    UnsupportedFormat,
+    WeightsMismatch,
+)
+from zoo.classes import choose_classes
+from zoo.dilation import dilate
 from zoo.labels import labels as labels_named
 from zoo.model import CATALOGUE, Model
+from zoo.runs import WEIGHTS, is_run, read_row
 from zoo.surgery import adapt_stem, replace_head, with_channels
 
 log = logging.getLogger("zoo")
@@ -37,6 +49,8 @@ def trained(
     *,
     num_classes: int | None = None,
     in_channels: int | None = None,
+    classes: Sequence[str] | None = None,
+    output_stride: int | None = None,
     verify: Literal["load", "stamp"] = "load",
     progress: bool = True,
     kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
@@ -49,8 +63,12 @@ def trained(
         model: a class of the catalogue, `VGG19`, or one that derives from it.
         source: None for the default checkpoint, the tag of another, "hf://org/repo[@revision][/file]", "https://…", or a path. A
             known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
-            `convert.formats` reads; its options and preprocessing come from the file and from its naming.
+            `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
+            run of `zoo finetune`, "runs/x".
         num_classes: another number of classes than the checkpoint's puts a new, untrained classifier on the trained body.
+        classes: WordNet ids and names, ["n02123045", "tabby", "dog"], instead of `num_classes`: rows of the checkpoint's classifier
+            are reused, averaged for what stands above them ("dog"), and drawn anew for the rest; see `zoo.classes.choose_classes`.
+        output_stride: of the last map, 8 or 16: behind it, layers are dilated instead; see `zoo.dilation.dilate`.
         in_channels: another number of channels than the checkpoint's adapts the first convolution, see `zoo.surgery.adapt_stem`.
         verify: "load" hashes the very bytes that become tensors; "stamp" maps a file whose stamp (size, times, inode) was taken
             after a full check, for many short processes.
@@ -79,6 +97,8 @@ def trained(
     for argument, value in (("num_classes", num_classes), ("in_channels", in_channels)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{argument} is a whole number of at least 1, got {value!r}")
+    if classes is not None and num_classes is not None:
+        raise ValueError(f"classes={list(classes)!r:.60} says how many there are; leave num_classes={num_classes} out")
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
     for argument, value, allowed in (("kernel_convention", kernel_convention, CONVENTIONS), ("spatial", spatial, SPATIALS)):
@@ -100,6 +120,10 @@ def trained(
         adapt_stem(network, in_channels)
     if num_classes is not None and (fresh or num_classes != network.num_classes):
         replace_head(network, num_classes)
+    if classes is not None:
+        choose_classes(network, classes)
+    if output_stride is not None:
+        dilate(network, output_stride)
     return network
 
 
@@ -215,6 +239,8 @@ def _read(
         if not path.exists():
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
             raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
+        if path.is_dir() and is_run(path):
+            return _of_run(model, path)
         try:
             format = formats.sniff(path)
         except UnsupportedFormat:
@@ -234,6 +260,18 @@ def _read(
     buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress)
     if not record.num_classes:
         record = _recognised(record, weights.get(record, to_safetensors=to_safetensors).source_sha256)
+    return record, safetensors.tensors(buffer)
+
+
+def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
+    """Read the result of `zoo finetune`: its folder holds a row of the registry and the file that the row promises."""
+    record = read_row(folder)
+    if record.model != model.variant().__name__:
+        raise WeightsMismatch(f"{folder} is a run of {record.model}: trained({record.model}, …), not of {model.variant().__name__}")
+    file = folder / WEIGHTS
+    sha256, buffer = weights.read_file(file)
+    if sha256 != record.sha256:
+        raise HashMismatch(f"{file}: expected sha256 {record.sha256}, got {sha256}; zoo finetune --resume {folder} writes it again")
     return record, safetensors.tensors(buffer)
 
 

@@ -1,0 +1,65 @@
+"""Two processes with the same images a step end where one ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from small import Tiny
+
+from zoo.finetuning import finetune
+
+DRIVER = Path(__file__).with_name("small.py")
+
+
+def start(told: dict[str, Any]) -> None:
+    """Do what torchrun does, without its half a minute of imports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    launch = [sys.executable, "-W", "error", str(DRIVER), json.dumps(told)]
+    both = [
+        subprocess.Popen(launch, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], "\n".join(errors)
+
+
+def test_two_processes_end_where_one_ends_copied_or_divided(photos: Path, tmp_path: Path) -> None:
+    told: dict[str, Any] = {
+        "data": str(photos),
+        "from_scratch": True,
+        "batch": 12,
+        "epochs": 3,
+        "lr": 0.05,
+        "head_epochs": 1,
+        "device": "cpu",
+    }
+    told |= {"mixup": 0.2, "ema": 0.9, "balance": True, "clip": 1.0, "label_smoothing": 0.1, "accumulate": 1, "warmup": 0.2}
+    (photos / "cat" / "003.png").write_bytes(b"")
+    folders = {name: {"out": str(tmp_path / name), "fsdp": name == "divided"} for name in ("copied", "divided")}
+    other = {"randaugment": 4, "workers": 0, "batch": 16, "accumulate": 2}
+    start({**told, "runs": [*folders.values(), {"out": str(tmp_path / "decoded"), **other}]})
+    for name, more in (("alone", {}), ("alone-decoded", other)):
+        finetune(Tiny, out=tmp_path / name, **{**told, **more})
+    for alone, others in (("alone", ["copied", "divided"]), ("alone-decoded", ["decoded"])):
+        wanted = load_file(tmp_path / alone / "last.safetensors")
+        for other in others:
+            found = load_file(tmp_path / other / "last.safetensors")
+            assert found.keys() == wanted.keys()
+            far = {key: (found[key].double() - wanted[key].double()).abs().max().item() for key in wanted}
+            assert max(far.values()) < 1e-5, (other, far)
+            rows = [json.loads((tmp_path / run / "metrics.json").read_text()) for run in (alone, other)]
+            assert rows[0]["confusion"] == rows[1]["confusion"]
+    torch.testing.assert_close(
+        load_file(tmp_path / "copied" / "model.safetensors"), load_file(tmp_path / "alone" / "model.safetensors"), rtol=0, atol=1e-5
+    )

@@ -1,0 +1,138 @@
+"""`zoo finetune`: what is trained, how, and where its result goes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from zoo.console import BuildOption, JsonOption, QuietOption, WeightsOption, build_options, err, names, out, print_json
+from zoo.search import model_class
+
+if TYPE_CHECKING:
+    from zoo.finetuning import Run
+
+
+def finetune(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DATA]", help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network.")] = "MobileNetV2",
+    folder: Annotated[Path, typer.Option("--out", help="The run's folder.")] = Path("runs/finetune"),
+    tag: WeightsOption = None,
+    scratch: Annotated[bool, typer.Option("--from-scratch", help="Fresh weights.")] = False,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with this run; a few settings may change: --lr.")] = None,
+    find_lr: Annotated[bool, typer.Option("--find-lr", help="Only look for a learning rate, and draw it as PNG.")] = False,
+    val: Annotated[str | None, typer.Option(help="Images to measure on; a share of DATA if left out and DATA has no val folder.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the images; 10.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps instead.")] = None,
+    head_epochs: Annotated[int | None, typer.Option(help="Of those, epochs in which only the new head learns.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images of a step, over all processes; 64.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts of a step, to need less memory.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Of weights; biases and norms have none.")] = None,
+    layer_decay: Annotated[float | None, typer.Option(help="Factor of the rate from a layer to the one before it.")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Share of a target for all other classes.")] = None,
+    randaugment: Annotated[int | None, typer.Option(help="Magnitude 1..30.")] = None,
+    mixup: Annotated[float | None, typer.Option(help="Alpha.")] = None,
+    cutmix: Annotated[float | None, typer.Option(help="Alpha.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of the mean of the weights, 0.999.")] = None,
+    balance: Annotated[bool | None, typer.Option("--balance", help="Rare classes count more.")] = None,
+    freeze_norm: Annotated[bool | None, typer.Option("--freeze-norm", help="BatchNorm keeps its statistics.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Greatest norm of the gradient.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Evaluations without a better one that end the run.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that decode.")] = None,
+    fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Divide the network among the processes of torchrun.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    more: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, warmup=0.1; may be repeated.")
+    ] = None,
+    option: BuildOption = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Teach a network the classes of your images; `torchrun --nproc-per-node 4 -m zoo finetune …` uses several GPUs.
+
+    The run's folder is then a source: `zoo predict PHOTO --model FOLDER`, trained(MobileNetV2, "FOLDER").
+    """
+    from zoo.finetuning import Stopped, find_rate
+    from zoo.finetuning import finetune as train
+
+    told = {name: value for name, value in locals().items() if name in _settings() and value is not None} | _more(more)
+    if resume is not None:
+        if data is not None or find_lr or scratch or tag is not None:
+            raise typer.BadParameter("the run's folder says which images and weights; leave the others out", param_hint="--resume")
+        named: dict[str, Any] = {"model": None, "data": None, "out": resume, "resume": True}
+    elif data is None:
+        raise typer.BadParameter("which images? A folder with a folder a class, or --resume FOLDER", param_hint="DATA")
+    else:
+        cls = model_class(model)
+        named = {"model": cls, "data": data, "weights": tag, "from_scratch": scratch, "options": build_options(option, cls)}
+        if find_lr:
+            rates = find_rate(**named, val=val, **told)
+            folder.mkdir(parents=True, exist_ok=True)
+            drawn = rates.draw(folder / "rates.png")
+            out.print(f"the loss falls fastest at --lr {rates.suggested:.2g}; drawn in {escape(str(drawn))}", soft_wrap=True)
+            return
+        named |= {"out": folder, "val": val}
+    try:
+        run = train(**named, progress=not quiet, **told)
+    except Stopped as stopped:
+        err.print(escape(str(stopped)), soft_wrap=True)
+        raise
+    if int(os.environ.get("RANK", "0")) == 0:
+        _show(run, as_json)
+
+
+def _show(run: Run, as_json: bool) -> None:
+    metrics = run.metrics
+    if as_json:
+        measured = None if metrics is None else {**metrics.summary(), "classes": metrics.rows(run.classes)}
+        print_json({"folder": str(run.folder), "steps": run.steps, "metrics": measured, "unreadable": run.unreadable})
+        return
+    for reason in list(run.unreadable.values())[:5]:
+        err.print(f"[yellow]left out:[/yellow] {escape(reason)}", soft_wrap=True)
+    if metrics is not None:
+        table = Table(box=None, header_style="bold")
+        for heading in ("class", "measured", "precision", "recall", "F1"):
+            table.add_column(heading, justify="left" if heading == "class" else "right")
+        for row in metrics.rows(run.classes)[:40]:
+            figures = (f"{100 * row[name]:.1f}" for name in ("precision", "recall", "f1"))
+            table.add_row(escape(row["class"]), str(row["images"]), *figures)
+        out.print(table)
+        figures = f"{100 * metrics.accuracy:.2f} % of {metrics.count} right, F1 {100 * metrics.macro_f1:.2f} %, kappa {metrics.kappa:.3f}"
+        out.print(f"[bold]{figures}[/bold], after {run.steps} steps", soft_wrap=True)
+    name = type(run.model).__name__ if run.model is not None else "MODEL"
+    out.print(f"{escape(str(run.folder / 'report.html'))}; zoo predict PHOTO --model {escape(str(run.folder))}", soft_wrap=True)
+    out.print(f'[dim]trained({name}, "{escape(str(run.folder))}")[/dim]', soft_wrap=True)
+
+
+def _settings() -> dict[str, Any]:
+    from zoo.finetuning import Settings
+
+    return {field.name: field.type for field in fields(Settings)}
+
+
+def _more(pairs: list[str] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"a setting looks like warmup=0.1, not {pair!r}", param_hint="--set")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found

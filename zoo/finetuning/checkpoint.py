@@ -1,0 +1,119 @@
+"""A run's state on disk: one safetensors file, replaced whole, from which a run goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from zoo.finetuning.average import Average
+from zoo.finetuning.distributed import fill, whole
+from zoo.runs import save_tensors
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+KEY = "run"
+"""Under this name the file's metadata hold what is no tensor, as JSON."""
+
+
+class Damaged(ValueError):
+    """A checkpoint is not this run's; the message says what to do."""
+
+
+def collect(model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+    """Copy all tensors of a run's state to the CPU, whole; of a divided network every process has to ask.
+
+    The state of a parameter's optimiser is under the parameter's name. There is no state of random numbers: see
+    `zoo.finetuning.chance`.
+    """
+    found = {f"model.{name}": whole(value) for name, value in model.state_dict().items()}
+    if average is not None:
+        found |= {f"ema.{name}": whole(value) for name, value in average.tensors.items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                found[f"optimizer.{name}.{key}"] = whole(value)
+    return found
+
+
+def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer | None, average: Average | None) -> None:
+    """Put a run's state back, in place.
+
+    Args:
+        tensors: what `collect` gave.
+        model: of the same shapes.
+        optimizer: fresh, over the same parameters; None leaves its state out.
+        average: or None where the run has none.
+
+    Raises:
+        Damaged: tensors are missing or of other shapes.
+    """
+    targets = {f"model.{name}": value for name, value in model.state_dict().items()}
+    if average is not None:
+        targets |= {f"ema.{name}": value for name, value in average.tensors.items()}
+    wrong = [name for name, value in targets.items() if name not in tensors or tensors[name].shape != value.shape]
+    if wrong:
+        raise Damaged(f"the checkpoint has no fitting {', '.join(wrong[:5])}: it is of another network, or the run had another setting")
+    for name, value in targets.items():
+        fill(value, tensors[name])
+    if optimizer is None:
+        return
+    for name, parameter in model.named_parameters():
+        prefix = f"optimizer.{name}."
+        for full, value in tensors.items():
+            if full.startswith(prefix):
+                key = full[len(prefix) :]
+                if value.shape == parameter.shape:
+                    optimizer.state[parameter][key] = torch.zeros_like(parameter)
+                    fill(optimizer.state[parameter][key], value)
+                else:
+                    optimizer.state[parameter][key] = value.clone()
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], best: bool) -> None:
+    """Write the state as the last one and, if `best`, as the best one too; a reader finds the old or the new file, never a part.
+
+    The best one appears first: a run that is killed in between goes on from before it and finds the same best again.
+    """
+    unfinished = folder / f".{LAST}.{os.getpid()}"
+    try:
+        save_tensors(tensors, unfinished, {"format": "pt", KEY: json.dumps(facts)})
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        if best:
+            copy = folder / f".{BEST}.{os.getpid()}"
+            copy.unlink(missing_ok=True)
+            try:
+                os.link(unfinished, copy)
+            except OSError:  # a file system without links
+                shutil.copyfile(unfinished, copy)
+            copy.replace(folder / BEST)
+        unfinished.replace(folder / LAST)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a state and its facts.
+
+    Raises:
+        Damaged: the file is none that `write` wrote.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})[KEY])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118  # it is no dict
+    except Exception as error:  # safetensors has an error of its own, and damage can look like anything
+        raise Damaged(f"{path} is no checkpoint of a run ({error}); delete it to start the run afresh") from error
+
+
+def sweep(folder: Path) -> None:
+    """Delete what killed processes left half-written."""
+    for left in folder.glob(".*.safetensors.*"):
+        left.unlink(missing_ok=True)

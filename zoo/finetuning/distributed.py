@@ -1,0 +1,217 @@
+"""Several processes, on one machine or many: who they are, and how a network becomes one over all of them.
+
+The loss is a mean over the images of a whole step, so the mean of the processes' gradients is the gradient of one process that
+has them all. BatchNorm takes its statistics over all processes; with more than one, every number is the same as with one, but for
+the order of sums and the draws of dropout, which differ between processes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The processes of a run.
+
+    Attributes:
+        rank: this one's number, 0 writes the files.
+        size: how many there are.
+        device: where this one computes.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Give every process the values of all, by rank."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def any(self, value: bool) -> bool:
+        """Tell whether it is true in any process."""
+        return any(self.gather(value)) if self.size > 1 else value
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        if self.size > 1:
+            dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" and self.device.index is not None else None)
+
+
+@contextmanager
+def world(device: str | None) -> Iterator[World]:
+    """Join the processes that torchrun started; alone where it started none.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:1"; None takes a GPU where there is one.
+
+    Raises:
+        ValueError: the device is none, or not there; or there are more processes than GPUs.
+    """
+    size, rank, local = (int(os.environ.get(name, usual)) for name, usual in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")))
+    place = chosen(device, local if size > 1 else None)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if size == 1 or dist.is_initialized():
+        yield World(dist.get_rank() if size > 1 else 0, size, place)
+        return
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
+    try:
+        yield World(rank, size, place)
+    finally:
+        dist.destroy_process_group()
+
+
+def chosen(device: str | None, local: int | None) -> torch.device:
+    """Turn a device's name into a device; `local` is the process's number on this machine, where there are several."""
+    there = torch.cuda.is_available()
+    try:
+        place = torch.device(device or ("cuda" if there else "cpu"))
+    except RuntimeError:
+        raise ValueError(f'a device is "cpu", "cuda" or "cuda:1", got {device!r}') from None
+    if place.type not in ("cpu", "cuda"):
+        raise ValueError(f'a device is "cpu", "cuda" or "cuda:1", got {device!r}')
+    if place.type == "cpu":
+        return place
+    index = local if local is not None and place.index is None else place.index or 0
+    if not there or index >= torch.cuda.device_count():
+        count = torch.cuda.device_count() if there else 0
+        raise ValueError(f"there is no cuda:{index}: this machine has {count} GPUs; start as many processes as GPUs, or device='cpu'")
+    return torch.device("cuda", index)
+
+
+class _Sum(torch.autograd.Function):
+    """A sum over all processes whose gradient is the sum over all processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class SharedBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm over the images of all processes, where torch.nn.SyncBatchNorm has no kernel: on the CPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (B, C, H, W); in eval mode with the running statistics."""
+        if not self.training:
+            return super().forward(input)
+        kind, input = input.dtype, input.float()
+        count = torch.tensor([input.numel() / input.shape[1]], dtype=input.dtype, device=input.device)
+        total = _total(torch.cat([input.sum((0, 2, 3)), count]))
+        number = total[-1].detach()
+        mean = total[:-1] / number
+        centred = input - mean[:, None, None]
+        variance = _total(centred.square().sum((0, 2, 3))) / number
+        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+                weight = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked or 1)
+                self.running_mean.lerp_(mean.detach(), weight)
+                self.running_var.lerp_(variance.detach() * number / (number - 1), weight)
+        normal = centred * torch.rsqrt(variance + self.eps)[:, None, None]
+        if self.weight is not None:
+            normal = normal * self.weight[:, None, None] + self.bias[:, None, None]
+        return normal.to(kind)
+
+
+def _total(x: Tensor) -> Tensor:
+    result = _Sum.apply(x)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def share_norms(model: nn.Module, device: torch.device) -> None:
+    """Let every BatchNorm take its statistics over all processes, in place; names and tensors stay as they are."""
+    if device.type == "cuda":
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return
+    for layer in model.modules():
+        if type(layer) is nn.BatchNorm2d:
+            layer.__class__ = SharedBatchNorm2d
+
+
+def spread(model: nn.Module, here: World, units: list[nn.Module], fsdp: bool) -> nn.Module:
+    """Make one network of all processes' networks.
+
+    Args:
+        model: on the device; with `fsdp` its parameters become divided tensors, in place.
+        here: the processes.
+        units: the layers that FSDP gathers one after the other.
+        fsdp: whether to divide parameters, gradients and optimiser.
+
+    Returns:
+        What is to be called in a step.
+    """
+    if fsdp:
+        from torch.distributed.fsdp import fully_shard
+
+        for part in (*units, model):  # in float32, autocast does the rest: BatchNorm takes no statistics of another type than its weights
+            fully_shard(part)
+        return model
+    if here.size == 1:
+        return model
+    indices = [here.device.index] if here.device.type == "cuda" else None
+    known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the name before torch 2.15
+    still: dict[str, Any] = {name: False}
+    return nn.parallel.DistributedDataParallel(model, device_ids=indices, **still)
+
+
+def no_exchange(model: nn.Module, quiet: bool) -> Any:
+    """Return a context in which a backward pass keeps its gradients to itself, if `quiet`: more parts of the step follow."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.no_sync() if quiet else nullcontext()
+    if callable(setter := getattr(model, "set_requires_gradient_sync", None)):
+        setter(not quiet)
+    return nullcontext()
+
+
+def whole(x: Tensor) -> Tensor:
+    """Return all of a tensor, on the CPU, that FSDP may have divided; every process has to ask."""
+    full: Any = getattr(x, "full_tensor", None)
+    return (x if full is None else full()).detach().to("cpu", copy=True).contiguous()
+
+
+def fill(target: Tensor, value: Tensor) -> None:
+    """Put the whole tensor `value` into `target`, which FSDP may have divided."""
+    mesh = getattr(target, "device_mesh", None)
+    with torch.no_grad():
+        if mesh is None:
+            target.copy_(value)
+            return
+        from torch.distributed.tensor import distribute_tensor
+
+        target.copy_(distribute_tensor(value.to(target.device), mesh, target.placements))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def tidy(model: nn.Module) -> nn.Module:
+    """Return what is inside DistributedDataParallel, or the network itself."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model

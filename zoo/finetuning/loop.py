@@ -1,0 +1,314 @@
+"""The steps of a run: train, measure, save, and stop where it must."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from zoo.finetuning import checkpoint
+from zoo.finetuning.average import Average
+from zoo.finetuning.batches import Batch, Batches, Unreadable
+from zoo.finetuning.chance import seed_of
+from zoo.finetuning.distributed import World, no_exchange, share_norms, spread, tidy
+from zoo.finetuning.evaluating import Measured, evaluate
+from zoo.finetuning.losses import loss_of
+from zoo.finetuning.plan import Plan, log_every
+from zoo.finetuning.schedule import freeze, layers, make_optimizer, rate_at, set_rate, training_mode
+from zoo.finetuning.settings import Settings
+from zoo.model import Model
+
+FLUSH = {"cpu": 1, "cuda": 20}
+"""Steps after which a loss is looked at: a GPU would have to wait each time."""
+
+
+class NotFinite(FloatingPointError):
+    """The loss became NaN or infinite; the message says at which step, what is kept and what to try."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Somebody stopped the run; its state is saved, and the message says how it goes on."""
+
+
+class Trainer:
+    """A run between its first and its last step.
+
+    Args:
+        model: the network, on its device.
+        train: what it learns from.
+        val: what it is measured on, or None.
+        settings: of the run.
+        plan: of the run.
+        here: the processes.
+        folder: where checkpoints and the log go.
+        unreadable: the images that can't be read.
+        tell: called with (step, loss, images a second) now and then.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        train: Batches,
+        val: Batches | None,
+        settings: Settings,
+        plan: Plan,
+        here: World,
+        folder: Path,
+        unreadable: Unreadable,
+        tell: Callable[[int, float, float], None],
+    ) -> None:
+        self.model, self.train, self.val, self.settings, self.plan, self.here = model, train, val, settings, plan, here
+        self.folder, self.unreadable, self._tell = folder, unreadable, tell
+        self.half = settings.precision == "bfloat16" or (settings.precision == "auto" and here.device.type == "cuda")
+        if here.size > 1 and not settings.freeze_norm:
+            share_norms(model, here.device)
+        if settings.fsdp:
+            spread(model, here, layers(model), True)
+        self.average = Average(model, settings.ema) if settings.ema else None
+        self.step, self.since, self.done = 0, 0, False
+        self.best: dict[str, float] | None = None
+        self._pending: list[float] = []
+        self._fresh: list[Tensor] = []
+        self._saved, self._flushed = time.monotonic(), (time.monotonic(), 0)
+        self._interrupted = False
+        self._phase()
+
+    def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Go on from what `checkpoint.read` gave."""
+        self.step, self.since, self.done = facts["step"], facts["since"], facts["done"]
+        self.best, self._pending = facts["best"], facts["pending"]
+        for key, reason in facts["unreadable"].items():
+            self.unreadable.add(key, reason)
+        start, _, _ = self._phase()
+        checkpoint.restore(tensors, self.model, self.optimizer if self.step > start else None, self.average)
+        if self.here.first:
+            self._trim()
+
+    def run(self) -> None:
+        """Train to the end, or until the figures stop to improve.
+
+        Raises:
+            NotFinite: the loss is no number any more.
+            Stopped: Ctrl-C; the state is saved.
+            TooManyUnreadable: as it says.
+        """
+        with self._interruptible():
+            while not self.done:
+                self._train(self._phase()[1])
+            self._check_all()
+
+    def _phase(self) -> tuple[int, int, bool]:
+        """Set up the optimiser and the processes for the phase of the present step: (its first step, its end, only the head)."""
+        head_only = self.step < self.plan.head
+        phase = (0, self.plan.head, True) if head_only else (self.plan.head, self.plan.total, False)
+        if getattr(self, "phase", None) == phase:
+            return phase
+        self.phase, self.network, self._call = phase, self.model, None  # an older DistributedDataParallel has to let go first
+        freeze(self.model, head_only and not self.settings.fsdp)  # a divided parameter can't change its mind later
+        self.optimizer = make_optimizer(self.model, self.settings, head_only)
+        self.network: nn.Module = self.model if self.settings.fsdp else spread(self.model, self.here, [], False)
+        self._call: Any = torch.compile(self.network) if self.settings.compile else self.network
+        return phase
+
+    def _train(self, stop: int) -> None:
+        begin, end, head_only = self.phase
+        batches = self.train.training(self.step, stop, self.plan.batch)
+        training_mode(self.network, head_only or self.settings.freeze_norm)
+        every = FLUSH.get(self.here.device.type, 1)
+        while self.step < stop and not self.done:
+            set_rate(self.optimizer, self.plan.rate * rate_at(self.step, begin, end, self.settings))
+            self._fresh.append(self._one(batches))
+            self.step += 1
+            if self.average is not None:
+                self.average.update(self.model, self.step - 1)
+            measure_now = self.step % self.plan.eval_every == 0 or self.step == self.plan.total
+            save_now = self.settings.save_steps is not None and self.step % self.settings.save_steps == 0
+            leave, agree = False, self.step % every == 0 or (self.here.size == 1 and self._interrupted)
+            if measure_now or save_now or agree:
+                self._flush()
+            if agree:  # all processes have to stop and save at the same step
+                late = time.monotonic() - self._saved > 60 * self.settings.save_minutes
+                told = self.here.gather((self._interrupted, late))
+                leave, save_now = any(t[0] for t in told), save_now or told[0][1]
+            if measure_now:
+                self._judge()
+                training_mode(self.network, head_only or self.settings.freeze_norm)
+            elif save_now or leave:
+                self.save(best=False)
+            if leave and not self.done:
+                raise Stopped(f"stopped after step {self.step} of {self.plan.total}; go on with: zoo finetune --resume {self.folder}")
+
+    def _one(self, batches: Iterator[Batch]) -> Tensor:
+        """Do one step; return its loss, not yet looked at."""
+        turns, total = self.settings.accumulate, torch.zeros((), device=self.here.device)
+        for turn in range(turns):
+            batch = next(batches)
+            torch.manual_seed(seed_of(self.settings.seed, "step", self.step, self.here.rank, turn))
+            with no_exchange(self.network, turn < turns - 1):
+                with self._precision():
+                    outputs = self._call(self._laid_out(batch.images))
+                loss = loss_of(outputs, batch, self.settings.label_smoothing) / turns
+                loss.backward()
+            total += loss.detach()
+        if self.settings.clip is not None:
+            learning = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(learning, self.settings.clip)
+        self.optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+        return total
+
+    def _flush(self) -> None:
+        """Look at the losses since the last time, and write them down."""
+        if not self._fresh:
+            return
+        losses = torch.stack(self._fresh)
+        if self.here.size > 1:
+            dist.all_reduce(losses)
+            losses /= self.here.size
+        values, first = losses.tolist(), self.step - len(self._fresh)
+        self._fresh = []
+        now, before = time.monotonic(), self._flushed
+        self._flushed = (now, self.step)
+        for number, value in enumerate(values):
+            step = first + number + 1
+            if not math.isfinite(value):
+                raise NotFinite(self._not_finite(step, value))
+            self._pending.append(value)
+            if step % log_every(self.plan) == 0 or step == self.plan.total:
+                rate = self.plan.rate * rate_at(step - 1, self.phase[0], self.phase[1], self.settings)
+                mean = sum(self._pending) / len(self._pending)
+                self._pending, now_s = [], round(time.time(), 3)
+                self._log(
+                    {"kind": "train", "step": step, "epoch": round(step / self.plan.per_epoch, 4), "loss": mean, "lr": rate, "time": now_s}
+                )
+        speed = (self.step - before[1]) * self.plan.batch / max(1e-9, now - before[0])
+        self._tell(self.step, values[-1], speed)
+
+    def _judge(self) -> None:
+        """Measure, keep the state, and decide whether it is the best and whether to stop."""
+        better = self.val is None
+        if self.val is not None:
+            metrics = self.evaluate().metrics
+            figure = metrics.figure(self.settings.monitor)
+            sign = -1 if self.settings.monitor == "loss" else 1
+            better = self.best is None or sign * figure > sign * self.best["figure"]
+            self.since = 0 if better else self.since + 1
+            if better:
+                self.best = {"step": self.step, "figure": figure}
+            self._log({"kind": "eval", "step": self.step, "epoch": round(self.step / self.plan.per_epoch, 4), **metrics.summary()})
+        else:
+            self.best = {"step": self.step, "figure": 0.0}
+        self._check_all()
+        patience = self.settings.patience
+        self.done = self.step >= self.plan.total or (patience is not None and self.since >= patience)
+        self.save(better)
+        self._flushed = (time.monotonic(), self.step)
+
+    def evaluate(self, precise: bool = False) -> Measured:
+        """Measure the network, or the mean of its weights, on the images to measure on; every process gets all figures.
+
+        Args:
+            precise: compute in float32, as `predict` does.
+        """
+        assert self.val is not None
+        model = tidy(self.network)
+        model.eval()
+        size = max(1, min(256, 2 * self.plan.batch // self.here.size))
+        inside = self.average.inside(self.model) if self.average is not None else nullcontext()
+        with inside, torch.no_grad(), nullcontext() if precise else self._precision():
+            measured = evaluate(model, self.val, self.here, size, self._laid_out)
+        if not np.isfinite(measured.probabilities).all():
+            raise NotFinite(self._not_finite(self.step, math.nan))
+        return measured
+
+    def save(self, best: bool) -> None:
+        """Write the state, as the best one too if it is; every process has to call it."""
+        tensors = checkpoint.collect(self.model, self.optimizer, self.average) if self.here.first or self.settings.fsdp else {}
+        if not all(bool(value.isfinite().all()) for value in tensors.values()):
+            raise NotFinite(self._not_finite(self.step, math.nan))
+        if self.here.first:
+            facts = {"step": self.step, "since": self.since, "best": self.best, "done": self.done, "pending": self._pending}
+            checkpoint.write(self.folder, tensors, facts | {"unreadable": self.unreadable.reasons}, best)
+        self._saved = time.monotonic()
+
+    def _check_all(self) -> None:
+        """Let every process know what any could not read."""
+        if self.here.size > 1:
+            for reasons in self.here.gather(self.unreadable.reasons):
+                for key, reason in reasons.items():
+                    self.unreadable.add(key, reason)
+
+    def _precision(self) -> Any:
+        return torch.autocast(self.here.device.type, torch.bfloat16, enabled=self.half)
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if channels_last(self.settings, self.here) else x
+
+    def _not_finite(self, step: int, value: float) -> str:
+        rate = self.plan.rate * rate_at(step - 1, self.phase[0], self.phase[1], self.settings)
+        kept = "nothing was saved before"
+        last = self.folder / checkpoint.LAST
+        if last.is_file():
+            kept = f"the last good state is kept: step {checkpoint.read(last)[1]['step']}, {last}"
+        bf16 = ", precision='float32'" if self.half else ""
+        return (
+            f"the loss is {value} at step {step} of {self.plan.total} (epoch {step / self.plan.per_epoch:.2f}, rate {rate:.3g}); "
+            f"{kept}. Try lr={self.plan.rate / 10:.2g}, clip=1{bf16}, or look for a rate with `zoo finetune --find-lr`; a resumed run "
+            f"takes a new lr, clip and precision: zoo finetune --resume {self.folder} --lr {self.plan.rate / 10:.2g}"
+        )
+
+    def _log(self, row: dict[str, Any]) -> None:
+        if self.here.first:
+            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _trim(self) -> None:
+        """Forget what the log says of steps that will be done again."""
+        path = self.folder / "log.jsonl"
+        if path.is_file():
+            kept = []
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    if json.loads(line)["step"] <= self.step:
+                        kept.append(line)
+                except ValueError:  # the line that the kill cut
+                    continue
+            unfinished = path.with_name(".log.jsonl")
+            unfinished.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            unfinished.replace(path)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Let the first Ctrl-C, or a polite kill, end the run after its step; the second ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: Any) -> None:
+            del frame
+            if self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def channels_last(settings: Settings, here: World) -> bool:
+    """Say which memory format a run has."""
+    return here.device.type == "cuda" if settings.channels_last is None else settings.channels_last

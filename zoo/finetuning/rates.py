@@ -1,0 +1,134 @@
+"""The learning-rate finder: a short run whose rate rises, and the rate at which its loss fell fastest."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from zoo.finetuning.batches import Batches, Unreadable, in_memory
+from zoo.finetuning.chance import seed_of
+from zoo.finetuning.distributed import world
+from zoo.finetuning.drawing import Curve, chart, save
+from zoo.finetuning.losses import loss_of
+from zoo.finetuning.network import subject
+from zoo.finetuning.plan import plan_of
+from zoo.finetuning.run import quiet_random
+from zoo.finetuning.schedule import make_optimizer, set_rate, training_mode
+from zoo.finetuning.settings import Settings
+from zoo.finetuning.splits import classes_of, open_data, split
+from zoo.images import Source
+from zoo.model import Model
+
+LOW, HIGH = 1e-6, 3.0
+SMOOTH, EXPLODED = 0.9, 4.0
+"""What stays of the running mean of losses at each step, and how many times the least loss ends the search."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the finder saw.
+
+    Attributes:
+        rates: the learning rate of each step.
+        losses: its loss, smoothed.
+        suggested: a highest rate for a run.
+    """
+
+    rates: list[float]
+    losses: list[float]
+    suggested: float
+
+    def draw(self, path: str | os.PathLike[str]) -> Path:
+        """Draw losses over rates as a PNG, the suggestion marked."""
+        points = list(zip(self.rates, self.losses, strict=True))
+        return save(chart("Loss over learning rate", [Curve("smoothed loss", points)], "learning rate", True, self.suggested), Path(path))
+
+
+def find_rate(
+    model: type[Model] | Model,
+    data: str | os.PathLike[str] | Source,
+    *,
+    val: str | os.PathLike[str] | Source | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    from_scratch: bool = False,
+    options: Mapping[str, Any] | None = None,
+    tries: int = 100,
+    **settings: Any,
+) -> Rates:
+    """Try rising learning rates on a copy of a network; the arguments are those of `finetune`, and nothing is kept.
+
+    Args:
+        model: as the others, see `finetune`.
+        data: see there.
+        val: see there.
+        weights: see there.
+        from_scratch: see there.
+        options: see there.
+        tries: steps, from a rate of 1e-6 up to 3.
+        **settings: see `Settings`; the batch and the optimiser matter, as a rate fits those only.
+
+    Raises:
+        ValueError: as `finetune` raises, or the loss was no number from the first step on.
+
+    Source: Smith 2015, https://arxiv.org/abs/1506.01186, section 3.3; the suggestion is where the smoothed loss falls fastest.
+    """
+    wanted = Settings.of(settings)
+    with world(wanted.device) as here, quiet_random():
+        if here.size > 1:
+            raise ValueError("the learning-rate finder needs one process: start it without torchrun")
+        train, measured = open_data(data, val, wanted.layout)
+        built = subject(
+            model, classes_of(train, measured), wanted, source=weights, from_scratch=from_scratch, options=options or {}, preprocessing=None
+        )
+        part, _ = split(train, measured, built.classes, wanted)
+        unreadable = Unreadable(len(part), wanted.max_unreadable)
+        part, images = in_memory(part, built.steps, wanted, unreadable) or (part, None)
+        batches = Batches(part, built.steps, wanted, here, np.ones(len(part), dtype=np.float32), unreadable, images)
+        plan = plan_of(wanted, len(part), 1, built)
+        network = built.network.to(here.device)
+        for parameter in network.parameters():
+            parameter.requires_grad_(True)
+        optimizer = make_optimizer(network, wanted, head_only=False)
+        training_mode(network, wanted.freeze_norm)
+        rates: list[float] = []
+        losses: list[float] = []
+        mean = 0.0
+        half = wanted.precision == "bfloat16" or (wanted.precision == "auto" and here.device.type == "cuda")
+        stream = batches.training(0, tries, plan.batch)
+        for step in range(tries):
+            rate = LOW * (HIGH / LOW) ** (step / max(1, tries - 1))
+            set_rate(optimizer, rate)
+            total = 0.0
+            for turn in range(wanted.accumulate):
+                batch = next(stream)
+                torch.manual_seed(seed_of(wanted.seed, "step", step, 0, turn))
+                with torch.autocast(here.device.type, torch.bfloat16, enabled=half):
+                    outputs = network(batch.images)
+                loss = loss_of(outputs, batch, wanted.label_smoothing) / wanted.accumulate
+                loss.backward()
+                total += float(loss.detach())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            mean = SMOOTH * mean + (1 - SMOOTH) * total
+            smooth = mean / (1 - SMOOTH ** (step + 1))
+            if not math.isfinite(smooth) or (losses and smooth > EXPLODED * min(losses)):
+                break
+            rates.append(rate)
+            losses.append(smooth)
+    if len(losses) < 3:
+        raise ValueError("the loss was no number, or exploded, from the first steps on: look at the images and the weights")
+    return Rates(rates, losses, suggest(rates, losses))
+
+
+def suggest(rates: list[float], losses: list[float]) -> float:
+    """Return the rate at which the loss falls fastest over the logarithm of the rate, before its least value."""
+    least = max(2, int(np.argmin(losses)))
+    slopes = np.gradient(np.array(losses[: least + 1]), np.log(np.array(rates[: least + 1])))
+    return rates[int(np.argmin(slopes))]

@@ -1,0 +1,314 @@
+"""`finetune(MobileNetV2, "photos")`: the whole way from a folder of images to a source that `trained` knows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from weights import Preprocessing
+from zoo.finetuning import checkpoint, report
+from zoo.finetuning.batches import Batches, Unreadable, in_memory
+from zoo.finetuning.distributed import World, world
+from zoo.finetuning.loop import Trainer, channels_last
+from zoo.finetuning.metrics import Metrics
+from zoo.finetuning.network import Subject, rebuilt, subject
+from zoo.finetuning.plan import Plan, plan_of
+from zoo.finetuning.settings import Settings
+from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
+from zoo.images import Source
+from zoo.model import CATALOGUE, Model
+from zoo.runs import WEIGHTS, write_result
+from zoo.trained import trained
+
+log = logging.getLogger("zoo")
+
+CONFIG = "settings.json"
+CHANGEABLE = ("lr", "clip", "precision", "workers", "device", "save_steps", "save_minutes", "compile", "max_unreadable", "patience")
+"""Options that a resumed run may change; all others would make it another run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a finished run is.
+
+    Attributes:
+        folder: `trained(model, folder)` loads its weights, `report.html` shows them.
+        model: those weights, in eval mode, on the CPU; None in all processes but the first.
+        classes: in the order of the logits.
+        metrics: of the kept weights on what was set aside; None where nothing was.
+        steps: optimiser steps that were done.
+        history: the lines of `log.jsonl`.
+        unreadable: reasons by the names of images that could not be read.
+    """
+
+    folder: Path
+    model: Model | None
+    classes: list[str]
+    metrics: Metrics | None
+    steps: int
+    history: list[dict[str, Any]]
+    unreadable: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A run that is about to begin or to go on."""
+
+    subject: Subject
+    settings: Settings
+    train: Split
+    val: Split | None
+    facts: dict[str, Any]
+
+
+def finetune(
+    model: type[Model] | Model | None = None,
+    data: str | os.PathLike[str] | Source | None = None,
+    out: str | os.PathLike[str] = "runs/finetune",
+    *,
+    val: str | os.PathLike[str] | Source | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    from_scratch: bool = False,
+    resume: bool = False,
+    options: Mapping[str, Any] | None = None,
+    preprocessing: Preprocessing | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """Teach a network the classes of a folder of images, and leave a folder from which `trained` loads it.
+
+    Under torchrun all processes call it with the same arguments; the first one writes.
+
+    Args:
+        model: a class, which gets its default weights and a head for the data's classes, or a network, which is copied.
+        data: what `zoo.images.open_source` takes: a folder with a folder of images a class, tar shards, Parquet files; or a folder of
+            these named train and val (valid, validation, test). Without images to measure on, a share of each class is set aside.
+        out: the run's folder.
+        val: images to measure on, like `data`.
+        weights: of a class: a tag, URL or path, as `trained` takes it.
+        from_scratch: fresh weights instead.
+        resume: go on with the run that is in `out`; model and data may be left out, and of the settings a few may change.
+        options: constructor keywords of a class.
+        preprocessing: instead of the checkpoint's.
+        progress: whether a terminal sees a bar.
+        **settings: see `zoo.finetuning.settings.Settings`.
+
+    Returns:
+        The run; its model is loaded from the folder.
+
+    Raises:
+        ValueError, TypeError: an argument or the data can't be used; the message says what to do. Nothing was written.
+        FileExistsError: `out` holds a run, and `resume` is false.
+        FileNotFoundError: nothing is at `data`, or with `resume` no run in `out`.
+        NotFinite: the loss became NaN; the last good state is in `out`.
+        Stopped: Ctrl-C; the state is in `out`.
+        WeightsError: the weights can't be had.
+    """
+    folder = Path(out).expanduser()
+    with world(settings.get("device")) as here, quiet_random(), _one_voice(here):
+        if resume:
+            ready = _again(model, data, folder, val, settings)
+        else:
+            if model is None or data is None:
+                raise ValueError("finetune() needs a network and images: finetune(MobileNetV2, 'photos')")
+            if (folder / CONFIG).exists():
+                raise FileExistsError(
+                    f"{folder} holds a run: resume=True (zoo finetune --resume {folder}) goes on with it, or name another"
+                )
+            wanted = Settings.of(settings)
+            train, measured = open_data(data, val, wanted.layout)
+            classes = classes_of(train, measured)
+            built = subject(
+                model, classes, wanted, source=weights, from_scratch=from_scratch, options=options or {}, preprocessing=preprocessing
+            )
+            parts = split(train, measured, built.classes, wanted)
+            facts = _facts(built, wanted, data, val, (train, measured), here)
+            ready = _Ready(built, wanted, *parts, facts)
+        return _run(ready, folder, here, resume, progress)
+
+
+def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool) -> Run:
+    settings, built = ready.settings, ready.subject
+    cls = type(built.network)  # FSDP gives the network another
+    if settings.fsdp and here.size == 1:
+        raise ValueError("fsdp divides a network among processes: start them with torchrun --nproc-per-node N -m zoo finetune …")
+    unreadable = Unreadable(len(ready.train) + len(ready.val or ()), settings.max_unreadable)
+    train = _batches(ready.train, built, settings, here, unreadable)
+    val = None if ready.val is None else _batches(ready.val, built, settings, here, unreadable)
+    counts = np.bincount(train.part.targets, minlength=len(built.classes))
+    gone = [name for name, count in zip(built.classes, counts, strict=True) if not count]
+    if gone:
+        raise ValueError(f"no image of {', '.join(gone[:5])} can be read: {next(iter(unreadable.reasons.values()))}")
+    plan = plan_of(settings, len(train), here.size, built)
+    if here.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.sweep(folder)
+    here.barrier()
+    network = built.network.to(here.device)
+    if channels_last(settings, here):
+        network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    with _bar(plan, progress and here.first) as tell:
+        trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell)
+        if resume:
+            trainer.resume(*checkpoint.read(folder / checkpoint.LAST))
+        else:
+            trainer.save(best=False)
+            if here.first:  # after the state: a folder with settings can be resumed
+                _write(folder / CONFIG, json.dumps(ready.facts, indent=1) + "\n")
+        with _benchmarked():
+            trainer.run()
+    here.barrier()
+    tensors, facts = checkpoint.read(folder / checkpoint.BEST)
+    checkpoint.restore(tensors, trainer.model, None, trainer.average)
+    measured = trainer.evaluate(precise=True) if val is not None else None
+    metrics = measured.metrics if measured else None
+    if here.first:
+        prefix = "ema." if trainer.average is not None else "model."
+        row = write_result(
+            folder,
+            {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)},
+            model=cls.variant().__name__,
+            options=built.options,
+            classes=built.classes,
+            preprocessing=built.steps,
+            base=built.base,
+            metrics=_percentages(metrics),
+            metrics_data=f"{metrics.count} images of {ready.facts['val'] or ready.facts['data']}" if metrics else None,
+        )
+        about = {
+            **ready.facts,
+            "result": {
+                "weights": str(folder / WEIGHTS),
+                "sha256": row.sha256,
+                "kept": f"step {facts['step']} of {trainer.step}",
+                "learnt from": f"{len(train)} images of {len(built.classes)} classes; {row.provenance}",
+            },
+            "unreadable": unreadable.reasons,
+        }
+        report.write(folder, about, built.classes, measured, ready.val.source if ready.val else None)
+        if unreadable.reasons:
+            _write(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in unreadable.reasons.items()))
+    here.barrier()
+    loaded = trained(cls, folder) if here.first else None
+    return Run(folder, loaded, built.classes, metrics, trainer.step, report.history(folder), dict(unreadable.reasons))
+
+
+def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, Any]) -> _Ready:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no run to go on with: there is no {path}")
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    frozen = [name for name in changed if name not in CHANGEABLE and changed[name] != facts["settings"].get(name, ...)]
+    if frozen:
+        raise ValueError(f"a resumed run keeps its {', '.join(frozen)}; it may change {', '.join(CHANGEABLE)}")
+    settings = Settings.of({**facts["settings"], **changed})
+    cls = model if isinstance(model, type) else type(model) if model is not None else CATALOGUE.get(facts["model"])
+    if cls is None:
+        raise ValueError(f"{facts['model']} is no network of the catalogue: give its class too, finetune({facts['model']}, resume=True, …)")
+    if cls.variant().__name__ != facts["model"]:
+        raise ValueError(f"{folder} is a run of {facts['model']}, not of {cls.variant().__name__}")
+    train, measured = open_data(data or facts["data"], val or facts["val"], settings.layout)
+    for source, known in zip((train, measured), facts["fingerprints"], strict=True):
+        if (source.fingerprint if source else None) != known:
+            where = source.where if source else facts["val"]
+            raise ValueError(f"{where} holds other images than when {folder} began; start a new run, or bring the images back")
+    known = facts["preprocessing"]
+    steps = Preprocessing(**{**known, "mean": tuple(known["mean"]), "std": tuple(known["std"])})
+    built = Subject(rebuilt(cls, facts), facts["classes"], steps, facts["options"], facts["base"], facts["new_head"])
+    return _Ready(built, settings, *split(train, measured, built.classes, settings), facts)
+
+
+def _batches(part: Split, built: Subject, settings: Settings, here: World, unreadable: Unreadable) -> Batches:
+    kept = in_memory(part, built.steps, settings, unreadable)
+    part, images = kept or (part, None)
+    weights = class_weights(part) if settings.balance else np.ones(len(part), dtype=np.float32)
+    return Batches(part, built.steps, settings, here, weights, unreadable, images)
+
+
+def _facts(built: Subject, settings: Settings, data: Any, val: Any, sources: tuple[Source, Source | None], here: World) -> dict[str, Any]:
+    """Collect what a resumed run needs, and what a reader of the folder wants to know."""
+    train, measured = sources
+    return {
+        "model": type(built.network).variant().__name__,
+        "options": built.options,
+        "num_classes": built.network.num_classes,
+        "in_channels": built.network.in_channels,
+        "classes": built.classes,
+        "preprocessing": asdict(built.steps),
+        "base": built.base,
+        "new_head": built.new_head,
+        "data": train.where if isinstance(data, Source) else os.fspath(data),
+        "val": None if val is None or measured is None else measured.where,
+        "fingerprints": [train.fingerprint, measured.fingerprint if measured else None],
+        "settings": settings.table(),
+        "processes": here.size,
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+    }
+
+
+def _percentages(metrics: Metrics | None) -> dict[str, float]:
+    if metrics is None:
+        return {}
+    found = {"top1": round(100 * metrics.accuracy, 4)}
+    return found if metrics.top5 is None else found | {"top5": round(100 * metrics.top5, 4)}
+
+
+@contextmanager
+def quiet_random() -> Iterator[None]:
+    """Leave the caller's random numbers alone."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        yield
+
+
+@contextmanager
+def _one_voice(here: World) -> Iterator[None]:
+    """Let only the first process warn; the others would say the same."""
+    before = log.level
+    log.setLevel(before if here.first else logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
+def _benchmarked() -> Iterator[None]:
+    """Let cuDNN choose by timing: all images have one size."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def _bar(plan: Plan, wanted: bool) -> Iterator[Any]:
+    """Show the steps on a terminal's standard error."""
+    from zoo.console import err
+
+    if not (wanted and err.is_terminal):
+        yield lambda step, loss, speed: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    text = "step {task.completed}/{task.total}  loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} images/s"
+    with Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), console=err, transient=True) as bars:
+        task = bars.add_task("", total=plan.total, loss=float("nan"), speed=0.0)
+        yield lambda step, loss, speed: bars.update(task, completed=step, loss=loss, speed=speed)
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)

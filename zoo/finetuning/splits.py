@@ -1,0 +1,168 @@
+"""Which images are learnt from and which are measured on, and what their classes are."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from zoo.finetuning.settings import Settings
+from zoo.finetuning.studies import Studies
+from zoo.images import Source, open_source
+from zoo.images.files import kind
+
+log = logging.getLogger("zoo")
+
+TRAIN, VAL = ("train",), ("val", "valid", "validation", "test")
+"""Names of the folders that say what is for what; of several for the same the first counts."""
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images for one purpose.
+
+    Attributes:
+        source: where they come from.
+        indices: which of the source they are.
+        targets: the class of each, int64 (N,).
+        groups: what each belongs to where several images get one decision, a study; None where each stands alone.
+        strata: parts of the data that are weighted each for itself, a study's kind; None where there are none.
+    """
+
+    source: Source
+    indices: list[int]
+    targets: np.ndarray
+    groups: list[str] | None = None
+    strata: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def key(self, position: int) -> str:
+        """Return the name of an image by its place in the split."""
+        return self.source[self.indices[position]].key
+
+
+def open_data(
+    data: str | os.PathLike[str] | Source, val: str | os.PathLike[str] | Source | None, layout: str
+) -> tuple[Source, Source | None]:
+    """Open what is learnt from and, where it is named or lies beside it, what is measured on.
+
+    Args:
+        data: whatever `zoo.images.open_source` takes, or a folder with a train and a val (valid, validation, test) folder of these.
+        val: the same for the images to measure on; None takes that folder, and where there is none leaves it to `split`.
+        layout: as in `Settings`.
+
+    Raises:
+        ValueError, FileNotFoundError: nothing usable is there.
+    """
+    if isinstance(data, Source):
+        train = data
+    else:
+        root = os.fspath(data)
+        parts = {name: f"{root.rstrip('/')}/{name}" for name in (*TRAIN, *VAL)}
+        found = {name: where for name, where in parts.items() if "{" not in root and kind(where) == "folder"}
+        train = open_source(found.get("train", root))
+        if val is None and "train" in found:
+            val = next((found[name] for name in VAL if name in found), None)
+    measured = val if isinstance(val, Source) or val is None else open_source(val)
+    if layout == "studies":
+        return Studies(train), None if measured is None else Studies(measured)
+    return train, measured
+
+
+def classes_of(train: Source, val: Source | None) -> list[str]:
+    """List the classes, sorted.
+
+    Raises:
+        ValueError: images without a class, classes without an image, one class only, or other classes among those measured on.
+    """
+    for source in (train, val):
+        if source is None:
+            continue
+        without = [item.key for item in source if item.label is None]
+        if without:
+            raise ValueError(
+                f"{source.where}: {len(without)} of {len(source)} images have no class ({_some(without)}): lay images into a folder a "
+                "class, give the tar .cls files, or the Parquet file a column label"
+            )
+    empty = getattr(train, "empty", [])
+    if empty:
+        raise ValueError(f"{train.where}: no image is in {_some(empty)}, {len(empty)} in all; fill these folders or delete them")
+    if len(train.classes) < 2:
+        raise ValueError(
+            f"{train.where}: all images are of one class, {_some(train.classes)}: there is nothing to tell apart. Images lie in a folder a "
+            "class; with train and val folders give the folder above them"
+        )
+    if val is not None:
+        strange = sorted(set(val.classes) - set(train.classes))
+        if strange:
+            raise ValueError(f"{val.where} has classes that {train.where} has not: {_some(strange)}; name the folders alike")
+        absent = sorted(set(train.classes) - set(val.classes))
+        if absent:
+            log.warning("%s has no image of %s: nothing is measured of them", val.where, _some(absent))
+    return train.classes
+
+
+def split(train: Source, val: Source | None, classes: list[str], settings: Settings) -> tuple[Split, Split | None]:
+    """Give every image its class's number; where nothing is there to measure on, set a share of each class aside.
+
+    What is set aside depends on the names of the images and on the seed, and what belongs to one group stays together.
+
+    Raises:
+        ValueError: a class is too small to be divided.
+    """
+    number = {name: index for index, name in enumerate(classes)}
+    if val is not None or settings.val_share == 0:
+        return _split(train, range(len(train)), number), None if val is None else _split(val, range(len(val)), number)
+    groups: dict[str, dict[str, list[int]]] = {name: {} for name in classes}
+    for index, item in enumerate(train):
+        name = train.group(index) if isinstance(train, Studies) else item.key
+        groups[item.label or ""].setdefault(name, []).append(index)
+    kept: list[int] = []
+    aside: list[int] = []
+    for label, members in groups.items():
+        count = max(1, round(settings.val_share * len(members)))
+        if count >= len(members):
+            raise ValueError(
+                f"{train.where}: {label} has {len(members)} image{'' if len(members) == 1 else 's'}, too few to set "
+                f"{settings.val_share:.0%} aside for measuring; add some, give images to measure on, or val_share=0 for none"
+            )
+        drawn = sorted(members, key=lambda name: hashlib.blake2b(f"{settings.seed}:{name}".encode()).digest())
+        for place, name in enumerate(drawn):
+            (aside if place < count else kept).extend(members[name])
+    return _split(train, sorted(kept), number), _split(train, sorted(aside), number)
+
+
+def class_weights(part: Split) -> np.ndarray:
+    """Weigh each image so that all classes count the same in sum, stratum by stratum, and the mean of all weights is 1.
+
+    For two classes and strata by the kind of study these are the weights of MURA's loss, but for a factor that gives every stratum
+    the mean 1.
+
+    Returns:
+        float32 (N,).
+
+    Source: Rajpurkar et al. 2017, https://arxiv.org/abs/1712.06957, section 3.1, for strata and two classes.
+    """
+    strata = part.strata or [""] * len(part)
+    cells = Counter(zip(strata, part.targets.tolist(), strict=True))
+    sizes, kinds = Counter(strata), Counter(stratum for stratum, _ in cells)
+    found = [sizes[s] / (kinds[s] * cells[s, t]) for s, t in zip(strata, part.targets.tolist(), strict=True)]
+    return np.array(found, dtype=np.float32)
+
+
+def _split(source: Source, indices: range | list[int], number: dict[str, int]) -> Split:
+    targets = np.array([number[source[i].label or ""] for i in indices], dtype=np.int64)
+    if isinstance(source, Studies):
+        return Split(source, list(indices), targets, [source.group(i) for i in indices], [source.stratum(i) for i in indices])
+    return Split(source, list(indices), targets)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")

@@ -1,0 +1,127 @@
+"""What a run leaves behind: weights, their record, and the names of the classes; the folder is a source that `trained` knows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weights import BadRecord, Checkpoint, Preprocessing
+from weights.adding import to_toml
+from weights.record import record
+from zoo.labels import labels
+
+ROW, WEIGHTS, LABELS = "weights.toml", "model.safetensors", "labels.tsv"
+WNID = re.compile(r"n\d{8}")
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder holds the result of a run."""
+    return (folder / ROW).is_file() and (folder / WEIGHTS).is_file()
+
+
+def read_row(folder: Path) -> Checkpoint:
+    """Read the record of a run's result; its places are those where the folder lies now.
+
+    Raises:
+        BadRecord: there is none, or it is damaged.
+    """
+    path = folder / ROW
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        ((model, rows),) = tables.items()
+        ((tag, table),) = rows.items()
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadRecord(f"{path} is no record of one run ({error}); write it again with: zoo finetune --resume {folder}") from error
+    place = folder.absolute()
+    table |= {"sources": [(place / WEIGHTS).as_uri()]} | ({"labels": str(place / LABELS)} if "labels" in table else {})
+    return record(model, tag, table, str(path))
+
+
+def write_result(
+    folder: Path,
+    tensors: Mapping[str, Any],
+    *,
+    model: str,
+    options: Mapping[str, Any],
+    classes: Sequence[str],
+    preprocessing: Preprocessing,
+    base: Mapping[str, str | None] | None,
+    metrics: Mapping[str, float],
+    metrics_data: str | None,
+) -> Checkpoint:
+    """Write weights, the names of the classes and the record into a run's folder, each whole or not at all, the record last.
+
+    Args:
+        folder: of the run.
+        tensors: the network's, by name.
+        model: the class's name.
+        options: its constructor keywords, without the number of classes and channels.
+        classes: their names, in the order of the logits.
+        preprocessing: of the images.
+        base: name, sha256 and licence of the weights that the run began with, or None.
+        metrics: percentages.
+        metrics_data: what they were measured on.
+
+    Returns:
+        The record.
+    """
+    (folder / ROW).unlink(missing_ok=True)  # it must never stand beside other weights
+    unfinished = folder / f".{WEIGHTS}"
+    save_tensors(tensors, unfinished, {"format": "pt"})
+    digest = hashlib.sha256(unfinished.read_bytes()).hexdigest()
+    unfinished.replace(folder / WEIGHTS)
+    _write(folder / LABELS, "".join(f"{_wnid(name)}\t{_named(name)}\n" for name in classes))
+    began = f"{base['name']}" + (f", sha256 {base['sha256']}" if base["sha256"] else "") if base else "fresh weights"
+    place = folder.absolute()
+    row = Checkpoint(
+        model=model,
+        tag=re.sub(r"[^A-Za-z0-9_.+-]", "-", place.name).lstrip("_.+-") or "run",
+        sources=((place / WEIGHTS).as_uri(),),
+        format="safetensors",
+        names="torchvision",
+        num_classes=len(classes),
+        preprocessing=preprocessing,
+        license=(base["license"] if base else None) or "unstated",
+        provenance=f"{'fine-tuned from' if base else 'trained from'} {began}",
+        sha256=digest,
+        size_bytes=(folder / WEIGHTS).stat().st_size,
+        labels=str(place / LABELS),
+        metrics=metrics if metrics_data else {},
+        metrics_data=metrics_data,
+        options=dict(options),
+        recipe="settings.json",
+    )
+    _write(folder / ROW, to_toml(row))
+    return row
+
+
+def save_tensors(tensors: Mapping[str, Any], path: Path, metadata: dict[str, str]) -> None:
+    """Write a safetensors file that whoever may read the folder's other files may read too: the library makes it private."""
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), path, metadata=metadata)
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
+def _write(path: Path, text: str) -> None:
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _wnid(name: str) -> str:
+    return name if WNID.fullmatch(name) else ""
+
+
+def _named(name: str) -> str:
+    """Return what a class is called: ImageNet's folders have WordNet ids for names."""
+    if WNID.fullmatch(name):
+        return next((label.name for label in labels("imagenet1k") if label.wnid == name), name)
+    return re.sub(r"\s", " ", name)
