@@ -4,19 +4,39 @@
 This module is the catalogue: one class line per published variant, with its published parameter count.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from weights import NoPretrainedWeights as NoPretrainedWeights, WeightsError as WeightsError, WeightsMismatch as WeightsMismatch
 from zoo import alexnet, googlenet, inception, mobilenet, xception
 from zoo.densenet import CIFARDenseNet, DenseNet
 from zoo.efficientnet import EfficientNet
+from zoo.features import Features as Features, body as body, features as features, head as head, pyramid as pyramid
 from zoo.kernels import Fast as Fast, fast as fast, plain as plain, why as why
 from zoo.model import CATALOGUE as CATALOGUE, Model as Model
 from zoo.predict import Prediction as Prediction, predict as predict
 from zoo.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
 from zoo.squeezenet import SqueezeNet
+from zoo.surgery import reset_head as reset_head
+from zoo.taps import UnknownTap as UnknownTap
 from zoo.trained import trained as trained
 from zoo.vgg import VGG
 
+if TYPE_CHECKING:
+    from zoo.embedding import embed as embed
+    from zoo.finetuning import find_rate as find_rate, finetune as finetune
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Load what trains and embeds when it is first asked for: `import zoo` has to stay quick."""
+    rooms = {"embed": "embedding", "finetune": "finetuning", "find_rate": "finetuning"}
+    if name not in rooms:
+        raise AttributeError(f"module 'zoo' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"zoo.{rooms[name]}"), name)
+
 
 # Simonyan & Zisserman 2014, Table 1 (columns A, B, D, E), counted by torchvision: https://arxiv.org/abs/1409.1556
 class VGG11(VGG, blocks=(1, 1, 2, 2, 2), params=132_863_336): ...

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
-from zoo import cli_bench, cli_convert
+from zoo import cli_bench, cli_convert, cli_embed, cli_finetune
 from zoo.console import (
     BuildOption,
     JsonOption,
@@ -34,6 +34,7 @@ from zoo.console import (
 from zoo.model import CATALOGUE
 from zoo.predict import Prediction
 from zoo.preprocess import BadImage
+from zoo.runs import is_run, read_row
 from zoo.search import Entry, model_class, search
 from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
 
@@ -175,7 +176,7 @@ def verify(as_json: JsonOption = False) -> None:
 @app.command()
 def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures to classify.")],
-    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network.")] = "ResNet20",
+    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network, or a run's folder.")] = "ResNet20",
     tag: WeightsOption = None,
     option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
@@ -186,6 +187,8 @@ def predict(
     """Classify pictures."""
     from zoo.predict import predict as classify
 
+    if tag is None and is_run(Path(model)):
+        model, tag = read_row(Path(model)).model, str(Path(model).absolute())
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
     record = network.checkpoint
@@ -299,6 +302,10 @@ app.command()(cli_bench.bench)
 app.command("inspect")(cli_convert.inspect)
 app.command()(cli_convert.convert)
 app.command()(cli_convert.diff)
+app.command()(cli_embed.embed)
+app.command()(cli_embed.search)
+app.command()(cli_embed.knn)
+app.command()(cli_finetune.finetune)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
