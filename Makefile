@@ -15,7 +15,7 @@ demo: $(BIN)/.installed
 	$(BIN)/zoo demo
 
 test: $(BIN)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

@@ -7,9 +7,9 @@ import sys
 
 TIMES = """
 import time, torch
-start = time.perf_counter()
+start = time.process_time()
 import zoo
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
 
 QUIET = """

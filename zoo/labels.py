@@ -34,14 +34,14 @@ def labels(name: str) -> tuple[Label, ...]:
     Raises:
         ValueError: there is no table of that name, or it is damaged.
     """
-    path = Path(name)
+    path = Path(str(name))
     if path.suffix == ".tsv":
         try:
             stat = path.stat()
             return _read(path, stat.st_mtime_ns, stat.st_size)
         except (OSError, ValueError) as error:
             raise ValueError(f"{name} is no table of labels ({error}); each line is a WordNet id or nothing, a tab, a name") from None
-    return _shipped(name)
+    return _shipped(str(name))
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,11 +24,15 @@ from zoo.kernels.graph import Graph, Node
 from zoo.kernels.lower import lower
 from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, Reference, natural_images
 from zoo.kernels.place import Place, place
-from zoo.kernels.plan import Plan
+from zoo.kernels.plan import Plan, give_back
 from zoo.kernels.program import COMPUTED, Program, StepFailed
 from zoo.kernels.report import PlanReport, Row
 from zoo.kernels.trace import Untraceable, trace
 
+_BUILDING = threading.RLock()
+"""Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""
+REPLAYS = 3
+"""Times that a graph's answers are compared before it is used: a race is not lost every time."""
 CHECKED_IMAGES = 16
 """At least so many different images are compared before a plan is used: the error of one image's logits scatters."""
 
@@ -75,7 +80,7 @@ def build_gpu(
     tensors = [leaf for leaf in pytree.tree_leaves(typed) if isinstance(leaf, Tensor)]
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
-    with torch.cuda.device(options.device), _as_untraceable(network):
+    with _BUILDING, torch.cuda.device(options.device), _as_untraceable(network):
         graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
             return _empty(graph, options, network)
@@ -92,6 +97,7 @@ def build_gpu(
             [tuple(t.shape) for t in tensors], _rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else []
         )
         plan.release()
+        give_back(options.device)
         return Built(plan, graph.spec, report)
 
 
@@ -149,13 +155,14 @@ def _checked(
     notes: dict[Node, str] = {}
     floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
     while True:
-        plan = Plan(Program(graph, places, decision.chosen, setting, weights))
+        plan = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping=True))  # the kernels that the graph will hold
         try:
             outputs = [_floats(plan.eager([leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)])) for batch in batches]
         except StepFailed as failure:
             if decision.chosen[failure.node].op == ATEN:
                 raise
             _fall_back(failure.node, str(failure).splitlines()[0], decision, choices, notes)
+            choices.save()
             continue
         parity = reference.compare(outputs)
         if parity.passes(floor):
@@ -185,22 +192,32 @@ def _captured(
     graph, places, setting = plan.program.graph, plan.program.places, plan.setting
     given = [[leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)] for batch in batches]
     floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
-    why = ""
+    fault = ""
     for overlapping in (True, False):
         tried = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping))
-        tried.note = why
         try:
             tried.capture()
         except Exception as error:  # a step that synchronises, or a library that allocates
-            plan.note = f"runs without a CUDA graph: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            return plan, parity
-        again = [[tried(tensors) for tensors in given] for _ in range(2)][-1]
-        found = reference.compare([_floats(outputs) for outputs in again])
+            fault = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            break
+        found = max((reference.compare(_answers(tried, given)) for _ in range(REPLAYS)), key=lambda parity: parity.fast)
         if found.passes(floor):
+            tried.note = f"its kernels don't overlap: where they did, the graph had {fault}" if fault else ""
             return tried, found
-        why = f"its kernels don't overlap: the graph in which they did had a relative error of {found.fast:.1e}"
-    plan.note = "runs without a CUDA graph: in one its answers were others"
-    return plan, parity
+        tried.close()
+        fault = f"a relative error of {found.fast:.1e}"
+    alone = Plan(Program(graph, places, decision.chosen, setting, weights))
+    alone.note = f"runs without a CUDA graph: {fault}"
+    return alone, parity
+
+
+def _answers(plan: Plan, given: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Answer each batch right behind other images: a kernel that reads too early would find the same batch's values, and seem right."""
+    found = []
+    for tensors in given:
+        plan([t.flip(0).neg() if t.is_floating_point() and t.dim() else t for t in tensors])
+        found.append(_floats(plan(tensors)))
+    return found
 
 
 def _floats(outputs: list[Any]) -> list[Tensor]:

@@ -304,6 +304,7 @@ def _bind_depthwise_squeeze(node: Node, candidate: Candidate, setting: Setting, 
 
     def run(inputs: list[Any], out: Any) -> Any:
         y, sums = call[0](inputs[0], **first, sums=True, **configs[0])
+        y = y.contiguous(memory_format=torch.channels_last)  # ATen may choose
         return y, _as_map(call[1](sums, **second, **configs[1]))
 
     return run

@@ -249,7 +249,13 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
             if trial.failure:
                 _log.debug("%s: %s failed: %s", contest.key, trial.candidate, trial.failure)
                 continue
-            found = max(errors(trial.call(), expected))
+            try:
+                found = max(errors(trial.call(), expected))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # it ran once before, in another thread
+                _log.debug("%s: %s failed: %s", contest.key, trial.candidate, error)
+                continue
             if not found <= allowed:  # a library may add up in bfloat16; beyond the tolerance of the op something is wrong
                 _log.debug("%s: %s is off by %.1e, %.1e is allowed", contest.key, trial.candidate, found, allowed)
                 if not found <= ops.load(_module(trial.candidate)).TOLERANCE.get(setting.dtype, 0.0):

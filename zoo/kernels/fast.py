@@ -126,9 +126,16 @@ class Fast(nn.Module):
                 built = build(self.core, args, kwargs, self, self._weights, self._choices)
             with self._order:
                 self._plans[key] = built
+                if len(self._plans) > KEPT_PLANS:
+                    self._settle()
                 while len(self._plans) > KEPT_PLANS:
                     self._plans.popitem(last=False)
             return built
+
+    def _settle(self) -> None:
+        """Wait for what still runs, on any stream, before the memory of a plan goes."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from zoo.kernels.parity import on_device
@@ -200,6 +207,7 @@ class Fast(nn.Module):
         """Load into the plain network, and make plans and weights anew at the next call."""
         result = self.network.load_state_dict(state_dict, strict=strict, assign=assign)
         with self._lock:
+            self._settle()
             self._fresh()
         return result
 

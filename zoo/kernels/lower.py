@@ -312,6 +312,7 @@ def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None, name: str) -> Node 
         if source.shape[2:] != (1, 1):  # rows of H W C here, of C H W in the weight
             c, height, width = source.shape[1:]
             w = w.reshape(-1, c, height, width).permute(0, 2, 3, 1).reshape(w.shape)
+            name = f"{name} {height}x{width}"  # another permutation of the same weight is another weight
             source = Node("rows", [source], {}, pixel, x.dtype, ["x"], x.layers)
     else:
         source = Node("view", [x], {"shape": pixel}, pixel, x.dtype, ["x"], x.layers)

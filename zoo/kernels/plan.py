@@ -12,6 +12,7 @@ from torch import Tensor
 
 from zoo.kernels import ops
 from zoo.kernels.graph import Node
+from zoo.kernels.ops._layout import reachable
 from zoo.kernels.parity import products
 from zoo.kernels.program import Program
 
@@ -63,6 +64,8 @@ class Plan:
         forms = self.program.forms[self.program.graph.inputs[number]]
         for (kind, how), buffer in zip(forms, self._buffers[number], strict=True):
             if kind == "packed":
+                if not reachable(tensor):  # a view into something vast
+                    tensor = tensor.contiguous()
                 ops.load("image").launch(tensor, **how, dtype=self.setting.dtype, out=buffer)
             else:
                 buffer.copy_(tensor)
@@ -88,12 +91,14 @@ class Plan:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(self.setting.device)
         torch.cuda.synchronize(self.setting.device)
+        torch.cuda.empty_cache()  # inside of the capture nothing can be freed
         collecting = gc.isenabled()
         gc.disable()  # a tensor of another plan that is collected while capturing would end up in the graph
         try:
             with torch.cuda.stream(stream), self.flags():
                 self._run()
                 torch.cuda.synchronize(self.setting.device)
+                _clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
                 graph.capture_begin(*(() if self._pool is None else (self._pool,)), capture_error_mode="thread_local")
                 try:
                     self._outputs = self._run()
@@ -102,8 +107,16 @@ class Plan:
         finally:
             if collecting:
                 gc.enable()
+            with contextlib.suppress(RuntimeError):  # of a capture that failed; its own error is on the way
+                torch.cuda.synchronize(self.setting.device)
+            _clear_workspaces()
         self._graph = graph
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
+
+    def close(self) -> None:
+        """Give up the graph and its memory, when nothing of it runs any more."""
+        torch.cuda.synchronize(self.setting.device)
+        self._graph, self._outputs = None, []
 
     def release(self) -> None:
         """Drop the unpacked weights, which only making the plan needed."""
@@ -125,3 +138,16 @@ class Plan:
             else:
                 self._graph.replay()
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
+
+
+def give_back(device: torch.device) -> None:
+    """Free what only making plans needed: cuBLAS's workspaces of many streams, and what the allocator keeps."""
+    torch.cuda.synchronize(device)
+    _clear_workspaces()
+    torch.cuda.empty_cache()
+
+
+def _clear_workspaces() -> None:
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()

@@ -85,6 +85,7 @@ def test_a_worker_killed_midway_costs_no_row(two_nodes: Any, network: Model, pho
     assert np.allclose(one.vectors["embedding"], other.vectors["embedding"], atol=1e-5)
 
 
+@pytest.mark.long
 def test_finished_parts_are_kept_and_unreadable_images_and_copies_listed(
     two_nodes: Any, network: Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

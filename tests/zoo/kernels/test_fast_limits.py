@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from zoo import fast, plain, why
 from zoo.kernels import build as building
 from zoo.kernels import plan as planning
 from zoo.kernels.candidates import Candidate, Setting, Weights
+from zoo.kernels.choose import Decision
 from zoo.kernels.merge import is_stem
 from zoo.kernels.parity import Parity, Reference
 from zoo.kernels.plan import Plan
@@ -270,3 +272,60 @@ def test_the_report_of_a_detector_says_that_only_its_backbone_is_fast() -> None:
 def test_the_report_as_text_has_no_colours_wherever_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b" not in str(why(fast(nn.Conv2d(3, 4, 3), "cpu", example=X)))
+
+
+class Captured:
+    """Stands for a plan on a GPU: its graph gives the network's answer times a factor, for each way of capturing another."""
+
+    factors: ClassVar[dict[bool, list[float]]] = {}
+    closed: ClassVar[list[bool]] = []
+
+    def __init__(self, program: Any) -> None:
+        self.program, self.setting, self.note, self.calls = program, program.setting, "", 0
+
+    def capture(self) -> None:
+        if not self.factors[self.program.overlapping]:
+            raise RuntimeError("it synchronises")
+
+    def close(self) -> None:
+        self.closed.append(self.program.overlapping)
+
+    def __call__(self, tensors: list[Tensor]) -> list[Tensor]:
+        self.calls += 1
+        factors = self.factors[self.program.overlapping]
+        return [2 * tensors[0] * factors[min(self.calls // 2, len(factors) - 1)]]
+
+
+class Bare:
+    def __init__(self, graph: Any, places: Any, chosen: Any, setting: Any, weights: Any, overlapping: bool = False) -> None:
+        self.graph, self.places, self.setting, self.overlapping = graph, places, setting, overlapping
+
+
+@pytest.mark.parametrize(
+    ("overlapped", "plainly", "note"),
+    [
+        ([1.0], [1.0], ""),
+        ([1.0, 1.0, 1.5], [1.0], "don't overlap: where they did, the graph had a relative error of 5.0e-01"),  # not at once
+        ([1.5], [1.5], "without a CUDA graph: a relative error of 5.0e-01"),
+        ([], [1.0], "without a CUDA graph: RuntimeError: it synchronises"),
+    ],
+)
+def test_a_graph_that_answers_otherwise_is_given_up_step_by_step(
+    overlapped: list[float], plainly: list[float], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Twice(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    monkeypatch.setattr(building, "Plan", Captured)
+    monkeypatch.setattr(building, "Program", Bare)
+    monkeypatch.setattr(Captured, "factors", {True: overlapped, False: plainly})
+    monkeypatch.setattr(Captured, "closed", [])
+    batch = ((X,), {})
+    reference = Reference(Twice().eval(), CPU, torch.float32, False, [batch])
+    first: Any = Captured(Bare(None, {}, {}, Setting(CPU, torch.float32), None))
+    plan, parity = building._captured(first, Parity(0.0, 0.0, 2), Decision(), Weights(), [batch], reference)
+    assert note in plan.note
+    assert bool(note) == bool(plan.note)
+    assert parity.passes(1e-5)
+    assert Captured.closed == ([] if note == "" or "synchronises" in note else [True] if "overlap" in note else [True, False])
