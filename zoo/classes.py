@@ -121,7 +121,7 @@ def choose_classes(network: Model, wanted: Sequence[str]) -> None:
 
     Raises:
         AmbiguousClass: a name means several classes.
-        ValueError: nothing is wanted, or twice the same; or the checkpoint's classes have no names.
+        ValueError: nothing is wanted, or the same word twice; or the checkpoint's classes have no names.
         TypeError: something that is wanted is no string.
     """
     kind, record = type(network).__name__, network.checkpoint
@@ -136,8 +136,10 @@ def choose_classes(network: Model, wanted: Sequence[str]) -> None:
     seen: dict[object, str] = {}
     for name, found in zip(wanted, chosen, strict=True):
         key = found.rows or _plain(found.label.name)
-        if key in seen:
+        if key in seen and _plain(seen[key]) == _plain(name):
             raise ValueError(f"classes has the same class twice: {seen[key]!r} and {name!r}")
+        if key in seen:
+            log.warning("%s: %r and %r mean the same; both get the same row", kind, seen[key], name)
         seen[key] = name
     old = {name: _parameters(network, name) for name in network.classifiers}
     fresh_head(network, len(chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from dataclasses import fields
@@ -9,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from zoo.console import BuildOption, JsonOption, QuietOption, WeightsOption, build_options, err, names, out, print_json
+from zoo.console import BuildOption, JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
 from zoo.search import model_class
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ def finetune(
         raise typer.BadParameter("which images? A folder with a folder a class, or --resume FOLDER", param_hint="DATA")
     else:
         cls = model_class(model)
-        named = {"model": cls, "data": data, "weights": tag, "from_scratch": scratch, "options": build_options(option, cls)}
+        if "num_classes" in (built := build_options(option, cls)):
+            raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
+        named = {"model": cls, "data": data, "weights": tag, "from_scratch": scratch, "options": built}
         if find_lr:
             rates = find_rate(**named, val=val, **told)
             folder.mkdir(parents=True, exist_ok=True)
@@ -131,6 +133,10 @@ def _more(pairs: list[str] | None) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise typer.BadParameter(f"a setting looks like warmup=0.1, not {pair!r}", param_hint="--set")
+        if name not in _settings():
+            near = difflib.get_close_matches(name, _settings(), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_settings())}"
+            raise typer.BadParameter(f"there is no setting {name!r}; {hint}", param_hint="--set")
         try:
             found[name] = json.loads(value)
         except ValueError:

@@ -35,7 +35,8 @@ def read_row(folder: Path) -> Checkpoint:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         ((model, rows),) = tables.items()
         ((tag, table),) = rows.items()
-    except (OSError, ValueError, AttributeError) as error:
+        table = dict(table)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise BadRecord(f"{path} is no record of one run ({error}); write it again with: zoo finetune --resume {folder}") from error
     place = folder.absolute()
     table |= {"sources": [(place / WEIGHTS).as_uri()]} | ({"labels": str(place / LABELS)} if "labels" in table else {})

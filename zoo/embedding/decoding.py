@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from weights import Preprocessing
 from zoo.images import BadImage, Source
 from zoo.images.decoding import opened
-from zoo.images.files import is_url
+from zoo.images.files import StoreFailed, is_url
 from zoo.preprocess import ORIENTATION, _pixels
 
 AHEAD = 4
@@ -82,7 +82,7 @@ class Decoder(Dataset[Chunk]):
                 chunk.problems[index] = f"it is not there: {error}"
                 continue
             except OSError as error:
-                if is_url(self.source.where):  # the network's trouble is no property of the image
+                if isinstance(error, StoreFailed) or is_url(self.source.where):  # the network's trouble is no property of the image
                     chunk.failure = str(error)
                     break
                 chunk.problems[index] = f"it can't be read: {error.strerror or error}"

@@ -104,7 +104,7 @@ def knn(
             else ""
         )
     else:
-        tx, asked = _asked(test, tap, told, classes, x.shape[1], embeddings.path)
+        tx, asked = _asked(test, tap, told, classes, x.shape[1], embeddings)
         k = min(k, len(y))
         right = _vote(x, y, tx, asked, k, len(classes), same=False)
         how = f"learnt from {len(y):,} images, measured on {len(asked):,} others; k-NN: {voting}"
@@ -114,13 +114,20 @@ def knn(
     return Probed(tap, len(asked), len(classes), chance, right, fitted[0], k, fitted[1], how)
 
 
-def _asked(test: Embeddings, tap: str, told: Mapping[str, str] | None, classes: list[str], width: int, path: Path) -> tuple[Tensor, Tensor]:
+def _asked(
+    test: Embeddings, tap: str, told: Mapping[str, str] | None, classes: list[str], width: int, learnt: Embeddings
+) -> tuple[Tensor, Tensor]:
     """Return the vectors and classes of test images."""
+    ours, theirs = learnt.about.get("weights"), test.about.get("weights")
+    if ours is not None and theirs is not None and ours != theirs:
+        raise ValueError(f"{test.path} was computed with other weights than {learnt.path}; two networks' vectors can't be compared")
     x, names = _labelled(test, tap, told)
     if unknown := sorted(set(names) - set(classes)):
-        raise ValueError(f"{test.path} has labels that {path} has not: {', '.join(unknown[:5])}")
+        raise ValueError(f"{test.path} has labels that {learnt.path} has not: {', '.join(unknown[:5])}")
     if x.shape[1] != width:
-        raise ValueError(f"the vectors of {test.path} have {x.shape[1]} numbers, those of {path} {width}: two networks' can't be compared")
+        raise ValueError(
+            f"the vectors of {test.path} have {x.shape[1]} numbers, those of {learnt.path} {width}: two networks' can't be compared"
+        )
     return x, _numbers(names, classes)
 
 

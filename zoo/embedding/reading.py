@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from convert.formats import safetensors
+from zoo.embedding.writing import index_of
 from zoo.images.parquet import pyarrow
 
 COLUMNS = ("key", "label", "index", "blake3")
@@ -96,7 +97,7 @@ def _parquet(path: Path) -> Embeddings:
 
 
 def _npy(path: Path) -> Embeddings:
-    beside = path.with_suffix(".jsonl")
+    beside = index_of(path)
     if not beside.is_file():
         raise FileNotFoundError(f"{beside} is not there; it names the rows of {path.name}, which zoo embed wrote beside it")
     try:

@@ -51,7 +51,7 @@ def embed(
     Args:
         model: what `trained` returns; it is neither moved nor changed.
         source: what `zoo.images.open_source` takes, or what it returns.
-        out: a .parquet, .npy (one tap; its rows' keys are in .jsonl beside it) or .safetensors file; with Ray a folder.
+        out: a .parquet, .npy (one tap; its rows' keys are in .npy.index.jsonl beside it) or .safetensors file; with Ray a folder.
         at: taps as `features` takes them; each is a column. A map becomes the mean over its positions.
         batch_size: images that go through the network at once; None is 256 on a GPU, 32 on a CPU.
         device: where the network runs; None is the current CUDA device if there is one, else the CPU.

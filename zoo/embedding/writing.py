@@ -58,6 +58,11 @@ def check_output(out: Path, plan: Plan) -> Path:
     return out
 
 
+def index_of(out: Path) -> Path:
+    """Return the file that names the rows of a .npy; its name is nobody else's, as that of a list of images might be."""
+    return out.with_name(f"{out.name}.index.jsonl")
+
+
 def finish(out: Path, source: Source, plan: Plan, place: Workplace, report: Report) -> None:
     """Merge the parts into the output and take the workplace away; the output appears whole."""
     keep = _keep(source, plan, place, report)
@@ -166,7 +171,7 @@ def _npy(out: Path, folder: Path, source: Source, plan: Plan, report: Report, bl
                 item = source[index]
                 row = {"key": item.key, "label": item.label, "index": index, "blake3": digest.tobytes().hex()}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    unfinished.replace(out.with_suffix(".jsonl"))
+    unfinished.replace(index_of(out))
 
 
 def _safetensors(out: Path, folder: Path, source: Source, plan: Plan, report: Report, blocks: Callable[[], Iterator[Block]]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.studies import Studies
 from zoo.images import Source, open_source
-from zoo.images.files import kind
+from zoo.images.files import is_url, kind
 
 log = logging.getLogger("zoo")
 
@@ -65,6 +65,7 @@ def open_data(
         train = data
     else:
         root = os.fspath(data)
+        root = root if is_url(root) else os.path.expanduser(root)  # noqa: PTH111 (a URL may be a path here)
         parts = {name: f"{root.rstrip('/')}/{name}" for name in (*TRAIN, *VAL)}
         found = {name: where for name, where in parts.items() if "{" not in root and kind(where) == "folder"}
         train = open_source(found.get("train", root))

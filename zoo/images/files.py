@@ -16,6 +16,10 @@ PAUSE_S = 0.5
 """Before the second attempt; twice as long before each further one."""
 
 
+class StoreFailed(OSError):
+    """A remote store did not answer: the network's trouble, and no property of the file."""
+
+
 class Found(NamedTuple):
     """A file of a folder: its path or URL, its name relative to the folder, and what changes when its content does."""
 
@@ -110,7 +114,9 @@ def read(where: str, start: int = 0, stop: int | None = None) -> bytes:
     """
     data = _read_remote(where, start, stop) if is_url(where) else _read_local(where, start, stop)
     if stop is not None and len(data) != stop - start:
-        raise OSError(f"{where} ended {stop - start - len(data):,} bytes early; it was cut off since it was opened")
+        raise (StoreFailed if is_url(where) else OSError)(
+            f"{where} ended {stop - start - len(data):,} bytes early; it was cut off since it was opened"
+        )
     return data
 
 
@@ -126,11 +132,13 @@ def _read_remote(where: str, start: int, stop: int | None) -> bytes:
     for attempt in range(ATTEMPTS):
         try:
             return fs.cat_file(path) if stop is None and not start else fs.cat_file(path, start, stop)
-        except (FileNotFoundError, IsADirectoryError, PermissionError):
+        except (FileNotFoundError, IsADirectoryError):
             raise
+        except PermissionError as error:
+            raise StoreFailed(f"{where} may not be read with these credentials: {error}") from error
         except Exception as error:  # every store has its own
             if attempt == ATTEMPTS - 1:
-                raise OSError(f"{where} can't be read after {ATTEMPTS} attempts: {error}") from error
+                raise StoreFailed(f"{where} can't be read after {ATTEMPTS} attempts: {error}") from error
             time.sleep(PAUSE_S * 2**attempt)
     raise AssertionError("unreachable")
 

@@ -131,11 +131,11 @@ def test_what_is_no_embedding_is_refused(tmp_path: Path, name: str, content: byt
 
 def test_an_npy_without_its_index_or_with_anothers_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((3, 2), np.float32))
-    with pytest.raises(FileNotFoundError, match=r"a.jsonl is not there; it names the rows of a.npy"):
+    with pytest.raises(FileNotFoundError, match=r"a.npy.index.jsonl is not there; it names the rows of a.npy"):
         read(tmp_path / "a.npy")
-    (tmp_path / "a.jsonl").write_text('{"about": {"at": ["embedding"]}}\n')
-    with pytest.raises(ValueError, match=r"has the shape \(3, 2\), and a.jsonl names 0 rows"):
+    (tmp_path / "a.npy.index.jsonl").write_text('{"about": {"at": ["embedding"]}}\n')
+    with pytest.raises(ValueError, match=r"has the shape \(3, 2\), and a.npy.index.jsonl names 0 rows"):
         read(tmp_path / "a.npy")
-    (tmp_path / "a.jsonl").write_text("{}\n")
+    (tmp_path / "a.npy.index.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match="are no embeddings"):
         read(tmp_path / "a.npy")

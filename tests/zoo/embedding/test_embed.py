@@ -18,6 +18,7 @@ from zoo.embedding import Report, embed, read
 from zoo.embedding.decoding import Decoder
 from zoo.embedding.feeding import Feeder
 from zoo.features import features
+from zoo.images import files as image_files
 from zoo.images import open_source
 from zoo.images.folder import Folder
 from zoo.model import Model
@@ -246,3 +247,38 @@ def test_a_decoding_process_that_dies_ends_the_run_with_what_to_do(network: Mode
     with pytest.raises(ChildProcessError, match=r"a decoding process died.*take fewer with --workers"):
         run(network, Deadly(photos), tmp_path / "o.npy", workers=1)
     assert run(network, Deadly(photos, deadly=False), tmp_path / "o.npy").rows == 120
+
+
+def test_an_outage_of_the_store_behind_a_local_list_ends_the_run_and_loses_no_row(
+    network: Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fsspec.filesystem("memory")
+    files = sorted(photos.rglob("*.jpg"))[:40]
+    for file in files:
+        store.pipe(f"/listed/{file.name}", file.read_bytes())
+    listing = tmp_path / "list.txt"
+    listing.write_text("".join(f"memory://listed/{file.name}\n" for file in files))
+    right = type(store).cat_file
+
+    def out(*args: Any, **kwargs: Any) -> bytes:
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(image_files, "PAUSE_S", 0)
+    try:
+        monkeypatch.setattr(type(store), "cat_file", out)
+        with pytest.raises(OSError, match="can't be read after 4 attempts: no route"):
+            embed(network, listing, tmp_path / "o.npy", fast=False, workers=0, progress=False)
+        monkeypatch.setattr(type(store), "cat_file", right)
+        report = embed(network, listing, tmp_path / "o.npy", fast=False, workers=0, progress=False)
+    finally:
+        store.rm("/listed", recursive=True)
+    assert (report.rows, report.unreadable) == (40, [])
+
+
+def test_the_index_of_an_array_takes_nobodys_name(network: Model, photos: Path, tmp_path: Path) -> None:
+    listing = tmp_path / "pics.jsonl"
+    listing.write_text("".join(f'{{"url": "{file}", "label": "x"}}\n' for file in sorted(photos.rglob("*.jpg"))[:3]))
+    before = listing.read_text()
+    embed(network, listing, tmp_path / "pics.npy", fast=False, workers=0, progress=False)
+    assert listing.read_text() == before
+    assert len(read(tmp_path / "pics.npy").keys) == 3

@@ -100,3 +100,10 @@ def test_what_cant_be_measured_says_why(tmp_path: Path) -> None:
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(ValueError, match=why):
             knn(made, tmp_path / "bad.json")
+
+
+def test_vectors_of_other_weights_are_not_compared() -> None:
+    ours, theirs = clusters(30, 0.1), clusters(30, 0.1)
+    ours.about["weights"], theirs.about["weights"] = "1" * 64, "2" * 64
+    with pytest.raises(ValueError, match="computed with other weights"):
+        knn(ours, test=theirs, linear=False)

@@ -71,7 +71,7 @@ def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         ([], 2, "which images?"),
         (["--resume", "x", "DATA"], 2, "leave the others out"),
         (["DATA", "--set", "warmup"], 2, "a setting looks like warmup=0.1"),
-        (["DATA", "--set", "warm=1", "-m", "ResNet20"], 1, "did you mean warmup?"),
+        (["DATA", "--set", "warm=1", "-m", "ResNet20"], 2, "did you mean warmup?"),
         (["--resume", "nowhere"], 3, "holds no run to go on with"),
         (["nowhere", "-m", "ResNet20"], 3, "nowhere is not there"),
     ],
@@ -81,3 +81,23 @@ def test_mistakes_are_one_message(told: list[str], code: int, words: str, ships:
     printed = capsys.readouterr().err
     assert words in " ".join(printed.replace("│", " ").split())
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--set", "data=x"], "there is no setting 'data'"),
+        (["--set", "warmupp=0.1"], "did you mean warmup?"),
+        (["-o", "num_classes=7"], "leave num_classes out"),
+    ],
+)
+def test_what_is_no_setting_is_misspelt(arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["finetune", str(tmp_path), "-m", "ResNet20", *arguments]) == 2
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_damaged_record_of_a_run_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "weights.toml").write_text("[ResNet20]\nx = 1\n")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert main(["predict", str(tmp_path / "a.jpg"), "--model", str(tmp_path)]) == 1
+    assert "no record of one run" in capsys.readouterr().err
