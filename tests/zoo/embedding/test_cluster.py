@@ -58,6 +58,7 @@ def small_ray_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "PART_ROWS", 16)
 
 
+@pytest.mark.long  # half a minute alone, five beside other tests: Ray starts a dozen processes
 def test_a_worker_killed_midway_costs_no_row(two_nodes: Any, network: Model, photos: Path, tmp_path: Path) -> None:
     embed(network, photos, tmp_path / "local.parquet", workers=0, **PLAIN)
     out = tmp_path / "ray"
