@@ -374,7 +374,7 @@ class _Log(logging.Handler):
 
 
 def _interrupted() -> int:
-    err.print("interrupted; a download is kept and resumed next time, nothing else is left half-done")
+    err.print("interrupted; what was finished or downloaded is kept for next time, nothing is left half-done")
     return 130
 
 

@@ -68,7 +68,7 @@ def named_images(images: Any) -> list[tuple[str, Any]]:
 
 def preprocess_named(images: Sequence[tuple[str, Any]], preprocessing: Preprocessing) -> Tensor:
     """Do what `preprocess` does, for one or more images that have their names."""
-    pixels = [_pixels(image, preprocessing, name) for name, image in images]
+    pixels = [pixels_of(image, preprocessing, name) for name, image in images]
     (height, width, _), first = pixels[0].shape, images[0][0]
     for (name, _), array in zip(images, pixels, strict=True):
         if array.shape != pixels[0].shape:
@@ -182,7 +182,7 @@ def _check_size(width: int, height: int, name: str, doing: str = "has") -> None:
         raise BadImage(f"{name}: it {doing} {width}x{height} pixels, more than the {limit:,} that Pillow finds safe. {TOO_LARGE}")
 
 
-def _pixels(source: Any, preprocessing: Preprocessing, name: str) -> np.ndarray:
+def pixels_of(source: Any, preprocessing: Preprocessing, name: str) -> np.ndarray:
     """Read, resize and crop one image: uint8 (H, W, C)."""
     channels = len(preprocessing.mean)
     if channels in (1, 3):

@@ -21,7 +21,7 @@ from weights import Preprocessing
 from zoo.images import BadImage, Source
 from zoo.images.decoding import opened
 from zoo.images.files import StoreFailed, is_url
-from zoo.preprocess import ORIENTATION, _pixels
+from zoo.preprocess import ORIENTATION, pixels_of
 
 AHEAD = 4
 """Chunks that every process works ahead."""
@@ -93,7 +93,7 @@ class Decoder(Dataset[Chunk]):
                 if self.gpu and image.format == "JPEG" and image.mode in ("RGB", "L") and image.getexif().get(ORIENTATION, 1) == 1:
                     chunk.files[index] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
                     continue
-                pixels[place] = _pixels(image, self.preprocessing, name)
+                pixels[place] = pixels_of(image, self.preprocessing, name)
             except BadImage as error:
                 chunk.problems[index] = str(error).removeprefix(f"{name}: ")
         chunk.seconds = time.perf_counter() - begun

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.kernels.parity import natural_images
+from zoo.kernels.parity import natural_images, own_dtype
 from zoo.kernels.trace import Untraceable, trace
 
 
@@ -34,7 +34,7 @@ def check(model: nn.Module) -> None:
             raise ValueError(f"{name} of {type(model).__name__} is on the meta device, without values; load its weights first")
     try:
         copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
-    except Exception as error:
+    except Exception as error:  # whatever the part that refuses raises
         raise ValueError(f"{type(model).__name__} can't be copied, which fast() has to do: {type(error).__name__}: {error}") from error
 
 
@@ -78,7 +78,7 @@ def example_of(model: nn.Module, example: Any, device: torch.device) -> tuple[An
         args = example if isinstance(example, tuple) else (example,)
         return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
     problem: Exception | None = None
-    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    own = own_dtype(model)
     for shape in _shapes(model):
         image = natural_images(shape, torch.device("cpu")).to(own)
         try:

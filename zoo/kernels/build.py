@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -16,16 +15,17 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels import ops
 from zoo.kernels.candidates import ATEN, Candidate, Setting, Weights, arguments, reference_op
-from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.choices import Choices
 from zoo.kernels.choose import Decision, choose, errors, precise
 from zoo.kernels.fold import fold
 from zoo.kernels.fuse import fuse
 from zoo.kernels.graph import Graph, Node
 from zoo.kernels.lower import lower
-from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, Reference, natural_images
+from zoo.kernels.parity import FLOAT32_FLOOR, Parity, Reference, natural_images, own_dtype
 from zoo.kernels.place import Place, place
 from zoo.kernels.plan import Plan, give_back
 from zoo.kernels.program import COMPUTED, Program, StepFailed
+from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport, Row
 from zoo.kernels.trace import Untraceable, trace
 
@@ -75,7 +75,7 @@ def build_gpu(
     Raises:
         Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
     """
-    own = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    own = own_dtype(network)
     typed = pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, (args, kwargs))
     tensors = [leaf for leaf in pytree.tree_leaves(typed) if isinstance(leaf, Tensor)]
     if not tensors:
@@ -83,13 +83,13 @@ def build_gpu(
     with _BUILDING, torch.cuda.device(options.device), _as_untraceable(network):
         graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
-            return _empty(graph, options, network)
+            return empty(graph, options, network)
         setting = Setting(options.device, options.dtype, options.tf32)
         batches = _batches(typed, tensors, options.device)
         reference = Reference(network, options.device, options.dtype, options.tf32, batches)
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
-        with _bar(options) as progress:
+        with bar("choosing kernels", options.progress) as progress:
             decision = choose(graph, places, setting, options.tune, choices, progress)
         plan, parity, notes = _checked(graph, places, decision, setting, weights, choices, batches, reference)
         plan, parity = _captured(plan, parity, decision, weights, batches, reference)
@@ -115,7 +115,7 @@ def _as_untraceable(network: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _empty(graph: Graph, options: Options, network: nn.Module) -> Built:
+def empty(graph: Graph, options: Options, network: nn.Module) -> Built:
     """A batch of no images has outputs without elements; where an output has some nevertheless, the network has to compute them."""
     if any(isinstance(leaf, Node) and torch.Size(leaf.shape).numel() for leaf in graph.outputs):
         raise Untraceable(f"{type(network).__name__} makes something of an empty tensor")
@@ -283,75 +283,3 @@ def cost(node: Node, setting: Setting) -> tuple[int, int]:
 
 def _bytes(node: Node, setting: Setting) -> int:
     return torch.Size(node.shape).numel() * setting.dtype.itemsize
-
-
-def _bar(options: Options) -> Any:
-    from zoo.kernels.progress import bar
-
-    return bar("choosing kernels", options.progress)
-
-
-def build_cpu(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
-) -> Built:
-    """Choose the fastest engine for arguments of these shapes on the CPU; every engine's output is compared first."""
-    from zoo.kernels import engines
-
-    own = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    model = _OfTensors(_evaluating(network), leaves, spec)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if not tensors:
-        raise Untraceable(f"{type(network).__name__} is given no tensor")
-    example = tuple(natural_images(tuple(t.shape), t.device).to(own) if t.is_floating_point() else t.clone() for t in tensors)
-    graph = trace(network, args, kwargs)  # refuses what an engine would silently do only once, such as counting its calls
-    if any(t.numel() == 0 for t in tensors):
-        return _empty(graph, options, network)
-    shapes = [tuple(t.shape) for t in tensors]
-    dtype = str(options.dtype).removeprefix("torch.")
-    key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"
-    known = choices.get(key, "none" if options.tune == "none" else "quick")
-    with _bar(options) as progress:
-        say = None if progress is None else lambda text: progress(0, 1, text)
-        untimed = "onnxruntime" if options.tune == "none" else None
-        chosen = engines.choose(model, example, options.dtype, cached=known.op if known else untimed, progress=say)
-    if chosen.seconds:
-        mine, eager = chosen.seconds[chosen.name], chosen.seconds.get("eager", 0.0)
-        choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds)))
-        choices.save()
-        known = choices.get(key)
-    error, allowed = chosen.errors[chosen.name]
-    row = Row("the whole network", chosen.name, shapes[0], note="; ".join(f"{name}: {reason}" for name, reason in chosen.refused.items()))
-    if known is not None and known.op == chosen.name:
-        row.us, row.replaced_us = known.us, known.aten_us or None
-    report = PlanReport(shapes, [row], Parity(error, allowed / ALLOWED, example[0].shape[0] if example[0].dim() else 1), list(chosen.notes))
-    out_spec = pytree.tree_structure(chosen.call(*example))
-
-    def run(given: list[Tensor]) -> list[Any]:
-        return pytree.tree_leaves(chosen.call(*(t.to(own) if t.is_floating_point() else t for t in given)))
-
-    return Built(run, out_spec, report)
-
-
-class _OfTensors(nn.Module):
-    """A network as a function of the tensors among its arguments."""
-
-    def __init__(self, network: nn.Module, leaves: list[Any], spec: Any) -> None:
-        super().__init__()
-        self.network = network
-        self.leaves, self.spec = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
-        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-    def forward(self, *tensors: Tensor) -> Any:
-        """Call the network with these tensors in their places."""
-        leaves = list(self.leaves)
-        for index, tensor in zip(self.places, tensors, strict=True):
-            leaves[index] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.network(*args, **kwargs)
-
-
-def _evaluating(network: nn.Module) -> nn.Module:
-    """Return the network in eval mode, a copy of its structure that shares its tensors, so that its own mode stays."""
-    shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    return copy.deepcopy(network, shared).eval()

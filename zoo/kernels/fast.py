@@ -115,7 +115,8 @@ class Fast(nn.Module):
         with self._lock:
             if (built := self._plans.get(key)) is not None:
                 return built
-            from zoo.kernels.build import build_cpu, build_gpu
+            from zoo.kernels.build import build_gpu
+            from zoo.kernels.build_cpu import build_cpu
             from zoo.kernels.candidates import Weights
             from zoo.kernels.choices import Choices
 
@@ -138,12 +139,12 @@ class Fast(nn.Module):
             torch.cuda.synchronize(self.device)
 
     def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from zoo.kernels.parity import on_device
+        from zoo.kernels.parity import on_device, own_dtype
 
         with self._lock:
             if self._plain_copy is None:
                 self._plain_copy = self._detector() if self.part else channels_last(on_device(self.core, self.device, self.dtype))
-        wanted = next((p.dtype for p in self.network.parameters() if p.is_floating_point()), torch.float32)
+        wanted = own_dtype(self.network)
         dtype = wanted if self.part else self.dtype
         args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
         with torch.no_grad():

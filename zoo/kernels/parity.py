@@ -121,6 +121,11 @@ class Reference:
         return Parity(self.error(outputs), self.eager, self.images)
 
 
+def own_dtype(network: nn.Module) -> torch.dtype:
+    """Return the floating dtype of a network's parameters; float32 where it has none."""
+    return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+
+
 def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
     """Return a copy of the network in eval mode on a device, without a second copy on the way."""
     memo: dict[int, Any] = {}
@@ -130,10 +135,7 @@ def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | Non
             wanted = dtype if tensor.is_floating_point() else None
             moved = tensor.detach().to(device, wanted, copy=True)
             memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
-    try:
-        twin = copy.deepcopy(network, memo)
-    except Exception as error:
-        raise ValueError(f"{type(network).__name__} can't be copied, which fast() has to do: {type(error).__name__}: {error}") from error
+    twin = copy.deepcopy(network, memo)
     if any(isinstance(module, torch.jit.ScriptModule) for module in twin.modules()):  # whose copies don't heed the memo
         twin = twin.to(device, dtype)
     return twin.eval()

@@ -26,7 +26,7 @@ class Plan:
     Calls from several threads and streams are answered one after the other: they share the buffers.
     """
 
-    def __init__(self, program: Program, pool: Any = None) -> None:
+    def __init__(self, program: Program) -> None:
         self.program, self.setting = program, program.setting
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
@@ -35,7 +35,6 @@ class Plan:
         self._outputs: list[Any] = []
         self._buffers = [[self._buffer(node.shape, node.dtype, *form) for form in program.forms[node]] for node in program.graph.inputs]
         self._raw = [self._raw_buffer(node) for node in program.graph.inputs]
-        self._pool = pool
 
     def _raw_buffer(self, node: Node) -> Tensor | None:
         """Make room for an image as it comes where the graph packs it."""
@@ -99,7 +98,7 @@ class Plan:
                 self._run()
                 torch.cuda.synchronize(self.setting.device)
                 _clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
-                graph.capture_begin(*(() if self._pool is None else (self._pool,)), capture_error_mode="thread_local")
+                graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     self._outputs = self._run()
                 finally:

@@ -68,7 +68,7 @@ def test_the_result_is_what_was_measured(photos: Path, tmp_path: Path) -> None:
     assert table["images"] == 9
     assert table["confusion"] == done.metrics.confusion.tolist()
     assert done.model is not None
-    steps = done.model.checkpoint.preprocessing  # type: ignore[union-attr]
+    steps = done.model.checkpoint.preprocessing
     again = done.model(preprocess(sorted(photos.glob("*/*.png")), steps))
     assert again.shape == (48, 3)
 
@@ -165,7 +165,7 @@ def test_fresh_classes_get_a_head_that_learns_first(photos: Path, tmp_path: Path
     assert done.model.checkpoint is not None
     assert done.model.checkpoint.provenance.startswith("fine-tuned from ResNet20 cifar10, sha256 22978711")
     assert done.model.checkpoint.license == "MIT"
-    assert done.model.checkpoint.preprocessing == base.checkpoint.preprocessing  # type: ignore[union-attr]
+    assert done.model.checkpoint.preprocessing == base.checkpoint.preprocessing
 
 
 def test_the_checkpoints_own_classes_keep_their_head_and_order(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_an_instance_is_copied_and_one_that_nobody_could_build_again_is_refused(
     with pytest.raises(ValueError, match="weights, from_scratch and options go with a network's class"):
         finetune(Tiny(), photos, tmp_path / "y", from_scratch=True)
     with pytest.raises(TypeError, match="takes a network or its class"):
-        finetune("Tiny", photos, tmp_path / "y")  # type: ignore[arg-type]
+        finetune("Tiny", photos, tmp_path / "y")
     with pytest.raises(ValueError, match="from_scratch takes no weights"):
         finetune(Tiny, photos, tmp_path / "y", from_scratch=True, weights="cifar10")
     assert not (tmp_path / "y").exists()
@@ -297,7 +297,7 @@ def test_grey_images_and_frozen_norms_are_possible(photos: Path, tmp_path: Path)
     assert done.model is not None
     assert done.model.in_channels == 1
     assert torch.equal(done.model.features[1].running_mean, torch.zeros(8))
-    assert len(done.model.checkpoint.preprocessing.mean) == 1  # type: ignore[union-attr]
+    assert len(done.model.checkpoint.preprocessing.mean) == 1
 
 
 def test_the_finder_finds_a_rate_between_too_small_and_too_large(photos: Path, tmp_path: Path) -> None:
