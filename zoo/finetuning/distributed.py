@@ -99,70 +99,11 @@ def chosen(device: str | None, local: int | None) -> torch.device:
     return torch.device("cuda", index)
 
 
-class _Sum(torch.autograd.Function):
-    """A sum over all processes whose gradient is the sum over all processes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(gradient)
-        return gradient
-
-
-class SharedBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm over the images of all processes, where torch.nn.SyncBatchNorm has no kernel: on the CPU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise (B, C, H, W); in eval mode with the running statistics."""
-        if not self.training:
-            return super().forward(input)
-        kind, input = input.dtype, input.float()
-        count = torch.tensor([input.numel() / input.shape[1]], dtype=input.dtype, device=input.device)
-        total = _total(torch.cat([input.sum((0, 2, 3)), count]))
-        number = total[-1].detach()
-        mean = total[:-1] / number
-        centred = input - mean[:, None, None]
-        variance = _total(centred.square().sum((0, 2, 3))) / number
-        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
-            with torch.no_grad():
-                if self.num_batches_tracked is not None:
-                    self.num_batches_tracked.add_(1)
-                weight = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked or 1)
-                self.running_mean.lerp_(mean.detach(), weight)
-                self.running_var.lerp_(variance.detach() * number / (number - 1), weight)
-        normal = centred * torch.rsqrt(variance + self.eps)[:, None, None]
-        if self.weight is not None:
-            normal = normal * self.weight[:, None, None] + self.bias[:, None, None]
-        return normal.to(kind)
-
-
-def _total(x: Tensor) -> Tensor:
-    result = _Sum.apply(x)
-    assert isinstance(result, Tensor)
-    return result
-
-
-def share_norms(model: nn.Module, device: torch.device) -> None:
-    """Let every BatchNorm take its statistics over all processes, in place; names and tensors stay as they are."""
-    if device.type == "cuda":
-        nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return
-    for layer in model.modules():
-        if type(layer) is nn.BatchNorm2d:
-            layer.__class__ = SharedBatchNorm2d
-
-
 def spread(model: nn.Module, here: World, units: list[nn.Module], fsdp: bool) -> nn.Module:
     """Make one network of all processes' networks.
 
     Args:
-        model: on the device; with `fsdp` its parameters become divided tensors, in place.
+        model: on the device; with `fsdp` anywhere, and its parameters become divided tensors on the device, in place.
         here: the processes.
         units: the layers that FSDP gathers one after the other.
         fsdp: whether to divide parameters, gradients and optimiser.
@@ -171,10 +112,12 @@ def spread(model: nn.Module, here: World, units: list[nn.Module], fsdp: bool) ->
         What is to be called in a step.
     """
     if fsdp:
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
+        mesh = init_device_mesh(here.device.type, (here.size,))
         for part in (*units, model):  # in float32, autocast does the rest: BatchNorm takes no statistics of another type than its weights
-            fully_shard(part)
+            fully_shard(part, mesh=mesh)
         return model
     if here.size == 1:
         return model

@@ -21,9 +21,10 @@ from zoo.finetuning import checkpoint
 from zoo.finetuning.average import Average
 from zoo.finetuning.batches import Batch, Batches, Unreadable
 from zoo.finetuning.chance import seed_of
-from zoo.finetuning.distributed import World, no_exchange, share_norms, spread, tidy
+from zoo.finetuning.distributed import World, no_exchange, spread, tidy
 from zoo.finetuning.evaluating import Measured, evaluate
 from zoo.finetuning.losses import loss_of
+from zoo.finetuning.norms import share_norms
 from zoo.finetuning.plan import Plan, log_every
 from zoo.finetuning.schedule import freeze, layers, make_optimizer, rate_at, set_rate, training_mode
 from zoo.finetuning.settings import Settings
@@ -72,7 +73,7 @@ class Trainer:
         self.folder, self.unreadable, self._tell = folder, unreadable, tell
         self.half = settings.precision == "bfloat16" or (settings.precision == "auto" and here.device.type == "cuda")
         if here.size > 1 and not settings.freeze_norm:
-            share_norms(model, here.device)
+            share_norms(model)
         if settings.fsdp:
             spread(model, here, layers(model), True)
         self.average = Average(model, settings.ema) if settings.ema else None
@@ -310,5 +311,5 @@ class Trainer:
 
 
 def channels_last(settings: Settings, here: World) -> bool:
-    """Say which memory format a run has."""
+    """Say which memory format a run's images have; its weights too, unless FSDP divides them, which takes contiguous ones only."""
     return here.device.type == "cuda" if settings.channels_last is None else settings.channels_last

@@ -154,9 +154,11 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.sweep(folder)
     here.barrier()
-    network = built.network.to(here.device)
-    if channels_last(settings, here):
-        network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    network = built.network
+    if not settings.fsdp:  # else it need not fit: each layer is moved when it is divided
+        network = network.to(here.device)
+        if channels_last(settings, here):
+            network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     with _bar(plan, progress and here.first) as tell:
         trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell)
         if resume:
