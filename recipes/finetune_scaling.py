@@ -97,10 +97,12 @@ def main() -> None:
     if args.child:
         child(args)
         return
-    rows = [measure(args, int(gpus)) for gpus in args.gpus.split(",")]
-    for row in rows:
+    rows: list[dict[str, float]] = []
+    for gpus in args.gpus.split(","):
+        row = measure(args, int(gpus))
+        rows.append(row)
         row["efficiency"] = row["images_s"] / (rows[0]["images_s"] * row["gpus"] / rows[0]["gpus"])
-        print(json.dumps(row))
+        print(json.dumps(row), flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
     about = {"device": device, "torch": torch.__version__, "model": args.model, "batch": args.batch, "side": args.side, "fsdp": args.fsdp}
     args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")

@@ -67,7 +67,7 @@ class Trace:
     @property
     def result(self) -> fx.Node:
         """The node of the logits."""
-        return next(reversed(self.graph.nodes)).args[0]  # pyright: ignore[reportReturnType]
+        return next(iter(reversed(self.graph.nodes))).args[0]  # pyright: ignore[reportReturnType]
 
 
 class _Whole(nn.Module):

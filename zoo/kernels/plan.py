@@ -97,7 +97,7 @@ class Plan:
             with torch.cuda.stream(stream), self.flags():
                 self._run()
                 torch.cuda.synchronize(self.setting.device)
-                _clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
+                clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     self._outputs = self._run()
@@ -108,7 +108,7 @@ class Plan:
                 gc.enable()
             with contextlib.suppress(RuntimeError):  # of a capture that failed; its own error is on the way
                 torch.cuda.synchronize(self.setting.device)
-            _clear_workspaces()
+            clear_workspaces()
         self._graph = graph
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
 
@@ -142,11 +142,12 @@ class Plan:
 def give_back(device: torch.device) -> None:
     """Free what only making plans needed: cuBLAS's workspaces of many streams, and what the allocator keeps."""
     torch.cuda.synchronize(device)
-    _clear_workspaces()
+    clear_workspaces()
     torch.cuda.empty_cache()
 
 
-def _clear_workspaces() -> None:
+def clear_workspaces() -> None:
+    """Give back cuBLAS's scratch memory, which would outlive what it was needed for."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
