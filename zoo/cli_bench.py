@@ -47,7 +47,13 @@ def bench(
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the record there, JSON, after every network and batch.")] = None,
     resume: Annotated[bool, typer.Option(help="Keep what the record has, measure what it lacks.")] = False,
     budget_s: Annotated[float | None, typer.Option(min=0, help="Begin no network and batch after so many seconds.")] = None,
-    from_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Measure nothing, show this record.")] = None,
+    from_json: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure nothing, show this record, or these together: of a cell that several have, the last one's.",
+        ),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw bars as PNG there, and all networks beside it as FILE-zoo.png.")
     ] = None,
@@ -65,10 +71,12 @@ def bench(
     if resume and save is None:
         raise typer.BadParameter("it goes on with a record, so it needs --save FILE", param_hint="--resume")
     from zoo.bench.inference import FIGURE, DeviceLost, run
-    from zoo.bench.record import Record
+    from zoo.bench.record import merged
 
-    if from_json is not None:
-        record = Record.read(from_json)
+    if from_json:
+        record = merged(from_json)
+        if save is not None:
+            record.write(save)
     else:
         plan = _plan(named, batches, dtype, peers, device, rounds or 20, tune)
         try:

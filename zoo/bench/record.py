@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,21 @@ class Record:
         if library in ("triton", "cudnn"):
             return self.about.get("type") == "cuda"
         return library in self.ways if library in ("onnxruntime", "openvino") else True
+
+
+def merged(paths: Sequence[str | os.PathLike[str]]) -> Record:
+    """Read records that were measured alike, say on the GPUs of one machine, as one; of a cell that several have, the last one's.
+
+    Raises:
+        ValueError: a file is no record, or was measured otherwise than the first.
+    """
+    first, *others = map(Record.read, paths)
+    for path, other in zip(paths[1:], others, strict=True):
+        if different := first.differs(other.about):
+            raise ValueError(f"{paths[0]} and {path} can't be shown together: measured with {different}")
+        for cell in other.cells:
+            first.put(cell)
+    return first
 
 
 def today() -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels import ops
+from zoo.kernels.balance import Shifts, balance, mean_shifts
 from zoo.kernels.candidates import ATEN, Candidate, Setting, Weights, arguments, reference_op
 from zoo.kernels.choices import Choices
 from zoo.kernels.choose import Decision, choose, errors, precise
@@ -77,7 +78,7 @@ def build_gpu(
     """
     own = own_dtype(network)
     typed = pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, (args, kwargs))
-    tensors = [leaf for leaf in pytree.tree_leaves(typed) if isinstance(leaf, Tensor)]
+    tensors = _tensors(typed)
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
     with _BUILDING, torch.cuda.device(options.device), _as_untraceable(network):
@@ -89,6 +90,10 @@ def build_gpu(
         reference = Reference(network, options.device, options.dtype, options.tf32, batches)
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
+        if options.dtype != torch.float32:
+            if weights.shifts is None:
+                weights.shifts = _shifts(network, graph, places, batches, setting)
+            balance(graph, weights.shifts, setting)
         with bar("choosing kernels", options.progress) as progress:
             decision = choose(graph, places, setting, options.tune, choices, progress)
         plan, parity, notes = _checked(graph, places, decision, setting, weights, choices, batches, reference)
@@ -141,6 +146,25 @@ def _batches(typed: Any, tensors: list[Tensor], device: torch.device) -> list[tu
     return made
 
 
+def _shifts(network: nn.Module, graph: Graph, places: dict[Node, Place], batches: list[Any], setting: Setting) -> Shifts:
+    """Measure what rounding shifts, on few images: float32 needs more memory than the plan will."""
+    if len(batches) == 1:
+
+        def few(leaf: Any) -> Any:
+            return leaf[:CHECKED_IMAGES] if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+        batches = pytree.tree_map(few, batches)
+        try:
+            graph, places = understand(network, *batches[0], setting.device)
+        except Exception:  # the network insists on its batch; rounded without balance it may still pass
+            return {}
+    return mean_shifts(graph, places, [_tensors(batch) for batch in batches], setting)
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
 def _checked(
     graph: Graph,
     places: dict[Node, Place],
@@ -157,7 +181,7 @@ def _checked(
     while True:
         plan = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping=True))  # the kernels that the graph will hold
         try:
-            outputs = [_floats(plan.eager([leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)])) for batch in batches]
+            outputs = [_floats(plan.eager(_tensors(batch))) for batch in batches]
         except StepFailed as failure:
             if decision.chosen[failure.node].op == ATEN:
                 raise
@@ -190,7 +214,7 @@ def _captured(
     In a graph kernels follow each other without the pauses that the first check had between them.
     """
     graph, places, setting = plan.program.graph, plan.program.places, plan.setting
-    given = [[leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)] for batch in batches]
+    given = [_tensors(batch) for batch in batches]
     floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
     fault = ""
     for overlapping in (True, False):
@@ -226,7 +250,7 @@ def _floats(outputs: list[Any]) -> list[Tensor]:
 
 def _culprits(plan: Plan, decision: Decision, setting: Setting, batch: Any) -> dict[Node, str]:
     """Return the steps that are worse than ATen's on the values that reach them, or the worst of the rest, with the errors."""
-    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+    tensors = _tensors(batch)
     images = dict(zip(plan.program.graph.inputs, tensors, strict=True))
     found: dict[Node, tuple[float, float, float]] = {}
 

@@ -21,6 +21,9 @@ ATEN = "aten"
 FOREIGN = (ATEN, "cudnn_conv", "cudnn_graph", "cublaslt")
 """Candidates whose kernels are not ours, and don't wait as ours do."""
 
+OTHERS = ""
+"""In limits the ops that are not named."""
+
 IMAGE_OPS = ("stem", "stem_pool")
 """Ops that read the packed image instead of the map."""
 
@@ -102,6 +105,8 @@ class Weights:
 
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], Tensor] = {}
+        self.shifts: dict[tuple[Any, ...], Tensor] | None = None
+        """What `balance.mean_shifts` measured, for all shapes."""
 
     def get(self, key: tuple[Any, ...], make: Callable[[], Tensor], keep: bool = True) -> Tensor:
         """Return the tensor of this key, made at the first request."""
@@ -115,6 +120,7 @@ class Weights:
     def clear(self) -> None:
         """Forget everything."""
         self._made.clear()
+        self.shifts = None
 
 
 class Workspace:
@@ -317,7 +323,7 @@ def _as_map(gate: Tensor) -> Tensor:
 def candidates(node: Node, inputs: list[Tensor], setting: Setting, limits: dict[str, int] | int | None) -> Iterator[Candidate]:
     """Yield what could compute this step with these inputs, the most promising first; of an op's configurations at most its limit."""
     for name in op_names(node):
-        limit = limits.get(name, 4) if isinstance(limits, dict) else limits
+        limit = limits.get(name, limits[OTHERS]) if isinstance(limits, dict) else limits
         if node.op in ("squeeze_excite", "depthwise_squeeze"):
             yield from _squeezes(node, inputs, setting, limit)
             continue

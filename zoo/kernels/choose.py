@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, Bound, Candidate, Setting, bind, candidates, op_names
+from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, OTHERS, Bound, Candidate, Setting, bind, candidates, op_names
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.graph import Graph, Node
 from zoo.kernels.merge import Merge, apply, merges
@@ -24,8 +25,11 @@ from zoo.kernels.place import Place
 from zoo.kernels.program import COMPUTED
 from zoo.kernels.timing import NotCapturable, graph_time_us
 
-QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5}
-"""Launch configurations that "quick" tries for each op and step, 4 where none is said: those that take long to compile have few."""
+QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
+"""Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""
+
+QUICK_S = 45.0
+"""Seconds that "quick" may take, but for the last group: where compiling is slow, or steps are many, each gets fewer configurations."""
 
 STEP_SLACK = 1.25
 """How many times ATen's own error a candidate's may be on random inputs; one rounding at the end is all that a fused kernel needs."""
@@ -198,10 +202,12 @@ def tune(
     Right means a relative error against the float32 reference of at most `STEP_SLACK` times ATen's own. Kernels are
     compiled for several steps at once, for that takes longer than everything else; then one after the other is timed.
     """
-    done = 0
+    done, begun, pace = 0, time.monotonic(), _Pace(len(nodes))
     with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
         for group in _groups(nodes, places, setting):
-            contests = [_contest(key, nodes[key], places, setting, level) for key in group]
+            limits = None if level == "full" else pace.limits(time.monotonic() - begun)
+            contests = [_contest(key, nodes[key], places, setting, limits) for key in group]
+            pace.going_to_do(len(group))
             torch.cuda.synchronize()  # the inputs are there before other streams read them
             list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
             torch.cuda.synchronize()
@@ -212,6 +218,25 @@ def tune(
                 yield contest.key, _fastest(contest, setting, level)
                 done += 1
     torch.cuda.empty_cache()
+
+
+class _Pace:
+    """How many configurations "quick" may still try: as many as `QUICK` says while the time lasts, and never none."""
+
+    def __init__(self, steps: int) -> None:
+        self._left, self._share, self._spent = steps, 1.0, 0.0
+
+    def limits(self, elapsed: float) -> dict[str, int]:
+        """Return the limits for the next group of steps, `elapsed` seconds after the beginning."""
+        if self._spent:
+            full = elapsed / self._spent  # seconds of a step with all its configurations
+            self._share = min(1.0, max(0.0, QUICK_S - elapsed) / (full * max(1, self._left)))
+        return {op: max(1, int(count * self._share)) for op, count in QUICK.items()}
+
+    def going_to_do(self, steps: int) -> None:
+        """Note that so many steps are tried next, within the limits that were given."""
+        self._left -= steps
+        self._spent += steps * max(self._share, 1 / max(QUICK.values()))
 
 
 def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting) -> Iterator[list[str]]:
@@ -231,9 +256,9 @@ def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting)
         yield group
 
 
-def _contest(key: str, node: Node, places: dict[Node, Place], setting: Setting, level: str) -> _Contest:
+def _contest(key: str, node: Node, places: dict[Node, Place], setting: Setting, limits: dict[str, int] | None) -> _Contest:
     inputs = random_inputs(node, places, setting)
-    found = candidates(node, inputs, setting, None if level == "full" else QUICK)
+    found = candidates(node, inputs, setting, limits)
     return _Contest(key, node, inputs, [_Trial(c, _call(node, c, inputs, places, setting)) for c in found])
 
 
