@@ -194,3 +194,23 @@ def test_the_command_writes_the_page_from_a_record(record: Record, tmp_path: Pat
     assert "red: relative error" in shown.out
     assert "page-cuda-bfloat16-zoo.png" in shown.err
     assert "| VGG19 | 100 | 500 | *1,000* | 900 | **0.90x** | 9.0x |" in document.read_text(encoding="utf-8")
+
+
+def test_records_of_one_device_are_shown_together_and_others_are_refused(
+    record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record.write(tmp_path / "a.json")
+    Record(record.about, [cell("VGG19", 256, 1800.0, 100.0, 500.0, 1000.0), cell("Xception", 1, 30.0, 5.0, 10.0, 20.0)]).write(
+        tmp_path / "b.json"
+    )
+    files = ["--from-json", str(tmp_path / "a.json"), "--from-json", str(tmp_path / "b.json")]
+    assert main(["bench", *files, "--save", str(tmp_path / "both.json")]) == 0
+    both = Record.read(tmp_path / "both.json")
+    assert len(both.cells) == len(record.cells) + 1
+    again = both.cell("VGG19", 256)
+    assert again is not None
+    assert again["ratio"] == 1.8
+    Record({**record.about, "device": "NVIDIA H100"}, []).write(tmp_path / "b.json")
+    capsys.readouterr()
+    assert main(["bench", *files]) == 1
+    assert "can't be shown together: measured with device NVIDIA H200, not NVIDIA H100" in " ".join(capsys.readouterr().err.split())

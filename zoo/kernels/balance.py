@@ -29,8 +29,9 @@ def balance(graph: Graph, shifts: Shifts, setting: Setting) -> None:
         if node.op == "conv":
             weight, bias = node.attrs["weight"], node.attrs["bias"]
             node.attrs["weight"] = weight.to(setting.device, setting.dtype)
-            if bias is not None and (shift := shifts.get(key(node))) is not None:
-                node.attrs["bias"] = bias.to(shift.device, torch.float32) + shift
+            if bias is not None:
+                bias = bias.to(setting.device, torch.float32)
+                node.attrs["bias"] = bias + shifts[key(node)] if key(node) in shifts else bias
 
 
 def mean_shifts(graph: Graph, places: dict[Node, Place], batches: list[list[Tensor]], setting: Setting) -> Shifts:
@@ -56,7 +57,8 @@ def mean_shifts(graph: Graph, places: dict[Node, Place], batches: list[list[Tens
     program = Program(graph, places, {}, exact, Weights())
     with torch.no_grad(), products(tf32=False):
         for tensors in batches:
-            images = [t.float().contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in tensors]
+            images = [t.float() if t.is_floating_point() else t for t in tensors]
+            images = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in images]
             program.run([[image] * len(program.forms[node]) for node, image in zip(graph.inputs, images, strict=True)], probe)
     return {name: torch.stack(several).mean(0) for name, several in found.items()}
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.kernels import build as building
 from zoo.kernels.balance import balance, key, mean_shifts
 from zoo.kernels.build import understand
 from zoo.kernels.candidates import Setting, Weights
@@ -85,3 +86,13 @@ def test_a_shift_is_what_rounding_takes_from_the_mean() -> None:
     torch.testing.assert_close(first.attrs["bias"], before + off, rtol=1e-5, atol=1e-7)
     assert first.attrs["weight"].dtype == second.attrs["weight"].dtype == torch.bfloat16
     assert torch.equal(model.first.weight, weight)  # the network itself stays as it was
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+def test_every_convolution_of_a_plan_has_its_shift_whatever_the_batch(batch: int) -> None:
+    model, setting = settled(zoo.ResNet20), Setting(CPU, torch.bfloat16)
+    batches = [((natural_images((batch, 3, 32, 32), CPU, seed),), {}) for seed in range(2 if batch == 1 else 1)]
+    graph, places = understand(model, *batches[0])
+    shifts = building._shifts(model, graph, places, batches, setting)  # of a large batch some images only are looked at
+    assert shifts.keys() == {key(node) for node in graph.nodes if node.op == "conv" and node.attrs["bias"] is not None}
+    assert len(shifts) == 20  # 19 convolutions and the last layer; the shortcuts have no parameters
