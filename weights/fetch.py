@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
@@ -21,6 +22,8 @@ from weights.patience import Again, check_status, patiently
 from weights.sources import REDIRECTS, Remote, check_url, local_path, transport_error
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx2
 
     from weights.part import Part
@@ -102,7 +105,7 @@ def _copy(remote: Remote, part: Part, progress: Progress) -> None:
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise SourceUnavailable(f"{path} is no regular file.")
+                raise SourceUnavailable(f"{path} is no regular file: name the file of weights itself.")
             while data := os.read(fd, 1 << 20):
                 part.write(data)
                 progress(part.size, status.st_size)
@@ -111,7 +114,7 @@ def _copy(remote: Remote, part: Part, progress: Progress) -> None:
     except WeightsError:
         raise
     except OSError as error:
-        raise SourceUnavailable(f"{path} can't be read: {error.strerror}.") from error
+        raise SourceUnavailable(f"{path} can't be read: {error.strerror}. Check the path and who may read it.") from error
 
 
 def _download(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
@@ -120,7 +123,8 @@ def _download(remote: Remote, part: Part, expected: Expected, progress: Progress
     patience = limits.PATIENCE
     timeout = httpx2.Timeout(patience.read_s, connect=patience.connect_s)
     once = httpx2.Limits(max_keepalive_connections=0)  # a connection per request, so that the watchdog knows whose it holds
-    with httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True, limits=once) as client:
+    tls = _tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    with httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True, limits=once, verify=tls) as client:
 
         def attempt() -> None:
             with _Watchdog(deadline, remote.source, lambda: part.size) as watchdog:
@@ -131,6 +135,15 @@ def _download(remote: Remote, part: Part, expected: Expected, progress: Progress
                     raise transport_error(error, remote.source) from error
 
         patiently(attempt, remote.source, lambda: part.size, deadline)
+
+
+@lru_cache(maxsize=4)
+def _tls(*trusted: str | None) -> ssl.SSLContext:
+    """Read the certificates that are trusted, which takes longer than many a download; the variables that name them are the key."""
+    import httpx2
+
+    del trusted
+    return httpx2.create_ssl_context()
 
 
 class _Watchdog:
@@ -262,7 +275,7 @@ def _open(client: httpx2.Client, remote: Remote, part: Part, watchdog: _Watchdog
         plain |= {"range": f"bytes={part.size}-", "if-range": part.etag}
     loopback = urlsplit(url).scheme == "http"
     for _ in range(REDIRECTS + 1):
-        check_url(url, insecure_ok=loopback)
+        check_url(url, loopback, remote.source)
         with client.stream("GET", url, headers=plain | secrets, extensions={"trace": watchdog.trace}) as answer:
             if answer.status_code in (401, 403, 404, 410) and url != remote.url:
                 why = f"the address that it led to answered HTTP {answer.status_code}; if it is gated, log in with `hf auth login`"

@@ -118,7 +118,7 @@ def resolve(source: str, commit: str | None = None) -> Remote:
     return _OPENERS[scheme](source, commit)
 
 
-def check_url(url: str, insecure_ok: bool = False) -> None:
+def check_url(url: str, insecure_ok: bool = False, source: str | None = None) -> None:
     """Refuse whatever is not https; http only to this machine, and only where no https led to it.
 
     Raises:
@@ -127,7 +127,8 @@ def check_url(url: str, insecure_ok: bool = False) -> None:
     parts = urlsplit(url)
     local = parts.scheme == "http" and parts.hostname in LOOPBACK and insecure_ok
     if (parts.scheme != "https" and not local) or not parts.hostname:
-        raise InsecureSource(f"refused {url}: weights are fetched over https, and over http only from this machine.")
+        led = f"{source} leads elsewhere: " if source and source != url else ""
+        raise InsecureSource(f"{led}refused {url}: weights are fetched over https, and over http only from this machine.")
 
 
 def local_path(url: str) -> Path:
@@ -246,7 +247,7 @@ def _files(source: str, repo: str, revision: str, endpoint: str | None) -> list[
     headers = build_hf_headers(library_name="kernelzoo") | {"accept-encoding": "identity"}
     insecure_ok, limit = url.startswith("http:"), limits.PATIENCE.metadata_bytes
     for _ in range(REDIRECTS + 1):
-        check_url(url, insecure_ok)
+        check_url(url, insecure_ok, source)
         with get_session().stream("GET", url, headers=headers, timeout=limits.PATIENCE.read_s, follow_redirects=False) as answer:
             if location := answer.headers.get("location"):  # a repository that was renamed
                 before, url = url, urljoin(url, location)
