@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import random
 import re
@@ -342,6 +343,7 @@ def inject(arena: Arena, seed: int, base: int) -> Outcome:
 
 
 def many(seeds: list[int], base: int) -> list[Outcome]:
+    logging.getLogger("weights").setLevel(logging.CRITICAL)  # it tells of every fault
     with tempfile.TemporaryDirectory() as folder, HubServer() as hub:
         arena = Arena(hub, Path(folder))
         return [inject(arena, seed, base) for seed in seeds]

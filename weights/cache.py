@@ -42,7 +42,7 @@ PACKAGE = Path(__file__).parent
 LAYOUT = 1
 LOCK_IDLE_S = 20.0
 """How long another process may hold the lock while nothing of its file arrives; then we fetch beside it."""
-SAME_USE_S = 3600.0
+SAME_USE_S = 20.0
 """A file that was used so short a time ago is not noted again."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 

@@ -20,6 +20,8 @@ log = logging.getLogger("weights")
 KEEP_DAYS = 30.0
 QUARANTINE_DAYS = 7.0
 DAY_S = 86_400.0
+GRACE_S = 60.0
+"""What was used so short a time ago may be about to be opened."""
 NAME = "weights.lock"
 
 
@@ -71,7 +73,7 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     in `refs`, so that it must give the same when it is asked again.
 
     Args:
-        keep_days: how long ago the last use may be; 0 removes everything that no lock names.
+        keep_days: how long ago the last use may be; 0 removes everything that no lock names and nobody used within a minute.
         dry_run: say what would go, and remove nothing.
 
     Raises:
@@ -94,7 +96,7 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
         used, size = found
         if path.name in named or named & sources.get(path.name, set()):
             locked, kept_bytes = locked + 1, kept_bytes + size
-        elif path.name in outdated or now - used >= keep_days * DAY_S:
+        elif now - used >= (GRACE_S if path.name in outdated else max(GRACE_S, keep_days * DAY_S)):
             newer = "a later version of the converter has made it anew"
             why = newer if path.name in outdated else f"not used for {(now - used) / DAY_S:.0f} days"
             removed.append(Removed(path, "weights", size, why))
@@ -205,9 +207,9 @@ def _quarantined(cache: Cache, now: float) -> Iterator[Removed]:
 
 def _remove(cache: Cache, one: Removed, keep_days: float) -> bool:
     """Delete a file, unless somebody used it since it was listed."""
-    if one.kind == "weights" and "not used" in one.why:
+    if one.kind == "weights":
         found = _used(cache, one.path)
-        if found is None or time.time() - found[0] < keep_days * DAY_S:
+        if found is None or time.time() - found[0] < (max(GRACE_S, keep_days * DAY_S) if "not used" in one.why else GRACE_S):
             return False
     try:
         if one.path.is_dir() and not one.path.is_symlink():

@@ -14,7 +14,7 @@ from zoo.console import JsonOption, escape, out, print_json
 
 
 def gc(
-    keep_days: Annotated[float, typer.Option(min=0, help="How long ago the last use may be; 0: all that no lock names goes.")] = KEEP_DAYS,
+    keep_days: Annotated[float, typer.Option(min=0, help="How long ago the last use may be; 0: all that no lock names.")] = KEEP_DAYS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
