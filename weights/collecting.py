@@ -106,23 +106,26 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     removed += _quarantined(cache, now)
     if not dry_run:
         removed = [one for one in removed if _remove(cache, one, keep_days)]
-        for path in locks:
-            keep_project(cache, path)
+        keep_projects(cache)
     return Collected(tuple(sorted(removed, key=lambda one: -one.size_bytes)), locked, kept_bytes, locks)
 
 
-def keep_project(cache: Cache, path: Path) -> None:
-    """Note where a lock lies whose weights are in this cache, so that `gc` keeps them wherever it is called; where it can be written."""
-    note = cache.root / "projects" / f"{key(str(path))}.json"
-    if path.parent != PACKAGE and not note.exists():
-        with contextlib.suppress(OSError):
-            note.parent.mkdir(exist_ok=True)
-            cache.write_json(note, {"path": str(path)})
+def keep_projects(cache: Cache) -> None:
+    """Note where the locks lie whose weights come into this cache, so that `gc` keeps them wherever it is called."""
+    for path in _locks():
+        note = cache.root / "projects" / f"{key(str(path))}.json"
+        if not note.exists():
+            with contextlib.suppress(OSError):
+                note.parent.mkdir(exist_ok=True)
+                cache.write_json(note, {"path": str(path)})
 
 
 def _locks() -> list[Path]:
     """Find the project's lock, the nearest upwards of the working folder, and the user's own."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # the working folder was deleted
+        here = Path("/")
     project = next((path for folder in (here, *here.parents) if (path := folder / NAME).is_file()), None)
     own = user_folder().parent / NAME
     return [path for path in (project, own) if path is not None and path.is_file() and path.parent != PACKAGE]

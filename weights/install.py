@@ -12,6 +12,7 @@ from pathlib import Path
 
 from weights import patience as limits
 from weights.cache import Cache, Installed, key, read_json, stamp_of
+from weights.collecting import keep_projects
 from weights.elsewhere import elsewhere
 from weights.errors import (
     CacheNotWritable,
@@ -145,18 +146,19 @@ def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool
 
 
 def _install(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, progress: bool) -> Installed:
-    deadline = time.monotonic() + limits.PATIENCE.deadline_s
     others, places = list(elsewhere(checkpoint)), list(candidates(checkpoint))
     if (switch := offline()) and not any(place.startswith(("file:", "package:")) for place, _ in [*others, *places]):
         todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}"
         raise Offline(f"{_title(checkpoint)} is not in {cache.root}, and {switch} forbids the network. {todo}")
     cache.prepare()
+    keep_projects(cache)
     name = checkpoint.sha256 or key(checkpoint.sources[0])
     failures: list[WeightsError] = []
     with cache.lock(name):
         if found := cache.lookup(checkpoint):
             return found
         cache.sweep(spare=name)
+        deadline = time.monotonic() + limits.PATIENCE.deadline_s
         for place, source in others:
             try:
                 return _install_from(cache, checkpoint, name, place, source, convert, progress, deadline)

@@ -110,7 +110,11 @@ class Part:
         except OSError:  # a bad sector below what a dead process left
             self.etag = None
         if self.etag is None:
-            self.restart()
+            try:
+                self.restart()
+            except WeightsError:
+                self.discard()
+                raise
 
     def _adopt(self, key: str) -> str | None:
         names = [(path, name) for path in self.folder.glob(f"{key}.*.part") if (name := _NAME.fullmatch(path.name))]
