@@ -279,7 +279,7 @@ def _open(client: httpx2.Client, remote: Remote, part: Part, watchdog: _Watchdog
         with client.stream("GET", url, headers=plain | secrets, extensions={"trace": watchdog.trace}) as answer:
             if answer.status_code in (401, 403, 404, 410) and url != remote.url:
                 why = f"the address that it led to answered HTTP {answer.status_code}; if it is gated, log in with `hf auth login`"
-                raise Again(why, tries=2)  # a signed address expires: the next attempt asks for a new one
+                raise Again(why, tries=3)  # a signed address expires: the next attempt asks for a new one
             if answer.status_code not in (301, 302, 303, 307, 308):
                 yield answer
                 return

@@ -100,6 +100,16 @@ def test_what_a_lock_names_stays_though_nobody_uses_it(
     assert [one.path for one in weights.gc(0).removed] == [three[0].path]
 
 
+def test_a_project_whose_weights_were_fetched_into_this_cache_is_remembered(
+    hub: HubServer, record: Make, data: bytes, elsewhere: Path, sha: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = lock(elsewhere, sha)
+    installed = weights.get(record(hub.file("w", data)))
+    monkeypatch.chdir("/")
+    found = weights.gc(0)
+    assert (found.locks, found.removed, installed.path.exists()) == ((project,), (), True)
+
+
 def test_a_lock_names_the_served_file_and_what_was_made_of_it_stays(hub: HubServer, record: Make, data: bytes, elsewhere: Path) -> None:
     served = b"PK\x03\x04 a pickle"
     row = record(hub.file("w.pth", served), format="pytorch")
