@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean faults faults-network
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kernelzoo needs Python 3.11 or newer; make PYTHON=python3.12 …")'
@@ -16,6 +16,12 @@ demo: $(BIN)/.installed
 
 test: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+
+# Faults by the thousand, with a report in docs/faults.md; interrupted, it goes on where it stopped.
+faults: faults-network
+
+faults-network: $(BIN)/.installed
+	PYTHONPATH=. $(BIN)/python tests/network_faults.py --count 1000 --docs docs/faults.md
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

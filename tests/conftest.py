@@ -50,6 +50,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("ZOO_CACHE", str(folder / "cache"))
     monkeypatch.setenv("ZOO_USER_REGISTRY", str(folder / "registry"))
     monkeypatch.setenv("HF_HOME", str(folder / "hf"))
+    monkeypatch.setenv("TORCH_HOME", str(folder / "torch"))
     return folder / "cache"
 
 

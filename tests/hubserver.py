@@ -25,11 +25,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 BROKEN = {"cut", "reset", "stall", "drip"}
-WRONG = {"flip", "swap", "changed", "endless", "gzip", "short_length", "long_length", "no_length", "no_etag", "weak_etag"}
+WRONG = {"flip", "swap", "changed", "endless", "gzip", "no_etag", "weak_etag", "long_header"}
+LENGTHS = {"short_length", "long_length", "no_length", "bad_length"}
 RANGES = {"range_changed", "range_ignored", "range_elsewhere", "range_total", "range_star", "range_multipart"}
-ANSWERS = {"drop", "status", "html", "redirect", "garbage"}
+ANSWERS = {"drop", "status", "html", "redirect", "garbage", "header_drip"}
 METADATA = {"linked_size", "linked_etag", "no_commit"}
-FAULTS = sorted(BROKEN | WRONG | RANGES | ANSWERS | METADATA)
+HOSTILE = {"hostile_headers"}
+FAULTS = sorted(BROKEN | WRONG | LENGTHS | RANGES | ANSWERS | METADATA | HOSTILE)
 
 
 @dataclass
@@ -117,7 +119,7 @@ class HubServer:
     def take(self, port: str, method: str, path: str) -> Fault:
         """Choose the first fault that can happen to this request, and use it up by one."""
         body = port == "cdn" or path.startswith("/files/")
-        possible = ANSWERS | (BROKEN | WRONG | RANGES if body else METADATA)
+        possible = ANSWERS | HOSTILE | (BROKEN | WRONG | LENGTHS | RANGES if body else METADATA)
         with self.lock:
             for fault in self.faults:
                 if fault.kind in possible and fault.times and fault.method in (method, "*") and fault.path in path:
@@ -186,6 +188,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(200, b"<html><form>Sign in to this network</form></html>", Content_Type=fault.headers.get("type", "text/html"))
         elif fault.kind == "redirect":
             self.answer(302, Location=fault.to or self.path)
+        elif fault.kind == "header_drip":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            for _ in range(int(30 / fault.seconds)):
+                self.wfile.write(b"a")
+                time.sleep(fault.seconds)
+            self.close_connection = True
         else:
             self.wfile.write(os.urandom(200) + b"\r\n\r\n")
             self.close_connection = True
@@ -238,6 +246,8 @@ class _Handler(BaseHTTPRequestHandler):
             "X_Linked_Size": len(data) + 7 * (kind == "linked_size"),
             "ETag": f'"{sha256}"',
         }
+        if kind == "hostile_headers":
+            headers |= {"X_Repo_Commit": "../../../evil", "Content_Disposition": 'attachment; filename="../../evil"'}
         if not name.endswith((".safetensors", ".pth", ".bin")):
             return self.answer(200, data, X_Repo_Commit=commit, ETag=f'"{sha256[:40]}"')
         return self.answer(302, Location=f"{self.hub.cdn}/blobs/{sha256}", **headers)
@@ -271,6 +281,13 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content_Length"] = max(0, len(body) + (10 if kind == "long_length" else -10))
             body = body[: headers["Content_Length"]]
             self.close_connection = True
+        if kind == "bad_length":
+            headers["Content_Length"] = fault.to or "-5"
+            self.close_connection = True
+        if kind == "long_header":
+            headers["X_Long"] = "a" * 60_000
+        if kind == "hostile_headers":
+            headers |= {"ETag": '"../../../evil"', "Content_Disposition": 'attachment; filename="../../evil"'}
         if kind in ("no_length", "endless"):
             headers |= {"Content_Length": None, "Connection": "close"}
             self.close_connection = True

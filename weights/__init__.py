@@ -13,6 +13,7 @@ What the environment can say; it is read at each call:
 
 from weights.adding import add, remove
 from weights.cache import Cache, Installed
+from weights.collecting import Collected, Removed, gc
 from weights.errors import (
     BadRecord,
     CacheNotWritable,
@@ -46,6 +47,7 @@ __all__ = [
     "Cache",
     "CacheNotWritable",
     "Checkpoint",
+    "Collected",
     "ConvertError",
     "CorruptCache",
     "HashMismatch",
@@ -60,6 +62,7 @@ __all__ = [
     "Preprocessing",
     "ProtocolError",
     "RateLimited",
+    "Removed",
     "SizeMismatch",
     "SourceUnavailable",
     "UnknownWeights",
@@ -71,6 +74,7 @@ __all__ = [
     "adhoc",
     "checkpoints",
     "find",
+    "gc",
     "get",
     "load",
     "open_weights",

@@ -5,6 +5,8 @@
     refs/<sha256 of the source>.json    what a source gave: source, commit, source_sha256, sha256, blake3, size, seen
     derived/<source sha256>.<v>.json    which safetensors was made of a foreign file
     stamps/<sha256>.json                size, times and inode of a file that passed a full check
+    used/<sha256>                       empty; its time is that of the last use, for `weights.gc`
+    projects/<sha256 of the path>.json  where a lock file was seen whose weights `weights.gc` keeps
     partial/  quarantine/  locks/       what is coming, what went bad, who is fetching
 
 Nothing here is right because a lock is held: every writer has its own part file, and a blob appears by one rename.
@@ -40,6 +42,8 @@ PACKAGE = Path(__file__).parent
 LAYOUT = 1
 LOCK_IDLE_S = 20.0
 """How long another process may hold the lock while nothing of its file arrives; then we fetch beside it."""
+SAME_USE_S = 20.0
+"""A file that was used so short a time ago is not noted again."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -73,7 +77,10 @@ class Cache:
 
     def __init__(self) -> None:
         if named := os.environ.get("ZOO_CACHE"):
-            self.root = Path(named).expanduser().absolute()
+            try:
+                self.root = Path(named).expanduser().absolute()
+            except RuntimeError as error:
+                raise CacheNotWritable(f"ZOO_CACHE names {named}, and there is no such home: set it to a folder.") from error
         else:
             from platformdirs import user_cache_path
 
@@ -108,7 +115,7 @@ class Cache:
         if isinstance(version, int) and version != LAYOUT:
             raise CacheNotWritable(f"{self.root} has layout {version!r} and this version writes {LAYOUT}: set ZOO_CACHE to another folder.")
         with disk(self.root):
-            for name in ("blobs/sha256", "refs", "derived", "stamps", "partial", "quarantine", "locks"):
+            for name in ("blobs/sha256", "refs", "derived", "stamps", "used", "partial", "quarantine", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             if not (tag := self.root / "CACHEDIR.TAG").exists():
                 note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"
@@ -128,7 +135,7 @@ class Cache:
             return None
         if checkpoint.format == "safetensors":
             return self._intact({"source": checkpoint.sources[0], "source_sha256": checkpoint.sha256, "sha256": checkpoint.sha256})
-        made = map(_facts, sorted((self.root / "derived").glob(f"{checkpoint.sha256}.*.json")))
+        made = map(_facts, sorted((self.root / "derived").glob(f"{checkpoint.sha256}.*.json"), key=_version, reverse=True))
         return next((found for facts in made if facts and (found := self._intact(facts))), None)
 
     def _intact(self, facts: dict[str, Any]) -> Installed | None:
@@ -208,20 +215,26 @@ class Cache:
         # The native lock only: a soft one outlives its owner. Recent versions fall back to it unless told not to.
         kind = filelock.WindowsFileLock if sys.platform == "win32" else filelock.UnixFileLock
         hard: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in inspect.signature(kind).parameters else {}
-        began = time.time()
-        with contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    stack.enter_context(kind(self.root / "locks" / f"{name}.lock", timeout=1, **hard))
+        seen, since = newest(self.partial, name), time.monotonic()  # that it changes counts: clocks jump, and a server has its own
+        lock = kind(self.root / "locks" / f"{name}.lock", timeout=1, **hard)
+        while True:
+            try:
+                lock.acquire()
+                break
+            except filelock.Timeout:
+                if (now := newest(self.partial, name)) != seen:
+                    seen, since = now, time.monotonic()
+                elif time.monotonic() - since > LOCK_IDLE_S:
+                    log.warning("another process holds the lock of %s and nothing arrives: fetching beside it", name[:12])
                     break
-                except filelock.Timeout:
-                    if time.time() - max(began, newest(self.partial, name)) > LOCK_IDLE_S:
-                        log.warning("another process holds the lock of %s and nothing arrives: fetching beside it", name[:12])
-                        break
-                except (OSError, NotImplementedError) as error:
-                    log.info("no file lock here (%s): going on without", error)
-                    break
+            except (OSError, NotImplementedError) as error:
+                log.info("no file lock here (%s): going on without", error)
+                break
+        try:
             yield
+        finally:
+            with contextlib.suppress(OSError, NotImplementedError):
+                lock.release()
 
     def part(self, name: str) -> Part:
         """Begin to receive a file, or go on where a dead process stopped."""
@@ -241,19 +254,37 @@ class Cache:
 
     def keep_stamp(self, sha256: str, stamp: list[int]) -> None:
         """Record the stamp of a file that passed a full check, where the cache can be written."""
-        with contextlib.suppress(CacheNotWritable):
+        with contextlib.suppress(CacheNotWritable, NoSpace):
             self.prepare()
             self.write_json(self.root / "stamps" / f"{sha256}.json", {"stamp": stamp})
+
+    def touch(self, installed: Installed) -> None:
+        """Note that a file is in use, where the cache can be written; `weights.gc` goes by it."""
+        if installed.path != self.blob(installed.sha256):
+            return
+        note = self.root / "used" / installed.sha256
+        with contextlib.suppress(OSError):
+            try:
+                if not 0 <= time.time() - note.stat().st_mtime < SAME_USE_S:
+                    os.utime(note)
+            except FileNotFoundError:
+                note.parent.mkdir(exist_ok=True)
+                note.touch()
 
     def write_json(self, path: Path, facts: dict[str, Any]) -> None:
         """Write a note at once or not at all."""
         with disk(self.root):
             temporary = fresh(self.partial, key(path.name), "json")
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump(facts, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            try:
+                with temporary.open("w", encoding="utf-8") as file:
+                    json.dump(facts, file, indent=1)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                raise
             _fsync_folder(path.parent)
 
 
@@ -283,6 +314,11 @@ def _facts(path: Path) -> dict[str, Any] | None:
     texts = [facts.get("source"), facts.get("commit") or ""]
     right = all(isinstance(h, str) and _HASH.fullmatch(h) for h in hashes) and all(isinstance(t, str) for t in texts)
     return facts if right and isinstance(facts.get("size"), int) else None
+
+
+def _version(derived: Path) -> list[str]:
+    """Sort the notes of converters by their versions: 10 comes behind 9."""
+    return [part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", derived.name.partition(".")[2])]
 
 
 def stamp_of(status: os.stat_result) -> list[int]:

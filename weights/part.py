@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -20,7 +21,9 @@ from blake3 import blake3
 from weights.errors import CacheNotWritable, NoSpace, WeightsError
 
 IDLE_S = 600.0
-"""A part of another machine, container or boot counts as abandoned when nothing was written to it for so long."""
+"""A part of another machine, container or boot is copied and continued when nothing was written to it for so long."""
+ABANDONED_S = 3600.0
+"""Such a part is deleted when nothing was written to it for so long."""
 CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME = re.compile(
@@ -61,7 +64,7 @@ def sweep(folder: Path, spare: str | None = None, done: str | None = None) -> No
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             name = _NAME.fullmatch(path.name)
-            if not name or name["key"] == spare or _lives(path, name):
+            if not name or name["key"] == spare or lives(path, name):
                 continue
             part = path.with_suffix("") if name["note"] else path
             if name["kind"] != "part" or name["key"] == done or not part.exists() or not _resumable(part):
@@ -102,19 +105,32 @@ class Part:
             self.fd = os.open(self.path, flags, 0o600)
         self.foreign = scope not in (None, _scope())
         self.url, self.etag, self.total = _note(self.path) if scope else (None, None, None)
-        self._hash()
+        try:
+            self._hash()
+        except OSError:  # a bad sector below what a dead process left
+            self.etag = None
         if self.etag is None:
-            self.restart()
+            try:
+                self.restart()
+            except WeightsError:
+                self.discard()
+                raise
 
     def _adopt(self, key: str) -> str | None:
         names = [(path, name) for path in self.folder.glob(f"{key}.*.part") if (name := _NAME.fullmatch(path.name))]
-        orphans = [(path, name["scope"]) for path, name in names if not _lives(path, name) and os.access(path, os.R_OK | os.W_OK)]
-        for orphan, scope in sorted(orphans, key=lambda found: _size(found[0]), reverse=True):
-            with contextlib.suppress(OSError):  # another process was faster
-                orphan.rename(self.path)
-                with contextlib.suppress(OSError):
-                    _beside(orphan).rename(_beside(self.path))
-                return scope
+        orphans = [(path, name) for path, name in names if not lives(path, name, IDLE_S) and os.access(path, os.R_OK)]
+        for orphan, name in sorted(orphans, key=lambda found: _size(found[0]), reverse=True):
+            with contextlib.suppress(OSError):  # another process was faster, or may not be robbed
+                if name["scope"] != _scope():  # its owner may only sleep, and would go on writing into what we publish
+                    shutil.copyfile(orphan, self.path)
+                    shutil.copyfile(_beside(orphan), _beside(self.path))
+                else:
+                    orphan.rename(self.path)
+                    with contextlib.suppress(OSError):
+                        _beside(orphan).rename(_beside(self.path))
+                return name["scope"]
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
         return None
 
     def _hash(self) -> None:
@@ -167,7 +183,8 @@ class Part:
         """Close the file, which stays where it is."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            os.close(fd)
+            with disk(self.folder):  # a network disk may say only now that it is full
+                os.close(fd)
 
     def release(self) -> None:
         """Leave the part to the next caller, of this process or another, if it can be resumed; delete it otherwise."""
@@ -183,7 +200,8 @@ class Part:
 
     def discard(self) -> None:
         """Delete the part and its note."""
-        self.close()
+        with contextlib.suppress(NoSpace, CacheNotWritable):
+            self.close()
         for path in (self.path, _beside(self.path)):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -212,7 +230,13 @@ def _resumable(path: Path) -> bool:
     return (total := _note(path)[2]) is not None and 0 < _size(path) < total
 
 
-def _lives(path: Path, name: re.Match[str]) -> bool:
+def owned(path: Path) -> re.Match[str] | None:
+    """Read whose a file of `partial` is from its name; None if it is none of ours."""
+    return _NAME.fullmatch(path.name)
+
+
+def lives(path: Path, name: re.Match[str], idle_s: float = ABANDONED_S) -> bool:
+    """Whether the owner of a part may still write to it: known on this machine, elsewhere judged by the time of its last write."""
     if name["pid"] == "0":
         return False
     try:
@@ -221,7 +245,7 @@ def _lives(path: Path, name: re.Match[str]) -> bool:
         return True  # it was renamed or deleted under our eyes
     if name["scope"] == _scope() and status.st_uid == _user():  # other users' processes may be hidden from us
         return _started(int(name["pid"])) == name["start"]
-    return time.time() - status.st_mtime < IDLE_S
+    return abs(time.time() - status.st_mtime) < idle_s  # a time far ahead is another clock's, and no sign of life
 
 
 def _started(pid: int) -> str | None:

@@ -6,11 +6,14 @@ import email.utils
 import logging
 import math
 import os
+import queue
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 from weights.errors import ProtocolError, RateLimited, SourceUnavailable
@@ -31,8 +34,10 @@ class Patience:
         longest_wait_s: the longest wait that a server may ask for.
         window_s: in each of these, `least_bytes` must arrive.
         least_bytes: what counts as progress.
-        deadline_s: for one source, all in all.
+        deadline_s: for one file, from all its sources together.
         most_bytes: the largest file that is accepted when nobody says how large it is.
+        metadata_s: for one answer of the Hub about a file or a repository.
+        metadata_bytes: the longest such answer.
     """
 
     connect_s: float = 10.0
@@ -44,9 +49,36 @@ class Patience:
     least_bytes: int = 1 << 16
     deadline_s: float = 6 * 3600.0
     most_bytes: int = 32 << 30
+    metadata_s: float = 60.0
+    metadata_bytes: int = 16 << 20
 
 
 PATIENCE = Patience()
+
+
+def within(limit_s: float, work: Callable[[], T], what: str) -> T:
+    """Wait for work on the network whose own timeouts begin anew with every byte that a server drips.
+
+    Raises:
+        Again: it isn't done after `limit_s`; it goes on in a thread of its own, where it ends with the process at the latest.
+        Exception: whatever `work` raises.
+    """
+    done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        result, error = done.get(timeout=limit_s)
+    except queue.Empty:
+        raise Again(f"{what} took more than {limit_s:.0f} s") from None
+    if error is not None:
+        raise error
+    return cast("T", result)
 
 
 class Again(Exception):
@@ -57,21 +89,21 @@ class Again(Exception):
         self.wait_s, self.tries = wait_s, tries
 
 
-def patiently(attempt: Callable[[], T], source: str, received: Callable[[], int] = lambda: 0, patience: Patience | None = None) -> T:
+def patiently(attempt: Callable[[], T], source: str, received: Callable[[], int] = lambda: 0, deadline: float | None = None) -> T:
     """Repeat an attempt while it raises `Again`, with growing, jittered waits.
 
     Args:
         attempt: what to do.
         source: for the messages.
         received: bytes that arrived so far; an attempt that adds to them does not count as failed.
-        patience: the limits, `PATIENCE` by default.
+        deadline: on the monotonic clock; `deadline_s` from now if left out.
 
     Raises:
         RateLimited: the server asks to wait longer than `longest_wait_s`.
         SourceUnavailable: `tries` attempts in a row without progress, or the deadline.
     """
-    patience = patience or PATIENCE
-    deadline = time.monotonic() + patience.deadline_s
+    patience = PATIENCE
+    deadline = time.monotonic() + patience.deadline_s if deadline is None else deadline
     fails, most = 0, received()
     while True:
         try:
@@ -84,9 +116,9 @@ def patiently(attempt: Callable[[], T], source: str, received: Callable[[], int]
             wait_s = min(jittered, patience.longest_wait_s) if again.wait_s is None else again.wait_s
             if wait_s > patience.longest_wait_s:
                 limit = patience.longest_wait_s
-                raise RateLimited(
-                    f"{source}: {again}; it asks to wait {wait_s:.0f} s, more than {limit:.0f} s. Try again later."
-                ) from again
+                limited = RateLimited(f"{source}: {again}; it asks to wait {wait_s:.0f} s, more than {limit:.0f} s. Try again later.")
+                limited.retry_at = _in(wait_s)
+                raise limited from again
             if fails >= min(patience.tries, again.tries) or time.monotonic() + wait_s > deadline:
                 kept = f" after {received():,} bytes; call again to go on" if received() else ""
                 raise SourceUnavailable(f"{source}: {again}, {fails} times in a row{kept}. Check the network{proxies()}") from again
@@ -126,6 +158,14 @@ def _retry_after(value: str | None) -> float | None:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
         return None
+
+
+def _in(wait_s: float) -> datetime:
+    """Name the moment after so many seconds; one that no calendar has is the last that it has."""
+    try:
+        return datetime.now(UTC) + timedelta(seconds=wait_s)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
 
 
 def proxies() -> str:

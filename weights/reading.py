@@ -47,6 +47,7 @@ def load(installed: Installed, verify: str = "load") -> memoryview:
             before = os.fstat(fd)
             if before.st_size != installed.size_bytes or not before.st_size:
                 raise CorruptCache(f"{installed.path}: expected {installed.size_bytes:,} bytes, got {before.st_size:,}.")
+            cache.touch(installed)
             if verify == "stamp" and cache.stamp(installed.sha256) == stamp_of(before):
                 return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
             wanted, hasher = (installed.blake3, blake3()) if installed.blake3 else (installed.sha256, hashlib.sha256())

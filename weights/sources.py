@@ -10,17 +10,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
+from weights import patience as limits
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
-from weights.patience import PATIENCE, Again, check_status, proxies
+from weights.patience import Again, check_status, proxies, within
 
 if TYPE_CHECKING:
     from weights.record import Checkpoint
 
 log = logging.getLogger("weights")
+REDIRECTS = 5
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?")
+HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?")
 _TLS = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "WRONG_VERSION_NUMBER", "Hostname mismatch")
 
 
@@ -67,7 +69,7 @@ def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
         last = [urlsplit(source).path.rpartition("/")[2] for source in checkpoint.sources]
         for name in dict.fromkeys(filter(None, [checkpoint.sha256, *last])):
             place = f"{base}/{name}"
-            if folder is None or local_path(place).exists():
+            if folder is None or os.path.exists(local_path(place)):  # noqa: PTH110  Path.exists raises what os.path's answers with no
                 yield place, checkpoint.sources[0]
     for source in checkpoint.sources:
         yield source, source
@@ -116,7 +118,7 @@ def resolve(source: str, commit: str | None = None) -> Remote:
     return _OPENERS[scheme](source, commit)
 
 
-def check_url(url: str, insecure_ok: bool = False) -> None:
+def check_url(url: str, insecure_ok: bool = False, source: str | None = None) -> None:
     """Refuse whatever is not https; http only to this machine, and only where no https led to it.
 
     Raises:
@@ -125,7 +127,8 @@ def check_url(url: str, insecure_ok: bool = False) -> None:
     parts = urlsplit(url)
     local = parts.scheme == "http" and parts.hostname in LOOPBACK and insecure_ok
     if (parts.scheme != "https" and not local) or not parts.hostname:
-        raise InsecureSource(f"refused {url}: weights are fetched over https, and over http only from this machine.")
+        led = f"{source} leads elsewhere: " if source and source != url else ""
+        raise InsecureSource(f"{led}refused {url}: weights are fetched over https, and over http only from this machine.")
 
 
 def local_path(url: str) -> Path:
@@ -184,7 +187,7 @@ def _hub(source: str, commit: str | None) -> Remote:
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
-    if not (match := _HUB.fullmatch(source)) or re.search(r"(^|/)\.{0,2}(/|$)|\\|//", match["file"] or "f"):
+    if not (match := HUB.fullmatch(source)) or re.search(r"(^|/)\.{0,2}(/|$)|\\|//", match["file"] or "f"):
         raise ProtocolError(f"{source}: a Hub source is hf://org/repo, hf://org/repo@revision/file or hf://org/repo/file.")
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     revision = commit or unquote(match["revision"] or "main")
@@ -192,8 +195,9 @@ def _hub(source: str, commit: str | None) -> Remote:
     try:
         name = match["file"] or _only_safetensors(source, match["repo"], revision, endpoint)
         headers = build_hf_headers(library_name="kernelzoo")
-        meta = get_hf_file_metadata(hf_hub_url(match["repo"], name, revision=revision, endpoint=endpoint), endpoint=endpoint)
-    except WeightsError:
+        asked, wait_s = hf_hub_url(match["repo"], name, revision=revision, endpoint=endpoint), limits.PATIENCE.metadata_s
+        meta = within(wait_s, lambda: get_hf_file_metadata(asked, timeout=limits.PATIENCE.read_s, endpoint=endpoint), "the Hub's answer")
+    except (WeightsError, Again):
         raise
     except errors.OfflineModeIsEnabled as error:
         raise Offline(f"{source} is not in the cache, and HF_HUB_OFFLINE forbids the network.") from error
@@ -210,7 +214,7 @@ def _hub(source: str, commit: str | None) -> Remote:
         raise ProtocolError(f"{source}: {error}") from error
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         raise transport_error(error, source) from error
-    except (errors.HFValidationError, ValueError, KeyError, TypeError) as error:
+    except (errors.HFValidationError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"{source}: the Hub's answer makes no sense: {error}") from error
     pinned = meta.commit_hash if re.fullmatch(r"[0-9a-f]{40}", meta.commit_hash or "") else None
     sha256 = meta.etag if re.fullmatch(r"[0-9a-f]{64}", meta.etag or "") else None
@@ -220,10 +224,7 @@ def _hub(source: str, commit: str | None) -> Remote:
 
 def _only_safetensors(source: str, repo: str, revision: str, endpoint: str | None) -> str:
     """Choose the one weight file of a repository, never a pickle: those must be named."""
-    from huggingface_hub import HfApi
-
-    info = HfApi(endpoint=endpoint, library_name="kernelzoo").model_info(repo, revision=revision, timeout=PATIENCE.read_s)
-    files = [sibling.rfilename for sibling in info.siblings or ()]
+    files = within(limits.PATIENCE.metadata_s, lambda: _files(source, repo, revision, endpoint), "the Hub's list of files")
     found = [name for name in files if name.endswith(".safetensors")]
     if "model.safetensors" in found:
         return "model.safetensors"
@@ -234,6 +235,37 @@ def _only_safetensors(source: str, repo: str, revision: str, endpoint: str | Non
     pickles = [name for name in files if name.endswith((".bin", ".pth", ".pt", ".ckpt"))]
     todo = f"name the file to have it converted: {source}/{pickles[0]}" if pickles else "it has no weights that we read"
     raise UnsupportedFormat(f"{source} has no safetensors file; {todo}.")
+
+
+def _files(source: str, repo: str, revision: str, endpoint: str | None) -> list[str]:
+    """List a repository's files; the Hub's client would read an answer of any length into memory."""
+    import httpx2
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    url = f"{endpoint or constants.ENDPOINT}/api/models/{repo}/revision/{quote(revision, safe='')}"
+    headers = build_hf_headers(library_name="kernelzoo") | {"accept-encoding": "identity"}
+    insecure_ok, limit = url.startswith("http:"), limits.PATIENCE.metadata_bytes
+    for _ in range(REDIRECTS + 1):
+        check_url(url, insecure_ok, source)
+        with get_session().stream("GET", url, headers=headers, timeout=limits.PATIENCE.read_s, follow_redirects=False) as answer:
+            if location := answer.headers.get("location"):  # a repository that was renamed
+                before, url = url, urljoin(url, location)
+                if urlsplit(before)[:2] != urlsplit(url)[:2]:
+                    headers.pop("authorization", None)
+                continue
+            body = b""
+            for data in answer.iter_raw():
+                body += data
+                if len(body) > limit:
+                    raise ProtocolError(f"{source}: the Hub's list of files is longer than {limit:,} bytes.")
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise ProtocolError(f"{source}: asked for the plain list of files, got Content-Encoding {answer.headers['content-encoding']}.")
+        kept = {k: v for k, v in answer.headers.items() if k.lower() != "transfer-encoding"}
+        whole = httpx2.Response(answer.status_code, headers=kept, content=body, request=answer.request)
+        hf_raise_for_status(whole)
+        return [str(sibling["rfilename"]) for sibling in whole.json().get("siblings") or ()]
+    raise ProtocolError(f"{source}: more than {REDIRECTS} redirects, the last to {url}.")
 
 
 def check_announced(remote: Remote, sha256: str | None) -> None:

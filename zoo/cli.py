@@ -16,7 +16,7 @@ from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
-from zoo import cli_bench, cli_convert, cli_embed, cli_finetune
+from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune
 from zoo.console import (
     BuildOption,
     JsonOption,
@@ -306,6 +306,7 @@ app.command()(cli_embed.embed)
 app.command()(cli_embed.search)
 app.command()(cli_embed.knn)
 app.command()(cli_finetune.finetune)
+app.command()(cli_cache.gc)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.errors import ConvertError
 from zoo.converted import Conversion, metadata, not_proven
+from zoo.filling import assign
 from zoo.folding import fold_input as fold
 from zoo.foreign import NOTES, Foreign, adopted, file_sha256, load
 from zoo.model import Model
@@ -239,8 +240,7 @@ def _mapped(foreign: Foreign, path: Path) -> Model:
         if name.endswith(COUNTER) and name not in state:
             state[name] = torch.zeros((), dtype=torch.int64)
         state[name] = state[name].to(like.dtype)
-    foreign.network.load_state_dict(state, assign=True)
-    return foreign.network.eval()
+    return assign(foreign.network, state).eval()
 
 
 def _write_foreign(

@@ -24,6 +24,7 @@ from convert.network import Layer, layers
 from convert.source import Convention, Source
 from weights import Checkpoint
 from weights.errors import BadRecord, LimitExceeded, MalformedFile, WeightsMismatch
+from zoo.filling import assign
 from zoo.model import Model
 
 M = TypeVar("M", bound=Model)
@@ -229,8 +230,7 @@ def load(foreign: Foreign, network: Model | None = None) -> Model:
             state[name] = as_tensor(foreign.adopted.tensors[name].array()).to(like.dtype).contiguous()
         elif name.endswith(COUNTER):
             state[name] = torch.zeros((), dtype=torch.int64)
-    target.load_state_dict(state, assign=True)
-    return target.eval()
+    return assign(target, state).eval()
 
 
 def notes(facts: Mapping[str, str], model: type[Model]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from weights import (
 )
 from zoo.classes import choose_classes
 from zoo.dilation import dilate
+from zoo.filling import assign
 from zoo.labels import labels as labels_named
 from zoo.model import CATALOGUE, Model
 from zoo.runs import WEIGHTS, is_run, read_row
@@ -443,7 +444,7 @@ def _assign(network: Model, state: dict[str, Tensor], record: Checkpoint) -> Non
         )
         error.missing, error.unexpected, error.misshaped = missing, unexpected, shapes
         raise error
-    network.load_state_dict({n: t.to(wanted[n].dtype) for n, t in state.items()}, assign=True)
+    assign(network, state)
 
 
 def _listed(what: str, lines: list[str]) -> str:

@@ -251,7 +251,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     zombie.wait()
 
 
-def test_parts_of_another_machine_are_taken_over_after_ten_idle_minutes(own_cache: Path) -> None:
+def test_parts_of_another_machine_are_copied_after_ten_idle_minutes_and_deleted_after_an_hour(own_cache: Path) -> None:
     Cache().prepare()
     folder, name = own_cache / "partial", "0" * 64
     foreign = folder / f"{name}.{'a' * 12}.1.1.{'b' * 8}.part"
@@ -264,8 +264,15 @@ def test_parts_of_another_machine_are_taken_over_after_ten_idle_minutes(own_cach
     assert foreign.exists()  # it can be resumed
     heir = part.Part(folder, name)
     assert heir.size == 10
+    heir.write(b"y")
+    assert foreign.read_bytes() == b"x" * 10  # its owner may only sleep
     heir.discard()
     fresh.discard()
+    part.sweep(folder, done=name)
+    assert foreign.exists()
+    for path in (foreign, Path(f"{foreign}.json")):
+        os.utime(path, (1, 1))
+    part.sweep(folder, done=name)
     assert list(folder.iterdir()) == []
 
 

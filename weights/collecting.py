@@ -1,0 +1,233 @@
+"""`gc`: what nobody used for long leaves the cache; what a lock names, and what can't be fetched again, stays."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from weights.cache import PACKAGE, Cache, key, read_json
+from weights.errors import BadRecord, CacheNotWritable
+from weights.part import lives, owned
+from weights.registry import SHIPPED, located, user_folder
+
+log = logging.getLogger("weights")
+KEEP_DAYS = 30.0
+QUARANTINE_DAYS = 7.0
+DAY_S = 86_400.0
+GRACE_S = 60.0
+"""What was used so short a time ago may be about to be opened."""
+NAME = "weights.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """One file that `gc` removed, or would.
+
+    Attributes:
+        path: where it lay.
+        kind: "weights", "part" or "quarantine".
+        size_bytes: of the file.
+        why: in words.
+    """
+
+    path: Path
+    kind: str
+    size_bytes: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What `gc` did.
+
+    Attributes:
+        removed: the files that are gone, or would be, the largest first.
+        locked: how many files stay because a lock or a registry of the user's names them, whenever they were used.
+        kept_bytes: of all files of weights that stay.
+        locks: the lock files that were read.
+    """
+
+    removed: tuple[Removed, ...]
+    locked: int
+    kept_bytes: int
+    locks: tuple[Path, ...]
+
+    @property
+    def freed_bytes(self) -> int:
+        """Sum up what was removed."""
+        return sum(one.size_bytes for one in self.removed)
+
+
+def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
+    """Remove from the cache what was not used for `keep_days`, parts whose owners died, and what lay in quarantine for a week.
+
+    A file stays, however old, if its hash or that of the file it was made of stands in the project's `weights.lock`, in that of another
+    project that used this cache, in the user's, or in a registry that is not the shipped one: what `zoo add` copied from a file can't be
+    fetched again. The shipped lock keeps nothing: it names every checkpoint that there is. What a source gave is remembered by its note
+    in `refs`, so that it must give the same when it is asked again.
+
+    Args:
+        keep_days: how long ago the last use may be; 0 removes everything that no lock names and nobody used within a minute.
+        dry_run: say what would go, and remove nothing.
+
+    Raises:
+        BadRecord: a lock or a registry can't be read, so nobody knows what it names; nothing was removed.
+        CacheNotWritable: the cache can't be read or written.
+        ValueError: `keep_days` is negative.
+    """
+    if not keep_days >= 0:
+        raise ValueError(f"keep_days is at least 0, got {keep_days}")
+    cache = Cache()
+    cache.check_folder()
+    locks = tuple(dict.fromkeys([*_locks(), *_projects(cache)]))
+    named = set().union(*map(_hashes, locks), _own_records())
+    sources = _made_of(cache)
+    now, removed, locked, kept_bytes = time.time(), [], 0, 0
+    outdated = _outdated(cache)
+    for path in sorted((cache.root / "blobs" / "sha256").glob("*/*")):
+        if (found := _used(cache, path)) is None:
+            continue
+        used, size = found
+        if path.name in named or named & sources.get(path.name, set()):
+            locked, kept_bytes = locked + 1, kept_bytes + size
+        elif now - used >= (GRACE_S if path.name in outdated else max(GRACE_S, keep_days * DAY_S)):
+            newer = "a later version of the converter has made it anew"
+            why = newer if path.name in outdated else f"not used for {(now - used) / DAY_S:.0f} days"
+            removed.append(Removed(path, "weights", size, why))
+        else:
+            kept_bytes += size
+    removed += _parts(cache)
+    removed += _quarantined(cache, now)
+    if not dry_run:
+        removed = [one for one in removed if _remove(cache, one, keep_days)]
+        keep_projects(cache)
+    return Collected(tuple(sorted(removed, key=lambda one: -one.size_bytes)), locked, kept_bytes, locks)
+
+
+def keep_projects(cache: Cache) -> None:
+    """Note where the locks lie whose weights come into this cache, so that `gc` keeps them wherever it is called."""
+    for path in _locks():
+        note = cache.root / "projects" / f"{key(str(path))}.json"
+        if not note.exists():
+            with contextlib.suppress(OSError):
+                note.parent.mkdir(exist_ok=True)
+                cache.write_json(note, {"path": str(path)})
+
+
+def _locks() -> list[Path]:
+    """Find the project's lock, the nearest upwards of the working folder, and the user's own."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # the working folder was deleted
+        here = Path("/")
+    project = next((path for folder in (here, *here.parents) if (path := folder / NAME).is_file()), None)
+    own = user_folder().parent / NAME
+    return [path for path in (project, own) if path is not None and path.is_file() and path.parent != PACKAGE]
+
+
+def _hashes(lock: Path) -> set[str]:
+    """Read which hashes a lock names."""
+    try:
+        rows = tomllib.loads(lock.read_text(encoding="utf-8")).get("weights", [])
+        return {row["sha256"] for row in rows if "sha256" in row}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BadRecord(f"{lock} can't be read ({error}), so nobody knows what it names. Nothing was removed.") from error
+
+
+def _projects(cache: Cache) -> Iterator[Path]:
+    """List the locks of the projects that used this cache, and forget those that are gone."""
+    for note in sorted((cache.root / "projects").glob("*.json")):
+        path = (read_json(note) or {}).get("path")
+        if isinstance(path, str) and Path(path).is_file():
+            yield Path(path)
+        else:
+            with contextlib.suppress(OSError):
+                note.unlink()
+
+
+def _own_records() -> set[str]:
+    """Name what the user's own registry and those of ZOO_REGISTRY have: of many of them this cache holds the only copy."""
+    return {one.row.sha256 for one in located() if one.row.sha256 and one.path.parent != SHIPPED}
+
+
+def _made_of(cache: Cache) -> dict[str, set[str]]:
+    """Map each file to the hashes of what it was made of, by all notes."""
+    found: dict[str, set[str]] = {}
+    for folder in ("refs", "derived"):
+        for note in (cache.root / folder).glob("*.json"):
+            facts = read_json(note) or {}
+            if isinstance(facts.get("sha256"), str) and isinstance(facts.get("source_sha256"), str):
+                found.setdefault(facts["sha256"], set()).add(facts["source_sha256"])
+    return found
+
+
+def _outdated(cache: Cache) -> set[str]:
+    """Name the files that an earlier version of the converter made of what a later one has made anew."""
+    versions: dict[str, list[tuple[float, str]]] = {}
+    for note in (cache.root / "derived").glob("*.json"):
+        facts = read_json(note) or {}
+        with contextlib.suppress(OSError):
+            if isinstance(facts.get("sha256"), str) and cache.blob(facts["sha256"]).exists():
+                versions.setdefault(note.name.partition(".")[0], []).append((note.stat().st_mtime, facts["sha256"]))
+    latest = {max(made)[1] for made in versions.values()}
+    return {sha256 for made in versions.values() for _, sha256 in made} - latest
+
+
+def _used(cache: Cache, blob: Path) -> tuple[float, int] | None:
+    """Say when a file was last used, and its size: by its note, and at the latest when it got its name."""
+    try:
+        status = blob.lstat()
+    except OSError:
+        return None
+    times = [status.st_ctime]
+    with contextlib.suppress(OSError):
+        times.append((cache.root / "used" / blob.name).stat().st_mtime)
+    return max(times), status.st_size
+
+
+def _parts(cache: Cache) -> Iterator[Removed]:
+    """List what the dead left in `partial`: of this machine at once, of others after an hour without a write."""
+    for path in sorted(cache.partial.glob("*")):
+        if (name := owned(path)) and not name["note"] and not lives(path, name):
+            for one in (path, path.with_name(path.name + ".json")):
+                with contextlib.suppress(OSError):
+                    yield Removed(one, "part", one.lstat().st_size, "its owner is dead")
+
+
+def _quarantined(cache: Cache, now: float) -> Iterator[Removed]:
+    for path in sorted((cache.root / "quarantine").glob("*")):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if now - status.st_ctime >= QUARANTINE_DAYS * DAY_S:
+                yield Removed(path, "quarantine", status.st_size, "damaged, kept for a week to be looked at")
+
+
+def _remove(cache: Cache, one: Removed, keep_days: float) -> bool:
+    """Delete a file, unless somebody used it since it was listed."""
+    if one.kind == "weights":
+        found = _used(cache, one.path)
+        if found is None or time.time() - found[0] < (max(GRACE_S, keep_days * DAY_S) if "not used" in one.why else GRACE_S):
+            return False
+    try:
+        if one.path.is_dir() and not one.path.is_symlink():
+            import shutil
+
+            shutil.rmtree(one.path)
+        else:
+            one.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CacheNotWritable(f"{one.path} can't be removed ({error.strerror}): the cache is not yours to clean.") from error
+    if one.kind == "weights":
+        notes = [cache.root / "stamps" / f"{one.path.name}.json", cache.root / "used" / one.path.name]
+        notes += [note for note in (cache.root / "derived").glob("*.json") if (read_json(note) or {}).get("sha256") == one.path.name]
+        for note in notes:
+            with contextlib.suppress(OSError):
+                note.unlink(missing_ok=True)
+    log.info("removed %s: %s", os.fspath(one.path), one.why)
+    return True
