@@ -28,13 +28,14 @@ from zoo.console import (
     names,
     numbers,
     out,
+    out_of_memory_or_gpu,
     print_json,
     printable,
 )
 from zoo.model import CATALOGUE
 from zoo.predict import Prediction
 from zoo.preprocess import BadImage
-from zoo.runs import is_run, read_row
+from zoo.runs import named
 from zoo.search import Entry, model_class, search
 from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
 
@@ -187,12 +188,11 @@ def predict(
     """Classify pictures."""
     from zoo.predict import predict as classify
 
-    if tag is None and is_run(Path(model)):
-        model, tag = read_row(Path(model)).model, str(Path(model).absolute())
+    model, tag = named(model, tag)
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
     record = network.checkpoint
-    named = f"{type(network).__name__} {record.tag if record else ''}".strip()
+    called = f"{type(network).__name__} {record.tag if record else ''}".strip()
     found: list[tuple[Path, list[Prediction]]] = []
     failed: list[BadImage] = []
     try:
@@ -206,11 +206,11 @@ def predict(
     if sheet is not None and found:
         from zoo.sheet import contact_sheet
 
-        contact_sheet(found, sheet, titles=[p.name for p, _ in found], heading=named)
+        contact_sheet(found, sheet, titles=[p.name for p, _ in found], heading=called)
     if as_json:
-        print_json([{"image": str(p), "network": named, "predictions": [asdict(x) for x in row]} for p, row in found])
+        print_json([{"image": str(p), "network": called, "predictions": [asdict(x) for x in row]} for p, row in found])
     else:
-        _print_predictions(found, f"{named}, which knows {network.num_classes} classes", sheet if found else None)
+        _print_predictions(found, f"{called}, which knows {network.num_classes} classes", sheet if found else None)
     for error in failed:
         _fail(error, 1)
     if failed:
@@ -358,6 +358,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(error, 4)
     except (WeightsError, ValueError, OSError, FloatingPointError) as error:
         return _fail(error, 1)
+    except (RuntimeError, MemoryError) as error:
+        if not (why := out_of_memory_or_gpu(error)):
+            raise
+        return _fail(why, 1)
     except Exception as error:
         misspelt: Any = error  # typer's own errors: their base class has no public name, and they know how to show themselves
         if not hasattr(misspelt, "exit_code"):
@@ -379,7 +383,7 @@ def _interrupted() -> int:
     return 130
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: Exception | str, code: int) -> int:
     err.print("[red]error:[/red] ", end="")
     err.print(printable(str(error)), markup=False, highlight=False, soft_wrap=True)
     return code

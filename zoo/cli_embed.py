@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
+from zoo.runs import named
 from zoo.search import model_class
 from zoo.trained import trained
 
@@ -20,7 +21,7 @@ SHOWN = 5
 """Images without a row that are named at most; the file beside the output has all."""
 DTYPES = ("float32", "bfloat16", "float16")
 
-ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network.")]
+ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network, or a run's folder.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help="What `zoo embed` wrote.")]
 AtOption = Annotated[str | None, typer.Option("--at", help="The tap; may be left out where there is one.")]
 
@@ -59,6 +60,7 @@ def embed(
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
         if value is not None and value not in allowed:
             raise typer.BadParameter(f"{', '.join(allowed)}, not {value!r}", param_hint=hint)
+    model, tag = named(model, tag)
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
@@ -84,7 +86,9 @@ def embed(
 def search(
     embeddings: FileArgument,
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="What to look for.")],
-    model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help="The network, if the file doesn't say.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", autocompletion=names, help="The network, or a run's folder, if the file doesn't say.")
+    ] = None,
     tag: WeightsOption = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many to show.")] = 8,
     at: AtOption = None,

@@ -26,11 +26,12 @@ def finetune(
             metavar="[DATA]", help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet."
         ),
     ] = None,
-    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network.")] = "MobileNetV2",
-    folder: Annotated[Path, typer.Option("--out", help="The run's folder.")] = Path("runs/finetune"),
+    model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help="The network; MobileNetV2.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; runs/finetune.")] = None,
     tag: WeightsOption = None,
     scratch: Annotated[bool, typer.Option("--from-scratch", help="Fresh weights.")] = False,
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with this run; a few settings may change: --lr.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away the run that is in the folder.")] = False,
     find_lr: Annotated[bool, typer.Option("--find-lr", help="Only look for a learning rate, and draw it as PNG.")] = False,
     val: Annotated[str | None, typer.Option(help="Images to measure on; a share of DATA if left out and DATA has no val folder.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; 10.")] = None,
@@ -72,13 +73,17 @@ def finetune(
 
     told = {name: value for name, value in locals().items() if name in _settings() and value is not None} | _more(more)
     if resume is not None:
-        if data is not None or find_lr or scratch or tag is not None:
-            raise typer.BadParameter("the run's folder says which images and weights; leave the others out", param_hint="--resume")
+        others = {"DATA": data, "--model": model, "--out": folder, "--weights": tag, "--from-scratch": scratch, "--val": val}
+        others |= {"--option": option, "--restart": restart, "--find-lr": find_lr}
+        if given := [name for name, value in others.items() if value]:
+            raise typer.BadParameter(
+                f"{resume} says which images, network and weights; leave the others out: {', '.join(given)}", param_hint="--resume"
+            )
         named: dict[str, Any] = {"model": None, "data": None, "out": resume, "resume": True}
     elif data is None:
         raise typer.BadParameter("which images? A folder with a folder a class, or --resume FOLDER", param_hint="DATA")
     else:
-        cls = model_class(model)
+        cls, folder = model_class(model or "MobileNetV2"), folder or Path("runs/finetune")
         if "num_classes" in (built := build_options(option, cls)):
             raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
         named = {"model": cls, "data": data, "weights": tag, "from_scratch": scratch, "options": built}
@@ -86,9 +91,12 @@ def finetune(
             rates = find_rate(**named, val=val, **told)
             folder.mkdir(parents=True, exist_ok=True)
             drawn = rates.draw(folder / "rates.png")
+            if as_json:
+                print_json({"lr": rates.suggested, "rates": rates.rates, "losses": rates.losses, "picture": str(drawn)})
+                return
             out.print(f"the loss falls fastest at --lr {rates.suggested:.2g}; drawn in {escape(str(drawn))}", soft_wrap=True)
             return
-        named |= {"out": folder, "val": val}
+        named |= {"out": folder, "val": val, "restart": restart}
     try:
         run = train(**named, progress=not quiet, **told)
     except Stopped as stopped:

@@ -7,12 +7,14 @@ import json
 import sys
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
 
 from zoo.model import CATALOGUE, Model
 
+GPU_FAILED: tuple[type[BaseException], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 PIPE_WIDTH = 400
 """Columns of a line that goes into a file or a pipe: nothing is cut there."""
 
@@ -66,6 +68,19 @@ def build_options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
         if name in ("num_classes", "in_channels") and found[name] < 1:
             raise typer.BadParameter(f"{name} is at least 1, not {value}", param_hint="--option")
     return found
+
+
+def out_of_memory_or_gpu(error: BaseException) -> str:
+    """Say what to do about memory that is full or a GPU that failed; "" of any other error, which is nobody's mistake but ours."""
+    first = next(iter(str(error).splitlines()), "")
+    smaller = "take a smaller --batch-size or --batch (of a step: --accumulate parts), or smaller images"
+    if isinstance(error, MemoryError) or "can't allocate memory" in first:
+        return f"the memory is full ({first or 'no more is given'}): {smaller}, or fewer --workers"
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"the GPU's memory is full: {smaller}; other programs may hold some of it too, nvidia-smi lists them. {first}"
+    if isinstance(error, GPU_FAILED) or any(word in first for word in ("CUDA error", "CUDA driver", "cuDNN error", "NCCL error")):
+        return f"the GPU failed: {first}. Try once more, with a smaller batch, or --device cpu; nvidia-smi says whether it is well"
+    return ""
 
 
 def printable(text: str) -> str:

@@ -122,6 +122,8 @@ class MobileNetV2(MobileNet):
         dropout: float = 0.2,
         padding: str = "symmetric",
         norm_eps: float = 1e-5,
+        stem_stride: int = 2,
+        early_stride: int = 2,
     ) -> None:
         """Build the network untrained.
 
@@ -131,17 +133,23 @@ class MobileNetV2(MobileNet):
             dropout: probability before the dense layer.
             padding: "symmetric", or "same" as TensorFlow and Keras pad.
             norm_eps: added to the variances (TensorFlow's and Keras's files: 0.001).
+            stem_stride: of the first convolution, 1 or 2; 1 for images of 32 pixels, CIFAR's, which else end as one.
+            early_stride: of the table's second row, 1 or 2; 1 for the same.
 
         Raises:
-            ValueError: another `padding`.
+            ValueError: another `padding` or stride.
         """
+        for name, stride in (("stem_stride", stem_stride), ("early_stride", early_stride)):
+            if stride not in (1, 2):
+                raise ValueError(f"{name} is 1 or 2, got {stride!r}")
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
         layer = partial(conv_norm_act, act="relu6", padding=padding, norm_eps=norm_eps)
         width = divisible(32 * self.width)
-        layers: list[nn.Module] = [layer(in_channels, width, 3, stride=2)]
-        for expansion, channels, repeats, first_stride in self.table:
+        layers: list[nn.Module] = [layer(in_channels, width, 3, stride=stem_stride)]
+        for row, (expansion, channels, repeats, stride) in enumerate(self.table):
             out = divisible(channels * self.width)
+            first_stride = early_stride if row == 1 else stride
             for index in range(repeats):
                 layers.append(LinearBottleneck(layer, width, out, first_stride if index == 0 else 1, expansion))
                 width = out

@@ -9,12 +9,16 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
-from weights import BadRecord, Checkpoint, Preprocessing
+from weights import BadRecord, Checkpoint, Preprocessing, UnknownWeights
 from weights.adding import to_toml
 from weights.record import record
 from zoo.labels import labels
 
+CONFIG = "settings.json"
+"""What a run writes down when it begins."""
 ROW, WEIGHTS, LABELS = "weights.toml", "model.safetensors", "labels.tsv"
 WNID = re.compile(r"n\d{8}")
 
@@ -22,6 +26,40 @@ WNID = re.compile(r"n\d{8}")
 def is_run(folder: Path) -> bool:
     """Tell whether a folder holds the result of a run."""
     return (folder / ROW).is_file() and (folder / WEIGHTS).is_file()
+
+
+def unfinished(folder: Path) -> str:
+    """Say of a folder that holds a run without a result what to do; "" of any other folder."""
+    if is_run(folder) or not (folder / CONFIG).is_file():
+        return ""
+    return f"{folder} is a run that is not finished, so it has no weights yet: zoo finetune --resume {folder} goes on with it"
+
+
+def named(model: str, source: str | None) -> tuple[str, str | None]:
+    """Let a run's folder stand for a network and its weights: `--model runs/x`, or `--weights runs/x` with any `--model`.
+
+    Returns:
+        The network's name, and what `trained` takes as its source.
+
+    Raises:
+        UnknownWeights: the run is not finished.
+        BadRecord: its record is damaged.
+    """
+    if source is not None or not Path(model).expanduser().is_dir():
+        return model, source
+    folder = Path(model).expanduser().absolute()
+    if why := unfinished(folder):
+        raise UnknownWeights(why)
+    return (read_row(folder).model, str(folder)) if is_run(folder) else (model, source)
+
+
+def place_of(record: Checkpoint) -> str:
+    """Say where a record's weights are: a run's folder, a file's path, or a URL."""
+    source = record.sources[0]
+    if not source.startswith("file://"):
+        return source
+    path = Path(url2pathname(urlsplit(source).path))
+    return str(path.parent if path.name == WEIGHTS and is_run(path.parent) else path)
 
 
 def read_row(folder: Path) -> Checkpoint:

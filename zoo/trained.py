@@ -33,7 +33,7 @@ from zoo.dilation import dilate
 from zoo.filling import assign
 from zoo.labels import labels as labels_named
 from zoo.model import CATALOGUE, Model
-from zoo.runs import WEIGHTS, is_run, read_row
+from zoo.runs import WEIGHTS, is_run, read_row, unfinished
 from zoo.surgery import adapt_stem, replace_head, with_channels
 
 log = logging.getLogger("zoo")
@@ -242,6 +242,8 @@ def _read(
             raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
         if path.is_dir() and is_run(path):
             return _of_run(model, path)
+        if why := unfinished(path):
+            raise UnknownWeights(why)
         try:
             format = formats.sniff(path)
         except UnsupportedFormat:

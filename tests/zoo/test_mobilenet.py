@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import timm
+import torch
 from parity import assert_equal, assert_same_initialisation
 from torch import nn
 from torchvision import models
@@ -80,3 +81,14 @@ def test_v1_lists_the_activations_when_there_is_none_of_that_name() -> None:
 def test_an_unknown_padding_is_refused(cls: Any) -> None:
     with pytest.raises(ValueError, match=r'"symmetric" \(PyTorch\) or "same" \(TensorFlow\), got \'valid\''):
         cls(padding="valid")
+
+
+def test_v2_for_small_images_ends_in_16_pixels_and_its_weights_stay_the_same() -> None:
+    usual, small = MobileNetV2(num_classes=3).eval(), MobileNetV2(num_classes=3, stem_stride=1, early_stride=1).eval()
+    small.load_state_dict(usual.state_dict())
+    x = torch.randn(1, 3, 32, 32)
+    assert usual.body(x).shape[-2:] == (1, 1)
+    assert small.body(x).shape[-2:] == (4, 4)
+    for name in ("stem_stride", "early_stride"):
+        with pytest.raises(ValueError, match=f"{name} is 1 or 2, got 3"):
+            MobileNetV2(**{name: 3})

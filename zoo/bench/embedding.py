@@ -1,9 +1,16 @@
-"""`python -m zoo.bench.embedding`: vectors of a folder of images, timm's way of inference beside ours, in turns, medians."""
+"""`python -m zoo.bench.embedding`: vectors of a folder of images, timm's way of inference beside ours, in turns, medians.
+
+The clock of every way begins when its first image is begun to be decoded, and ends with the last vector: a clock that begins with
+the first batch counts images that processes had decoded before it began, thousands where they work ahead. Starting processes and
+building networks is told apart from it.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
+import math
+import multiprocessing
 import statistics
 import tempfile
 import time
@@ -17,17 +24,22 @@ import torch
 import typer
 from rich.table import Table
 
+from zoo.bench.limits import decoder_rate, guessed_decoder_rate, job, network_rate
 from zoo.bench.machine import versions
+from zoo.bench.photographs import photographs, repeated
 from zoo.console import err, out, print_json
 from zoo.embedding import Report, embed
-from zoo.images import Source, open_source
+from zoo.images import open_source
 from zoo.model import Model
 from zoo.search import model_class
 from zoo.trained import find_record
 
-SIZE = 500, 375
-"""Of a generated photograph: ImageNet's usual size."""
-QUALITY = 90
+DISTINCT = 512
+"""Photographs that are generated; the folder lists each as often as a run needs."""
+SECONDS = 10.0
+"""That a run lasts at least: filling and draining the processes then hardly counts."""
+MARGIN = 1.6
+"""By how much a way may be faster than what the sizes were chosen by."""
 TIMM_NAMES = {
     "MobileNetV2": "mobilenetv2_100",
     "MobileNetV3Large": "mobilenetv3_large_100",
@@ -43,9 +55,10 @@ class Way:
 
     Attributes:
         name: of the way.
-        images_s: images per second from the first batch on; the median of the rounds.
+        images_s: images per second from the first image's decoding to the last vector; the median of the rounds.
         low: the slowest round.
         high: the fastest.
+        flowed: seconds of that; the median of the rounds.
         seconds: of the whole run: starting processes, building the network, writing; the median of the rounds.
     """
 
@@ -53,6 +66,7 @@ class Way:
     images_s: float
     low: float
     high: float
+    flowed: float
     seconds: float
 
 
@@ -105,7 +119,12 @@ def compare(
     if report is None:
         raise RuntimeError("no way of ours ran")
     median = statistics.median
-    return [Way(name, median(rates), min(rates), max(rates), median(spent[name])) for name, rates in flowed.items()], report
+    total = len(source)
+    found = []
+    for name, rates in flowed.items():
+        usual = median(rates)
+        found.append(Way(name, usual, min(rates), max(rates), total / usual, median(spent[name])))
+    return found, report
 
 
 def peers(device: torch.device) -> dict[str, dict[str, Any]]:
@@ -113,37 +132,6 @@ def peers(device: torch.device) -> dict[str, dict[str, Any]]:
     if device.type == "cpu":
         return {"timm": {}}
     return {"timm": {}, "timm, bfloat16 and channels_last": {"dtype": torch.bfloat16, "channels_last": True}}
-
-
-def alone(model: Model, source: Source, batch_size: int, workers: int, device: torch.device) -> tuple[float, float]:
-    """Measure the two rates that limit a run: decoding without a network, and the fast network without decoding.
-
-    Returns:
-        Images per second of each.
-    """
-    from zoo.embedding.decoding import Decoder, loader
-    from zoo.embedding.feeding import Feeder
-    from zoo.embedding.plan import chunks
-    from zoo.embedding.prepare import prepared
-    from zoo.embedding.run import make_plan
-
-    plan = make_plan(model, source, "embedding", batch_size, device, None, True, "cpu", False)
-    ranges = [chunk for batch in plan.batches(range(len(source))) for chunk in chunks(batch)]
-    first, count, kept = 0.0, 0, []
-    for chunk in loader(Decoder(source, plan.preprocessing), ranges, workers, pinned=device.type == "cuda", polite=False):
-        now = time.perf_counter()
-        count += len(chunk.rows) if first else 0
-        first = first or now
-        kept = [*kept, chunk] if sum(len(c.rows) for c in kept) + len(chunk.rows) <= batch_size else kept
-    decoding = count / max(time.perf_counter() - first, 1e-9)
-    feeder = Feeder(prepared(model, plan, device, None), plan.preprocessing, device, batch_size)
-    feeder.finish(feeder.start(kept))
-    times = []
-    for _ in range(10):
-        before = feeder.seconds
-        feeder.finish(feeder.start(kept))
-        times.append(feeder.seconds - before)
-    return decoding, batch_size / statistics.median(times)
 
 
 def _timm_way(
@@ -158,7 +146,7 @@ def _timm_way(
 ) -> Callable[[], float]:
     """Return what timm's inference script does: its data set, its transforms, its loader, its network without a classifier.
 
-    It gives the images per second from the first batch on.
+    It gives the images per second from the first image's decoding on.
     """
     import timm
     from timm.data.dataset import ImageDataset
@@ -175,8 +163,9 @@ def _timm_way(
     def run() -> float:
         network = timm.create_model(TIMM_NAMES.get(name, name.lower()), num_classes=0)
         network = network.to(device).to(memory_format=layout).eval()  # pyright: ignore[reportCallIssue]  # torch's stubs miss it
+        images_of: Any = Clocked(ImageDataset(str(folder)))
         loader = create_loader(
-            ImageDataset(str(folder)),
+            images_of,
             input_size=(3, side, side),
             batch_size=batch_size,
             is_training=False,
@@ -185,41 +174,60 @@ def _timm_way(
             device=device,
             **data,
         )
-        found, first = [], 0.0
+        found = []
         with torch.inference_mode(), torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
             for images, _ in loader:
                 images = images.to(device, memory_format=layout)
                 found.append(network(images).float().cpu().numpy())
-                first = first or time.perf_counter()
-        rate = sum(map(len, found[1:])) / (time.perf_counter() - first)
+        ended = time.monotonic()
+        rate = sum(map(len, found)) / (ended - images_of.begun.value)
         np.save(output, np.concatenate(found))
         return rate
 
     return run
 
 
-def photographs(folder: Path, count: int) -> None:
-    """Write pictures with the spectrum of photographs as JPEG, in two folders."""
-    from PIL import Image
+class Clocked:
+    """Another's data set, and when the first of its images was asked for, in whichever process.
 
-    from zoo.kernels.parity import natural_images
+    Attributes:
+        images: the data set.
+        begun: by `time.monotonic`, which all processes share; 0 before.
+    """
 
-    width, height = SIZE
-    for start in range(0, count, 64):
-        block = natural_images((min(64, count - start), 3, height, width), torch.device("cpu"))
-        low, high = block.amin((1, 2, 3), keepdim=True), block.amax((1, 2, 3), keepdim=True)
-        pixels = (255 * (block - low) / (high - low)).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-        for number, array in enumerate(pixels, start):
-            # every generated block is alike: a shift makes each picture another file
-            path = folder / ("even", "odd")[number % 2] / f"{number:06d}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.roll(array, number, axis=1)).save(path, quality=QUALITY)
+    def __init__(self, images: Any) -> None:
+        self.images, self.begun = images, multiprocessing.Value("d", 0.0)
+        self._told = False
+
+    @property
+    def transform(self) -> Any:
+        """Of the data set; timm's loader sets it."""
+        return self.images.transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self.images.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        if not self._told:
+            self._told, now = True, time.monotonic()
+            with self.begun.get_lock():
+                self.begun.value = min(now, self.begun.value or now)
+        return self.images[index]
+
+
+def enough(decoding: float, computing: float, batch_size: int) -> int:
+    """Return how many images make a run of `SECONDS` at these rates, whole batches."""
+    return max(2, math.ceil(MARGIN * SECONDS * min(decoding, computing) / batch_size)) * batch_size
 
 
 def main(
     model: Annotated[str, typer.Option("--model", "-m", help="A network that timm has too.")] = "ResNet50",
     folder: Annotated[Path | None, typer.Option(help="Class folders of images; generated if left out.")] = None,
-    images: Annotated[int, typer.Option(min=2, help="How many to generate.")] = 512,
+    images: Annotated[int | None, typer.Option(min=2, help="Of a run, the folder's repeated; what takes 10 s if left out.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="256 on a GPU, 32 on a CPU.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Decoding processes of every way.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
@@ -235,12 +243,17 @@ def main(
     network = cls().eval()
     network.checkpoint = find_record(cls)
     with tempfile.TemporaryDirectory(prefix="zoo-bench-") as scratch:
-        where = folder or Path(scratch)
+        first = folder or Path(scratch) / "photographs"
         if folder is None:
-            photographs(where, images)
-        source = open_source(where)
+            photographs(first, min(DISTINCT, images or DISTINCT))
+        source = open_source(first)
         count = batch_size or (256 if place.type == "cuda" else 32)
         hands = workers or processes(place, source)
+        plan = job(network, source, count, place)
+        computing = network_rate(network, plan, place)
+        total = images or enough(guessed_decoder_rate(source, plan, hands), computing, count)
+        where = repeated(first, Path(scratch) / "repeated", total)
+        source = open_source(where)
         ways, report = compare(
             network,
             where,
@@ -250,19 +263,20 @@ def main(
             rounds=rounds,
             say=lambda line: err.print(line, style="dim", markup=False),
         )
-        decoding, computing = alone(network, source, count, hands, place)
-        total = len(source)
+        decoding = decoder_rate(source, job(network, source, count, place), hands)
     about = {"images": total, "model": model, "batch_size": count, "workers": hands, "device": str(place), "machine": versions()}
     rates = {"decoding_alone": decoding, "network_alone": computing, "pipeline": report.images_s, "limit": report.limit}
     if as_json:
         print_json({"about": about, "ways": [asdict(way) for way in ways], "rates": rates})
-        return
-    _show(ways, about, rates)
+    else:
+        _show(ways, about, rates)
+    if (shortest := min(way.flowed for way in ways)) < SECONDS / 2:
+        err.print(f"[yellow]warning:[/yellow] a run lasted {shortest:.1f} s, too short to be believed; give more with --images")
 
 
 def _show(ways: Sequence[Way], about: dict[str, Any], rates: dict[str, Any]) -> None:
     table = Table(box=None, header_style="bold")
-    for heading in ("way", "images/s", "slowest to fastest", "times the first", "whole run s"):
+    for heading in ("way", "images/s", "slowest to fastest", "times the first", "s", "whole run s"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for way in ways:
         table.add_row(
@@ -270,14 +284,14 @@ def _show(ways: Sequence[Way], about: dict[str, Any], rates: dict[str, Any]) -> 
             f"{way.images_s:,.1f}",
             f"{way.low:,.1f}-{way.high:,.1f}",
             f"{way.images_s / ways[0].images_s:.2f}",
+            f"{way.flowed:.1f}",
             f"{way.seconds:.1f}",
         )
     out.print(table)
     flowing, decoding, computing = rates["pipeline"], rates["decoding_alone"], rates["network_alone"]
-    shares = (
-        f"{flowing / decoding:.2f} of decoding alone ({decoding:,.1f}), {flowing / computing:.2f} of the network alone ({computing:,.1f})"
-    )
-    out.print(f"once it flows, zoo embed makes {flowing:,.1f} images/s: {shares}", soft_wrap=True)
+    out.print(f"decoding alone {decoding:,.1f} images/s in {about['workers']} processes, the network alone {computing:,.1f}, by fast()")
+    shares = f"{flowing / decoding:.2f} of the decoder's rate, {flowing / computing:.2f} of the network's"
+    out.print(f"zoo embed in its last round {flowing:,.1f} images/s: {shares}", soft_wrap=True)
     out.print(f"[dim]{json.dumps(about)}[/dim]", soft_wrap=True)
 
 

@@ -69,7 +69,7 @@ class Decoding:
     """Decodes parts; runs as Ray tasks."""
 
     def __init__(self, source: Source, plan: Plan) -> None:
-        self.plan, self.decoder = plan, Decoder(source, plan.preprocessing)
+        self.plan, self.decoder = plan, Decoder(source, plan.preprocessing, gpu=plan.decode == "gpu")
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         """Turn {"start", "stop"} of one part into its pixels."""
@@ -125,12 +125,12 @@ def part_path(folder: Path, part: range) -> Path:
 
 
 def embed_on_ray(
-    model: Model, source: Source, out: Path, plan: Plan, *, dtype: torch.dtype | None, restart: bool, progress: bool
+    model: Model, source: Source, out: Path, plan: Plan, *, dtype: torch.dtype | None, workers: int | None, restart: bool, progress: bool
 ) -> Report:
     """Do what `embed` does with `engine="ray"`.
 
     Raises:
-        ValueError: Ray or pyarrow is missing, or the source lies in this process's memory.
+        ValueError: Ray or pyarrow is missing, the source lies in this process's memory, or `workers` is below 1.
         FileExistsError: the output is finished already.
     """
     begun = time.perf_counter()
@@ -139,6 +139,8 @@ def embed_on_ray(
         raise ValueError(f"Ray writes a folder of Parquet files, so the output can't be {out.name!r}; name a folder")
     if not source.shared:
         raise ValueError(f"{source.where} lies in this process's memory, where no other of the cluster reaches it")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers is how many of Ray's tasks decode at a time, at least 1; got {workers}")
     out = out.absolute()
     place = Workplace(out, plan, restart)
     try:
@@ -147,7 +149,7 @@ def embed_on_ray(
         report = Report(out, computed=sum(map(len, todo)))
         report.resumed = plan.images - report.computed
         if todo:
-            _compute(ray(), model, source, plan, place.folder, todo, dtype, report, progress)
+            _compute(ray(), model, source, plan, place.folder, todo, dtype, workers, report, progress)
         _settle(source, plan, place.folder, parts, report)
         place.become(out)
     finally:
@@ -165,6 +167,7 @@ def _compute(
     folder: Path,
     todo: list[range],
     dtype: torch.dtype | None,
+    workers: int | None,
     report: Report,
     progress: bool,
 ) -> None:
@@ -181,7 +184,8 @@ def _compute(
     try:
         rows = ray.data.from_items([{"start": part.start, "stop": part.stop} for part in todo], override_num_blocks=len(todo))
         given = {"model": model, "source": source, "plan": plan, "folder": str(folder), "dtype": dtype}
-        flow = rows.map_batches(Decoding(source, plan).__call__, batch_size=1, num_cpus=1).map_batches(
+        hands = {} if workers is None else {"compute": ray.data.TaskPoolStrategy(size=workers)}
+        flow = rows.map_batches(Decoding(source, plan).__call__, batch_size=1, num_cpus=1, **hands).map_batches(
             Embedding,
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors),
@@ -201,7 +205,7 @@ def _compute(
         context.enable_progress_bars = shown
         log.setLevel(level)
     report.model_images_s = report.computed / network_s * actors if network_s else 0.0
-    report.workers = cores
+    report.workers = cores if workers is None else min(workers, cores)
 
 
 def _settle(source: Source, plan: Plan, folder: Path, parts: list[range], report: Report) -> None:

@@ -6,18 +6,20 @@ import functools
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from weights import Preprocessing
+from zoo.embedding.shelf import Shelf, pixels_at
 from zoo.images import BadImage, Source
 from zoo.images.decoding import opened
 from zoo.images.files import StoreFailed, is_url
@@ -35,26 +37,25 @@ class Chunk:
 
     Attributes:
         rows: their indices in the source.
-        pixels: uint8 (n, H, W, C), resized and cropped; zeros where there is nothing to show.
+        pixels: uint8 (n, H, W, C), resized and cropped; zeros where there is nothing to show, anything where the GPU is to decode.
         digests: BLAKE3 of their bytes, uint8 (n, 32); zeros where they could not be read.
         problems: {index: why the image can't be used}.
         files: {index: bytes} of images that the GPU is to decode.
+        begun: when it was begun, by `time.monotonic`, which all processes share.
         seconds: that it took.
         failure: why the run has to stop, "" if it hasn't.
+        place: on the shelf, where the pixels are on one.
     """
 
     rows: range
     pixels: Tensor
-    digests: Tensor
+    digests: np.ndarray
     problems: dict[int, str] = field(default_factory=dict)
     files: dict[int, Tensor] = field(default_factory=dict)
+    begun: float = 0.0
     seconds: float = 0.0
     failure: str = ""
-
-    def pin_memory(self, device: Any = None) -> Chunk:
-        """Move the pixels to where a GPU can fetch them from while the CPU goes on."""
-        self.pixels = self.pixels.pin_memory()
-        return self
+    place: int | None = None
 
 
 class Decoder(Dataset[Chunk]):
@@ -68,12 +69,16 @@ class Decoder(Dataset[Chunk]):
 
     def __init__(self, source: Source, preprocessing: Preprocessing, gpu: bool = False) -> None:
         self.source, self.preprocessing, self.gpu = source, preprocessing, gpu
+        self.side, self.channels = preprocessing.crop or 0, len(preprocessing.mean)
 
     def __getitem__(self, rows: range) -> Chunk:
-        begun = time.perf_counter()
-        side, channels = self.preprocessing.crop or 0, len(self.preprocessing.mean)
-        chunk = Chunk(rows, torch.zeros(len(rows), side, side, channels, dtype=torch.uint8), torch.zeros(len(rows), 32, dtype=torch.uint8))
-        pixels = chunk.pixels.numpy()
+        return self.decode(rows, torch.zeros(len(rows), self.side, self.side, self.channels, dtype=torch.uint8))
+
+    def decode(self, rows: range, into: Tensor) -> Chunk:
+        """Decode images into `into`, uint8 (n, H, W, C)."""
+        begun = time.monotonic()
+        chunk = Chunk(rows, into, np.zeros((len(rows), 32), np.uint8), begun=begun)
+        pixels = into.numpy()
         for place, index in enumerate(rows):
             name = self.source[index].key
             try:
@@ -87,7 +92,10 @@ class Decoder(Dataset[Chunk]):
                     break
                 chunk.problems[index] = f"it can't be read: {error.strerror or error}"
                 continue
-            chunk.digests[place] = torch.frombuffer(bytearray(blake3(data).digest()), dtype=torch.uint8)
+            except ValueError as error:  # a package that is missing here, a damaged Parquet file: the source's trouble too
+                chunk.failure = str(error)
+                break
+            chunk.digests[place] = np.frombuffer(blake3(data).digest(), np.uint8)
             try:
                 image = opened(data, name)
                 if self.gpu and image.format == "JPEG" and image.mode in ("RGB", "L") and image.getexif().get(ORIENTATION, 1) == 1:
@@ -96,38 +104,111 @@ class Decoder(Dataset[Chunk]):
                 pixels[place] = pixels_of(image, self.preprocessing, name)
             except BadImage as error:
                 chunk.problems[index] = str(error).removeprefix(f"{name}: ")
-        chunk.seconds = time.perf_counter() - begun
+        for index in chunk.problems:
+            pixels[index - rows.start] = 0
+        chunk.seconds = time.monotonic() - begun
         return chunk
 
 
-def loader(decoder: Decoder, ranges: Sequence[range], workers: int, pinned: bool, polite: bool) -> DataLoader[Chunk]:
-    """Return chunks in the order of `ranges`, decoded by `workers` processes, or here where that is 0.
+class _Remote(Dataset[dict[str, Any]]):
+    """What runs in a decoding process: pixels go onto the shelf, and everything else, which is small, through a pipe."""
 
-    torch's DataLoader is used for its shared memory, its pinning thread and its watch over processes that die. The processes come from
-    a fork server, which was started before there were threads or a GPU context: neither survives a fork.
+    def __init__(self, decoder: Decoder, memory: Tensor) -> None:
+        self._decoder, self._memory = decoder, memory
+
+    def __getitem__(self, what: tuple[range, int]) -> dict[str, Any]:
+        rows, place = what
+        side, channels = self._decoder.side, self._decoder.channels
+        chunk = self._decoder.decode(rows, pixels_at(self._memory, place, len(rows), side, channels))
+        files: dict[int, int | bytes] = {}
+        for index, file in chunk.files.items():  # a file lies where its pixels would
+            area = chunk.pixels[index - rows.start].view(-1)
+            fits = len(file) <= len(area)
+            files[index] = len(file) if fits else file.numpy().tobytes()
+            if fits:
+                area[: len(file)] = file
+        told = {name: getattr(chunk, name) for name in ("rows", "digests", "problems", "begun", "seconds", "failure")}
+        return {**told, "files": files, "place": place}
+
+
+class Decoding:
+    """Chunks in the order of their ranges, decoded by processes, or here where there are none; to be used in a `with`.
+
+    torch's DataLoader is used for its order and its watch over processes that die. The processes come from a fork server, which was
+    started before there were threads or a GPU context: neither survives a fork.
 
     Args:
         decoder: what they run.
-        ranges: of indices, one a chunk.
+        ranges: of indices, one a chunk, of `CHUNK` at most.
         workers: how many processes.
-        pinned: whether to pin the pixels for a GPU.
+        held: chunks that are not given back by `done` at a time, at most.
+        pinned: whether a GPU fetches the pixels.
         polite: whether the processes give way to others on a busy CPU.
     """
-    several: dict[str, Any] = {}
-    if workers:
+
+    def __init__(self, decoder: Decoder, ranges: Sequence[range], workers: int, *, held: int, pinned: bool, polite: bool) -> None:
+        self._decoder, self._ranges, self._workers, self._polite = decoder, ranges, workers, polite
+        self._shelf: Shelf | None = None
+        if workers and ranges:
+            rows = max(map(len, ranges))
+            places = min(len(ranges), workers * AHEAD + held + 1)
+            self._shelf = Shelf(places, rows * decoder.side * decoder.side * decoder.channels, pinned)
+
+    def __enter__(self) -> Decoding:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shelf is not None:
+            self._shelf.close()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        if self._shelf is None:
+            yield from (self._decoder[rows] for rows in self._ranges)
+            return
         context = multiprocessing.get_context("forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn")
         if context.get_start_method() == "forkserver":
             context.set_forkserver_preload(["zoo.embedding.decoding", "PIL.JpegImagePlugin"])
-        several = {"multiprocessing_context": context, "prefetch_factor": AHEAD, "worker_init_fn": functools.partial(_begin, polite)}
-    return DataLoader(
-        decoder,
-        sampler=ranges,  # pyright: ignore[reportArgumentType]  # an index is a range: whatever the data set takes
-        batch_size=None,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        pin_memory=pinned,
-        **several,
-    )
+        asked: Any = _Asked(self._ranges, self._shelf)
+        for told in DataLoader(
+            _Remote(self._decoder, self._shelf.memory),
+            sampler=asked,
+            batch_size=None,
+            num_workers=self._workers,
+            collate_fn=_as_it_is,
+            multiprocessing_context=context,
+            prefetch_factor=AHEAD,
+            worker_init_fn=functools.partial(_begin, self._polite),
+        ):
+            yield self._arrived(told, self._shelf)
+
+    def done(self, chunks: Iterable[Chunk]) -> None:
+        """Let the memory of chunks be written to again."""
+        for chunk in chunks:
+            if self._shelf is not None and chunk.place is not None:
+                self._shelf.give(chunk.place)
+                chunk.place = None
+
+    def _arrived(self, told: dict[str, Any], shelf: Shelf) -> Chunk:
+        rows, files = told["rows"], told.pop("files")
+        pixels = shelf.pixels(told["place"], len(rows), self._decoder.side, self._decoder.channels)
+        chunk = Chunk(pixels=pixels, **told)
+        for index, file in files.items():
+            here = pixels[index - rows.start].view(-1)
+            chunk.files[index] = here[:file] if isinstance(file, int) else torch.frombuffer(bytearray(file), dtype=torch.uint8)
+        return chunk
+
+
+class _Asked:
+    """What the processes are asked for: a range, and a place for its pixels, which is taken as late as possible."""
+
+    def __init__(self, ranges: Sequence[range], shelf: Shelf) -> None:
+        self._ranges, self._shelf = ranges, shelf
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __iter__(self) -> Iterator[tuple[range, int]]:
+        return ((rows, self._shelf.take()) for rows in self._ranges)
 
 
 def processes(device: torch.device, source: Source) -> int:
@@ -138,8 +219,8 @@ def processes(device: torch.device, source: Source) -> int:
     return min(max(1, cores - 1 if device.type == "cuda" else cores // 2), 64)
 
 
-def _as_it_is(chunk: Any) -> Chunk:
-    return chunk
+def _as_it_is(told: Any) -> Any:
+    return told
 
 
 def _begin(polite: bool, worker: int) -> None:

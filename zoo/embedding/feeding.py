@@ -28,6 +28,7 @@ class Feeder:
         self.gpu = device.type == "cuda"
         self.seconds = 0.0
         """That the network took, in all batches that were fetched."""
+        self._batch: Tensor | None = None
         self._copies = torch.cuda.Stream(device) if self.gpu else None
         place: dict[str, Any] = {"device": device, "dtype": torch.float32}
         self._mean, self._std = (torch.tensor(v, **place).view(-1, 1, 1) for v in (preprocessing.mean, preprocessing.std))
@@ -55,7 +56,7 @@ class Feeder:
         now = torch.cuda.current_stream(self.device)
         now.wait_stream(self._copies)
         pixels.record_stream(now)
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        marks = [torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(3)]  # a wait that spins takes a decoder's core
         marks[0].record(now)
         vectors = self._run(pixels)
         marks[1].record(now)
@@ -77,8 +78,14 @@ class Feeder:
         rows = sum(len(p) for p in pixels)
         if len(pixels) == 1 and rows == self.batch_size and not self.gpu:
             return pixels[0]
-        batch = torch.empty(self.batch_size, *pixels[0].shape[1:], dtype=torch.uint8, device=self.device)
-        batch[rows:] = 0
+        shape = (self.batch_size, *pixels[0].shape[1:])
+        if self.gpu or self._batch is None or self._batch.shape != shape:
+            batch = torch.empty(shape, dtype=torch.uint8, device=self.device)
+            self._batch = None if self.gpu else batch  # a CPU is done with one batch before the next: no new pages for each
+        else:
+            batch = self._batch
+        if rows < self.batch_size:
+            batch[rows:] = 0
         place = 0
         for p in pixels:
             batch[place : place + len(p)].copy_(p, non_blocking=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,18 +88,38 @@ def model_of(embeddings: Embeddings, model: str | None = None, weights: str | No
 
     Raises:
         ValueError: they don't say, and none is named.
+        FileNotFoundError: the weights are no longer where they were.
     """
+    from zoo.runs import named
     from zoo.search import model_class
     from zoo.trained import trained
 
     about = embeddings.about
+    if model is not None:
+        model, weights = named(model, weights)
     name = model or about.get("model")
     if name is None:
         raise ValueError(f"{embeddings.path} doesn't say which network it comes from; name it with --model")
     cls = CATALOGUE[name] if name in CATALOGUE else model_class(name)
-    options = about.get("options", {}) if cls.__name__ == about.get("model") else {}
-    tag = weights if weights is not None or cls.__name__ != about.get("model") else about.get("tag")
-    return trained(cls, tag, **options)
+    if cls.__name__ != about.get("model"):
+        return trained(cls, weights)
+    return trained(cls, _source(embeddings) if weights is None else weights, **about.get("options", {}))
+
+
+def _source(embeddings: Embeddings) -> str | None:
+    """Find the weights that embeddings say they were computed with: by their tag if they are registered, else where they were."""
+    from weights import checkpoints
+
+    about = embeddings.about
+    tag, place = about.get("tag"), about.get("place")
+    if place is None or tag in {known.tag for known in checkpoints(about["model"])}:
+        return tag
+    if "://" not in place and not Path(place).exists():
+        raise FileNotFoundError(
+            f"{embeddings.path} was computed with the weights of {place}, which is not there; say with --weights (weights=…) where "
+            "they are now"
+        )
+    return place
 
 
 def pictures(embeddings: Embeddings, found: Sequence[Neighbour], source: str | None = None) -> list[bytes | None]:
@@ -109,7 +130,18 @@ def pictures(embeddings: Embeddings, found: Sequence[Neighbour], source: str | N
     """
     from zoo.images import open_source
 
-    opened = open_source(source if source is not None else embeddings.about["source"])
+    told: str = embeddings.about.get("source", "")
+    if source is None and not told:
+        raise ValueError(f"{embeddings.path} doesn't say where its images are; say it with --source (source=…)")
+    try:
+        opened = open_source(source if source is not None else told)
+    except FileNotFoundError as error:
+        if source is not None:
+            raise
+        seen = f", seen from {Path.cwd()}" if "://" not in told and not Path(told).is_absolute() else ""
+        raise FileNotFoundError(
+            f"{told}, which the images were embedded from, is not there{seen}; say with --source (source=…) where the images are now"
+        ) from error
     files: list[bytes | None] = []
     for neighbour in found:
         there = neighbour.index < len(opened) and opened[neighbour.index].key == neighbour.key

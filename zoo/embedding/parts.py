@@ -91,6 +91,7 @@ class Workplace:
         self._manifest = self.folder / MANIFEST
         facts = plan.facts()
         if not self._manifest.exists():
+            self._clear("part-*")  # nobody knows what made them
             write_whole(self._manifest, json.dumps(facts, indent=1))
             return None
         try:
@@ -98,7 +99,7 @@ class Workplace:
         except ValueError as error:
             raise ValueError(f"{self._manifest} is damaged ({error}); --restart (restart=True) begins anew") from None
         probe = found.pop("probe", None)
-        differ = [name for name in facts if facts[name] != found.get(name)]
+        differ = [name for name in facts if name != "place" and facts[name] != found.get(name)]
         if differ:
             kept = sum(1 for _ in self.folder.glob("part-*"))
             lines = [f"\n  {name}: {_shown(found.get(name))} then, {_shown(facts[name])} now" for name in differ]
@@ -128,17 +129,17 @@ class Workplace:
         shutil.rmtree(gone, ignore_errors=True)
         if out.exists():
             out.replace(gone)
-        self._manifest.unlink()
         self._lock.release()
-        (self.folder / LOCK).unlink(missing_ok=True)
-        self.folder.replace(out)
+        self.folder.replace(out)  # with its manifest: parts without one are nobody's
+        for name in (MANIFEST, LOCK):
+            (out / name).unlink(missing_ok=True)
         shutil.rmtree(gone, ignore_errors=True)
 
     def _clear(self, *patterns: str) -> None:
-        """Take away what a killed run left unfinished, or everything."""
-        for path in {path for pattern in patterns for path in self.folder.glob(pattern)}:
-            if path.name != LOCK:
-                path.unlink(missing_ok=True)
+        """Take away what a killed run left unfinished, or everything, the manifest last: it says what made the parts."""
+        found = {path for pattern in patterns for path in self.folder.glob(pattern) if path.name != LOCK}
+        for path in sorted(found, key=lambda path: path.name == MANIFEST):
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let another process work here."""

@@ -28,13 +28,14 @@ class Plan:
         options: constructor keywords that its weights need.
         tag: the checkpoint's name.
         weights: BLAKE3 of the parameters and buffers as they are in memory.
+        place: where the weights were read from: a run's folder, a file, a URL. The same weights may move, so it decides nothing.
         at: the taps.
         preprocessing: of the checkpoint.
         source: where the images are, as it was given.
         fingerprint: of the source: names, labels, sizes and times of its images.
         images: how many there are.
         batch_size: images that go through the network at once; another size may change the last bits.
-        device: "cpu", or the GPU's name.
+        device: "cpu" or "cuda"; that it is the same kind of GPU is for the probe to see.
         dtype: that the network computes in.
         kernels: "fast" or "plain".
         decode: "cpu" or "gpu".
@@ -47,6 +48,7 @@ class Plan:
     weights: str
     at: tuple[str, ...]
     preprocessing: Preprocessing
+    place: str
     source: str
     fingerprint: str
     images: int

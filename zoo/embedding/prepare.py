@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
@@ -38,11 +39,11 @@ class _Casting(nn.Module):
 
 
 def probe(feeder: Feeder, plan: Plan) -> str:
-    """Run a batch of fixed noise; return the BLAKE3 of what the network makes of it."""
+    """Run a batch of fixed noise; return the BLAKE3 of what the network makes of it, and of the GPU's name."""
     side, channels = plan.preprocessing.crop or 0, len(plan.preprocessing.mean)
     noise = torch.randint(0, 256, (plan.batch_size, side, side, channels), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    found = feeder.finish(feeder.start([Chunk(range(plan.batch_size), noise, torch.empty(0))]))
-    digest = blake3()
+    found = feeder.finish(feeder.start([Chunk(range(plan.batch_size), noise, np.empty(0))]))
+    digest = blake3(torch.cuda.get_device_name(feeder.device).encode() if feeder.gpu else b"")
     for tap in plan.at:
         digest.update(found[tap].contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -150,7 +150,7 @@ def _told(labels: str | os.PathLike[str] | Mapping[str, str] | None) -> Mapping[
             raise ValueError(f"{path} is no JSON: {error}") from None
         if not isinstance(told, dict):
             raise ValueError(f"{path} holds no {{key: label}}")
-        return {str(key): str(label) for key, label in told.items()}
+        return {str(key): str(label) for key, label in told.items() if label is not None}  # null: it has none
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 
-from zoo.embedding.decoding import Decoder, loader, processes
+from zoo.embedding.decoding import Decoder, Decoding, processes
 from zoo.embedding.extracting import extractor
 from zoo.embedding.feeding import Feeder
-from zoo.embedding.flow import flow
+from zoo.embedding.flow import flow, held
 from zoo.embedding.parts import Workplace
 from zoo.embedding.plan import Plan, chunks, state_digest
 from zoo.embedding.prepare import check_probe, prepared, probe
@@ -22,6 +22,7 @@ from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
 from zoo.images import Source, open_source
 from zoo.model import Model
+from zoo.runs import place_of
 
 
 def embed(
@@ -59,7 +60,7 @@ def embed(
         fast: whether to run on `zoo.fast`'s kernels.
         decode: "gpu" decodes JPEGs by nvJPEG, whose pixels differ from Pillow's by a few levels; the default's are `model.preprocess`'s
             own, bit for bit.
-        workers: processes that decode; None chooses, 0 decodes in this one.
+        workers: processes that decode; None chooses, 0 decodes in this one. With Ray tasks that decode at a time, at least 1.
         dedupe: leave out images whose bytes are those of an earlier one.
         restart: throw away what an earlier run finished, and replace the output when this one has.
         engine: "ray" computes on a Ray cluster, see `zoo.embedding.cluster`.
@@ -83,7 +84,7 @@ def embed(
     if engine == "ray":
         from zoo.embedding.cluster import embed_on_ray
 
-        return embed_on_ray(model, source, Path(out), plan, dtype=dtype, restart=restart, progress=progress)
+        return embed_on_ray(model, source, Path(out), plan, dtype=dtype, workers=workers, restart=restart, progress=progress)
     path = check_output(Path(out), plan)
     workers = processes(where, source) if workers is None else workers
     if workers < 0 or (workers and not source.shared):
@@ -145,13 +146,14 @@ def make_plan(
         options=dict(record.options),
         tag=record.tag,
         weights=state_digest(model),
+        place=place_of(record),
         at=taps,
         preprocessing=steps,
         source=source.where,
         fingerprint=source.fingerprint,
         images=len(source),
         batch_size=count,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" and engine == "local" else device.type,
+        device=device.type,
         dtype=str(computed).removeprefix("torch."),
         kernels="fast" if fast else "plain",
         decode=decode,
@@ -173,8 +175,11 @@ def _device(device: torch.device | str | None, engine: str) -> torch.device:
 def _compute(feeder: Feeder, source: Source, plan: Plan, place: Workplace, todo: list[range], report: Report, progress: bool) -> None:
     ranges = [chunk for part in todo for batch in plan.batches(part) for chunk in chunks(batch)]
     decoder = Decoder(source, plan.preprocessing, gpu=plan.decode == "gpu")
-    arriving = loader(decoder, ranges, report.workers, pinned=feeder.gpu, polite=not feeder.gpu)
+    keep = held(plan, feeder.gpu)
     begun = feeder.seconds
-    with bar(f"embedding by {plan.model}", plan.images, report.resumed, progress) as advance:
+    with (
+        Decoding(decoder, ranges, report.workers, held=keep, pinned=feeder.gpu, polite=not feeder.gpu) as arriving,
+        bar(f"embedding by {plan.model}", plan.images, report.resumed, progress) as advance,
+    ):
         meter = flow(feeder, source, plan, todo, arriving, lambda part, rows: rows.save(place.path(part)), advance)
     meter.tell(report, feeder.seconds - begun)

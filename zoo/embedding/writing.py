@@ -136,7 +136,7 @@ def parquet_options() -> dict[str, Any]:
         "version": "2.6",
         "data_page_version": "1.0",
         "compression": "zstd",
-        "compression_level": 3,
+        "compression_level": 1,  # of float32 vectors level 3 makes files 5 % smaller and takes twice the time
         "use_dictionary": ["label"],
         "write_statistics": list(COLUMNS[:3]),
     }

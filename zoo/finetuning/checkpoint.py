@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from zoo.finetuning.average import Average
 from zoo.finetuning.distributed import fill, whole
-from zoo.runs import save_tensors
+from zoo.runs import CONFIG, LABELS, ROW, WEIGHTS, save_tensors
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 KEY = "run"
 """Under this name the file's metadata hold what is no tensor, as JSON."""
+RESULT = (ROW, WEIGHTS, LABELS)
+SHOWN = ("log.jsonl", "metrics.json", "curves.png", "confusion.png", "report.html", "unreadable.txt")
+AFRESH = "begin it anew in the same folder: zoo finetune DATA … --restart (restart=True)"
 
 
 class Damaged(ValueError):
@@ -110,7 +113,22 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             facts = json.loads((file.metadata() or {})[KEY])
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118  # it is no dict
     except Exception as error:  # safetensors has an error of its own, and damage can look like anything
-        raise Damaged(f"{path} is no checkpoint of a run ({error}); delete it to start the run afresh") from error
+        raise Damaged(f"{path} is no checkpoint of a run ({error}), so the run can't go on; {AFRESH}") from error
+
+
+def saved_step(folder: Path) -> int | None:
+    """Return the step of a run's last state; None where there is no state that can be read."""
+    try:
+        with safe_open(folder / LAST, framework="pt") as file:
+            return int(json.loads((file.metadata() or {})[KEY])["step"])
+    except Exception:  # as `read`
+        return None
+
+
+def clear(folder: Path) -> None:
+    """Delete what a run left in its folder, and nothing else; what makes it a result or a run goes first."""
+    for name in (*RESULT, CONFIG, LAST, BEST, *SHOWN):
+        (folder / name).unlink(missing_ok=True)
 
 
 def sweep(folder: Path) -> None:

@@ -67,18 +67,36 @@ def world(device: str | None) -> Iterator[World]:
     Raises:
         ValueError: the device is none, or not there; or there are more processes than GPUs.
     """
-    size, rank, local = (int(os.environ.get(name, usual)) for name, usual in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0")))
+    rank, size, local = _who()
     place = chosen(device, local if size > 1 else None)
     if place.type == "cuda":
         torch.cuda.set_device(place)
     if size == 1 or dist.is_initialized():
-        yield World(dist.get_rank() if size > 1 else 0, size, place)
+        yield World(rank, size, place)
         return
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
     try:
         yield World(rank, size, place)
     finally:
         dist.destroy_process_group()
+
+
+def _who() -> tuple[int, int, int]:
+    """Return this process's number, how many there are, and its number on this machine: the caller's group's, else torchrun's."""
+    told = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    try:
+        numbers = {name: int(value) for name, value in told.items() if value is not None}
+    except ValueError:
+        raise ValueError(f"the environment's {told} are no numbers; start the processes with torchrun") from None
+    if dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        return rank, size, numbers.get("LOCAL_RANK", rank % max(1, torch.cuda.device_count()))
+    if "WORLD_SIZE" not in numbers and numbers.get("RANK", 0):
+        raise ValueError(
+            f"RANK is {numbers['RANK']} and WORLD_SIZE is not set, so this process is one of unknown many; start them with torchrun, which "
+            "sets both"
+        )
+    return numbers.get("RANK", 0), numbers.get("WORLD_SIZE", 1), numbers.get("LOCAL_RANK", 0)
 
 
 def chosen(device: str | None, local: int | None) -> torch.device:

@@ -27,8 +27,13 @@ from zoo.images import Source
 from zoo.model import Model
 
 LOW, HIGH = 1e-6, 3.0
+LEAST = 3
+"""Points without which there is nothing to see."""
 SMOOTH, EXPLODED = 0.9, 4.0
 """What stays of the running mean of losses at each step, and how many times the least loss ends the search."""
+SKIPPED, WINDOW, FALLEN = 0.1, 0.1, 0.1
+"""Share of the points at the beginning that don't count, whose mean is of too few losses; share over which the slope is averaged; and
+how much of its way down the loss must have gone where a fall counts: before, it is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +127,30 @@ def find_rate(
                 break
             rates.append(rate)
             losses.append(smooth)
-    if len(losses) < 3:
+    if len(losses) < LEAST:
         raise ValueError("the loss was no number, or exploded, from the first steps on: look at the images and the weights")
     return Rates(rates, losses, suggest(rates, losses))
 
 
 def suggest(rates: list[float], losses: list[float]) -> float:
-    """Return the rate at which the loss falls fastest over the logarithm of the rate, before its least value."""
-    least = max(2, int(np.argmin(losses)))
-    slopes = np.gradient(np.array(losses[: least + 1]), np.log(np.array(rates[: least + 1])))
-    return rates[int(np.argmin(slopes))]
+    """Return the rate at which the loss falls fastest over the logarithm of the rate, before its least value.
+
+    The slope is averaged over neighbours, and counts only where the loss is on its way down: on few images single losses jump, and the
+    steepest of these jumps may be anywhere, at the first point too.
+
+    Raises:
+        ValueError: the loss fell nowhere.
+    """
+    values, skipped = np.array(losses), int(SKIPPED * len(losses))
+    least = skipped + int(np.argmin(values[skipped:]))
+    start = float(np.median(values[: max(1, 2 * skipped)]))
+    if least - skipped < 2 or values[least] >= start:
+        raise ValueError(
+            f"the loss fell at none of the rates from {rates[0]:.1g} to {rates[-1]:.1g}, so none can be suggested: the images may be too "
+            "few or the network done with them; take a larger batch, more steps (tries=…), or the usual rate, which is the default"
+        )
+    slopes = np.gradient(values, np.log(np.array(rates)))
+    half = max(1, int(WINDOW * len(losses)) // 2)
+    smooth = np.array([slopes[max(0, i - half) : i + half + 1].mean() for i in range(len(slopes))])
+    falling = [i for i in range(skipped, least + 1) if values[i] <= start - FALLEN * (start - values[least])]
+    return rates[min(falling, key=lambda i: smooth[i])]

@@ -27,14 +27,15 @@ from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
 from zoo.model import CATALOGUE, Model
-from zoo.runs import WEIGHTS, write_result
+from zoo.runs import CONFIG, WEIGHTS, write_result
 from zoo.trained import trained
 
 log = logging.getLogger("zoo")
 
-CONFIG = "settings.json"
 CHANGEABLE = ("lr", "clip", "precision", "workers", "device", "save_steps", "save_minutes", "compile", "max_unreadable", "patience")
 """Options that a resumed run may change; all others would make it another run."""
+FACTS = ("model", "options", "num_classes", "in_channels", "classes", "base", "new_head", "data", "val", "fingerprints")
+"""Without these no run can go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def finetune(
     weights: str | os.PathLike[str] | None = None,
     from_scratch: bool = False,
     resume: bool = False,
+    restart: bool = False,
     options: Mapping[str, Any] | None = None,
     preprocessing: Preprocessing | None = None,
     progress: bool = True,
@@ -98,6 +100,7 @@ def finetune(
         weights: of a class: a tag, URL or path, as `trained` takes it.
         from_scratch: fresh weights instead.
         resume: go on with the run that is in `out`; model and data may be left out, and of the settings a few may change.
+        restart: throw away the run that is in `out`. One that ended before its first step was saved goes without being asked for.
         options: constructor keywords of a class.
         preprocessing: instead of the checkpoint's.
         progress: whether a terminal sees a bar.
@@ -108,7 +111,7 @@ def finetune(
 
     Raises:
         ValueError, TypeError: an argument or the data can't be used; the message says what to do. Nothing was written.
-        FileExistsError: `out` holds a run, and `resume` is false.
+        FileExistsError: `out` holds a run of which a step was saved, and neither `resume` nor `restart` is true.
         FileNotFoundError: nothing is at `data`, or with `resume` no run in `out`.
         NotFinite: the loss became NaN; the last good state is in `out`.
         Stopped: Ctrl-C; the state is in `out`.
@@ -117,13 +120,23 @@ def finetune(
     folder = Path(out).expanduser()
     with world(settings.get("device")) as here, quiet_random(), _one_voice(here):
         if resume:
+            told = {
+                "weights": weights,
+                "from_scratch": from_scratch,
+                "options": options,
+                "preprocessing": preprocessing,
+                "restart": restart,
+            }
+            if given := [name for name, value in told.items() if value]:
+                raise ValueError(f"a resumed run has its own {', '.join(given)}: {folder} says which; leave them out")
             ready = _again(model, data, folder, val, settings)
         else:
             if model is None or data is None:
                 raise ValueError("finetune() needs a network and images: finetune(MobileNetV2, 'photos')")
-            if (folder / CONFIG).exists():
+            if (folder / CONFIG).exists() and not restart and checkpoint.saved_step(folder) != 0:
                 raise FileExistsError(
-                    f"{folder} holds a run: resume=True (zoo finetune --resume {folder}) goes on with it, or name another"
+                    f"{folder} holds a run: resume=True (zoo finetune --resume {folder}) goes on with it, restart=True (--restart) "
+                    "throws it away; or name another folder"
                 )
             wanted = Settings.of(settings)
             train, measured = open_data(data, val, wanted.layout)
@@ -153,6 +166,8 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
     if here.first:
         folder.mkdir(parents=True, exist_ok=True)
         checkpoint.sweep(folder)
+        if not resume and (folder / CONFIG).exists():
+            checkpoint.clear(folder)
     here.barrier()
     network = built.network
     if not settings.fsdp:  # else it need not fit: each layer is moved when it is divided
@@ -209,7 +224,7 @@ def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, 
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no run to go on with: there is no {path}")
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts, steps = _known(path)
     frozen = [name for name in changed if name not in CHANGEABLE and changed[name] != facts["settings"].get(name, ...)]
     if frozen:
         raise ValueError(f"a resumed run keeps its {', '.join(frozen)}; it may change {', '.join(CHANGEABLE)}")
@@ -224,10 +239,22 @@ def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, 
         if (source.fingerprint if source else None) != known:
             where = source.where if source else facts["val"]
             raise ValueError(f"{where} holds other images than when {folder} began; start a new run, or bring the images back")
-    known = facts["preprocessing"]
-    steps = Preprocessing(**{**known, "mean": tuple(known["mean"]), "std": tuple(known["std"])})
     built = Subject(rebuilt(cls, facts), facts["classes"], steps, facts["options"], facts["base"], facts["new_head"])
     return _Ready(built, settings, *split(train, measured, built.classes, settings), facts)
+
+
+def _known(path: Path) -> tuple[dict[str, Any], Preprocessing]:
+    """Read what a run wrote down when it began, and its preprocessing."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        steps = {**facts["preprocessing"], "mean": tuple(facts["preprocessing"]["mean"]), "std": tuple(facts["preprocessing"]["std"])}
+        Settings.of(facts["settings"])
+        if missing := [name for name in FACTS if name not in facts]:
+            raise KeyError(", ".join(missing))
+        return facts, Preprocessing(**steps)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is damaged ({why}), and it says what the run is: bring it back, or {checkpoint.AFRESH}") from None
 
 
 def _batches(part: Split, built: Subject, settings: Settings, here: World, unreadable: Unreadable) -> Batches:

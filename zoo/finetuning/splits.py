@@ -13,12 +13,12 @@ import numpy as np
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.studies import Studies
 from zoo.images import Source, open_source
-from zoo.images.files import is_url, kind
+from zoo.images.files import folders, is_url, kind
 
 log = logging.getLogger("zoo")
 
-TRAIN, VAL = ("train",), ("val", "valid", "validation", "test")
-"""Names of the folders that say what is for what; of several for the same the first counts."""
+TRAIN, VAL, TEST = ("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing")
+"""Names, in any case, of the folders that say what is for what; of several for the same the first counts."""
 SHOWN = 5
 
 
@@ -54,8 +54,9 @@ def open_data(
     """Open what is learnt from and, where it is named or lies beside it, what is measured on.
 
     Args:
-        data: whatever `zoo.images.open_source` takes, or a folder with a train and a val (valid, validation, test) folder of these.
-        val: the same for the images to measure on; None takes that folder, and where there is none leaves it to `split`.
+        data: whatever `zoo.images.open_source` takes, or a folder with a train (training) and a val (valid, validation) folder of these.
+        val: the same for the images to measure on; None takes that folder, else one that is called test, with a word of what that
+            means, and where there is none leaves it to `split`.
         layout: as in `Settings`.
 
     Raises:
@@ -66,15 +67,49 @@ def open_data(
     else:
         root = os.fspath(data)
         root = root if is_url(root) else os.path.expanduser(root)  # noqa: PTH111 (a URL may be a path here)
-        parts = {name: f"{root.rstrip('/')}/{name}" for name in (*TRAIN, *VAL)}
-        found = {name: where for name, where in parts.items() if "{" not in root and kind(where) == "folder"}
-        train = open_source(found.get("train", root))
-        if val is None and "train" in found:
-            val = next((found[name] for name in VAL if name in found), None)
+        parts = _parts(root)
+        train = open_source(parts.get("train", root))
+        if val is None and "train" in parts:
+            val = parts.get("val") or parts.get("test")
+            if "val" not in parts and "test" in parts:
+                log.warning(
+                    "%s has no folder val, so %s decides which state is kept, and its accuracy is no longer that of images the run "
+                    "knows nothing of; for that set some aside in a folder val, or give them by --val (val=…)",
+                    root,
+                    parts["test"],
+                )
     measured = val if isinstance(val, Source) or val is None else open_source(val)
     if layout == "studies":
         return Studies(train), None if measured is None else Studies(measured)
     return train, measured
+
+
+def _parts(root: str) -> dict[str, str]:
+    """Find the folders "train", "val" and "test" of a data set, whatever they are called; {} where its folders are classes.
+
+    Raises:
+        ValueError: there are some of these and none to learn from.
+    """
+    if "{" in root or kind(root) != "folder":
+        return {}
+    there = folders(root)
+    names = {name.lower(): name for name in reversed(there)}
+    found = {}
+    for part, known in (("train", TRAIN), ("val", VAL), ("test", TEST)):
+        name = next((names[n] for n in known if n in names), None)
+        if name is not None:
+            found[part] = f"{root.rstrip('/')}/{name}"
+    others = [name for name in there if name.lower() not in (*TRAIN, *VAL, *TEST)]
+    if "train" not in found:
+        if found and not others:
+            raise ValueError(
+                f"{root} holds {' and '.join(there)}, which are names for what is measured on, and no folder train to learn from; "
+                "if these are classes, name them otherwise"
+            )
+        return {}
+    if others and not folders(found["train"]):
+        return {}  # a class of trains, beside others
+    return found
 
 
 def classes_of(train: Source, val: Source | None) -> list[str]:

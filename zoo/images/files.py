@@ -15,6 +15,15 @@ ATTEMPTS = 4
 PAUSE_S = 0.5
 """Before the second attempt; twice as long before each further one."""
 
+PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), "s3fs"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+    **dict.fromkeys(("gs", "gcs"), "gcsfs"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "adlfs"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+}
+"""What fsspec needs to read URLs of a scheme."""
+
 
 class StoreFailed(OSError):
     """A remote store did not answer: the network's trouble, and no property of the file."""
@@ -45,7 +54,12 @@ def filesystem(url: str) -> tuple[Any, str]:
         raise ValueError(f"{url} is read through fsspec, which is not installed: pip install 'kernelzoo[embed]'") from None
     try:
         return fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
+        package = PACKAGES.get(url.partition("://")[0], "")
+        if not package:
+            raise ValueError(f"fsspec can't open {url}: {error}") from None
+        raise ValueError(f"reading {url} needs {package}, which is not installed: pip install {package}") from None
+    except ValueError as error:
         raise ValueError(f"fsspec can't open {url}: {error}") from None
 
 
@@ -65,7 +79,7 @@ def walk(folder: str) -> Iterator[Found]:
         root = root.rstrip("/")
         for path, info in fs.find(root, detail=True).items():
             name = path[len(root) :].lstrip("/") if path.startswith(root) else path
-            if not any(part.startswith(".") for part in name.split("/")):
+            if not any(hidden(part) for part in name.split("/")):
                 yield Found(fs.unstrip_protocol(path), name, _remote_stamp(info))
         return
     todo: list[tuple[str, str, tuple[str, ...]]] = [(folder, "", (os.path.realpath(folder),))]
@@ -73,7 +87,7 @@ def walk(folder: str) -> Iterator[Found]:
         here, prefix, above = todo.pop()
         with os.scandir(here) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                if hidden(entry.name):
                     continue
                 if entry.is_dir():
                     real = os.path.realpath(entry.path)
@@ -86,6 +100,26 @@ def walk(folder: str) -> Iterator[Found]:
                     yield Found(entry.path, prefix + entry.name, ())
                 else:
                     yield Found(entry.path, prefix + entry.name, (stat.st_size, stat.st_mtime_ns))
+
+
+def folders(where: str) -> list[str]:
+    """Name the folders at the top of a folder, those without files too, sorted; stores without folders of their own have no empty ones."""
+    if is_url(where):
+        fs, path = filesystem(where)
+        found = [entry["name"].rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=True) if entry["type"] == "directory"]
+    else:
+        found = [entry.name for entry in Path(where).iterdir() if entry.is_dir()]
+    return sorted(name for name in found if not hidden(name))
+
+
+def hidden(name: str) -> bool:
+    """Tell the name of a file or folder that is nobody's image: a hidden one, or what macOS adds to archives."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def readable(name: str) -> str:
+    """Return a name that is text whatever bytes the system took for it: what is no UTF-8 is escaped."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def stamp(where: str) -> tuple[object, ...]:

@@ -35,6 +35,8 @@ class Listing(Source):
             seen: set[str] = set()
             twice = next(key for key in keys if key in seen or seen.add(key))
             raise ValueError(f"{where} lists {twice} twice; take one of the lines out")
+        for url in {key.partition("://")[0]: key for key in keys if files.is_url(key)}.values():
+            files.filesystem(url)  # a package that is missing is told here, not by a process that decodes
         super().__init__(where, keys, labels, [blake3(data).hexdigest()])
         self.shared = self.shared and not any(key.startswith("memory://") for key in keys)
         folder = where.rpartition("/")[0]

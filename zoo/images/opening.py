@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from zoo.images.listing import Listing
 from zoo.images.parquet import Parquet
 from zoo.images.source import SUFFIXES, Source
 from zoo.images.tar import Tar
+
+log = logging.getLogger("zoo")
 
 PARQUET, TAR, LISTS = (".parquet", ".pq"), (".tar",), (".txt", ".lst", ".jsonl", ".ndjson")
 KINDS = "a folder of images, .tar shards, .parquet files with images' bytes, or a list (.txt, .jsonl) of paths or URLs"
@@ -45,13 +48,32 @@ def open_source(where: str | os.PathLike[str]) -> Source:
 
 def _folder(where: str) -> Source:
     found = list(files.walk(where))
-    if any(f.name.lower().endswith(SUFFIXES) for f in found):
+    if images := sum(f.name.lower().endswith(SUFFIXES) for f in found):
+        _alone(where, images, [f.name for f in found if f.name.lower().endswith((*PARQUET, *TAR))])
         return Folder(where, found)
     for suffixes, kind in ((PARQUET, Parquet), (TAR, Tar)):
         parts = sorted((f for f in found if f.name.lower().endswith(suffixes)), key=lambda f: f.name.split("/"))
         if parts:
             return kind(where, [f.where for f in parts])
     raise ValueError(f"{where} holds no images ({', '.join(SUFFIXES)}), no .parquet and no .tar")
+
+
+def _alone(where: str, images: int, shards: list[str]) -> None:
+    """Say which files of a mixed folder are left alone; refuse where these may be what is meant.
+
+    Raises:
+        ValueError: there are as many shards as images.
+    """
+    if not shards:
+        return
+    some = f"{len(shards)} .tar or .parquet files ({', '.join(sorted(shards)[:3])}{', …' if len(shards) > 3 else ''})"
+    suffix = f"**/*{os.path.splitext(shards[0])[1]}"  # noqa: PTH122  (a name, which may be in a bucket)
+    if len(shards) >= images:
+        raise ValueError(
+            f"{where} holds {images} image files and {some}, and only one kind is read: name the shards, '{where}/{suffix}', or move "
+            "one of the kinds elsewhere"
+        )
+    log.warning("%s holds %d images beside %s, which are left alone; '%s/%s' reads them", where, images, some, where, suffix)
 
 
 def _files(where: str, named: list[str]) -> Source:

@@ -6,19 +6,23 @@ import json
 import tarfile
 from collections.abc import Iterator
 from os.path import commonpath
+from posixpath import dirname, join, normpath
+from typing import NamedTuple
 
 from zoo.images import files
 from zoo.images.source import SUFFIXES, Source
 
 LABELS = ("label", "cls", "class")
 """Where a sample's .json holds its label, the first that is there."""
+LINKS = 8
+"""That are followed from one to the next."""
 
 
 class Tar(Source):
     """Images of uncompressed tar files, shard after shard, in each in the order of the file.
 
     A sample's label is what its .cls or .json says; without them it is the folder at the top, as in a tar of class folders.
-    Headers are read once, at opening; an image is read by its place, without what lies before it.
+    Links lead to another file of the shard. Headers are read once, at opening; an image is read by its place, without what lies before it.
     """
 
     def __init__(self, where: str, shards: list[str]) -> None:
@@ -27,7 +31,7 @@ class Tar(Source):
         labels: list[str | None] = []
         self._shards = shards
         self._places: list[tuple[int, int, int]] = []
-        """Shard, first byte and size of every image."""
+        """Shard, first byte and size of every image; -1 for a link to nothing."""
         for number, (shard, short) in enumerate(zip(shards, names, strict=True)):
             for name, start, size, label in _samples(shard):
                 keys.append(f"{short}/{name}")
@@ -39,8 +43,14 @@ class Tar(Source):
         super().__init__(where, keys, labels, [*map(files.stamp, shards), *self._places])
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of one image."""
+        """Return the bytes of one image.
+
+        Raises:
+            FileNotFoundError: it is a link to something that is not in its shard.
+        """
         shard, start, size = self._places[index]
+        if start < 0:
+            raise FileNotFoundError(f"{self._keys[index]} is a link to a file that is not in {self._shards[shard]}, or in parts")
         return files.read(self._shards[shard], start, start + size)
 
 
@@ -59,17 +69,31 @@ def _samples(shard: str) -> Iterator[tuple[str, int, int, str | None]]:
     told: str | None = None
     last = None
     with files.opened(shard) as file:
-        for name, start, size, content in _members(shard, file):
-            folder, slash, base = name.rpartition("/")
-            sample = folder + slash + base.partition(".")[0]
-            if sample != last:
-                yield from _labelled(images, told)
-                images, told, last = [], None, sample
-            if name.lower().endswith(SUFFIXES):
-                images.append((name, start, size))
-            elif content is not None:
-                told = _label(content, name, shard) or told
+        members = _members(shard, file)
+    known = {member.name: member for member in members}
+    for member in members:
+        name, real = files.readable(member.name), _real(member, known)
+        folder, slash, base = name.rpartition("/")
+        sample = folder + slash + base.partition(".")[0]
+        if sample != last:
+            yield from _labelled(images, told)
+            images, told, last = [], None, sample
+        if name.lower().endswith(SUFFIXES):
+            images.append((name, real.start, real.size) if real is not None else (name, -1, 0))
+        elif real is not None and real.content is not None:
+            told = _label(real.content, name, shard) or told
     yield from _labelled(images, told)
+
+
+def _real(member: _Member, known: dict[str, _Member]) -> _Member | None:
+    """Follow links to a file of the same shard; None where they lead elsewhere or in a circle."""
+    for _ in range(LINKS):
+        if member.link is None:
+            return member
+        if member.link not in known:
+            return None
+        member = known[member.link]
+    return None
 
 
 def _labelled(images: list[tuple[str, int, int]], told: str | None) -> Iterator[tuple[str, int, int, str | None]]:
@@ -77,27 +101,46 @@ def _labelled(images: list[tuple[str, int, int]], told: str | None) -> Iterator[
         yield name, start, size, told if told is not None else name.partition("/")[0] if "/" in name else None
 
 
-def _members(shard: str, file: object) -> Iterator[tuple[str, int, int, bytes | None]]:
-    """Give name, first byte and size of every file of a shard, and the content of those that may hold a label."""
+class _Member(NamedTuple):
+    """A file of a shard: its name, first byte and size, the name it is a link to, and the content of what may hold a label."""
+
+    name: str
+    start: int
+    size: int
+    link: str | None = None
+    content: bytes | None = None
+
+
+def _members(shard: str, file: object) -> list[_Member]:
+    """List the files and links of a shard, without what macOS puts beside each file."""
     whole = files.size(shard)
+    found: list[_Member] = []
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:  # pyright: ignore[reportCallIssue, reportArgumentType]
             for member in archive:
                 archive.members.clear()  # it keeps every header otherwise
-                if not member.isreg():
+                name = normpath(member.name)
+                if any(part.startswith("._") or part == "__MACOSX" for part in name.split("/")):
                     continue
-                if member.offset_data + member.size > whole:
-                    raise ValueError(f"{shard} is cut off: {member.name} ends behind the file's {whole:,} bytes; get it again")
-                content = None
-                if member.name.lower().endswith((".cls", ".json")):
-                    taken = archive.extractfile(member)
-                    content = taken.read() if taken is not None else None
-                yield member.name.removeprefix("./"), member.offset_data, member.size, content
+                if member.islnk() or member.issym():  # a hard link's target begins at the top, a symbolic one's at its folder
+                    target = member.linkname if member.islnk() else join(dirname(name), member.linkname)
+                    found.append(_Member(name, 0, 0, normpath(target)))
+                elif member.issparse():  # its bytes lie in pieces
+                    found.append(_Member(name, 0, 0, ""))
+                elif member.isreg():
+                    if member.offset_data + member.size > whole:
+                        raise ValueError(f"{shard} is cut off: {files.readable(name)} ends behind the file's {whole:,} bytes; get it again")
+                    content = None
+                    if name.lower().endswith((".cls", ".json")):
+                        taken = archive.extractfile(member)
+                        content = taken.read() if taken is not None else None
+                    found.append(_Member(name, member.offset_data, member.size, None, content))
     except (tarfile.TarError, EOFError) as error:
         with files.opened(shard) as again:
             packed = again.read(6)[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
         why = "it is compressed, and images are read by their place in it: unpack it once" if packed else f"{error}; get it again"
         raise ValueError(f"{shard} can't be read as a tar file: {why}") from None
+    return found
 
 
 def _label(content: bytes, name: str, shard: str) -> str | None:

@@ -115,6 +115,48 @@ def test_knn_shows_both_classifiers_and_what_was_done(embedded: Path, capsys: py
     assert told["chance"] == pytest.approx(100 / 3)
 
 
+def test_a_label_of_null_is_none(embedded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = read(embedded)
+    told = {key: None if row % 10 == 0 else key.partition("/")[0] for row, key in enumerate(known.keys)}
+    (tmp_path / "l.json").write_text(json.dumps(told))
+    assert cli.main(["knn", str(embedded), "--labels", str(tmp_path / "l.json"), "--json", "--no-linear"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["images"], shown["classes"]) == (108, 3)
+
+
+def test_a_runs_weights_are_found_again_by_what_the_file_says(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out, asked = tmp_path / "runs/x", tmp_path / "o.parquet", str(photos / "square/004.jpg")
+    told = ["-m", "ResNet20", "--out", str(run), "--steps", "1", "--batch", "8", "--device", "cpu", "-q"]
+    assert cli.main(["finetune", str(photos), *told]) == 0
+    assert cli.main(["embed", str(photos), "-m", str(run), "-o", str(out), *FAST, "-q"]) == 0
+    assert read(out).about["place"] == str(run)
+    for more in ([], ["-w", str(run)], ["-m", str(run)], ["-m", "ResNet20", "-w", str(run)]):
+        capsys.readouterr()
+        assert cli.main(["search", str(out), asked, "--json", "-k", "1", *more]) == 0
+        assert json.loads(capsys.readouterr().out)["found"][0]["key"] == "square/004.jpg"
+    assert cli.main(["search", str(out), asked, "-m", "ResNet20"]) == 0
+    run.rename(tmp_path / "moved")
+    assert cli.main(["search", str(out), asked]) == 3
+    assert "which is not there; say with --weights" in " ".join(capsys.readouterr().err.split())
+    assert cli.main(["search", str(out), asked, "-w", str(tmp_path / "moved")]) == 0
+    assert cli.main(["search", str(out), asked, "-w", "cifar10"]) == 1
+    assert "vectors of two networks can't be compared" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_sheet_asked_for_from_another_folder_says_where_the_images_were(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(photos)
+    out, asked = tmp_path / "o.npy", str(photos / "square/004.jpg")
+    assert cli.main(["embed", "square", "-m", "ResNet20", "-o", str(out), *FAST, "-q"]) == 0
+    monkeypatch.chdir(tmp_path)
+    command = ["search", str(out), asked, "--picture", str(tmp_path / "s.png")]
+    assert cli.main(command) == 3
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"square, which the images were embedded from, is not there, seen from {tmp_path}; say with --source" in shown
+    assert cli.main([*command, "--source", str(photos / "square")]) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

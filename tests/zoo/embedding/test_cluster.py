@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+import torch
 
 from zoo.embedding import cluster, embed, read
+from zoo.embedding.run import make_plan
+from zoo.images import open_source
 from zoo.images.folder import Folder
 from zoo.model import Model
 
@@ -84,6 +88,7 @@ def test_a_worker_killed_midway_costs_no_row(two_nodes: Any, network: Model, pho
     one, other = read(out), read(tmp_path / "local.parquet")
     assert (one.keys, one.labels, one.index.tolist()) == (other.keys, other.labels, list(range(120)))
     assert np.allclose(one.vectors["embedding"], other.vectors["embedding"], atol=1e-5)
+    assert one.about == other.about
 
 
 @pytest.mark.long
@@ -104,7 +109,7 @@ def test_finished_parts_are_kept_and_unreadable_images_and_copies_listed(
         with pytest.raises(KeyboardInterrupt):
             embed(network, tmp_path / "p", out, engine="ray", dedupe=True, **PLAIN)
     (tmp_path / "o.parts/part-000000000032.parquet").unlink()
-    report = embed(network, tmp_path / "p", out, engine="ray", dedupe=True, **PLAIN)
+    report = embed(network, tmp_path / "p", out, engine="ray", dedupe=True, workers=2, **PLAIN)
     assert (report.resumed, report.computed, report.rows) == (104, 16, 118)
     assert [e.index for e in report.unreadable] == [3]
     assert [(e.index, e.copy_of) for e in report.copies] == [(100, files[20].relative_to(tmp_path / "p").as_posix())]
@@ -117,6 +122,8 @@ def test_finished_parts_are_kept_and_unreadable_images_and_copies_listed(
 def test_what_a_cluster_cant_do_is_said(network: Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"Ray writes a folder of Parquet files, so the output can't be 'o.npy'"):
         embed(network, photos, tmp_path / "o.npy", engine="ray", device="cpu", **PLAIN)
+    with pytest.raises(ValueError, match=r"workers is how many of Ray's tasks decode at a time, at least 1; got 0"):
+        embed(network, photos, tmp_path / "o", engine="ray", device="cpu", workers=0, **PLAIN)
     store = fsspec.filesystem("memory")
     store.pipe("/here/1.jpg", next(photos.rglob("*.jpg")).read_bytes())
     try:
@@ -127,3 +134,12 @@ def test_what_a_cluster_cant_do_is_said(network: Model, photos: Path, tmp_path: 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"needs Ray, which is not installed: pip install 'kernelzoo\[ray\]'"):
         embed(network, photos, tmp_path / "o", engine="ray", **PLAIN)
+
+
+def test_the_plan_is_the_same_whoever_computes_it_and_a_gpu_decodes_on_the_cluster_too(network: Model, photos: Path) -> None:
+    source, device = open_source(photos), torch.device("cpu")
+    told = ("embedding", 16, device, None, False, "cpu", False)
+    assert make_plan(network, source, *told) == make_plan(network, source, *told, engine="ray")
+    plan = make_plan(network, source, *told)
+    assert not cluster.Decoding(source, plan).decoder.gpu
+    assert cluster.Decoding(source, replace(plan, decode="gpu")).decoder.gpu

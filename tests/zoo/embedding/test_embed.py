@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import shutil
 import signal
 from dataclasses import replace
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
+from PIL import Image
 from pyarrow import parquet
 
 from zoo import ResNet20, trained
 from zoo.embedding import Report, embed, read
-from zoo.embedding.decoding import Decoder
+from zoo.embedding.decoding import Chunk, Decoder, Decoding, _Remote
 from zoo.embedding.feeding import Feeder
+from zoo.embedding.flow import Meter
+from zoo.embedding.shelf import Shelf
 from zoo.features import features
 from zoo.images import files as image_files
 from zoo.images import open_source
@@ -75,6 +79,55 @@ def test_pixels_reach_the_network_as_preprocess_would_make_them_bit_for_bit(netw
         chunk = Decoder(open_source(photos), steps)[range(8)]
         feeder = Feeder(torch.nn.Identity(), steps, torch.device("cpu"), 8)
         assert torch.equal(feeder.normalise(chunk.pixels), preprocess(files, steps))
+
+
+def test_pixels_go_over_the_shelf_and_hardly_anything_through_the_pipe(network: Model, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos / "circle", tmp_path / "p")
+    files = sorted((tmp_path / "p").iterdir())
+    with Image.open(files[1]) as picture:
+        picture.save(files[1], "PNG")
+    files[2].write_text("no image")
+    with Image.open(files[3]) as picture:
+        picture.resize((900, 900)).save(files[3], quality=100)
+    assert network.checkpoint is not None
+    for gpu in (False, True):
+        decoder = Decoder(open_source(tmp_path / "p"), network.checkpoint.preprocessing, gpu=gpu)
+        with Decoding(decoder, [range(8)], 1, held=1, pinned=False, polite=False) as decoding:
+            shelf = decoding._shelf
+            assert shelf is not None
+            place = shelf.take()
+            shelf.memory.fill_(255)
+            told = _Remote(decoder, shelf.memory)[range(8), place]
+            assert len(pickle.dumps({**told, "files": {k: v for k, v in told["files"].items() if isinstance(v, int)}})) < 2000
+            found, wanted = decoding._arrived(told, shelf), decoder[range(8)]
+            assert found.problems == wanted.problems
+            assert np.array_equal(found.digests, wanted.digests)
+            shown = [row for row in range(8) if row not in wanted.files]
+            assert torch.equal(found.pixels[shown], wanted.pixels[shown])
+            assert {k: v.numpy().tobytes() for k, v in found.files.items()} == {k: files[k].read_bytes() for k in wanted.files}
+            assert len(found.files) == (6 if gpu else 0)
+            decoding.done([found])
+            assert shelf.take() == place
+
+
+def test_memory_that_is_not_there_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Any) -> Any:
+        raise RuntimeError("unable to allocate shared memory(shm)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
+    with pytest.raises(OSError, match=r"need 2 MiB of shared memory, and there is less \(unable .*\): take fewer with --workers"):
+        Shelf(2, 2**20, False)
+
+
+def test_rates_count_from_the_first_decoded_image_and_not_from_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [Chunk(range(10 * i, 10 * i + 10), torch.empty(0), np.empty(0), begun=100.0 + i % 2, seconds=2.0) for i in range(4)]
+    meter, report = Meter(), Report(Path("o"), workers=2)
+    now = iter((108.0, 108.1, 108.2, 110.0))
+    monkeypatch.setattr("zoo.embedding.flow.time.monotonic", lambda: next(now))
+    for chunk in meter.watch(made):
+        meter.finished(len(chunk.rows))
+    meter.tell(report, 1.0)
+    assert (report.images_s, report.decoder_images_s, report.model_images_s) == (4.0, 10.0, 40.0)
 
 
 def test_the_same_job_writes_the_same_bytes_whoever_decodes(network: Model, photos: Path, tmp_path: Path) -> None:
@@ -282,3 +335,16 @@ def test_the_index_of_an_array_takes_nobodys_name(network: Model, photos: Path, 
     embed(network, listing, tmp_path / "pics.npy", fast=False, workers=0, progress=False)
     assert listing.read_text() == before
     assert len(read(tmp_path / "pics.npy").keys) == 3
+
+
+def test_a_list_of_urls_that_nothing_here_can_read_says_what_to_install(network: Model, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("s3://bucket/1.jpg\ns3://bucket/2.jpg\n")
+    with pytest.raises(ValueError, match=r"reading s3://bucket/2.jpg needs s3fs, which is not installed: pip install s3fs"):
+        run(network, tmp_path / "list.txt", tmp_path / "o.npy")
+
+
+def test_a_source_that_breaks_in_a_process_is_one_message(network: Model, photos: Path, tmp_path: Path) -> None:
+    source = Folder(str(photos))
+    source.read = lambda index: (_ for _ in ()).throw(ValueError("row group 3 is damaged"))  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="row group 3 is damaged; what is finished is kept"):
+        run(network, source, tmp_path / "o.npy")

@@ -178,3 +178,34 @@ def test_a_damaged_manifest_says_so(network: Model, photos: Path, tmp_path: Path
     (tmp_path / "o.npy.parts/manifest.json").write_text("{")
     with pytest.raises(ValueError, match=r"manifest.json is damaged .*--restart"):
         embed(network, photos, tmp_path / "o.npy", **PLAIN)
+
+
+def test_parts_without_a_manifest_are_nobodys_and_a_restart_deletes_the_manifest_last(
+    network: Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "o.npy"
+    stopped(network, photos, out, monkeypatch)
+    kept = parts(out)
+    gone: list[str] = []
+    unlink = Path.unlink
+
+    def noted(self: Path, missing_ok: bool = False) -> None:
+        gone.append(self.name)
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", noted)
+        embed(network, photos, out, restart=True, **PLAIN)
+    assert gone.index("manifest.json") > max(gone.index(part.name) for part in kept)
+    out.unlink()
+    stopped(network, photos, out, monkeypatch)
+    (tmp_path / "o.npy.parts/manifest.json").unlink()
+    assert embed(network, photos, out, **PLAIN).resumed == 0
+
+
+def test_weights_that_moved_are_the_same_job(network: Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "o.npy"
+    stopped(network, photos, out, monkeypatch)
+    manifest = tmp_path / "o.npy.parts/manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "place": "elsewhere"}))
+    assert embed(network, photos, out, **PLAIN).resumed == 32

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from small import draw
 
 from zoo.cli import main
+from zoo.finetuning.rates import Rates
 
 
 @pytest.fixture
@@ -57,6 +59,31 @@ def test_the_finder_draws(ships: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "x" / "settings.json").exists()
 
 
+def test_the_finder_tells_machines_too(
+    ships: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = Rates([0.001, 0.01, 0.1], [2.0, 1.5, 3.0], 0.01)
+    monkeypatch.setattr("zoo.finetuning.find_rate", lambda **told: found)
+    assert main(["finetune", str(ships), "-m", "ResNet20", "--out", str(tmp_path / "x"), "--find-lr", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"lr": 0.01, "rates": found.rates, "losses": found.losses, "picture": str(tmp_path / "x" / "rates.png")}
+    assert Path(told["picture"]).is_file()
+
+
+def test_a_mobilenet_for_small_images_is_trained_and_used_by_the_command_alone(
+    ships: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x"
+    small = ["--from-scratch", "--size", "32", "-o", "stem_stride=1", "-o", "early_stride=1"]
+    assert main(["finetune", str(ships), "-m", "MobileNetV2_035", *small, "--out", str(out), "--steps", "1", "--batch", "8"]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(ships / "raft" / "000.png"), "--model", str(out), "--json"]) == 0
+    assert {row["label"] for row in json.loads(capsys.readouterr().out)[0]["predictions"]} == {"boat", "raft"}
+    (out / "weights.toml").unlink()
+    assert main(["predict", str(ships / "raft" / "000.png"), "--model", str(out)]) == 3
+    assert "is a run that is not finished" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["zoo", "finetune", "--help"])
     with pytest.raises(SystemExit) as left:
@@ -69,7 +96,9 @@ def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ("told", "code", "words"),
     [
         ([], 2, "which images?"),
-        (["--resume", "x", "DATA"], 2, "leave the others out"),
+        (["--resume", "x", "DATA"], 2, "leave the others out: DATA"),
+        (["--resume", "x", "-m", "ResNet20", "--out", "y"], 2, "leave the others out: --model, --out"),
+        (["--resume", "x", "--val", "v", "-o", "dropout=0.1"], 2, "leave the others out: --val, --option"),
         (["DATA", "--set", "warmup"], 2, "a setting looks like warmup=0.1"),
         (["DATA", "--set", "warm=1", "-m", "ResNet20"], 2, "did you mean warmup?"),
         (["--resume", "nowhere"], 3, "holds no run to go on with"),
@@ -101,3 +130,35 @@ def test_a_damaged_record_of_a_run_is_no_traceback(tmp_path: Path, capsys: pytes
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert main(["predict", str(tmp_path / "a.jpg"), "--model", str(tmp_path)]) == 1
     assert "no record of one run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+            "the GPU's memory is full: take a smaller --batch-size or --batch",
+        ),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "the GPU failed: CUDA error: an illegal memory access"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "the memory is full"),
+        (MemoryError(), "the memory is full (no more is given)"),
+    ],
+)
+def test_memory_that_is_full_and_gpus_that_fail_are_one_message(
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("zoo.finetuning.finetune", fail)
+    assert main(["finetune", "x", "-m", "ResNet20"]) == 1
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_mistake_of_ours_stays_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("zoo.finetuning.finetune", fail)
+    with pytest.raises(RuntimeError, match="mat1"):
+        main(["finetune", "x", "-m", "ResNet20"])

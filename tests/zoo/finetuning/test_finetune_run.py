@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,12 +22,13 @@ from safetensors.torch import load_file
 from small import Tiny, draw
 from torch import nn
 
-from weights import HashMismatch, WeightsMismatch
+from weights import HashMismatch, UnknownWeights, WeightsMismatch
 from zoo import DenseNet121, ResNet20, predict, trained
 from zoo.finetuning import NotFinite, Run, Stopped, find_rate, finetune, rates
 from zoo.finetuning.distributed import World
 from zoo.finetuning.drawing import Curve, chart
 from zoo.finetuning.loop import Trainer
+from zoo.finetuning.rates import suggest
 from zoo.labels import labels
 from zoo.preprocess import preprocess
 
@@ -298,6 +300,78 @@ def test_grey_images_and_frozen_norms_are_possible(photos: Path, tmp_path: Path)
     assert done.model.in_channels == 1
     assert torch.equal(done.model.features[1].running_mean, torch.zeros(8))
     assert len(done.model.checkpoint.preprocessing.mean) == 1
+
+
+def test_a_run_of_which_no_step_was_saved_leaves_its_folder_free(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "x"
+    with monkeypatch.context() as patched:
+        patched.setattr("zoo.finetuning.loop.loss_of", lambda outputs, batch, smoothing: outputs.sum() * torch.nan)
+        with pytest.raises(NotFinite):
+            run(photos, out, steps=2)
+    assert (out / "settings.json").is_file()
+    assert run(photos, out, steps=2).steps == 2
+
+
+def test_a_restart_throws_the_run_away_and_only_the_run(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    run(photos, out, steps=4)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds a run: resume=True .* goes on with it, restart=True \(--restart\) throws it away"):
+        run(photos, out, steps=2)
+    with pytest.raises(ValueError, match="a step of 500 images"):
+        run(photos, out, steps=2, batch=500, restart=True)
+    assert trained(Tiny, out).num_classes == 3  # what can't begin throws nothing away
+    done = run(photos, out, steps=2, restart=True)
+    assert done.steps == 2
+    assert max(row["step"] for row in done.history) == 2
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda text: text[:40], "is damaged"),
+        (lambda text: "[]", "is damaged"),
+        (lambda text: text.replace('"fingerprints"', '"other"'), "it has no fingerprints"),
+    ],
+)
+def test_a_damaged_settings_file_is_named_with_what_to_do(photos: Path, tmp_path: Path, damage: Callable[[str], str], why: str) -> None:
+    out = tmp_path / "x"
+    run(photos, out, steps=1)
+    path = out / "settings.json"
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match=r"settings.json is damaged.*bring it back, or begin it anew .* --restart") as told:
+        finetune(Tiny, out=out, resume=True)
+    assert why in str(told.value)
+    assert run(photos, out, steps=1, restart=True).steps == 1
+
+
+def test_an_unfinished_run_is_no_source_yet_and_says_so(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x"
+    run(photos, out, steps=1)
+    (out / "weights.toml").unlink()
+    with pytest.raises(UnknownWeights, match=r"x is a run that is not finished.*zoo finetune --resume .*x goes on with it"):
+        trained(Tiny, out)
+
+
+def test_what_a_resumed_run_would_ignore_is_refused(photos: Path, tmp_path: Path) -> None:
+    run(photos, tmp_path / "x", steps=1)
+    with pytest.raises(ValueError, match="a resumed run has its own weights, options"):
+        finetune(Tiny, out=tmp_path / "x", resume=True, weights="a", options={"dropout": 0.1})
+
+
+def test_jumps_at_the_first_rates_suggest_nothing() -> None:
+    rates_ = np.geomspace(1e-6, 3, 100)
+    falling = 2.3 - 1.5 / (1 + np.exp(-4 * (np.log10(rates_) + 2)))
+    exploding = np.where(rates_ > 0.3, 2 * np.log10(rates_ / 0.3), 0)
+    for seed in range(20):
+        chance = np.random.default_rng(seed)
+        noise = 0.15 * chance.standard_normal(100) * np.linspace(1, 0.2, 100)
+        noise[0] += 1.0  # the first loss may be any
+        found = suggest(rates_.tolist(), (falling + exploding + noise).tolist())
+        assert 1e-3 < found < 0.2, seed
+    with pytest.raises(ValueError, match="the loss fell at none of the rates from 1e-06 to 3"):
+        suggest(rates_.tolist(), np.linspace(1, 2, 100).tolist())
 
 
 def test_the_finder_finds_a_rate_between_too_small_and_too_large(photos: Path, tmp_path: Path) -> None:

@@ -44,6 +44,35 @@ def test_train_and_val_folders_are_found(tmp_path: Path) -> None:
     assert len(names(divided(tmp_path)[1])) == 2  # val goes before test
 
 
+@pytest.mark.parametrize(("train", "val"), [("training", "validation"), ("Train", "Val"), ("train", "valid"), ("TRAINING", "dev")])
+def test_folders_of_usual_names_are_no_classes(tmp_path: Path, train: str, val: str) -> None:
+    draw(tmp_path / train, {"a": 3, "b": 3})
+    draw(tmp_path / val, {"a": 2, "b": 1})
+    draw(tmp_path / "test", {"a": 1, "b": 1})
+    learnt, measured = divided(tmp_path)
+    assert (len(learnt), len(names(measured))) == (6, 3)
+
+
+def test_a_test_folder_that_decides_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    draw(tmp_path / "train", {"a": 3, "b": 3})
+    draw(tmp_path / "Test", {"a": 2, "b": 1})
+    assert len(names(divided(tmp_path)[1])) == 3
+    assert "Test decides which state is kept" in caplog.text
+    caplog.clear()
+    draw(tmp_path / "val", {"a": 1, "b": 1})
+    assert len(names(divided(tmp_path)[1])) == 2
+    assert not caplog.text
+
+
+def test_folders_to_measure_on_alone_are_refused_and_trains_may_be_a_class(tmp_path: Path) -> None:
+    draw(tmp_path / "x" / "val", {"a": 3, "b": 3})
+    draw(tmp_path / "x" / "test", {"a": 3, "b": 3})
+    with pytest.raises(ValueError, match=r"holds test and val, which are names for what is measured on, and no folder train"):
+        divided(tmp_path / "x")
+    learnt, _ = divided(draw(tmp_path / "traffic", {"car": 5, "train": 5}))
+    assert set(np.unique(learnt.targets)) == {0, 1}
+
+
 def test_empty_single_missing_and_strange_classes_are_explained(photos: Path, tmp_path: Path) -> None:
     (photos / "fox").mkdir()
     with pytest.raises(ValueError, match="no image is in fox, 1 in all; fill these folders or delete them"):

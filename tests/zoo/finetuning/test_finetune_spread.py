@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from small import Tiny
+from torch import distributed as dist
 
 from zoo.finetuning import finetune
+from zoo.finetuning.distributed import _who, world
 
 DRIVER = Path(__file__).with_name("small.py")
 
@@ -63,3 +66,22 @@ def test_two_processes_end_where_one_ends_copied_or_divided(photos: Path, tmp_pa
     torch.testing.assert_close(
         load_file(tmp_path / "copied" / "model.safetensors"), load_file(tmp_path / "alone" / "model.safetensors"), rtol=0, atol=1e-5
     )
+
+
+def test_who_a_process_is_comes_from_its_group_first_then_from_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert _who() == (0, 1, 0)
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(ValueError, match=r"RANK is 1 and WORLD_SIZE is not set.*start them with torchrun"), world("cpu"):
+        pass
+    monkeypatch.setenv("WORLD_SIZE", "four")
+    with pytest.raises(ValueError, match="are no numbers; start the processes with torchrun"), world("cpu"):
+        pass
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    with world("cpu") as here:  # a group that the caller made, without torchrun's variables
+        assert (here.rank, here.size, here.first) == (3, 4, False)

@@ -48,6 +48,8 @@ def test_a_folder_is_sorted_by_the_parts_of_its_paths_and_its_top_folders_are_th
     (tmp_path / "cat/notes.txt").write_text("no image")
     (tmp_path / "cat/.hidden.jpg").write_bytes(jpeg(0))
     (tmp_path / "cow").mkdir()
+    (tmp_path / "__MACOSX/cat").mkdir(parents=True)
+    (tmp_path / "__MACOSX/cat/10.jpg").write_bytes(b"what macOS adds")
     source = open_source(tmp_path)
     assert keys(source) == ["cat/10.jpg", "cat/9.JPEG", "cat/deep/er/1.png", "cat-2/0.jpg", "dog/b.jpg", "loose.jpg"]
     assert [item.label for item in source] == ["cat", "cat", "cat", "cat-2", "dog", None]
@@ -108,6 +110,65 @@ def test_an_image_twice_in_a_tar_is_refused(tmp_path: Path) -> None:
             archive.addfile(member, io.BytesIO(b"abc"))
     with pytest.raises(ValueError, match=r"a.tar holds a.tar/1.jpg twice"):
         open_source(tmp_path / "a.tar")
+
+
+def test_links_in_a_tar_lead_to_their_files_and_what_macos_adds_is_no_image(tmp_path: Path) -> None:
+    def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfile.TarInfo:
+        made = tarfile.TarInfo(name)
+        made.type, made.linkname = kind, target
+        return made
+
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(member("cat/later.jpg", tarfile.SYMTYPE, "../dog/1.jpg"))
+        for name, data in (("dog/1.jpg", jpeg(1)), ("dog/._1.jpg", b"no image"), ("__MACOSX/dog/1.jpg", b"no image"), ("x.cls", b"7")):
+            made = member(name)
+            made.size = len(data)
+            archive.addfile(made, io.BytesIO(data))
+        archive.addfile(member("cat/hard.jpg", tarfile.LNKTYPE, "dog/1.jpg"))
+        archive.addfile(member("cat/out.jpg", tarfile.SYMTYPE, "/etc/passwd"))
+        archive.addfile(member("cat/round.jpg", tarfile.SYMTYPE, "round.jpg"))
+        archive.addfile(member("y.cls", tarfile.LNKTYPE, "x.cls"))
+        archive.addfile(member("y.jpg", tarfile.LNKTYPE, "dog/1.jpg"))
+    source = open_source(tmp_path / "a.tar")
+    short = {item.key.removeprefix("a.tar/"): item.label for item in source}
+    assert short == {
+        "cat/later.jpg": "cat",
+        "dog/1.jpg": "dog",
+        "cat/hard.jpg": "cat",
+        "cat/out.jpg": "cat",
+        "cat/round.jpg": "cat",
+        "y.jpg": "7",
+    }
+    for index in (0, 1, 2, 5):
+        assert source.read(index) == jpeg(1)
+    for index in (3, 4):
+        with pytest.raises(FileNotFoundError, match=r"is a link to a file that is not in .*a.tar"):
+            source.read(index)
+
+
+def test_a_name_in_a_tar_that_is_no_utf8_is_escaped(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        made = tarfile.TarInfo("k\xe4se/1.jpg")
+        made.size = len(jpeg(1))
+        archive.addfile(made, io.BytesIO(jpeg(1)))
+    source = open_source(tmp_path / "a.tar")
+    assert list(source) == [Item("a.tar/k\\xe4se/1.jpg", "k\\xe4se")]
+    source[0].key.encode()
+    assert source.read(0) == jpeg(1)
+
+
+def test_a_folder_of_pictures_and_shards_is_not_half_read_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder(tmp_path, ["preview.jpg"])
+    for number in range(2):
+        shard(tmp_path / f"s-{number}.tar", {f"{number}.jpg": jpeg(number)})
+    with pytest.raises(
+        ValueError, match=r"holds 1 image files and 2 .tar or .parquet files \(s-0.tar, s-1.tar\).*name the shards, '.*/\*\*/\*.tar'"
+    ):
+        open_source(tmp_path)
+    assert len(open_source(f"{tmp_path}/**/*.tar")) == 2
+    folder(tmp_path, ["a/1.jpg", "a/2.jpg"])
+    assert len(open_source(tmp_path)) == 3
+    assert "holds 3 images beside 2 .tar or .parquet files" in caplog.text
 
 
 def test_damaged_and_compressed_tars_say_what_they_are(tmp_path: Path) -> None:
@@ -220,6 +281,13 @@ def test_what_is_no_source_says_what_one_is(tmp_path: Path) -> None:
         open_source(tmp_path / "x.zip")
     with pytest.raises(ValueError, match=r"fsspec can't open nothing-knows-this://b: Protocol not known"):
         open_source("nothing-knows-this://b")
+
+
+@pytest.mark.parametrize(("scheme", "package"), [("s3", "s3fs"), ("gs", "gcsfs")])
+def test_urls_whose_package_is_missing_name_it_when_the_list_is_opened(tmp_path: Path, scheme: str, package: str) -> None:
+    (tmp_path / "list.jsonl").write_text(f'{{"url": "{scheme}://bucket/1.jpg"}}\n')
+    with pytest.raises(ValueError, match=rf"reading {scheme}://bucket/1.jpg needs {package}, .*: pip install {package}"):
+        open_source(tmp_path / "list.jsonl")
 
 
 def test_decoding_bytes_gives_what_opening_the_file_gives(tmp_path: Path) -> None:
