@@ -76,6 +76,10 @@ VIOLATIONS = {
     "disk": "more bytes on the disk than allowed",
     "host": "bytes or tokens to others",
 }
+HEAD = """# Faults, injected
+
+What the weight manager did with faults that were put in its way on purpose, thousands at a time. A zero is what was found, not a
+proof: the faults are random, and only of the kinds that are listed."""
 
 
 @dataclass
@@ -388,7 +392,7 @@ def summary(outcomes: list[Outcome], base: int, seconds: float) -> str:
 
 def write_section(page: Path, name: str, text: str) -> None:
     """Replace one section of a page, whose others belong to others."""
-    old = page.read_text(encoding="utf-8") if page.exists() else "# Faults, injected\n"
+    old = page.read_text(encoding="utf-8") if page.exists() else f"{HEAD}\n"
     parts = re.split(r"^(?=## )", old, flags=re.MULTILINE)
     kept = [part if part.endswith("\n\n") else part.rstrip("\n") + "\n\n" for part in parts if not part.startswith(f"## {name}\n")]
     page.write_text("".join([*kept, f"## {name}\n\n{text}"]), encoding="utf-8")
