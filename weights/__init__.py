@@ -8,14 +8,17 @@ What the environment can say; it is read at each call:
     ZOO_MIRROR          a folder or URL that is asked first for a file named as the SHA-256, or as a source's path ends
     ZOO_REGISTRY        folders with further tables, separated as in PATH
     ZOO_USER_REGISTRY   the folder that `add` writes to, instead of `kernelzoo/registry` in the user's configuration folder
+    ZOO_FROZEN=1        only what a record or a lock has a full hash of; nothing new is pinned
     HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY, ... as huggingface_hub and httpx2 read them
 """
 
 from weights.adding import add, remove
 from weights.cache import Cache, Installed
 from weights.errors import (
+    BadLock,
     BadRecord,
     CacheNotWritable,
+    ChangedUpstream,
     ConvertError,
     CorruptCache,
     HashMismatch,
@@ -25,6 +28,7 @@ from weights.errors import (
     MissingLibrary,
     NoPretrainedWeights,
     NoSpace,
+    NotLocked,
     Offline,
     ProtocolError,
     RateLimited,
@@ -42,9 +46,11 @@ from weights.record import Checkpoint, Preprocessing
 from weights.registry import adhoc, checkpoints, find, recognise
 
 __all__ = [
+    "BadLock",
     "BadRecord",
     "Cache",
     "CacheNotWritable",
+    "ChangedUpstream",
     "Checkpoint",
     "ConvertError",
     "CorruptCache",
@@ -56,6 +62,7 @@ __all__ = [
     "MissingLibrary",
     "NoPretrainedWeights",
     "NoSpace",
+    "NotLocked",
     "Offline",
     "Preprocessing",
     "ProtocolError",
