@@ -131,6 +131,8 @@ def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pi
         return
     places = [path for path in (project_lock(), user_lock()) if path is not None]
     path = next((path for path in places if (pin and path == pin.path) or _writable(path)), None)
+    if path is None:
+        log.info("%s is not pinned: none of %s can be written", key_of(checkpoint), ", ".join(map(str, places)))
     if path is None or (pin and path == pin.path):
         return
     try:

@@ -20,7 +20,12 @@ HASHES = {name: hashlib.sha256(name.encode()).hexdigest() for name in "abcd"}
 
 
 def entry(name: str, **facts: object) -> Entry:
-    base = {"format": "pytorch", "sources": (f"https://example.org/{name}.pth", "hf://acme/wheels"), "license": "MIT", "sha256": HASHES[name]}
+    base = {
+        "format": "pytorch",
+        "sources": (f"https://example.org/{name}.pth", "hf://acme/wheels"),
+        "license": "MIT",
+        "sha256": HASHES[name],
+    }
     return Entry(f"ResNet50:{name}", **base | {"size": 123, "tensors": 2, "fingerprint": HASHES["a"]} | facts)
 
 
@@ -70,36 +75,63 @@ def rows(text: str) -> list[str]:
 
 
 EDITS: dict[str, tuple[Callable[[str], str], str]] = {
-    "a digit of a hash": (lambda t: t.replace(HASHES["b"], HASHES["b"][:-1] + ("0" if HASHES["b"][-1] != "0" else "1")), r"line 21: the row ResNet50:b was edited"),
+    "a digit of a hash": (
+        lambda t: t.replace(HASHES["b"], HASHES["b"][:-1] + ("0" if HASHES["b"][-1] != "0" else "1")),
+        r"line 21: the row ResNet50:b was edited",
+    ),
     "a digit of a prefix": (lambda t: t.replace("0123abcd", "0123abce"), r"line 34: the row ResNet50:c was edited"),
     "a digit of the size": (lambda t: t.replace("size = 123", "size = 124", 1), r"line 6: the row ResNet50:a was edited"),
     "a licence": (lambda t: t.replace('"MIT"', '"GPL-3.0"', 1), r"line 6: the row ResNet50:a was edited"),
-    "a row removed": (lambda t: "\n[[weights]]".join(rows(t)[:2] + rows(t)[3:]), r"line 4: the checksum is not that of .*: a row was removed"),
+    "a row removed": (
+        lambda t: "\n[[weights]]".join(rows(t)[:2] + rows(t)[3:]),
+        r"line 4: the checksum is not that of .*: a row was removed",
+    ),
     "the last row removed": (lambda t: "\n[[weights]]".join(rows(t)[:3]), r"line 4: the checksum"),
     "all rows removed": (lambda t: rows(t)[0], r"line 4: the checksum"),
     "a row twice": (lambda t: t + "\n[[weights]]" + rows(t)[3], r"line 49: ResNet50:c stands twice, first in line 34"),
-    "rows in another order": (lambda t: "\n[[weights]]".join([rows(t)[0], rows(t)[2].rstrip() + "\n", *rows(t)[1:2]]), r"line 19: ResNet50:a stands behind ResNet50:b"),
+    "rows in another order": (
+        lambda t: "\n[[weights]]".join([rows(t)[0], rows(t)[2].rstrip() + "\n", *rows(t)[1:2]]),
+        r"line 19: ResNet50:a stands behind ResNet50:b",
+    ),
     "a byte order mark": (lambda t: "\ufeff" + t, r"line 1: it begins with a byte order mark"),
-    "eight digits for a hash": (lambda t: t.replace(HASHES["a"], "0123abcd", 1), r"line 8: sha256 is 64 lower-case hex digits, got 8 characters, '0123abcd'; a prefix is"),
+    "eight digits for a hash": (
+        lambda t: t.replace(HASHES["a"], "0123abcd", 1),
+        r"line 8: sha256 is 64 lower-case hex digits, got 8 characters, '0123abcd'; a prefix is",
+    ),
     "a hash in capitals": (lambda t: t.replace(HASHES["a"], HASHES["a"].upper(), 1), r"line 8: sha256 is 64 lower-case"),
-    "a prefix that calls itself a hash": (lambda t: t.replace("sha256_prefix", "sha256"), r"line 36: sha256 is 64 lower-case hex digits, got 8"),
+    "a prefix that calls itself a hash": (
+        lambda t: t.replace("sha256_prefix", "sha256"),
+        r"line 36: sha256 is 64 lower-case hex digits, got 8",
+    ),
     "an unknown key": (lambda t: t.replace("size = 123", 'sizes = "x"', 1), r"line 9: unknown key 'sizes'"),
     "an unknown key above the rows": (lambda t: t.replace("serial = 7", "serial = 7\nowner = 1"), r"line 4: unknown key 'owner'"),
     "a key twice": (lambda t: t.replace("size = 123", "size = 123\nsize = 123", 1), r"can't be read: .*line 10"),
     "a later version": (lambda t: t.replace("version = 1", "version = 2"), r"line 2: version is 1, got 2"),
     "another serial": (lambda t: t.replace("serial = 7", "serial = 9"), r"line 4: the checksum"),
     "a serial that is none": (lambda t: t.replace("serial = 7", "serial = -7"), r"line 3: serial is a number of at least 1"),
-    "a status that promises more": (lambda t: t.replace("prefix; full hash pinned on first sight in your lock", "full hash"), r"line 46: status is 'prefix; full"),
+    "a status that promises more": (
+        lambda t: t.replace("prefix; full hash pinned on first sight in your lock", "full hash"),
+        r"line 46: status is 'prefix; full",
+    ),
     "another checksum": (lambda t: t.replace('checksum = "', 'checksum = "0', 1), r"line 4: the checksum"),
     "a comment": (lambda t: t.replace("serial = 7", "serial = 7  # mine"), r"line 3: expected 'serial = 7', got 'serial = 7  # mine'"),
     "the end is missing": (lambda t: t[:-30], r"can't be read|line 35"),
     "a merge": (lambda t: t.replace("serial = 7", "<<<<<<< ours\nserial = 7"), r"can't be read: .*line 3"),
-    "rows in one line": (lambda t: t.split("\n[[weights]]")[0] + 'weights = [{key = "a"}]\n', r"the rows are not written as \[\[weights\]\]"),
+    "rows in one line": (
+        lambda t: t.split("\n[[weights]]")[0] + 'weights = [{key = "a"}]\n',
+        r"the rows are not written as \[\[weights\]\]",
+    ),
     "size as a word": (lambda t: t.replace("size = 123", 'size = "123"', 1), r"line 9: size is a int, got '123'"),
-    "no source": (lambda t: t.replace('sources = [\n    "https://example.org/a.pth",\n    "hf://acme/wheels",\n]', "sources = []"), "line 11: sources is a list of at least one URL"),
-    "a hash and a prefix": (lambda t: t.replace("size = 123", 'sha256_prefix = "0123abcd"\nsize = 123', 1), r"line 6: ResNet50:a has a full hash and a prefix"),
+    "no source": (
+        lambda t: t.replace('sources = [\n    "https://example.org/a.pth",\n    "hf://acme/wheels",\n]', "sources = []"),
+        "line 11: sources is a list of at least one URL",
+    ),
+    "a hash and a prefix": (
+        lambda t: t.replace("size = 123", 'sha256_prefix = "0123abcd"\nsize = 123', 1),
+        r"line 6: ResNet50:a has a full hash and a prefix",
+    ),
     "no licence": (lambda t: t.replace('license = "MIT"\n', "", 1), r"line 6: license missing"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("edit", EDITS)
