@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from weights.cache import Cache, Installed, key, read_json, stamp_of
@@ -24,7 +25,7 @@ from weights.errors import (
 from weights.fetch import Expected, changed_upstream, fetch
 from weights.part import FULL, disk
 from weights.patience import patiently
-from weights.pinning import Pin, admit, check_fingerprint, key_of, remember
+from weights.pinning import Pin, admit, check_fingerprint, frozen_by, key_of, remember
 from weights.progress import bar
 from weights.reading import hashes, load
 from weights.record import Checkpoint
@@ -65,7 +66,8 @@ def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, prog
     """
     cache = Cache()
     installed, pin = _obtain(cache, checkpoint, to_safetensors, progress, frozen)
-    remember(cache, checkpoint, installed, pin)
+    if not frozen_by(frozen):
+        remember(cache, checkpoint, installed, pin)
     return installed
 
 
@@ -215,6 +217,8 @@ def _install_from(
     if before and not before.startswith(checkpoint.sha256 or checkpoint.sha256_prefix or ""):
         ref = before = None  # the record was corrected since: it outranks what an older one led to
     expected = _expected(checkpoint, pin, before)
+    if place != source:  # a mirror that lies is no change upstream
+        expected = replace(expected, sha256=expected.sha256 or expected.installed, installed=None)
     remote = _resolve(place, (pin.commit(source) if pin else None) or (ref or {}).get("commit"), expected)
     stamp = stamp_of(local_path(place).stat()) if place.startswith("file:") and local_path(place).exists() else None
     cache.require(checkpoint.size_bytes or remote.size_bytes or 0, copies=1 if checkpoint.format == "safetensors" else 2)

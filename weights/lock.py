@@ -231,8 +231,8 @@ def _entry(row: Any, path: Path, lines: list[str], start: int) -> Entry:
         raise _bad(path, start, f"{', '.join(absent)} missing")
     if "sha256" in row and "sha256_prefix" in row:
         raise _bad(path, start, f"{row['key']} has a full hash and a prefix; one of them says enough")
-    facts = {f.name: row[f.name] for f in fields(Entry) if f.name in row}
-    entry = Entry(**facts | {"sources": tuple(row["sources"])})
+    facts: dict[str, Any] = {f.name: row[f.name] for f in fields(Entry) if f.name in row}
+    entry = Entry(**{**facts, "sources": tuple(row["sources"])})
     if row.get("status") != entry.status:
         raise _bad(path, _line(lines, "status", start), f"status is {entry.status!r}, got {row.get('status')!r}")
     if (check := _check(_body(entry))) != row.get("check"):

@@ -233,7 +233,7 @@ def check_fingerprint(checkpoint: Checkpoint, pin: Pin | None, made: Path, place
 
 def changed(who: str, pinned: str, found: str | None, now: str, name: str) -> ChangedUpstream:
     """Make the error of bytes that differ from the pinned ones; its message has both hashes and what to do."""
-    todo = f"Nothing was installed; what was installed before still loads. If you trust the new bytes: zoo lock --update {name}"
+    todo = f"What was installed before still loads. If you trust the new bytes: zoo lock --update {name}"
     error = ChangedUpstream(f"{who} sha256 {pinned}, {now} {found}. {todo}" if found else f"{who} sha256 {pinned}, and {now}. {todo}")
     error.pinned, error.found = pinned, found
     return error

@@ -340,7 +340,8 @@ def _facts(c: Checkpoint) -> dict[str, str]:
         f"centre crop {p.crop} px" if p.crop else "",
     ]
     scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"
-    known = c.sha256 or (f"{c.sha256_prefix}… (prefix; the full hash is pinned on first sight in your lock)" if c.sha256_prefix else "none published; pinned on first sight in your lock")
+    published = f"{c.sha256_prefix}… (prefix;" if c.sha256_prefix else "(none published;"
+    known = c.sha256 or f"{published} the full hash is pinned on first sight in your lock)"
     facts = {
         "accuracy": ", ".join(f"{k} {v:g} %" for k, v in c.metrics.items()) + (f" on {c.metrics_data}" if c.metrics_data else ""),
         "preprocessing": "; ".join(s for s in (*steps, scale) if s),

@@ -271,6 +271,35 @@ def test_frozen_admits_nothing_new_and_asks_nobody(
     assert user_lock().read_bytes() == before
 
 
+def test_frozen_what_the_user_has_pinned_is_not_copied_into_the_projects_lock(
+    hub: HubServer, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = named(hub.file("w.safetensors", data))
+    weights.get(row)
+    Lock({}, 1).write(tmp_path / "weights.lock")
+    monkeypatch.chdir(tmp_path)
+    assert bytes(weights.open_weights(row, frozen=True)) == data
+    assert dict(Lock.read(tmp_path / "weights.lock").entries) == {}
+
+
+def test_a_mirror_is_held_to_the_pin_and_its_lie_is_no_change_upstream(
+    hub: HubServer, data: bytes, safetensors: Bytes, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = named(hub.file("w.safetensors", data))
+    weights.get(row)
+    rmtree(own_cache)
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    (mirror / digest(data)).write_bytes(safetensors(seed=8))
+    monkeypatch.setenv("ZOO_MIRROR", str(mirror))
+    hub.fail("status", status=404, times=9)
+    with pytest.raises(HashMismatch) as caught:
+        weights.get(row)
+    assert not isinstance(caught.value, ChangedUpstream)
+    (mirror / digest(data)).write_bytes(data)
+    assert bytes(weights.open_weights(row)) == data
+
+
 def test_s2_a_prefix_in_a_lock_never_satisfies(hub: HubServer, record: Make, data: bytes, sha: str, project: Path) -> None:
     row = record(hub.file("w", data), sha256_prefix=sha[:8])
     entry = Entry("ResNet20:test", "safetensors", row.sources, "unstated", sha256_prefix=sha[:8])
