@@ -71,7 +71,7 @@ def check(path: Path) -> Audit:
         if entry.sha256 is None and path != SHIPPED_LOCK:
             found.append(Difference(key, "sha256", "a full hash", f"only {entry.sha256_prefix}" if entry.sha256_prefix else None))
         found += _notes(cache, entry, row)
-        files = list(_files(cache, entry))
+        files = list(files_of(cache, entry))
         for file, sha256 in files:
             found += _content(entry, file, sha256)
         differences += found
@@ -132,7 +132,7 @@ def _notes(cache: Cache, entry: Entry, row: Checkpoint | None) -> Iterator[Diffe
             yield Difference(entry.key, "installed here", entry.sha256, ref["source_sha256"])
 
 
-def _files(cache: Cache, entry: Entry) -> Iterator[tuple[Path, str]]:
+def files_of(cache: Cache, entry: Entry) -> Iterator[tuple[Path, str]]:
     """List the safetensors files that the entry speaks of and that are here, with the hashes that they must have."""
     if entry.sha256 is None:
         return

@@ -184,12 +184,16 @@ def parse(text: str, path: Path) -> Lock:
 
 def project_lock(folder: Path | None = None) -> Path | None:
     """Find the nearest `weights.lock` upwards of the working folder; the user's own and the shipped one are no project's."""
-    others = {SHIPPED_LOCK, user_lock()}
     try:
-        start = (folder or Path.cwd()).absolute()
+        above = os.path.abspath(folder or os.getcwd())  # noqa: PTH100, PTH109, asked at every load, and Path is slow
     except FileNotFoundError:  # the working folder was deleted
         return None
-    return next((path for parent in (start, *start.parents) if (path := parent / NAME) not in others and path.is_file()), None)
+    while True:
+        if os.path.isfile(found := os.path.join(above, NAME)) and Path(found) not in (SHIPPED_LOCK, user_lock()):  # noqa: PTH113, PTH118
+            return Path(found)
+        below, above = above, os.path.dirname(above)  # noqa: PTH120
+        if above == below:
+            return None
 
 
 def user_lock() -> Path:

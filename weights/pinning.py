@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache as cache_once
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ log = logging.getLogger("weights")
 TRIES = 20
 _HUB = re.compile(r"(hf://[\w.-]+/[\w.-]+)(@[^/]+)?(/.+)?")
 _warned: set[tuple[Path, int]] = set()
+_checked: dict[tuple[Path, Path], int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,13 @@ class Pin:
         entry: with a full hash.
         path: of the lock.
         recorded: whether the record has the full hash itself, so that nothing rests on a first sight.
+        settled: whether it stands in the lock that a first sight would be written to.
     """
 
     entry: Entry
     path: Path
     recorded: bool
+    settled: bool
 
     def commit(self, source: str) -> str | None:
         """The commit at which this source of the Hub was first seen."""
@@ -103,7 +107,7 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
         if path == project and not entry.sha256.startswith(known):
             raise changed(f"{path} pins {name} to", entry.sha256, known, "its record says", name)
         if path == project or not _stale(entry, checkpoint):
-            pin = Pin(entry, path, checkpoint.sha256 is not None)
+            pin = Pin(entry, path, checkpoint.sha256 is not None, path == (project or path))
         else:
             log.info("%s has %s as it was before its record was changed", path, name)
     if cache.root.is_dir() and (serial := _shipped_serial()):
@@ -127,7 +131,7 @@ def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pi
         ChangedUpstream: another process has pinned the name to other bytes meanwhile.
         BadLock: the lock is damaged.
     """
-    if checkpoint.sha256 or all(source.startswith(("file:", "package:")) for source in checkpoint.sources):
+    if checkpoint.sha256 or (pin and pin.settled) or all(source.startswith(("file:", "package:")) for source in checkpoint.sources):
         return
     places = [path for path in (project_lock(), user_lock()) if path is not None]
     path = next((path for path in places if (pin and path == pin.path) or _writable(path)), None)
@@ -136,6 +140,9 @@ def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pi
     if path is None or (pin and path == pin.path):
         return
     try:
+        there = Lock.read(path).entries.get(key_of(checkpoint)) if path.is_file() else None
+        if there and there.sha256 == installed.source_sha256:  # another process of many that began together was faster
+            return
         entry = pin.entry if pin else entry_of(cache, checkpoint, installed)
         update(cache, path, lambda entries: _added(entries, entry, checkpoint, path))
         log.info("pinned %s to sha256 %s in %s", entry.key, entry.sha256, path)
@@ -196,6 +203,8 @@ def check_serial(cache: Cache, path: Path, serial: int, switch: str | None) -> N
     Raises:
         BadLock: it is, and nothing new is admitted; otherwise a warning says so.
     """
+    if not switch and _checked.get((cache.root, path)) == serial:
+        return
     note, seen = _note(cache, path), _seen(cache, path)
     if serial < seen:
         what = f"{path} has serial {serial}, {seen} was seen there before: somebody put an older lock back. If that is meant, delete {note}"
@@ -204,7 +213,9 @@ def check_serial(cache: Cache, path: Path, serial: int, switch: str | None) -> N
         if (path, serial) not in _warned:
             _warned.add((path, serial))
             log.warning("%s.", what)
-    elif serial > seen:
+        return
+    _checked[cache.root, path] = serial
+    if serial > seen:
         with contextlib.suppress(CacheNotWritable):
             cache.prepare()
             cache.write_json(note, {"path": str(path), "serial": serial})
@@ -278,6 +289,7 @@ def _seen(cache: Cache, path: Path) -> int:
     return serial if isinstance(serial, int) else 0
 
 
+@cache_once
 def _shipped_serial() -> int:
     """Read no more of the shipped lock than its head: it is asked at every load, and has hundreds of rows."""
     with contextlib.suppress(OSError), SHIPPED_LOCK.open(encoding="utf-8") as file:
