@@ -44,7 +44,8 @@ def real() -> Path:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.mktemp("home")
-    for name in ("ZOO_OFFLINE", "ZOO_MIRROR", "ZOO_REGISTRY", "HF_HUB_OFFLINE", "HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+    ours, theirs = ("ZOO_OFFLINE", "ZOO_FROZEN", "ZOO_MIRROR", "ZOO_REGISTRY"), ("HF_HUB_OFFLINE", "HF_TOKEN")
+    for name in (*ours, *theirs, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setenv("ZOO_CACHE", str(folder / "cache"))

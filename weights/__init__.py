@@ -8,6 +8,7 @@ What the environment can say; it is read at each call:
     ZOO_MIRROR          a folder or URL that is asked first for a file named as the SHA-256, or as a source's path ends
     ZOO_REGISTRY        folders with further tables, separated as in PATH
     ZOO_USER_REGISTRY   the folder that `add` writes to, instead of `kernelzoo/registry` in the user's configuration folder
+    ZOO_FROZEN=1        only what a record or a lock has a full hash of; nothing new is pinned
     HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY, ... as huggingface_hub and httpx2 read them
 """
 
@@ -15,8 +16,10 @@ from weights.adding import add, remove
 from weights.cache import Cache, Installed
 from weights.collecting import Collected, Removed, gc
 from weights.errors import (
+    BadLock,
     BadRecord,
     CacheNotWritable,
+    ChangedUpstream,
     ConvertError,
     CorruptCache,
     HashMismatch,
@@ -26,6 +29,7 @@ from weights.errors import (
     MissingLibrary,
     NoPretrainedWeights,
     NoSpace,
+    NotLocked,
     Offline,
     ProtocolError,
     RateLimited,
@@ -43,9 +47,11 @@ from weights.record import Checkpoint, Preprocessing
 from weights.registry import adhoc, checkpoints, find, recognise
 
 __all__ = [
+    "BadLock",
     "BadRecord",
     "Cache",
     "CacheNotWritable",
+    "ChangedUpstream",
     "Checkpoint",
     "Collected",
     "ConvertError",
@@ -58,6 +64,7 @@ __all__ = [
     "MissingLibrary",
     "NoPretrainedWeights",
     "NoSpace",
+    "NotLocked",
     "Offline",
     "Preprocessing",
     "ProtocolError",

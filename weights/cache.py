@@ -7,6 +7,7 @@
     stamps/<sha256>.json                size, times and inode of a file that passed a full check
     used/<sha256>                       empty; its time is that of the last use, for `weights.gc`
     projects/<sha256 of the path>.json  where a lock file was seen whose weights `weights.gc` keeps
+    seen/<sha256 of a path>.json        the highest serial of the lock file there
     partial/  quarantine/  locks/       what is coming, what went bad, who is fetching
 
 Nothing here is right because a lock is held: every writer has its own part file, and a blob appears by one rename.
@@ -115,7 +116,7 @@ class Cache:
         if isinstance(version, int) and version != LAYOUT:
             raise CacheNotWritable(f"{self.root} has layout {version!r} and this version writes {LAYOUT}: set ZOO_CACHE to another folder.")
         with disk(self.root):
-            for name in ("blobs/sha256", "refs", "derived", "stamps", "used", "partial", "quarantine", "locks"):
+            for name in ("blobs/sha256", "refs", "derived", "stamps", "used", "seen", "partial", "quarantine", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             if not (tag := self.root / "CACHEDIR.TAG").exists():
                 note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"
@@ -157,10 +158,10 @@ class Cache:
         """Read what was recorded when this source was last installed."""
         return _facts(self.root / "refs" / f"{key(source)}.json")
 
-    def record(self, source: str, installed: Installed, commit: str | None, stamp: list[int] | None) -> None:
+    def record(self, source: str, installed: Installed, commit: str | None, stamp: list[int] | None, source_size: int) -> None:
         """Note what a source gave, so that it is found again and must give the same."""
         seen = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        more = {"commit": commit, "seen": seen, "stamp": stamp}
+        more = {"commit": commit, "seen": seen, "stamp": stamp, "source_size": source_size}
         self.write_json(self.root / "refs" / f"{key(source)}.json", _noted(installed) | more)
 
     def derive(self, installed: Installed, version: str) -> None:

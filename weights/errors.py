@@ -50,6 +50,26 @@ class HashMismatch(WeightsError, ValueError):
     """The bytes are not the ones that the record names."""
 
 
+class ChangedUpstream(HashMismatch):
+    """A source serves other bytes than those that a lock, or its first install here, holds it to.
+
+    Attributes:
+        pinned: the SHA-256 that it must have.
+        found: the one that it has now; None where nothing is there any more.
+    """
+
+    pinned: str = ""
+    found: str | None = None
+
+
+class BadLock(WeightsError, ValueError):
+    """A lock file is damaged, was edited by hand, or is older than one that was seen before."""
+
+
+class NotLocked(UnknownWeights):
+    """No lock has a full hash of the weights, and no new entries are admitted."""
+
+
 class SizeMismatch(WeightsError, ValueError):
     """There are more or fewer bytes than announced."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from weights import patience as limits
-from weights.errors import HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
+from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
 from weights.patience import Again, check_status, patiently
 from weights.sources import REDIRECTS, Remote, check_url, local_path, transport_error
 
@@ -35,12 +35,14 @@ Progress = Callable[[int, "int | None"], None]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is known of a file before it comes: by its record, or by its first install."""
+    """What is known of a file before it comes: by its record, or by its first install, which `by` says who remembers."""
 
     sha256: str | None = None
     prefix: str | None = None
     size_bytes: int | None = None
     installed: str | None = None
+    by: str = "its first install here"
+    name: str = ""
 
 
 def fetch(
@@ -85,9 +87,11 @@ def fetch(
 def _prove(remote: Remote, part: Part, expected: Expected) -> None:
     if expected.size_bytes is not None and part.size != expected.size_bytes:
         raise SizeMismatch(f"{remote.source}: expected {expected.size_bytes:,} bytes, got {part.size:,}. Nothing was installed.")
-    by = {"its record": expected.sha256, "its first install here": expected.installed, "its own server": remote.sha256}
+    by = {"its record": expected.sha256, expected.by: expected.installed, "its own server": remote.sha256}
     for who, sha256 in by.items():
         if sha256 and part.sha256 != sha256:
+            if who == expected.by and remote.sha256 != sha256:  # a server that announces the right bytes and sends others is just broken
+                raise changed_upstream(remote.source, expected, part.sha256)
             raise HashMismatch(
                 f"{remote.source}: {who} says sha256 {sha256}, got {part.sha256} ({part.size:,} bytes). Nothing was installed."
             )
@@ -95,6 +99,15 @@ def _prove(remote: Remote, part: Part, expected: Expected) -> None:
         raise HashMismatch(
             f"{remote.source}: expected a sha256 that begins with {expected.prefix}, got {part.sha256}. Nothing was installed."
         )
+
+
+def changed_upstream(source: str, expected: Expected, found: str | None, why: str = "") -> ChangedUpstream:
+    """Make the error of a source that serves other bytes than it did at first; its message has both hashes and what to do."""
+    todo = f"Nothing was installed; what was installed before still loads. If you trust the new bytes: zoo lock --update {expected.name}"
+    now = f"got {found}" if found else f"and there is nothing to get any more: {why.rstrip('.')}"
+    error = ChangedUpstream(f"{source}: {expected.by} says sha256 {expected.installed}, {now}. {todo}")
+    error.pinned, error.found = expected.installed or "", found
+    return error
 
 
 def _copy(remote: Remote, part: Part, progress: Progress) -> None:

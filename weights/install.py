@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from weights import patience as limits
@@ -16,6 +17,7 @@ from weights.collecting import keep_projects
 from weights.elsewhere import elsewhere
 from weights.errors import (
     CacheNotWritable,
+    ChangedUpstream,
     CorruptCache,
     HashMismatch,
     MalformedFile,
@@ -26,14 +28,15 @@ from weights.errors import (
     UnsupportedFormat,
     WeightsError,
 )
-from weights.fetch import Expected, fetch
+from weights.fetch import Expected, changed_upstream, fetch
 from weights.part import FULL, disk
 from weights.patience import patiently
+from weights.pinning import Pin, admit, check_fingerprint, frozen_by, key_of, remember
 from weights.progress import bar
 from weights.reading import hashes, load
 from weights.record import Checkpoint
 from weights.registry import checkpoints
-from weights.sources import candidates, check_announced, local_path, mirror_note, offline, resolve
+from weights.sources import Gone, Remote, candidates, check_announced, local_path, mirror_note, offline, resolve
 
 log = logging.getLogger("weights")
 Converter = Callable[[Path, Path], None]
@@ -43,18 +46,23 @@ HEADER_LIMIT = 100_000_000
 """Bytes of a safetensors header, as its own library limits them."""
 
 
-def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True) -> Installed:
+def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True, frozen: bool | None = None) -> Installed:
     """Make sure that a checkpoint lies in the cache; when it does, nothing is asked of the network and nothing is hashed.
 
     Args:
         checkpoint: a record of the registry, or of `adhoc`.
         to_safetensors: converts (source, destination); needed for a format other than "safetensors", which is never opened here.
         progress: whether a bar may be shown, on a terminal.
+        frozen: whether only what a record or a lock has a full hash of is admitted; None does as ZOO_FROZEN says. What is admitted for
+            the first time is pinned in the project's lock, the nearest `weights.lock` upwards, or else in the user's own.
 
     Returns:
         What `load` reads.
 
     Raises:
+        NotLocked: it is not, and `frozen`; nothing was fetched.
+        ChangedUpstream: a source serves other bytes than those that a lock, or the first install here, holds it to.
+        BadLock: a lock file is damaged, edited, or, if `frozen`, older than one that was seen here.
         Offline: it is not in the cache, and ZOO_OFFLINE or HF_HUB_OFFLINE is set.
         CorruptCache: so it is, but its file in the cache was damaged.
         HashMismatch, SizeMismatch, ProtocolError, InsecureSource, SourceUnavailable: no source delivered; the message has them all.
@@ -63,22 +71,51 @@ def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, prog
         NoSpace, CacheNotWritable: the cache can't take it.
     """
     cache = Cache()
+    installed, pin = _obtain(cache, checkpoint, to_safetensors, progress, frozen)
+    if not frozen_by(frozen):
+        remember(cache, checkpoint, installed, pin)
+    return installed
+
+
+def obtain(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True) -> Installed:
+    """Do as `get` does, and pin nothing: whoever writes a lock writes all of it, or nothing."""
+    return _obtain(Cache(), checkpoint, to_safetensors, progress, None)[0]
+
+
+def _obtain(
+    cache: Cache, checkpoint: Checkpoint, to_safetensors: Converter | None, progress: bool, frozen: bool | None
+) -> tuple[Installed, Pin | None]:
+    checkpoint, pin = admit(cache, checkpoint, frozen)
     if found := cache.lookup(checkpoint):
         cache.sweep()
         cache.touch(found)
-        return found
+        return found, pin
     if checkpoint.format != "safetensors" and to_safetensors is None:
         raise UnsupportedFormat(f"{_title(checkpoint)} is a {checkpoint.format} file: pass to_safetensors to have it converted.")
     try:
-        return _install(cache, checkpoint, to_safetensors, progress)
+        return _install(cache, checkpoint, to_safetensors, progress, pin), pin
     except Offline as error:
         if cache.quarantined:
             raise CorruptCache(f"{'; '.join(cache.quarantined)}. {error}") from error
         raise
 
 
+def renew(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True) -> Installed:
+    """Fetch what the sources serve today, whatever was pinned before; the record's own hash still holds.
+
+    Raises:
+        WeightsError: whatever `get` raises but for `ChangedUpstream`.
+    """
+    return _install(Cache(), checkpoint, to_safetensors, progress, None, anew=True)
+
+
 def open_weights(
-    checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, verify: str = "load", progress: bool = True
+    checkpoint: Checkpoint,
+    *,
+    to_safetensors: Converter | None = None,
+    verify: str = "load",
+    progress: bool = True,
+    frozen: bool | None = None,
 ) -> memoryview:
     """Get a checkpoint and load it; a file that was damaged in the cache is moved aside and fetched again, once.
 
@@ -89,12 +126,12 @@ def open_weights(
         CorruptCache: the damaged file can't be replaced, since it is offline, read-only, or part of the package.
         WeightsError: whatever `get` and `load` raise.
     """
-    installed = get(checkpoint, to_safetensors=to_safetensors, progress=progress)
+    installed = get(checkpoint, to_safetensors=to_safetensors, progress=progress, frozen=frozen)
     try:
         return load(installed, verify)
     except CorruptCache as damage:
         try:
-            installed = get(checkpoint, to_safetensors=to_safetensors, progress=progress)
+            installed = get(checkpoint, to_safetensors=to_safetensors, progress=progress, frozen=frozen)
         except Offline as error:
             raise CorruptCache(f"{damage} {error}") from error
         return load(installed, verify)
@@ -145,8 +182,10 @@ def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool
     return name, found == sha256, detail
 
 
-def _install(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, progress: bool) -> Installed:
-    others, places = list(elsewhere(checkpoint)), list(candidates(checkpoint))
+def _install(
+    cache: Cache, checkpoint: Checkpoint, convert: Converter | None, progress: bool, pin: Pin | None, anew: bool = False
+) -> Installed:
+    others, places = [] if anew else list(elsewhere(checkpoint)), list(candidates(checkpoint))
     if (switch := offline()) and not any(place.startswith(("file:", "package:")) for place, _ in [*others, *places]):
         todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}"
         raise Offline(f"{_title(checkpoint)} is not in {cache.root}, and {switch} forbids the network. {todo}")
@@ -155,20 +194,20 @@ def _install(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pr
     name = checkpoint.sha256 or key(checkpoint.sources[0])
     failures: list[WeightsError] = []
     with cache.lock(name):
-        if found := cache.lookup(checkpoint):
+        if not anew and (found := cache.lookup(checkpoint)):
             return found
         cache.sweep(spare=name)
         deadline = time.monotonic() + limits.PATIENCE.deadline_s
         for place, source in others:
             try:
-                return _install_from(cache, checkpoint, name, place, source, convert, progress, deadline)
+                return _install_from(cache, checkpoint, name, place, source, convert, progress, pin, anew, deadline)
             except (NoSpace, CacheNotWritable):
                 raise
             except WeightsError as error:
                 log.info("another tool's cache holds something else: %s", error)
         for number, (place, source) in enumerate(places, 1):
             try:
-                return _install_from(cache, checkpoint, name, place, source, convert, progress, deadline)
+                return _install_from(cache, checkpoint, name, place, source, convert, progress, pin, anew, deadline)
             except (NoSpace, CacheNotWritable):
                 raise
             except WeightsError as error:
@@ -186,17 +225,20 @@ def _install_from(
     source: str,
     convert: Converter | None,
     progress: bool,
+    pin: Pin | None,
+    anew: bool,
     deadline: float,
 ) -> Installed:
-    ref = None if source.startswith("file:") else cache.ref(source)
+    ref = None if anew or source.startswith("file:") else cache.ref(source)
     before = (ref or {}).get("source_sha256")
     if before and not before.startswith(checkpoint.sha256 or checkpoint.sha256_prefix or ""):
         ref = before = None  # the record was corrected since: it outranks what an older one led to
-    pinned = (ref or {}).get("commit")
-    remote = patiently(lambda: resolve(place, pinned), place, deadline=deadline)
-    check_announced(remote, checkpoint.sha256 or before)
+    expected = _expected(checkpoint, pin, before)
+    if place != source:  # a mirror that lies is no change upstream
+        expected = replace(expected, sha256=expected.sha256 or expected.installed, installed=None)
+    pinned = (pin.commit(source) if pin else None) or (ref or {}).get("commit")
+    remote = _resolve(place, pinned, expected, deadline)
     stamp = _stamp(place)
-    expected = Expected(checkpoint.sha256, checkpoint.sha256_prefix, checkpoint.size_bytes, before)
     cache.require(checkpoint.size_bytes or remote.size_bytes or 0, copies=1 if checkpoint.format == "safetensors" else 2)
     part, ready = cache.part(name), None
     try:
@@ -208,11 +250,12 @@ def _install_from(
         else:
             ready = cache.temporary(name)
             sha256, blake3, size_bytes = _converted(convert, part.path, ready, place)
+            check_fingerprint(checkpoint, pin, ready, place)
         part.close()
         installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, remote.url, part.sha256)
         if convert and checkpoint.format != "safetensors":
             cache.derive(installed, re.sub(r"[^\w-]", "_", str(getattr(convert, "version", 1)))[:32])
-        cache.record(source, installed, remote.commit or pinned, stamp)
+        cache.record(source, installed, remote.commit or pinned, stamp, part.size)
     except (SourceUnavailable, KeyboardInterrupt):
         part.release()
         raise
@@ -227,6 +270,31 @@ def _install_from(
     cache.sweep(done=name)
     log.info("installed %s from %s, sha256 %s", _title(checkpoint), remote.url, part.sha256)
     return installed
+
+
+def _expected(checkpoint: Checkpoint, pin: Pin | None, before: str | None) -> Expected:
+    """Say who holds the file to which hash; a lock that knows more than the record has lent it its hash."""
+    facts = checkpoint.sha256_prefix, checkpoint.size_bytes
+    if pin and not pin.recorded:
+        return Expected(None, *facts, checkpoint.sha256, str(pin.path), key_of(checkpoint))
+    return Expected(checkpoint.sha256, *facts, before, name=key_of(checkpoint))
+
+
+def _resolve(place: str, commit: str | None, expected: Expected, deadline: float) -> Remote:
+    """Resolve a source at its pinned commit; where that is gone, the same bytes may still stand on the branch."""
+    try:
+        remote = patiently(lambda: resolve(place, commit), place, deadline=deadline)
+    except Gone as gone:
+        if not expected.installed:
+            raise
+        try:
+            remote = patiently(lambda: resolve(place), place, deadline=deadline)
+        except Gone as error:
+            raise changed_upstream(place, expected, None, str(error).removeprefix(f"{place}: ")) from gone
+    if expected.installed and remote.sha256 and remote.sha256 != expected.installed:
+        raise changed_upstream(place, expected, remote.sha256)
+    check_announced(remote, expected.sha256)
+    return remote
 
 
 def _converted(convert: Converter | None, source: Path, made: Path, place: str) -> tuple[str, str, int]:
@@ -277,7 +345,8 @@ def _together(checkpoint: Checkpoint, failures: list[WeightsError]) -> WeightsEr
     if len(failures) == 1 and not note:
         return failures[0]
     kinds = [type(failure) for failure in failures]
-    kind = next((k for k in (HashMismatch, Offline) if k in kinds), kinds[0] if len(set(kinds)) == 1 else SourceUnavailable)
+    gravest = [k for k in (ChangedUpstream, HashMismatch, Offline) if k in kinds]
+    kind = gravest[0] if gravest else kinds[0] if len(set(kinds)) == 1 else SourceUnavailable
     lines = "".join(f"\n  {type(failure).__name__}: {failure}" for failure in failures)
     error = kind(f"no source delivered {_title(checkpoint)}:{lines}" + (f"\n {note}" if note else ""))
     if isinstance(error, RateLimited):

@@ -47,6 +47,10 @@ class Remote:
     sha256: str | None = None
 
 
+class Gone(SourceUnavailable):
+    """The Hub says that it has no such repository, revision or file, or shows it to others only."""
+
+
 def offline() -> str | None:
     """Name the switch that forbids the network, "ZOO_OFFLINE=1" for example; None if it is allowed."""
     for name in ("ZOO_OFFLINE", "HF_HUB_OFFLINE"):
@@ -207,7 +211,7 @@ def _hub(source: str, commit: str | None) -> Remote:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         kind = type(error).__name__.removesuffix("NotFoundError").removeprefix("Remote").lower()
         todo = "check the name; a private one needs `hf auth login`"
-        raise SourceUnavailable(f"{source}: the Hub has no such {'file' if kind == 'entry' else kind}: {todo}.") from error
+        raise Gone(f"{source}: the Hub has no such {'file' if kind == 'entry' else kind}: {todo}.") from error
     except errors.HfHubHTTPError as error:
         if error.response is not None:
             check_status(error.response.status_code, error.response.headers, source)

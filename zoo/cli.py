@@ -16,9 +16,10 @@ from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
-from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune
+from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock
 from zoo.console import (
     BuildOption,
+    FrozenOption,
     JsonOption,
     ModelArgument,
     QuietOption,
@@ -62,8 +63,11 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _main(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")] = False,
+    frozen: FrozenOption = False,
 ) -> None:
     del version  # the callback has answered
+    if frozen:
+        os.environ["ZOO_FROZEN"] = "1"  # for all that this command starts, its processes too
 
 
 @app.command("list")
@@ -143,19 +147,28 @@ def info(model: ModelArgument, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def pull(model: ModelArgument, tag: TagOption = None, quiet: QuietOption = False, as_json: JsonOption = False) -> None:
+def pull(
+    model: ModelArgument, tag: TagOption = None, frozen: FrozenOption = False, quiet: QuietOption = False, as_json: JsonOption = False
+) -> None:
     """Download a checkpoint into the cache and check it."""
     cls = model_class(model)
     record = find_record(cls, tag)
-    installed = weights.get(record, to_safetensors=to_safetensors, progress=not quiet)
+    installed = weights.get(record, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
     if as_json:
         print_json({"network": cls.__name__, "tag": record.tag, **asdict(installed)})
         return
     out.print(f"{cls.__name__} {record.tag}: {installed.size_bytes:,} bytes, from {escape(installed.source)}", soft_wrap=True)
     out.print(
-        f"sha256 {installed.source_sha256} (as published)\nsha256 {installed.sha256} (as stored)\n{escape(str(installed.path))}",
+        f"sha256 {installed.source_sha256} ({_proof(record)})\nsha256 {installed.sha256} (as stored)\n{escape(str(installed.path))}",
         soft_wrap=True,
     )
+
+
+def _proof(record: Checkpoint) -> str:
+    """Say what the hash of a download was compared with; a prefix is no proof."""
+    if record.sha256:
+        return "as published"
+    return "as pinned in the lock; published is " + (f"only {record.sha256_prefix}…" if record.sha256_prefix else "none")
 
 
 @app.command()
@@ -181,6 +194,7 @@ def predict(
     tag: WeightsOption = None,
     option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
+    frozen: FrozenOption = False,
     sheet: Annotated[Path | None, typer.Option(help="Also draw the pictures with their labels into this PNG.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -190,7 +204,7 @@ def predict(
 
     model, tag = named(model, tag)
     cls = model_class(model)
-    network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
+    network = trained(cls, tag, progress=not quiet, frozen=frozen or None, **build_options(option, cls))
     record = network.checkpoint
     called = f"{type(network).__name__} {record.tag if record else ''}".strip()
     found: list[tuple[Path, list[Prediction]]] = []
@@ -307,6 +321,7 @@ app.command()(cli_embed.search)
 app.command()(cli_embed.knn)
 app.command()(cli_finetune.finetune)
 app.command()(cli_cache.gc)
+app.command()(cli_lock.lock)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
@@ -326,7 +341,8 @@ def _facts(c: Checkpoint) -> dict[str, str]:
         f"centre crop {p.crop} px" if p.crop else "",
     ]
     scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"
-    known = c.sha256 or (f"{c.sha256_prefix}… (prefix; the full hash is recorded at install)" if c.sha256_prefix else "recorded at install")
+    published = f"{c.sha256_prefix}… (prefix;" if c.sha256_prefix else "(none published;"
+    known = c.sha256 or f"{published} the full hash is pinned on first sight in your lock)"
     facts = {
         "accuracy": ", ".join(f"{k} {v:g} %" for k, v in c.metrics.items()) + (f" on {c.metrics_data}" if c.metrics_data else ""),
         "preprocessing": "; ".join(s for s in (*steps, scale) if s),

@@ -42,6 +42,7 @@ BuildOption = Annotated[
     list[str] | None, typer.Option("--option", "-o", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+FrozenOption = Annotated[bool, typer.Option("--frozen", help="Only weights of which a lock has a full hash; as ZOO_FROZEN=1.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 

@@ -54,6 +54,7 @@ def trained(
     output_stride: int | None = None,
     verify: Literal["load", "stamp"] = "load",
     progress: bool = True,
+    frozen: bool | None = None,
     kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
     spatial: Literal["auto", "hw", "wh"] = "auto",
     **options: Any,
@@ -74,6 +75,7 @@ def trained(
         verify: "load" hashes the very bytes that become tensors; "stamp" maps a file whose stamp (size, times, inode) was taken
             after a full check, for many short processes.
         progress: whether a download may show a bar; it never does where stderr is no terminal.
+        frozen: whether only weights are admitted of which a record or a lock has a full hash; None does as ZOO_FROZEN says.
         kernel_convention: of a foreign file's kernels, where it doesn't say: an .npz. "auto" believes the file.
         spatial: "wh" where the networks of a foreign file have width for height; "auto" believes the file.
         **options: further constructor keywords; they win over those of the checkpoint's record.
@@ -105,7 +107,7 @@ def trained(
     for argument, value, allowed in (("kernel_convention", kernel_convention, CONVENTIONS), ("spatial", spatial, SPATIALS)):
         if value not in allowed:
             raise ValueError(f"{argument} is one of {', '.join(allowed)}, got {value!r}")
-    record, tensors = _read(model, source, verify, progress, kernel_convention, spatial, num_classes is not None, options)
+    record, tensors = _read(model, source, verify, progress, frozen, kernel_convention, spatial, num_classes is not None, options)
     network, state = _build(model, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)
     try:
@@ -228,6 +230,7 @@ def _read(
     source: str | os.PathLike[str] | None,
     verify: str,
     progress: bool,
+    frozen: bool | None,
     kernel_convention: str,
     spatial: str,
     new_head: bool,
@@ -260,9 +263,9 @@ def _read(
         noted = _noted(record, safetensors.metadata(buffer), model)
         return noted or _recognised(record, sha256), safetensors.tensors(buffer)
     record = find_record(model, None if source is None else os.fspath(source))
-    buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress)
+    buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes:
-        record = _recognised(record, weights.get(record, to_safetensors=to_safetensors).source_sha256)
+        record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
     return record, safetensors.tensors(buffer)
 
 

@@ -18,6 +18,7 @@ from hubserver import HubServer
 import weights
 from weights import Checkpoint, patience
 from weights.errors import (
+    ChangedUpstream,
     HashMismatch,
     InsecureSource,
     MalformedFile,
@@ -29,6 +30,7 @@ from weights.errors import (
     SourceUnavailable,
     WeightsError,
 )
+from weights.lock import user_lock
 
 Make = Callable[..., Checkpoint]
 Cached = Callable[[], dict[str, bytes]]
@@ -132,7 +134,10 @@ def test_what_was_installed_once_must_come_again(hub: HubServer, record: Make, s
     installed.path.unlink()
     hub.file("w", safetensors(seed=2))
     new = hashlib.sha256(safetensors(seed=2)).hexdigest()
-    with pytest.raises(HashMismatch, match=rf"its first install here says sha256 {installed.sha256}, got {new}"):
+    with pytest.raises(ChangedUpstream, match=rf"/weights\.lock says sha256 {installed.sha256}, got {new}"):
+        weights.get(row)
+    user_lock().unlink()
+    with pytest.raises(ChangedUpstream, match=rf"its first install here says sha256 {installed.sha256}, got {new}"):
         weights.get(row)
     hub.file("w", safetensors(seed=1))
     assert weights.get(row) == installed

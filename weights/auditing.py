@@ -1,0 +1,158 @@
+"""Locks compared: with the registry and the cache, without any network, and with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from weights.cache import PACKAGE, Cache, read_json
+from weights.errors import MalformedFile, SourceUnavailable
+from weights.fingerprint import fingerprint
+from weights.lock import SHIPPED_LOCK, Entry, Lock
+from weights.pinning import check_serial, frozen_by, key_of, place_of
+from weights.reading import read_file
+from weights.record import Checkpoint
+from weights.registry import checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not as a lock says.
+
+    Attributes:
+        key: of the entry.
+        what: is different, "sha256" or "record license" for example.
+        locked: what the lock says; None if it says nothing.
+        found: what is there; None if nothing is.
+    """
+
+    key: str
+    what: str
+    locked: str | None
+    found: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What `check` found.
+
+    Attributes:
+        path: of the lock.
+        entries: how many it has.
+        proven: keys of those whose bytes are in the cache, or in the package, and were hashed just now.
+        absent: keys of those that are not in the cache, which is no difference.
+        differences: what is not as it says.
+    """
+
+    path: Path
+    entries: int
+    proven: list[str]
+    absent: list[str]
+    differences: list[Difference]
+
+
+def check(path: Path) -> Audit:
+    """Compare every entry of a lock with the records and with the content of the cache, which is hashed anew; nothing is changed.
+
+    Raises:
+        BadLock: the lock is damaged or was edited; the message names the line. Or it is older than one seen before, and nothing new
+            is admitted.
+    """
+    lock, cache = Lock.read(path), Cache()
+    check_serial(cache, path, lock.serial, frozen_by())
+    records = {key_of(row): row for row in checkpoints()}
+    proven: list[str] = []
+    absent: list[str] = []
+    differences: list[Difference] = []
+    for key, entry in sorted(lock.entries.items()):
+        row = records.get(key)
+        found = list(_record(entry, row))
+        if entry.sha256 is None and path != SHIPPED_LOCK:
+            found.append(Difference(key, "sha256", "a full hash", f"only {entry.sha256_prefix}" if entry.sha256_prefix else None))
+        found += _notes(cache, entry, row)
+        files = list(files_of(cache, entry))
+        for file, sha256 in files:
+            found += _content(entry, file, sha256)
+        differences += found
+        if not files:
+            absent.append(key)
+        elif not found:
+            proven.append(key)
+    return Audit(path, len(lock.entries), proven, absent, differences)
+
+
+def diff(first: Lock, second: Lock) -> list[Difference]:
+    """List what two locks say differently; `locked` is of the first, `found` of the second."""
+    found = []
+    for key in sorted({*first.entries, *second.entries}):
+        one, other = first.entries.get(key), second.entries.get(key)
+        if one is None or other is None:
+            found.append(Difference(key, "entry", _known(one), _known(other)))
+            continue
+        for field in fields(Entry):
+            a, b = getattr(one, field.name), getattr(other, field.name)
+            if a != b:
+                found.append(Difference(key, field.name, _text(a), _text(b)))
+    return found
+
+
+def _known(entry: Entry | None) -> str | None:
+    return None if entry is None else entry.sha256 or entry.sha256_prefix or "no hash"
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else "\n".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _record(entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:
+    """Compare with the registry; a source that somebody named has no record."""
+    if row is None:
+        if "://" not in entry.key:
+            yield Difference(entry.key, "record", "one in the registry", None)
+        return
+    known = row.sha256 or row.sha256_prefix
+    if known and not (entry.sha256 or entry.sha256_prefix or "").startswith(known):
+        yield Difference(entry.key, "record sha256", entry.sha256 or entry.sha256_prefix, known)
+    pairs: Iterable[tuple[str, object, object]] = (
+        ("record size", entry.size, row.size_bytes or entry.size),
+        ("record format", entry.format, row.format),
+        ("record license", entry.license, row.license),
+        ("record sources", tuple(map(place_of, entry.sources)), tuple(map(place_of, row.sources))),
+    )
+    for what, locked, recorded in pairs:
+        if locked != recorded:
+            yield Difference(entry.key, what, _text(locked), _text(recorded))
+
+
+def _notes(cache: Cache, entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:
+    """Compare with what the sources gave when they were last installed here."""
+    for source in dict.fromkeys((*(row.sources if row else ()), *entry.sources, entry.key)):
+        if entry.sha256 and (ref := cache.ref(source)) and ref["source_sha256"] != entry.sha256:
+            yield Difference(entry.key, "installed here", entry.sha256, ref["source_sha256"])
+
+
+def files_of(cache: Cache, entry: Entry) -> Iterator[tuple[Path, str]]:
+    """List the safetensors files that the entry speaks of and that are here, with the hashes that they must have."""
+    if entry.sha256 is None:
+        return
+    for source in entry.sources:
+        if source.startswith("package:"):
+            yield PACKAGE / source.removeprefix("package:"), entry.sha256
+            return
+    notes = map(read_json, sorted((cache.root / "derived").glob(f"{entry.sha256}.*.json")))
+    made = {str(note["sha256"]) for note in notes if note and "sha256" in note}
+    for sha256 in sorted({entry.sha256, *made}):
+        if (path := cache.blob(sha256)).exists():
+            yield path, sha256
+
+
+def _content(entry: Entry, path: Path, sha256: str) -> Iterator[Difference]:
+    try:
+        found, data = read_file(path)
+        if found != sha256:
+            yield Difference(entry.key, "content", sha256, found)
+        elif entry.fingerprint and (tensors := fingerprint(data, str(path))) != (entry.tensors, entry.fingerprint):
+            yield Difference(entry.key, "fingerprint", f"{entry.fingerprint} of {entry.tensors}", f"{tensors[1]} of {tensors[0]}")
+    except (SourceUnavailable, MalformedFile) as error:
+        yield Difference(entry.key, "content", sha256, str(error))

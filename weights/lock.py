@@ -1,0 +1,318 @@
+"""`weights.lock`: which bytes a name means. One form of writing it, and a reader that takes no other.
+
+    version = 1
+    serial = 7                          # grows with every change, so that an older lock is noticed
+    checksum = "…"                      # of all rows: notices one that is gone
+    [[weights]]                         # sorted by key
+    key = "ResNet50:imagenet1k_v2"      # or a source that was named: "hf://org/repo"
+    sha256 = "…"                        # of the file that the sources serve; or sha256_prefix
+    check = "…"                         # of this row: notices an edited digit, and in which row
+
+The sums are no signatures: whoever may write the file can write them too. They stop a slip of the editor and a merge that lost a row.
+Three locks are asked: the project's (the nearest `weights.lock` upwards of the working folder), the user's own (beside the user's
+registry), and the one that ships.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from weights.errors import BadLock
+from weights.part import fresh, sweep
+from weights.registry import user_folder
+
+NAME = "weights.lock"
+SHIPPED_LOCK = Path(__file__).parent / NAME
+VERSION = 1
+MOST_BYTES = 16 << 20
+HEAD = "# Which bytes a name means. Written by `zoo lock`, checked at every reading; an edit by hand is refused.\n"
+FULL = "full hash"
+PREFIX = "prefix; full hash pinned on first sight in your lock"
+NOTHING = "no hash published; pinned on first sight in your lock"
+UNSEEN = ", tensors not seen yet"
+_KINDS: dict[str, tuple[type, str]] = {
+    "key": (str, r"\S(.*\S)?"),
+    "sha256": (str, r"[0-9a-f]{64}"),
+    "sha256_prefix": (str, r"[0-9a-f]{6,63}"),
+    "size": (int, ""),
+    "format": (str, r"\w+"),
+    "sources": (list, ""),
+    "license": (str, ".+"),
+    "tensors": (int, ""),
+    "fingerprint": (str, r"[0-9a-f]{64}"),
+    "status": (str, ".+"),
+    "check": (str, r"[0-9a-f]{16}"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a lock knows of one name.
+
+    Attributes:
+        key: "ResNet50:imagenet1k_v2", or the source that was named.
+        format: of the file that the sources serve.
+        sources: URLs in the order in which they are tried; of the Hub with its commit, where that is known.
+        license: SPDX identifier, or "unstated".
+        sha256: of the file that the sources serve, where all of it is known.
+        sha256_prefix: its first hex digits, where only those are.
+        size: of that file, in bytes.
+        tensors: how many the safetensors file has, that was made of it or that it is.
+        fingerprint: of those tensors, see `weights.fingerprint`.
+    """
+
+    key: str
+    format: str
+    sources: tuple[str, ...]
+    license: str
+    sha256: str | None = None
+    sha256_prefix: str | None = None
+    size: int | None = None
+    tensors: int | None = None
+    fingerprint: str | None = None
+
+    @property
+    def status(self) -> str:
+        """Say in words what is known of the bytes; only a full hash proves any."""
+        known = FULL if self.sha256 else PREFIX if self.sha256_prefix else NOTHING
+        return known + (UNSEEN if self.sha256 and not self.fingerprint else "")
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of the Hub's repository, where one of the sources names it."""
+        found = (re.match(r"hf://[^@]+@([0-9a-f]{40})(/|$)", source) for source in self.sources)
+        return next((match[1] for match in found if match), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A lock file as it was read.
+
+    Attributes:
+        entries: by key.
+        serial: grows with every change.
+        path: where it lies; None of one that is not written yet.
+    """
+
+    entries: Mapping[str, Entry]
+    serial: int = 0
+    path: Path | None = None
+
+    @staticmethod
+    def read(path: Path) -> Lock:
+        """Read a lock file.
+
+        Raises:
+            BadLock: it is not as `render` writes it; the message names file and line.
+            FileNotFoundError: there is none.
+        """
+        status = path.stat()
+        return _read(path, status.st_mtime_ns, status.st_size, status.st_ino)
+
+    def render(self) -> str:
+        """Write it in its one form."""
+        rows = [_row(self.entries[key]) for key in sorted(self.entries)]
+        return f"{HEAD}{_top(self.serial, rows)}" + "".join(f"\n{row}" for row in rows)
+
+    def write(self, path: Path) -> None:
+        """Replace the file at once or not at all.
+
+        Raises:
+            OSError: the folder can't be written.
+        """
+        path = path.resolve()
+        sweep(path.parent)
+        temporary = fresh(path.parent, _digest(str(path)), "json")
+        try:
+            with temporary.open("w", encoding="utf-8", newline="\n") as file:
+                file.write(self.render())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def parse(text: str, path: Path) -> Lock:
+    """Read the text of a lock.
+
+    Raises:
+        BadLock: it is not as `Lock.render` writes it; the message names the line.
+    """
+    if text.startswith("\ufeff"):
+        raise _bad(path, 1, "it begins with a byte order mark; save it as plain UTF-8")
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise BadLock(f"{path} can't be read: {error}. {_TODO}") from error
+    lines = text.splitlines()
+    starts = [number for number, line in enumerate(lines, 1) if line == "[[weights]]"]
+    if (version := table.get("version")) != VERSION:
+        raise _bad(path, _line(lines, "version", 0), f"version is {VERSION}, got {version!r}; a later kernelzoo may read it")
+    for name in table:
+        if name not in ("version", "serial", "checksum", "weights"):
+            raise _bad(path, _line(lines, name, 0), f"unknown key {name!r}")
+    serial, rows = table.get("serial"), table.get("weights", [])
+    if not isinstance(serial, int) or isinstance(serial, bool) or serial < 1:
+        raise _bad(path, _line(lines, "serial", 0), f"serial is a number of at least 1, got {serial!r}")
+    if not isinstance(rows, list) or len(rows) != len(starts):
+        raise _bad(path, 1, "the rows are not written as [[weights]], each on a line of its own")
+    entries: dict[str, Entry] = {}
+    previous = ("", 0)
+    for row, start in zip(rows, starts, strict=True):
+        entry = _entry(row, path, lines, start)
+        if entry.key == previous[0]:
+            raise _bad(path, start, f"{entry.key} stands twice, first in line {previous[1]}")
+        if entry.key < previous[0]:
+            raise _bad(path, start, f"{entry.key} stands behind {previous[0]}; rows are sorted by their keys")
+        previous = entry.key, start
+        entries[entry.key] = entry
+    lock = Lock(entries, serial, path)
+    _compare(lock, lines, table.get("checksum"))
+    return lock
+
+
+def project_lock(folder: Path | None = None) -> Path | None:
+    """Find the nearest `weights.lock` upwards of the working folder; the user's own and the shipped one are no project's."""
+    try:
+        above = os.path.abspath(folder or os.getcwd())  # noqa: PTH100, PTH109, asked at every load, and Path is slow
+    except FileNotFoundError:  # the working folder was deleted
+        return None
+    while True:
+        if os.path.isfile(found := os.path.join(above, NAME)) and Path(found) not in (SHIPPED_LOCK, user_lock()):  # noqa: PTH113, PTH118
+            return Path(found)
+        below, above = above, os.path.dirname(above)  # noqa: PTH120
+        if above == below:
+            return None
+
+
+def user_lock() -> Path:
+    """Name the user's own lock, which need not exist: it lies beside the folder that `zoo add` writes to."""
+    return user_folder().parent / NAME
+
+
+def find_locks() -> list[Path]:
+    """List the locks that exist, in the order in which they are asked: the project's, the user's, the shipped one."""
+    found = [project_lock(), user_lock(), SHIPPED_LOCK]
+    return [path for path in found if path is not None and path.is_file()]
+
+
+_TODO = "Restore it from version control, or delete it and let `zoo lock` write it anew."
+
+
+def _bad(path: Path, line: int, what: str) -> BadLock:
+    return BadLock(f"{path}, line {line}: {what}. {_TODO}")
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, mtime_ns: int, size_bytes: int, inode: int) -> Lock:
+    del mtime_ns, inode  # in the key: a file that changed is read again
+    if size_bytes > MOST_BYTES:
+        raise BadLock(f"{path} has {size_bytes:,} bytes, and no lock more than {MOST_BYTES:,}. {_TODO}")
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _bad(path, 1 + data[: error.start].count(b"\n"), "it is not UTF-8") from error
+    return parse(text.replace("\r\n", "\n"), path)  # git writes the ends of lines as it pleases
+
+
+def _entry(row: Any, path: Path, lines: list[str], start: int) -> Entry:
+    for name, value in row.items():
+        if wrong := _wrong(name, value):
+            raise _bad(path, _line(lines, name, start), wrong)
+    if absent := [name for name in ("key", "format", "sources", "license") if name not in row]:
+        raise _bad(path, start, f"{', '.join(absent)} missing")
+    if "sha256" in row and "sha256_prefix" in row:
+        raise _bad(path, start, f"{row['key']} has a full hash and a prefix; one of them says enough")
+    facts: dict[str, Any] = {f.name: row[f.name] for f in fields(Entry) if f.name in row}
+    entry = Entry(**{**facts, "sources": tuple(row["sources"])})
+    if row.get("status") != entry.status:
+        raise _bad(path, _line(lines, "status", start), f"status is {entry.status!r}, got {row.get('status')!r}")
+    if (check := _check(_body(entry))) != row.get("check"):
+        raise _bad(path, start, f"the row {entry.key} was edited: its check says {row.get('check')}, what stands there gives {check}")
+    return entry
+
+
+def _wrong(name: str, value: Any) -> str | None:
+    """Say what is wrong with one value of a row."""
+    if name not in _KINDS:
+        return f"unknown key {name!r}"
+    kind, pattern = _KINDS[name]
+    if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+        return f"{name} is a {kind.__name__}, got {value!r}"
+    if isinstance(value, list) and not (value and all(isinstance(one, str) for one in value)):
+        return f"{name} is a list of at least one URL, got {value!r}"
+    if isinstance(value, str) and not re.fullmatch(pattern, value):
+        if name not in ("sha256", "fingerprint"):
+            return f"{name} can't be {value[:70]!r}"
+        hint = "; a prefix is called sha256_prefix, and proves nothing" if name == "sha256" else ""
+        return f"{name} is 64 lower-case hex digits, got {len(value)} characters, {value[:70]!r}{hint}"
+    return None
+
+
+def _compare(lock: Lock, lines: list[str], checksum: object) -> None:
+    """See that the text is the one that the writer makes of its content; the first line that differs is named."""
+    assert lock.path is not None
+    wanted = lock.render().splitlines()
+    if (line := _line(wanted, "checksum", 0)) and wanted[line - 1] != f'checksum = "{checksum}"':
+        what = "the checksum is not that of the serial and the rows that stand here: a row was removed or added, or the serial changed"
+        raise _bad(lock.path, _line(lines, "checksum", 0), what)
+    if lines != wanted:
+        number = next((n for n, (a, b) in enumerate(zip(lines, wanted, strict=False)) if a != b), min(len(lines), len(wanted)))
+        got, should = (these[number] if number < len(these) else "the end" for these in (lines, wanted))
+        raise _bad(lock.path, number + 1, f"expected {should[:90]!r}, got {got[:90]!r}")
+
+
+def _line(lines: list[str], name: str, start: int) -> int:
+    """Find the line of a key in the row that begins at `start`, or above all rows; the row's own line, if it has none."""
+    for number, line in enumerate(islice(lines, start, None), start + 1):
+        if line == "[[weights]]":
+            break
+        if line.partition("=")[0].strip().strip("\"'") == name:
+            return number
+    return start or 1
+
+
+def _top(serial: int, rows: Iterable[str]) -> str:
+    checksum = _digest(f"{VERSION} {serial}\n" + "\n".join(rows))
+    return f'version = {VERSION}\nserial = {serial}\nchecksum = "{checksum}"\n'
+
+
+def _row(entry: Entry) -> str:
+    body = _body(entry)
+    return f'{body}check = "{_check(body)}"\n'
+
+
+def _body(entry: Entry) -> str:
+    order = ("key", "sha256", "sha256_prefix", "size", "format", "sources", "license", "tensors", "fingerprint", "status")
+    facts = ((name, getattr(entry, name)) for name in order)
+    return "[[weights]]\n" + "".join(f"{name} = {''.join(_value(value))}\n" for name, value in facts if value is not None)
+
+
+def _value(value: Any) -> Iterator[str]:
+    if isinstance(value, tuple):
+        yield "[\n"
+        for one in value:
+            yield f"    {''.join(_value(one))},\n"
+        yield "]"
+    else:
+        yield str(value) if isinstance(value, int) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _check(body: str) -> str:
+    return _digest(body)[:16]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

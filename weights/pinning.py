@@ -1,0 +1,298 @@
+"""Trust on first use: what a name gave at its first install is written into a lock, and is all that the name may give from then on.
+
+The notes in the cache's `refs/` are what one machine has seen. A lock is what a project or a user holds to, on every machine and with an
+empty cache; it is asked first, and its hash stands in for the one that a record lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache as cache_once
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from weights.cache import Cache, Installed, key, read_json
+from weights.errors import BadLock, CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, NotLocked
+from weights.fingerprint import fingerprint
+from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
+from weights.reading import load, read_file
+from weights.record import Checkpoint
+
+log = logging.getLogger("weights")
+TRIES = 20
+_HUB = re.compile(r"(hf://[\w.-]+/[\w.-]+)(@[^/]+)?(/.+)?")
+_warned: set[tuple[Path, int]] = set()
+_checked: dict[tuple[Path, Path], int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What a lock holds a checkpoint to.
+
+    Attributes:
+        entry: with a full hash.
+        path: of the lock.
+        recorded: whether the record has the full hash itself, so that nothing rests on a first sight.
+        settled: whether it stands in the lock that a first sight would be written to.
+    """
+
+    entry: Entry
+    path: Path
+    recorded: bool
+    settled: bool
+
+    def commit(self, source: str) -> str | None:
+        """The commit at which this source of the Hub was first seen."""
+        places = (_HUB.fullmatch(one) for one in self.entry.sources)
+        same = (match[2] for match in places if match and match[1] == place_of(source) and match[2])
+        return next((revision[1:] for revision in same if re.fullmatch(r"@[0-9a-f]{40}", revision)), None)
+
+
+def frozen_by(wanted: bool | None = None) -> str | None:
+    """Name what admits no new entries, "ZOO_FROZEN=1" for example; None if they are admitted.
+
+    Args:
+        wanted: True or False decides; None asks the environment.
+    """
+    if wanted is not None:
+        return "frozen" if wanted else None
+    value = os.environ.get("ZOO_FROZEN", "")
+    return f"ZOO_FROZEN={value}" if value.strip().lower() in ("1", "true", "yes", "on") else None
+
+
+def key_of(checkpoint: Checkpoint) -> str:
+    """Name a checkpoint as locks do: "ResNet50:imagenet1k_v2", or the source that somebody named instead of a tag."""
+    return public(checkpoint.tag) if "://" in checkpoint.tag else f"{checkpoint.model}:{checkpoint.tag}"
+
+
+def public(source: str) -> str:
+    """Leave a URL's query out, which may hold a key that opens somebody's storage; a hash of it tells two of them apart."""
+    base, query, secret = source.partition("?")
+    return f"{base}?{hashlib.sha256(secret.encode()).hexdigest()[:12]}" if query and "://" in base else source
+
+
+def place_of(source: str) -> str:
+    """Name where a source is, without the Hub's revision and file."""
+    return match[1] if (match := _HUB.fullmatch(source)) else public(source)
+
+
+def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> tuple[Checkpoint, Pin | None]:
+    """Ask the locks what a checkpoint has to be, before anything is fetched.
+
+    Returns:
+        The record, with the lock's full hash where it has none of its own, and what holds it to that.
+
+    Raises:
+        NotLocked: nothing new is admitted, and no lock has a full hash of it.
+        ChangedUpstream: the project's lock and the record name different bytes.
+        BadLock: a lock is damaged, or older than one that was seen here, where that matters.
+    """
+    switch, name = frozen_by(frozen), key_of(checkpoint)
+    known = checkpoint.sha256 or checkpoint.sha256_prefix or ""
+    project, pin = project_lock(), None
+    for path in (project, None if checkpoint.sha256 else user_lock()):  # a record's own hash outranks the user's first sight
+        if path is None or pin or not path.is_file():
+            continue
+        lock = Lock.read(path)
+        check_serial(cache, path, lock.serial, switch)
+        entry = lock.entries.get(name)
+        if entry is None or entry.sha256 is None:
+            continue
+        if path == project and not entry.sha256.startswith(known):
+            raise changed(f"{path} pins {name} to", entry.sha256, known, "its record says", name)
+        if path == project or not _stale(entry, checkpoint):
+            pin = Pin(entry, path, checkpoint.sha256 is not None, path == (project or path))
+        else:
+            log.info("%s has %s as it was before its record was changed", path, name)
+    if cache.root.is_dir() and (serial := _shipped_serial()):
+        check_serial(cache, SHIPPED_LOCK, serial, switch)
+    if switch and pin is None and checkpoint.sha256 is None:
+        part = f", only the prefix {checkpoint.sha256_prefix}" if checkpoint.sha256_prefix else ""
+        raise NotLocked(f"no lock has a full hash of {name}{part}, and {switch} admits nothing new. Once without it: zoo lock {name}")
+    return (replace(checkpoint, sha256=pin.entry.sha256) if pin else checkpoint), pin
+
+
+def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pin | None) -> None:
+    """Write what was seen for the first time into the project's lock, where there is one, else into the user's.
+
+    Args:
+        cache: where `installed` lies.
+        checkpoint: the record as the registry has it.
+        installed: what it gave.
+        pin: what a lock knew of it before.
+
+    Raises:
+        ChangedUpstream: another process has pinned the name to other bytes meanwhile.
+        BadLock: the lock is damaged.
+    """
+    if checkpoint.sha256 or (pin and pin.settled) or all(source.startswith(("file:", "package:")) for source in checkpoint.sources):
+        return
+    places = [path for path in (project_lock(), user_lock()) if path is not None]
+    path = next((path for path in places if (pin and path == pin.path) or _writable(path)), None)
+    if path is None:
+        log.info("%s is not pinned: none of %s can be written", key_of(checkpoint), ", ".join(map(str, places)))
+    if path is None or (pin and path == pin.path):
+        return
+    try:
+        there = Lock.read(path).entries.get(key_of(checkpoint)) if path.is_file() else None
+        if there and there.sha256 == installed.source_sha256:  # another process of many that began together was faster
+            return
+        entry = pin.entry if pin else entry_of(cache, checkpoint, installed)
+        update(cache, path, lambda entries: _added(entries, entry, checkpoint, path))
+        log.info("pinned %s to sha256 %s in %s", entry.key, entry.sha256, path)
+    except CorruptCache:  # whoever loads it finds that out, and says so
+        return
+    except OSError as error:
+        log.warning("%s is not pinned: %s can't be written (%s)", key_of(checkpoint), path, error)
+
+
+def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entry:
+    """Describe an installed checkpoint as locks do.
+
+    Raises:
+        CorruptCache: its file changed since.
+        MalformedFile: its tensors can't be counted.
+    """
+    sources, size = [], checkpoint.size_bytes
+    for source in checkpoint.sources:
+        note = cache.ref(source)
+        gave = note if note and note["source_sha256"] == installed.source_sha256 else {}
+        size = gave.get("source_size") or size
+        sources.append(_at(source, gave.get("commit"), installed.source))
+    if installed.sha256 == installed.source_sha256:
+        size = installed.size_bytes
+    count, tensors = fingerprint(load(installed), str(installed.path))
+    facts = {"size": size, "tensors": count, "fingerprint": tensors}
+    return Entry(key_of(checkpoint), checkpoint.format, tuple(sources), checkpoint.license, installed.source_sha256, **facts)
+
+
+def update(cache: Cache, path: Path, change: Callable[[Mapping[str, Entry]], Mapping[str, Entry]]) -> Lock:
+    """Change a lock that other processes may be changing too: what they add stays.
+
+    Args:
+        cache: has the file lock that saves a second try, where file locks work.
+        path: of the lock, which need not exist.
+        change: maps the entries that are there to those that shall be; it may be called several times.
+
+    Raises:
+        OSError: the folder can't be written.
+        BadLock: what is there is damaged.
+    """
+    with cache.lock(key(str(path))):
+        for _ in range(TRIES):
+            lock = Lock.read(path) if path.is_file() else Lock({})
+            entries = dict(change(lock.entries))
+            if entries == lock.entries and lock.path is not None:
+                return lock
+            new = Lock(entries, max(lock.serial, _seen(cache, path)) + 1, path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new.write(path)
+            check_serial(cache, path, new.serial, None)  # and read again: where file locks don't work, another may have been faster
+    raise BadLock(f"{path} was changed by others {TRIES} times while it was written; try again when they are done.")
+
+
+def check_serial(cache: Cache, path: Path, serial: int, switch: str | None) -> None:
+    """Notice a lock that is older than one seen at its place before.
+
+    Raises:
+        BadLock: it is, and nothing new is admitted; otherwise a warning says so.
+    """
+    if not switch and _checked.get((cache.root, path)) == serial:
+        return
+    note, seen = _note(cache, path), _seen(cache, path)
+    if serial < seen:
+        what = f"{path} has serial {serial}, {seen} was seen there before: somebody put an older lock back. If that is meant, delete {note}"
+        if switch:
+            raise BadLock(f"{what}; {switch} refuses it.")
+        if (path, serial) not in _warned:
+            _warned.add((path, serial))
+            log.warning("%s.", what)
+        return
+    _checked[cache.root, path] = serial
+    if serial > seen:
+        with contextlib.suppress(CacheNotWritable):
+            cache.prepare()
+            cache.write_json(note, {"path": str(path), "serial": serial})
+
+
+def check_fingerprint(checkpoint: Checkpoint, pin: Pin | None, made: Path, place: str) -> None:
+    """Compare what was made of a foreign file with the tensors that a lock says are in it.
+
+    Raises:
+        HashMismatch: they are others.
+        MalformedFile: it is no safetensors file.
+    """
+    shipped = Lock.read(SHIPPED_LOCK).entries.get(key_of(checkpoint)) if SHIPPED_LOCK.is_file() else None
+    holds = [(pin.entry, pin.path)] if pin else []
+    holds += [(shipped, SHIPPED_LOCK)] if shipped and shipped.sha256 == checkpoint.sha256 else []
+    wanted = next(((entry, path) for entry, path in holds if entry.fingerprint), None)
+    if wanted is None:
+        return
+    count, found = fingerprint(read_file(made)[1], place)
+    if found != wanted[0].fingerprint:
+        raise HashMismatch(
+            f"{place}: {wanted[1]} says that its {wanted[0].tensors} tensors have the fingerprint {wanted[0].fingerprint}, and "
+            f"what was made of it has {count} with {found}. Nothing was installed. Is the converter another version?"
+        )
+
+
+def changed(who: str, pinned: str, found: str | None, now: str, name: str) -> ChangedUpstream:
+    """Make the error of bytes that differ from the pinned ones; its message has both hashes and what to do."""
+    todo = f"What was installed before still loads. If you trust the new bytes: zoo lock --update {name}"
+    error = ChangedUpstream(f"{who} sha256 {pinned}, {now} {found}. {todo}" if found else f"{who} sha256 {pinned}, and {now}. {todo}")
+    error.pinned, error.found = pinned, found
+    return error
+
+
+def _added(entries: Mapping[str, Entry], entry: Entry, checkpoint: Checkpoint, path: Path) -> Mapping[str, Entry]:
+    """Add an entry; one that is there gives way only if it is no pin, or of a record that was changed since."""
+    there = entries.get(entry.key)
+    if there is not None and there.sha256 == entry.sha256:
+        return entries
+    if there is None or there.sha256 is None or _stale(there, checkpoint):
+        return {**entries, entry.key: entry}
+    raise changed(f"{path} pins {entry.key} to", there.sha256, entry.sha256, "and now came", entry.key)
+
+
+def _at(source: str, commit: str | None, served: str) -> str:
+    """Write the commit and the file into a source of the Hub, so that it names one thing for ever."""
+    match = _HUB.fullmatch(source)
+    if not match or not commit:
+        return public(source)
+    found = re.search(rf"/resolve/{commit}/(.+)$", urlsplit(served).path)
+    return f"{match[1]}@{commit}{match[3] or (f'/{found[1]}' if found else '')}"
+
+
+def _stale(entry: Entry, checkpoint: Checkpoint) -> bool:
+    """Whether the record was changed since: it says another hash, or names none of the places any more."""
+    contradicts = not (entry.sha256 or "").startswith(checkpoint.sha256 or checkpoint.sha256_prefix or "")
+    return contradicts or {place_of(source) for source in entry.sources}.isdisjoint(map(place_of, checkpoint.sources))
+
+
+def _writable(path: Path) -> bool:
+    folder = next(parent for parent in path.parents if parent.exists())
+    return folder.is_dir() and os.access(folder, os.W_OK)
+
+
+def _note(cache: Cache, path: Path) -> Path:
+    return cache.root / "seen" / f"{key(str(path))}.json"
+
+
+def _seen(cache: Cache, path: Path) -> int:
+    serial = (read_json(_note(cache, path)) or {}).get("serial")
+    return serial if isinstance(serial, int) else 0
+
+
+@cache_once
+def _shipped_serial() -> int:
+    """Read no more of the shipped lock than its head: it is asked at every load, and has hundreds of rows."""
+    with contextlib.suppress(OSError), SHIPPED_LOCK.open(encoding="utf-8") as file:
+        found = re.search(r"^serial = (\d+)$", file.read(400), re.MULTILINE)
+        return int(found[1]) if found else 0
+    return 0
