@@ -16,7 +16,7 @@ from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
-from zoo import cli_bench, cli_convert, cli_embed, cli_finetune
+from zoo import cli_bench, cli_convert, cli_embed, cli_finetune, cli_share
 from zoo.console import (
     BuildOption,
     JsonOption,
@@ -158,8 +158,16 @@ def pull(model: ModelArgument, tag: TagOption = None, quiet: QuietOption = False
 
 
 @app.command()
-def verify(as_json: JsonOption = False) -> None:
-    """Hash every cached file again and compare; exit 1 if one changed."""
+def verify(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With --signature: what was signed, a file or a folder.")] = None,
+    signature: Annotated[Path | None, typer.Option(metavar="SIG", help="Verify this signature of FILE instead of the cache.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PUB.pem", help="The signer's public key.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hash every cached file again and compare, exit 1 if one changed; or verify a file's signature."""
+    if file or signature or key:
+        cli_share.verify_signature(file, signature, key, as_json)
+        return
     results = weights.verify_all()
     if as_json:
         print_json([{"name": name, "ok": ok, "detail": detail} for name, ok, detail in results])
@@ -306,6 +314,12 @@ app.command()(cli_embed.embed)
 app.command()(cli_embed.search)
 app.command()(cli_embed.knn)
 app.command()(cli_finetune.finetune)
+app.command()(cli_share.bundle)
+app.command()(cli_share.unbundle)
+app.command()(cli_share.mirror)
+app.command()(cli_share.sign)
+app.command()(cli_share.sbom)
+app.command()(cli_share.doctor)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
