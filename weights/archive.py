@@ -190,7 +190,7 @@ class Reader:
         Raises:
             MalformedFile: it is another kind of file.
         """
-        found = self._read(min(BLOCK, self.size), name)
+        found, size = self._read(min(BLOCK, self.size), name), 0
         try:
             size = int(found[124:135], 8)
             same = found == header(name, size) and size <= limit

@@ -54,7 +54,7 @@ class Carried:
         size: of the same bytes.
         source_sha256: of what the source served, from which the blob was converted where it differs.
         commit: of the Hub's repository that served it.
-        labels: the name of its member in `labels/`, without the suffix.
+        labels: the name of its member in `labels/`, without the suffix; None where it has no labels, or they stayed at home.
         golden: whether inputs and outputs are there.
     """
 
@@ -138,11 +138,12 @@ def bundle(
         ref = next((found for source in row.sources if (found := cache.ref(source))), None) or {}
         row = _portable(row, installed)
         tests = golden(row, installed) if golden else None
+        table = None
         if row.labels and labels:
             table = f"{row.model}.{row.tag}" if row.labels.endswith(".tsv") else row.labels
             small[f"labels/{table}.tsv"] = labels(row.labels)
             row = replace(row, labels=table)
-        one = Carried(row.model, row.tag, sha256, size, row.sha256 or sha256, ref.get("commit"), row.labels, tests is not None)
+        one = Carried(row.model, row.tag, sha256, size, row.sha256 or sha256, ref.get("commit"), table, tests is not None)
         carried[one.name] = one, row, installed.path
         small[f"records/{one.name}.toml"] = to_toml(row).encode()
         if tests is not None:

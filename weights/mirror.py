@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -170,36 +170,42 @@ def _fetched(folder: Path, row: Checkpoint, name: str | None, files: dict[str, M
     with disk(folder):
         incoming.mkdir(exist_ok=True)
         sweep(incoming, spare=key(row.sources[0]))
-    for place, source in places:
-        part = None
-        try:
-            remote = patiently(lambda place=place, source=source: resolve(place, (cache.ref(source) or {}).get("commit")), place)
-            check_announced(remote, row.sha256 or before)
-            part = Part(incoming, key(row.sources[0]))
-            with bar(f"{row.model} {row.tag}", progress) as shown:
-                fetch(remote, part, expected, shown)
-            if row.format == "safetensors":
-                check_complete(part.path, part.size, place)
-            return _kept(folder, row, name or part.sha256, part, files)
-        except NoSpace:
-            raise
-        except SourceUnavailable as error:
-            failures.append(error)
-            if part:
-                part.release()
-        except WeightsError as error:
-            failures.append(error)
-        except KeyboardInterrupt:
-            if part:
-                part.release()
-            raise
-        finally:
-            if part and part.fd >= 0:
-                part.discard()
-            with contextlib.suppress(OSError):
-                incoming.rmdir()
+    try:
+        for place, source in places:
+            commit = (cache.ref(source) or {}).get("commit")
+            try:
+                with _received(incoming, row, place, commit, expected, progress) as part:
+                    return _kept(folder, row, name or part.sha256, part, files)
+            except (NoSpace, BadRecord):
+                raise
+            except WeightsError as error:
+                failures.append(error)
+    finally:
+        with contextlib.suppress(OSError):  # a part that can be resumed stays
+            incoming.rmdir()
     lines = "".join(f"\n  {type(failure).__name__}: {failure}" for failure in failures)
-    raise (type(failures[0]) if len(failures) == 1 else SourceUnavailable)(f"no source delivered {row.model} {row.tag}:{lines}")
+    kinds = {type(failure) for failure in failures}
+    raise (kinds.pop() if len(kinds) == 1 else SourceUnavailable)(f"no source delivered {row.model} {row.tag}:{lines}")
+
+
+@contextlib.contextmanager
+def _received(folder: Path, row: Checkpoint, place: str, commit: str | None, expected: Expected, progress: bool) -> Iterator[Part]:
+    """Fetch and prove a file; the part is the caller's to move away, and what is left of it goes when he is done."""
+    remote = patiently(lambda: resolve(place, commit), place)
+    check_announced(remote, expected.sha256 or expected.installed)
+    part = Part(folder, key(row.sources[0]))
+    try:
+        with bar(f"{row.model} {row.tag}", progress) as shown:
+            fetch(remote, part, expected, shown)
+        if row.format == "safetensors":
+            check_complete(part.path, part.size, place)
+        yield part
+    except (SourceUnavailable, KeyboardInterrupt):
+        part.release()
+        raise
+    finally:
+        if part.fd >= 0:
+            part.discard()
 
 
 def _kept(folder: Path, row: Checkpoint, name: str, part: Part, files: dict[str, Mirrored]) -> Mirrored:

@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "kernelzoo", ""
     timeout = SILENT_S
-    server: Server
+    server: Any  # a Server; the base class says less of it
 
     def log_message(self, format: str, *args: Any) -> None:
         log.info("%s %s", self.address_string(), format % args)

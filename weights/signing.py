@@ -8,18 +8,18 @@ A signature is a Sigstore bundle beside the file: the SHA-256 of every file, sig
 
 from __future__ import annotations
 
+import ast
 import base64
 import contextlib
 import io
 import json
 import os
-import re
 import stat
 from pathlib import Path
 from typing import Any
 
 from weights.archive import atomic
-from weights.errors import BadSignature, MissingLibrary, SourceUnavailable
+from weights.errors import BadSignature, MissingLibrary, SourceUnavailable, WeightsError
 
 LARGEST = 64 << 20
 """Bytes of a signature that is read at all."""
@@ -113,8 +113,6 @@ def _there(path: str | Path) -> Path:
 @contextlib.contextmanager
 def _said(what: str) -> Any:
     """Make the library's many errors one of ours, and keep it from printing."""
-    from weights.errors import WeightsError
-
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
@@ -122,10 +120,9 @@ def _said(what: str) -> Any:
         raise
     except Exception as error:
         said = str(error).rstrip(". ") or "the signature does not fit"
-        if said.startswith("Signature mismatch"):  # the library prints digests as raw bytes
-            said = "; ".join(
-                re.findall(r"(?:Extra files found|Missing files|Hash mismatch)[^\"\\\\\]]*?'[^']*'[^\"'\]:]*", said.replace("\\'", "'"))
-            )
+        with contextlib.suppress(ValueError, SyntaxError):  # the library prints a list, with digests as raw bytes
+            lines = ast.literal_eval(said.removeprefix("Signature mismatch: "))
+            said = "; ".join(line.partition(": Expected")[0] for line in lines)
         raise BadSignature(f"{what}: {said}.") from error
 
 

@@ -222,8 +222,10 @@ def _record(one: Carried, text: bytes, place: str) -> Checkpoint:
         raise
     except (ValueError, AttributeError, TypeError) as error:
         raise MalformedFile(f"{name} is no record of one checkpoint ({error}).") from error
-    if (row.model, row.tag, row.sha256, row.labels) != (one.model, one.tag, one.source_sha256, one.labels):
+    if (row.model, row.tag, row.sha256) != (one.model, one.tag, one.source_sha256) or (one.labels or row.labels) != row.labels:
         raise MalformedFile(f"{name} is the record of something else. It was changed.")
+    if row.labels and not one.labels and row.labels.endswith(".tsv"):
+        raise MalformedFile(f"{name} has its labels in a file, {row.labels}, and brings none. It was changed.")
     if row.default:
         raise MalformedFile(f"{name} claims to be the default, which is for this machine to say. It was changed.")
     return row
