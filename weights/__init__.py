@@ -5,7 +5,8 @@
 What the environment can say; it is read at each call:
     ZOO_CACHE           the cache, instead of `kernelzoo` in the user's cache folder; it may be read-only and filled beforehand
     ZOO_OFFLINE=1       no network, and HF_HUB_OFFLINE=1 means the same
-    ZOO_MIRROR          a folder or URL that is asked first for a file named as the SHA-256, or as a source's path ends
+    ZOO_MIRROR          a folder or URL that is asked first for a file named as the SHA-256, or as a source's path ends; http:// in the
+                        local network is asked only by the full SHA-256
     ZOO_REGISTRY        folders with further tables, separated as in PATH
     ZOO_USER_REGISTRY   the folder that `add` writes to, instead of `kernelzoo/registry` in the user's configuration folder
     HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY, ... as huggingface_hub and httpx2 read them
@@ -15,6 +16,7 @@ from weights.adding import add, remove
 from weights.cache import Cache, Installed
 from weights.errors import (
     BadRecord,
+    BadSignature,
     CacheNotWritable,
     ConvertError,
     CorruptCache,
@@ -26,6 +28,7 @@ from weights.errors import (
     NoPretrainedWeights,
     NoSpace,
     Offline,
+    OutputsDiffer,
     ProtocolError,
     RateLimited,
     SizeMismatch,
@@ -43,6 +46,7 @@ from weights.registry import adhoc, checkpoints, find, recognise
 
 __all__ = [
     "BadRecord",
+    "BadSignature",
     "Cache",
     "CacheNotWritable",
     "Checkpoint",
@@ -57,6 +61,7 @@ __all__ = [
     "NoPretrainedWeights",
     "NoSpace",
     "Offline",
+    "OutputsDiffer",
     "Preprocessing",
     "ProtocolError",
     "RateLimited",
