@@ -180,6 +180,7 @@ def _fetched(folder: Path, row: Checkpoint, name: str | None, files: dict[str, M
                 raise
             except WeightsError as error:
                 failures.append(error)
+                log.warning("%s", error)
     finally:
         with contextlib.suppress(OSError):  # a part that can be resumed stays
             incoming.rmdir()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from weights.errors import BadRecord, SourceUnavailable, WeightsError
+from weights.errors import BadRecord, SourceUnavailable
 from weights.record import Checkpoint
-from weights.registry import find
+from weights.registry import checkpoints
 
 SPDX = ("Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC-BY-4.0", "CC-BY-NC-4.0", "CC-BY-NC-SA-4.0", "CC-BY-SA-4.0", "CC0-1.0")
 SPDX += ("GPL-3.0-only", "GPL-3.0-or-later", "ISC", "LGPL-3.0-only", "MIT", "MPL-2.0", "Unlicense", "0BSD", "OpenMDW-1.0")
@@ -77,7 +77,8 @@ def sbom(project: str, entries: Iterable[Locked], version: str) -> str:
     Returns:
         CycloneDX 1.6, JSON.
     """
-    components = [_component(entry) for entry in sorted(entries, key=lambda entry: entry.key)]
+    rows = {f"{row.model}:{row.tag}": row for row in checkpoints()}
+    components = [_component(entry, rows.get(entry.key)) for entry in sorted(entries, key=lambda entry: entry.key)]
     root = f"project:{project}"
     made: dict[str, Any] = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -98,9 +99,10 @@ def sbom(project: str, entries: Iterable[Locked], version: str) -> str:
     return json.dumps({**made, "serialNumber": f"urn:uuid:{serial}"}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _component(entry: Locked) -> dict[str, Any]:
+def _component(entry: Locked, row: Checkpoint | None) -> dict[str, Any]:
+    if row and row.sha256 and entry.sha256 and row.sha256 != entry.sha256:
+        row = None  # the registry's is of other bytes
     model, _, tag = entry.key.partition(":") if "://" not in entry.key else (entry.key, "", "")
-    row = _known(model, tag, entry)
     hashes = [{"alg": "SHA-256", "content": entry.sha256}] if entry.sha256 else []
     made: dict[str, Any] = {"type": "machine-learning-model", "bom-ref": f"weights:{entry.key}", "name": model}
     if tag:
@@ -121,15 +123,6 @@ def _component(entry: Locked) -> dict[str, Any]:
     facts |= {"provenance": row.provenance} if row else {}
     made["properties"] = [{"name": f"kernelzoo:{name}", "value": str(value)} for name, value in sorted(facts.items()) if value is not None]
     return made
-
-
-def _known(model: str, tag: str, entry: Locked) -> Checkpoint | None:
-    """Find the registry's record of an entry, unless it is of other bytes."""
-    try:
-        row = find(model, tag) if tag else None
-    except WeightsError:
-        return None
-    return None if row and row.sha256 and entry.sha256 and row.sha256 != entry.sha256 else row
 
 
 def _card(row: Checkpoint) -> dict[str, Any]:

@@ -118,6 +118,15 @@ def test_what_was_bundled_loads_on_a_machine_without_a_network(tar: Path, data: 
     assert done.registered == tmp_path / "elsewhere" / "registry" / "ResNet20.test.toml"
 
 
+def test_neither_side_needs_a_socket(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    monkeypatch.setattr(socket, "socket", lambda *args, **more: pytest.fail("a socket was opened"))
+    unbundle(tar)
+    bundle([weights.find("ResNet20", "test")], tmp_path / "again.tar")
+    assert weights.open_weights(weights.find("ResNet20", "test"))
+
+
 def test_doing_it_again_changes_nothing(tar: Path, tmp_path: Path) -> None:
     unbundle(tar)
     before = installed(tmp_path / "elsewhere")
@@ -430,7 +439,7 @@ def test_an_interrupted_unbundle_leaves_nothing(tar: Path, tmp_path: Path) -> No
     assert installed(tmp_path / "elsewhere") == {}
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_an_unbundle_killed_at_any_rename_is_finished_by_the_next(tar: Path, data: bytes, tmp_path: Path, nth: int) -> None:
     code = f"""
 import os, pathlib, signal
@@ -473,14 +482,14 @@ def test_a_file_that_changes_while_it_is_bundled_is_noticed(tmp_path: Path) -> N
 
 def test_large_files_are_never_in_memory(record: Make, tmp_path: Path, safetensors: Callable[..., bytes], monkeypatch: Any) -> None:
     path = tmp_path / "w.safetensors"
-    path.write_bytes(safetensors(24 << 20))
+    path.write_bytes(safetensors(16 << 20))
     row = record(path.as_uri(), num_classes=10)
     tracemalloc.start()
     try:
         bundle([row], tmp_path / "zoo.tar")
         leave(monkeypatch, tmp_path)
         unbundle(tmp_path / "zoo.tar")
-        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
 

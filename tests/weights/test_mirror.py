@@ -126,10 +126,14 @@ def test_wrong_bytes_do_not_enter_a_mirror(hub: HubServer, data: bytes, record: 
     assert index(tmp_path / "m") == []
 
 
-def test_a_second_source_is_tried(hub: HubServer, data: bytes, record: Make, tmp_path: Path) -> None:
-    wrong = hub.file("other.safetensors", data[::-1])
-    mirror(tmp_path / "m", [record(wrong, hub.file("w.safetensors", data), sha256=of(data))])
+def test_one_that_is_down_and_one_that_lies_are_passed_over_and_named(
+    hub: HubServer, data: bytes, record: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    liar = hub.file("other.safetensors", data[::-1])
+    mirror(tmp_path / "m", [record("http://127.0.0.1:9/w.safetensors", liar, hub.file("w.safetensors", data), sha256=of(data))])
     assert (tmp_path / "m" / of(data)).read_bytes() == data
+    assert names(tmp_path / "m") == {"index.json", of(data)}
+    assert any(liar in line and "Nothing was installed" in line for line in caplog.messages)
 
 
 def test_what_was_finished_before_a_failure_stays(hub: HubServer, data: bytes, record: Make, tmp_path: Path) -> None:
@@ -342,3 +346,17 @@ def test_no_token_goes_to_the_mirror(
     assert not [
         name for headers in seen for name, value in headers.items() if "secret" in value or name.lower() in ("authorization", "cookie")
     ]
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:1/x", "http://10.1.2.4/x", "file:///etc/passwd", f"{LAN}/x"])
+def test_a_redirect_of_the_mirror_leads_to_https_or_nowhere(lan: Server, monkeypatch: pytest.MonkeyPatch, data: bytes, target: str) -> None:
+    def redirect(self: Any) -> None:
+        self._answer(302, b"", {"Location": target})
+
+    monkeypatch.setattr(lan.RequestHandlerClass, "_get", redirect)
+    cache = Cache()
+    cache.prepare()
+    part = Part(cache.partial, of(data))
+    with pytest.raises(InsecureSource):
+        fetch(sources.resolve(f"{LAN}/{of(data)}"), part, Expected(of(data)))
+    part.discard()

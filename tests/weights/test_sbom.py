@@ -124,3 +124,11 @@ def test_no_lock_and_a_broken_one_are_said(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "weights.lock").write_text(text)
         with pytest.raises(BadRecord, match=r"is no weights\.lock"):
             lock_entries(None)
+
+
+def test_facts_of_other_bytes_are_not_told(lock: Path) -> None:
+    shipped = next(row for row in weights.checkpoints() if row.sha256)
+    name = f"{shipped.model}:{shipped.tag}"
+    same, other = (Locked(name, shipped.format, shipped.sources, "MIT", sha256) for sha256 in (shipped.sha256, "0" * 64))
+    assert "modelCard" in json.loads(sbom("project", [same], "1"))["components"][0]
+    assert "modelCard" not in json.loads(sbom("project", [other], "1"))["components"][0]
