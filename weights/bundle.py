@@ -53,6 +53,7 @@ class Carried:
         blob: SHA-256 of its safetensors.
         size: of the same bytes.
         source_sha256: of what the source served, from which the blob was converted where it differs.
+        source_size: bytes of the same, 0 where nobody counted them.
         commit: of the Hub's repository that served it.
         labels: the name of its member in `labels/`, without the suffix; None where it has no labels, or they stayed at home.
         golden: whether inputs and outputs are there.
@@ -63,6 +64,7 @@ class Carried:
     blob: str
     size: int
     source_sha256: str
+    source_size: int
     commit: str | None
     labels: str | None
     golden: bool
@@ -143,7 +145,8 @@ def bundle(
             table = f"{row.model}.{row.tag}" if row.labels.endswith(".tsv") else row.labels
             small[f"labels/{table}.tsv"] = labels(row.labels)
             row = replace(row, labels=table)
-        one = Carried(row.model, row.tag, sha256, size, row.sha256 or sha256, ref.get("commit"), table, tests is not None)
+        served = size if row.sha256 == sha256 else ref.get("source_size") or row.size_bytes or 0
+        one = Carried(row.model, row.tag, sha256, size, row.sha256 or sha256, served, ref.get("commit"), table, tests is not None)
         carried[one.name] = one, row, installed.path
         small[f"records/{one.name}.toml"] = to_toml(row).encode()
         if tests is not None:
@@ -216,12 +219,12 @@ def _check_carried(one: Carried) -> None:
     right = right and all(isinstance(h, str) and HEX.fullmatch(h) for h in (one.blob, one.source_sha256))
     right = right and (one.commit is None or (isinstance(one.commit, str) and re.fullmatch(r"[0-9a-f]{40}", one.commit)))
     right = right and (one.labels is None or (isinstance(one.labels, str) and re.fullmatch(TAG, one.labels)))
-    if not right or not _counts(one.size) or not isinstance(one.golden, bool):
+    if not right or not _counts(one.size) or not _counts(one.source_size, 0) or not isinstance(one.golden, bool):
         raise ValueError(f"{one.model!r} {one.tag!r} is not as it is written")
 
 
-def _counts(size: Any) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and 0 < size <= archive.LARGEST
+def _counts(size: Any, least: int = 1) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and least <= size <= archive.LARGEST
 
 
 def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
@@ -235,7 +238,7 @@ def _lock(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:
     lines = ["version = 1", "serial = 1"]
     for one, row, _ in chosen:
         facts: dict[str, Any] = {"key": f"{one.model}:{one.tag}", "sha256": one.source_sha256}
-        facts |= {"size": one.size} if one.blob == one.source_sha256 else {}
+        facts |= {"size": one.source_size} if one.source_size else {}
         facts |= {"format": row.format, "sources": list(row.sources), "license": row.license}
         lines += ["", "[[weights]]", *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in facts.items())]
     return "\n".join([*lines, ""]).encode()

@@ -188,7 +188,7 @@ def _install_from(
         installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, remote.url, part.sha256)
         if convert and checkpoint.format != "safetensors":
             cache.derive(installed, re.sub(r"[^\w-]", "_", str(getattr(convert, "version", 1)))[:32])
-        cache.record(source, installed, remote.commit, stamp)
+        cache.record(source, installed, remote.commit, stamp, part.size)
     except (SourceUnavailable, KeyboardInterrupt):
         part.release()
         raise

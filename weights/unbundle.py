@@ -270,7 +270,7 @@ def _commit(cache: Cache, plans: list[_Plan]) -> None:
                 installed = replace(plan.installed, path=path)
                 if plan.row.format != "safetensors":
                     cache.derive(installed, "bundle")
-                cache.record(plan.row.sources[0], installed, plan.one.commit, None)
+                cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size)
 
 
 def _said(plan: _Plan, proof: str) -> Unbundled:

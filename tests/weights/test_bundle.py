@@ -292,6 +292,7 @@ def test_a_member_of_another_kind_is_refused(tar: Path, tmp_path: Path, made: ta
         (lambda facts: facts["weights"][0].update(blob="0" * 64), MalformedFile),
         (lambda facts: facts["weights"][0].update(size=1), MalformedFile),
         (lambda facts: facts["weights"][0].update(commit="main"), MalformedFile),
+        (lambda facts: facts["weights"][0].update(source_size=-1), MalformedFile),
         (lambda facts: facts["weights"][0].update(source_sha256="0" * 64), MalformedFile),
         (lambda facts: facts["weights"].append(dict(facts["weights"][0])), MalformedFile),
         (lambda facts: facts["weights"].clear(), MalformedFile),
@@ -392,7 +393,7 @@ def hubless(record: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         path = cache.temporary(of(data))
         path.write_bytes(data)
         place = cache.publish(path, of(data))
-        cache.record(row.sources[0], weights.Installed(place, of(data), "0" * 64, len(data), row.sources[0], of(data)), None, None)
+        cache.record(row.sources[0], weights.Installed(place, of(data), "0" * 64, len(data), row.sources[0], of(data)), None, None, 1)
         bundle([row], tmp_path / f"{of(data)[:8]}.tar")
         return tmp_path / f"{of(data)[:8]}.tar"
 

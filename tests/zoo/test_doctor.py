@@ -124,7 +124,7 @@ def test_damage_and_quarantine_are_found(own_cache: Path) -> None:
     blob = cache.blob(sha256)
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"short")
-    cache.record("https://example.org/w", weights.Installed(blob, sha256, sha256, 99, "https://example.org/w", sha256), None, None)
+    cache.record("https://example.org/w", weights.Installed(blob, sha256, sha256, 99, "https://example.org/w", sha256), None, None, 99)
     (own_cache / "quarantine" / "x").touch()
     assert found("cache", "damaged").found == "another size than installed: https://example.org/w"
     assert found("cache", "quarantine").state == "warning"
