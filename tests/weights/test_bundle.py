@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 import weights
 from weights import Cache, Checkpoint, archive
@@ -393,7 +394,9 @@ def hubless(record: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
         path = cache.temporary(of(data))
         path.write_bytes(data)
         place = cache.publish(path, of(data))
-        cache.record(row.sources[0], weights.Installed(place, of(data), "0" * 64, len(data), row.sources[0], of(data)), None, None, 1)
+        cache.record(
+            row.sources[0], weights.Installed(place, of(data), blake3(data).hexdigest(), len(data), row.sources[0], of(data)), None, None, 1
+        )
         bundle([row], tmp_path / f"{of(data)[:8]}.tar")
         return tmp_path / f"{of(data)[:8]}.tar"
 
