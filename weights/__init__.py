@@ -5,7 +5,8 @@
 What the environment can say; it is read at each call:
     ZOO_CACHE           the cache, instead of `kernelzoo` in the user's cache folder; it may be read-only and filled beforehand
     ZOO_OFFLINE=1       no network, and HF_HUB_OFFLINE=1 means the same
-    ZOO_MIRROR          a folder or URL that is asked first for a file named as the SHA-256, or as a source's path ends
+    ZOO_MIRROR          a folder or URL that is asked first for a file named as the SHA-256, or as a source's path ends; http:// in the
+                        local network is asked only by the full SHA-256
     ZOO_REGISTRY        folders with further tables, separated as in PATH
     ZOO_USER_REGISTRY   the folder that `add` writes to, instead of `kernelzoo/registry` in the user's configuration folder
     ZOO_FROZEN=1        only what a record or a lock has a full hash of; nothing new is pinned
@@ -18,6 +19,7 @@ from weights.collecting import Collected, Removed, gc
 from weights.errors import (
     BadLock,
     BadRecord,
+    BadSignature,
     CacheNotWritable,
     ChangedUpstream,
     ConvertError,
@@ -31,6 +33,7 @@ from weights.errors import (
     NoSpace,
     NotLocked,
     Offline,
+    OutputsDiffer,
     ProtocolError,
     RateLimited,
     SizeMismatch,
@@ -49,6 +52,7 @@ from weights.registry import adhoc, checkpoints, find, recognise
 __all__ = [
     "BadLock",
     "BadRecord",
+    "BadSignature",
     "Cache",
     "CacheNotWritable",
     "ChangedUpstream",
@@ -66,6 +70,7 @@ __all__ = [
     "NoSpace",
     "NotLocked",
     "Offline",
+    "OutputsDiffer",
     "Preprocessing",
     "ProtocolError",
     "RateLimited",

@@ -110,6 +110,14 @@ class MissingLibrary(ConvertError, ImportError):
     """The library that reads or writes this format is not installed."""
 
 
+class OutputsDiffer(WeightsError, ValueError):
+    """A network computes something else here than where its bundle was written."""
+
+
+class BadSignature(WeightsError, ValueError):
+    """A signature is missing, of another key, or of other files."""
+
+
 class WeightsMismatch(WeightsError, ValueError):
     """A file's tensors are not the network's.
 

@@ -19,7 +19,7 @@ from urllib.parse import urljoin, urlsplit
 from weights import patience as limits
 from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
 from weights.patience import Again, check_status, patiently
-from weights.sources import REDIRECTS, Remote, check_url, local_path, transport_error
+from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, local_path, transport_error
 
 if TYPE_CHECKING:
     import ssl
@@ -305,4 +305,5 @@ def _open(client: httpx2.Client, remote: Remote, part: Part, watchdog: _Watchdog
         except ValueError as error:
             raise ProtocolError(f"{remote.source}: redirects to {location!r}, which is no URL.") from error
         url, secrets = target, {} if left else secrets
+        loopback = loopback and urlsplit(remote.url).hostname in LOOPBACK  # a mirror's http:// leads to no other
     raise ProtocolError(f"{remote.source}: more than {REDIRECTS} redirects, the last to {url}.")

@@ -245,7 +245,7 @@ def _install_from(
         with bar(_title(checkpoint), progress) as shown:
             fetch(remote, part, expected, shown, deadline)
         if checkpoint.format == "safetensors":
-            _check_complete(part.path, part.size, place)
+            check_complete(part.path, part.size, place)
             sha256, blake3, size_bytes, ready = part.sha256, part.blake3, part.size, part.path
         else:
             ready = cache.temporary(name)
@@ -302,7 +302,7 @@ def _converted(convert: Converter | None, source: Path, made: Path, place: str) 
     assert convert is not None  # get() has seen to it
     try:
         convert(source, made)
-        _check_complete(made, made.stat().st_size, place)
+        check_complete(made, made.stat().st_size, place)
         return hashes(made)
     except WeightsError as error:
         made.unlink(missing_ok=True)
@@ -325,7 +325,7 @@ def _stamp(place: str) -> list[int] | None:
         return None
 
 
-def _check_complete(path: Path, size_bytes: int, place: str) -> None:
+def check_complete(path: Path, size_bytes: int, place: str) -> None:
     """See that the header describes all of the file: where no hash is known, nothing else tells a file that was cut short."""
     with disk(path.parent), path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -63,7 +63,7 @@ def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """List pairs of what to open and whose note it belongs to: the mirror's names first, then the sources in order.
 
     ZOO_MIRROR is a folder or a URL that is asked for a file named as the SHA-256, then for the last part of each source's path.
-    It may serve only what a recorded hash can judge.
+    It may serve only what a recorded hash can judge, and a mirror on http:// only what the full SHA-256 does.
     """
     mirror, folder = _mirror()
     if folder and not folder.is_dir():
@@ -71,7 +71,7 @@ def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     if mirror and (checkpoint.sha256 or checkpoint.sha256_prefix):
         base = folder.as_uri() if folder else mirror
         last = [urlsplit(source).path.rpartition("/")[2] for source in checkpoint.sources]
-        for name in dict.fromkeys(filter(None, [checkpoint.sha256, *last])):
+        for name in dict.fromkeys(filter(None, [checkpoint.sha256, *(() if _bare(mirror) else last)])):
             place = f"{base}/{name}"
             if folder is None or os.path.exists(local_path(place)):  # noqa: PTH110  Path.exists raises what os.path's answers with no
                 yield place, checkpoint.sources[0]
@@ -89,6 +89,8 @@ def mirror_note(checkpoint: Checkpoint) -> str:
         return f" {name} does not exist."
     if not (checkpoint.sha256 or checkpoint.sha256_prefix):
         return f" {name} was not asked, since no hash is known that could judge its file."
+    if _bare(mirror) and not checkpoint.sha256:
+        return f" {name} was not asked: over http:// it may serve only files whose full SHA-256 is recorded. Put it behind https://."
     return f" {name} was asked first and delivered nothing."
 
 
@@ -96,6 +98,22 @@ def _mirror() -> tuple[str, Path | None]:
     """Read ZOO_MIRROR; the second is its folder, if it is one."""
     mirror = os.environ.get("ZOO_MIRROR", "").rstrip("/")
     return mirror, Path(mirror).expanduser().absolute() if mirror and "://" not in mirror else None
+
+
+def _bare(mirror: str) -> bool:
+    """Tell a mirror in the local network that has no certificate."""
+    return mirror.startswith("http://") and urlsplit(mirror).hostname not in LOOPBACK
+
+
+def _pinned(url: str) -> bool:
+    """Tell a file of ZOO_MIRROR that is asked for by its full SHA-256, so that its bytes prove themselves and nothing secret goes along.
+
+    `candidates` gives that name only to a record with that hash; no name, password or query is allowed, and no token is ever sent there.
+    """
+    mirror, _ = _mirror()
+    parts = urlsplit(mirror)
+    bare = _bare(mirror) and parts.username is None and not parts.query and not parts.fragment
+    return bare and url.startswith(f"{mirror}/") and re.fullmatch(r"[0-9a-f]{64}", url[len(mirror) + 1 :]) is not None
 
 
 def resolve(source: str, commit: str | None = None) -> Remote:
@@ -123,13 +141,13 @@ def resolve(source: str, commit: str | None = None) -> Remote:
 
 
 def check_url(url: str, insecure_ok: bool = False, source: str | None = None) -> None:
-    """Refuse whatever is not https; http only to this machine, and only where no https led to it.
+    """Refuse whatever is not https; http only to this machine, or to ZOO_MIRROR for a pinned file, and only where no https led to it.
 
     Raises:
         InsecureSource: the URL is refused.
     """
     parts = urlsplit(url)
-    local = parts.scheme == "http" and parts.hostname in LOOPBACK and insecure_ok
+    local = parts.scheme == "http" and insecure_ok and (parts.hostname in LOOPBACK or _pinned(url))
     if (parts.scheme != "https" and not local) or not parts.hostname:
         led = f"{source} leads elsewhere: " if source and source != url else ""
         raise InsecureSource(f"{led}refused {url}: weights are fetched over https, and over http only from this machine.")

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
-from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock
+from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
 from zoo.console import (
     BuildOption,
     FrozenOption,
@@ -172,8 +172,16 @@ def _proof(record: Checkpoint) -> str:
 
 
 @app.command()
-def verify(as_json: JsonOption = False) -> None:
-    """Hash every cached file again and compare; exit 1 if one changed."""
+def verify(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With --signature: what was signed, a file or a folder.")] = None,
+    signature: Annotated[Path | None, typer.Option(metavar="SIG", help="Verify this signature of FILE instead of the cache.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PUB.pem", help="The signer's public key.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hash every cached file again and compare, exit 1 if one changed; or verify a file's signature."""
+    if file or signature or key:
+        cli_share.verify_signature(file, signature, key, as_json)
+        return
     results = weights.verify_all()
     if as_json:
         print_json([{"name": name, "ok": ok, "detail": detail} for name, ok, detail in results])
@@ -322,6 +330,12 @@ app.command()(cli_embed.knn)
 app.command()(cli_finetune.finetune)
 app.command()(cli_cache.gc)
 app.command()(cli_lock.lock)
+app.command()(cli_share.bundle)
+app.command()(cli_share.unbundle)
+app.command()(cli_share.mirror)
+app.command()(cli_share.sign)
+app.command()(cli_share.sbom)
+app.command()(cli_share.doctor)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -130,6 +130,15 @@ def trained(
     return network
 
 
+def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
+    """Build the network of a record from the bytes of its safetensors file, in eval mode; raises as `trained` does."""
+    network, state = _build(model, record, safetensors.tensors(buffer), {})
+    _assign(network, state, record)
+    network.eval()
+    network.checkpoint = _settled(record, network, {})
+    return network
+
+
 def to_safetensors(source: Path, destination: Path) -> None:
     """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied."""
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -1,0 +1,362 @@
+"""Mirrors: the publisher's own bytes under the names that ZOO_MIRROR asks for, verified, and served read-only."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hubserver import HubServer
+
+import weights
+from weights import Cache, Checkpoint, sources
+from weights.errors import BadRecord, HashMismatch, InsecureSource, Offline, SourceUnavailable
+from weights.fetch import Expected, fetch
+from weights.mirror import index, mirror
+from weights.part import Part
+from weights.serving import Server, files_of
+
+Make = Callable[..., Checkpoint]
+PICKLE = b"PK\x03\x04 a pickle " + bytes(5000)
+
+
+def of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def folder(hub: HubServer, record: Make, data: bytes, tmp_path: Path) -> Path:
+    """A mirror of a safetensors file whose hash is known, and of a pickle of which only the first digits are."""
+    rows = [
+        record(hub.file("w.safetensors", data), sha256=of(data)),
+        record(hub.file(f"net-{of(PICKLE)[:8]}.pth", PICKLE), tag="old", format="pytorch", sha256_prefix=of(PICKLE)[:8]),
+    ]
+    mirror(tmp_path / "m", rows)
+    return tmp_path / "m"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers = []
+
+    def start(folder: Path | None, **how: Any) -> Server:
+        servers.append(Server(files_of(folder), **how))
+        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=5)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return answer, answer.read()
+    finally:
+        connection.close()
+
+
+def test_files_have_the_names_that_clients_ask_for(folder: Path, data: bytes) -> None:
+    assert names(folder) == {"index.json", of(data), f"net-{of(PICKLE)[:8]}.pth"}
+    assert [(one.name, one.size, one.weights) for one in index(folder)] == [
+        (of(data), len(data), ("ResNet20:test",)),
+        (f"net-{of(PICKLE)[:8]}.pth", len(PICKLE), ("ResNet20:old",)),
+    ]
+
+
+@pytest.mark.parametrize("how", ["folder", "server"])
+def test_a_client_takes_its_weights_from_the_mirror(
+    folder: Path, data: bytes, record: Make, serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("ZOO_MIRROR", str(folder) if how == "folder" else serve(folder).url)
+    gone = "http://127.0.0.1:9/w.safetensors"
+    assert bytes(weights.open_weights(record(gone, sha256=of(data)))) == data
+    pickled = record(f"http://127.0.0.1:9/net-{of(PICKLE)[:8]}.pth", format="pytorch", sha256_prefix=of(PICKLE)[:8])
+    found = weights.get(pickled, to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    assert found.source_sha256 == of(PICKLE)
+
+
+def test_what_is_there_is_verified_and_not_fetched_again(folder: Path, hub: HubServer, data: bytes, record: Make) -> None:
+    hub.heal()
+    row = record(f"{hub.url}/files/w.safetensors", sha256=of(data))
+    report = mirror(folder, [row, replace(row, tag="same")])
+    assert (hub.gets(), report.new, report.damaged) == ([], (), ())
+    assert next(one for one in report.files if one.name == of(data)).weights == ("ResNet20:same", "ResNet20:test")
+
+
+def test_a_file_that_changed_is_moved_aside_and_fetched_again(folder: Path, hub: HubServer, data: bytes, record: Make) -> None:
+    (folder / of(data)).write_bytes(data[:-1] + b"?")
+    report = mirror(folder, [])
+    assert report.damaged == (of(data),)
+    assert len(index(folder)) == 1
+    report = mirror(folder, [record(f"{hub.url}/files/w.safetensors", sha256=of(data))])
+    assert report.new == (of(data),)
+    assert (folder / of(data)).read_bytes() == data
+
+
+def test_what_lies_in_the_cache_unconverted_is_not_fetched(hub: HubServer, data: bytes, record: Make, tmp_path: Path) -> None:
+    row = record(hub.file("w.safetensors", data), sha256=of(data))
+    weights.get(row)
+    hub.heal()
+    mirror(tmp_path / "m", [row])
+    assert hub.gets() == []
+    assert (tmp_path / "m" / of(data)).read_bytes() == data
+
+
+def test_wrong_bytes_do_not_enter_a_mirror(hub: HubServer, data: bytes, record: Make, tmp_path: Path) -> None:
+    with pytest.raises(HashMismatch):
+        mirror(tmp_path / "m", [record(hub.file("w.safetensors", data), sha256="0" * 64)])
+    assert names(tmp_path / "m") == {"index.json"}
+    assert index(tmp_path / "m") == []
+
+
+def test_one_that_is_down_and_one_that_lies_are_passed_over_and_named(
+    hub: HubServer, data: bytes, record: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    liar = hub.file("other.safetensors", data[::-1])
+    mirror(tmp_path / "m", [record("http://127.0.0.1:9/w.safetensors", liar, hub.file("w.safetensors", data), sha256=of(data))])
+    assert (tmp_path / "m" / of(data)).read_bytes() == data
+    assert names(tmp_path / "m") == {"index.json", of(data)}
+    assert any(liar in line and "Nothing was installed" in line for line in caplog.messages)
+
+
+def test_what_was_finished_before_a_failure_stays(hub: HubServer, data: bytes, record: Make, tmp_path: Path) -> None:
+    good = record(hub.file("w.safetensors", data), sha256=of(data))
+    with pytest.raises(SourceUnavailable):
+        mirror(tmp_path / "m", [good, record(f"{hub.url}/files/missing.safetensors", tag="none", sha256="1" * 64)])
+    assert names(tmp_path / "m") == {"index.json", of(data)}
+    assert len(index(tmp_path / "m")) == 1
+
+
+def test_offline_nothing_is_asked(record: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    monkeypatch.setattr(socket.socket, "connect", lambda *args: pytest.fail("it asked"))
+    with pytest.raises(Offline):
+        mirror(tmp_path / "m", [record("https://example.org/w.safetensors", sha256="0" * 64)])
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"kernelzoo_mirror": 1, "files": [{"name": "../x"}]}', '{"kernelzoo_mirror": 9, "files": []}'])
+def test_a_folder_with_another_index_is_left_alone(tmp_path: Path, text: str) -> None:
+    (tmp_path / "index.json").write_text(text)
+    with pytest.raises(BadRecord, match="is no index of a mirror"):
+        mirror(tmp_path, [])
+    assert (tmp_path / "index.json").read_text() == text
+
+
+def test_a_file_that_lies_in_the_way_is_not_overwritten(hub: HubServer, data: bytes, record: Make, tmp_path: Path) -> None:
+    name = f"net-{of(PICKLE)[:8]}.pth"
+    (tmp_path / name).write_bytes(b"mine")
+    row = record(hub.file(name, PICKLE), format="pytorch", sha256_prefix=of(PICKLE)[:8])
+    with pytest.raises(BadRecord, match="is no file of this mirror"):
+        mirror(tmp_path, [row])
+    assert (tmp_path / name).read_bytes() == b"mine"
+
+
+# -- the server
+
+
+def test_ranges_are_served_as_the_downloader_asks_for_them(folder: Path, serve: Callable[..., Server], data: bytes) -> None:
+    server, size, tag = serve(folder), len(data), f'"{of(data)}"'
+    answer, body = ask(server, f"/{of(data)}")
+    assert (answer.status, body, answer.headers["ETag"], answer.headers["Accept-Ranges"]) == (200, data, tag, "bytes")
+    for asked, part in {
+        "bytes=5-9": (5, 10),
+        "bytes=100-": (100, size),
+        "bytes=-7": (size - 7, size),
+        f"bytes=0-{size * 9}": (0, size),
+    }.items():
+        answer, body = ask(server, f"/{of(data)}", Range=asked)
+        assert (answer.status, body) == (206, data[slice(*part)])
+        assert answer.headers["Content-Range"] == f"bytes {part[0]}-{part[1] - 1}/{size}"
+    assert ask(server, f"/{of(data)}", Range="bytes=5-", If_Range=tag)[0].status == 206
+    assert ask(server, f"/{of(data)}", Range="bytes=5-", If_Range='"another"')[1] == data
+    for ignored in ("bytes=9-5", "bytes=1-2,4-5", "lines=1-2", "bytes=x-", "bytes=-"):
+        assert ask(server, f"/{of(data)}", Range=ignored)[0].status == 200
+    for beyond in (f"bytes={size}-", f"bytes={size}-{size + 5}", "bytes=-0"):
+        answer, body = ask(server, f"/{of(data)}", Range=beyond)
+        assert (answer.status, answer.headers["Content-Range"], body) == (416, f"bytes */{size}", b"")
+
+
+def test_head_tells_the_length_and_sends_nothing(folder: Path, serve: Callable[..., Server], data: bytes) -> None:
+    answer, body = ask(serve(folder), f"/{of(data)}", "HEAD")
+    assert (answer.status, answer.headers["Content-Length"], body) == (200, str(len(data)), b"")
+
+
+def test_nothing_but_the_index_is_served(folder: Path, serve: Callable[..., Server]) -> None:
+    for place in (folder / "secret", folder.parent / "secret"):
+        place.write_bytes(b"secret")
+    server = serve(folder)
+    up = ["/../secret", "/..%2fsecret", "/%2e%2e/secret", "//secret", "/./secret", "/..\\secret"]
+    for path in [*up, "/.incoming/x", "/secret", "/%00", "/" + "a" * 9000]:
+        answer, body = ask(server, path)
+        assert answer.status == 404, path
+        assert b"secret" not in body
+
+
+def test_nothing_can_be_written(folder: Path, serve: Callable[..., Server], data: bytes) -> None:
+    server = serve(folder)
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"):
+        assert ask(server, f"/{of(data)}", method)[0].status == 501
+    assert (folder / of(data)).read_bytes() == data
+
+
+def test_a_file_that_became_a_link_or_another_is_not_served(
+    folder: Path, serve: Callable[..., Server], data: bytes, tmp_path: Path
+) -> None:
+    server = serve(folder)
+    (tmp_path / "secret").write_bytes(bytes(len(data)))
+    (folder / of(data)).unlink()
+    (folder / of(data)).symlink_to(tmp_path / "secret")
+    assert ask(server, f"/{of(data)}")[0].status == 500
+    (folder / of(data)).unlink()
+    os.mkfifo(folder / of(data))
+    assert ask(server, f"/{of(data)}")[0].status == 500
+
+
+def test_the_index_is_served_and_grows_with_the_mirror(
+    folder: Path, serve: Callable[..., Server], hub: HubServer, record: Make, safetensors: Callable[..., bytes]
+) -> None:
+    server, more = serve(folder), safetensors(1000, seed=9)
+    assert json.loads(ask(server, "/")[1]) == json.loads((folder / "index.json").read_bytes())
+    mirror(folder, [record(hub.file("more.safetensors", more), tag="more", sha256=of(more))])
+    assert ask(server, f"/{of(more)}")[1] == more
+
+
+def test_the_cache_can_be_served(hub: HubServer, record: Make, serve: Callable[..., Server], data: bytes) -> None:
+    weights.get(record(hub.file("w.safetensors", data)))
+    server = serve(None)
+    assert ask(server, f"/{of(data)}")[1] == data
+    assert ask(server, "/layout.json")[0].status == 404
+
+
+def test_too_many_at_once_are_told_to_come_back(folder: Path, serve: Callable[..., Server], data: bytes) -> None:
+    server = serve(folder)
+    taken = sum(server.free.acquire(blocking=False) for _ in range(1000))
+    answer, _ = ask(server, f"/{of(data)}")
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
+    server.free.release(taken)
+    assert ask(server, f"/{of(data)}")[1] == data
+
+
+def test_garbage_does_not_stop_the_server(folder: Path, serve: Callable[..., Server], data: bytes) -> None:
+    server = serve(folder)
+    for garbage in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 50, b"GET /" + b"x" * 70_000):
+        with socket.create_connection(server.server_address[:2], timeout=5) as raw:
+            raw.sendall(garbage)
+    assert ask(server, f"/{of(data)}")[1] == data
+
+
+def test_a_taken_port_and_a_folder_without_an_index_are_refused(folder: Path, serve: Callable[..., Server], tmp_path: Path) -> None:
+    with pytest.raises(SourceUnavailable, match="choose another --host or --port"):
+        serve(folder, port=serve(folder).server_address[1])
+    with pytest.raises(SourceUnavailable, match=r"has no index\.json"):
+        serve(tmp_path)
+
+
+# -- http:// in the local network
+
+
+LAN = "http://10.1.2.3:8642"
+
+
+@pytest.fixture
+def lan(monkeypatch: pytest.MonkeyPatch, folder: Path, serve: Callable[..., Server]) -> Server:
+    """A mirror on another machine, as the client sees it: connections to it lead to a server here."""
+    server = serve(folder)
+    real = socket.create_connection
+
+    def reach(address: tuple[str, int], *args: Any, **more: Any) -> socket.socket:
+        return real(server.server_address[:2] if address[0] == "10.1.2.3" else address, *args, **more)
+
+    monkeypatch.setattr(socket, "create_connection", reach)
+    monkeypatch.setenv("ZOO_MIRROR", LAN)
+    return server
+
+
+def test_a_pinned_file_may_come_over_http_from_the_mirror(lan: Server, data: bytes, record: Make) -> None:
+    assert bytes(weights.open_weights(record("http://127.0.0.1:9/w.safetensors", sha256=of(data)))) == data
+
+
+def test_a_mirror_on_http_that_lies_is_not_believed(lan: Server, folder: Path, data: bytes, record: Make) -> None:
+    (folder / of(data)).write_bytes(data[:-1] + b"?")
+    with pytest.raises(HashMismatch):
+        weights.get(record("http://127.0.0.1:9/w.safetensors", sha256=of(data)))
+    assert not list(Cache().root.glob("blobs/sha256/*/*"))
+
+
+def test_what_is_not_pinned_in_full_is_not_asked_over_http(monkeypatch: pytest.MonkeyPatch, record: Make) -> None:
+    monkeypatch.setenv("ZOO_MIRROR", LAN)
+    row = record("https://example.org/net-12345678.pth", format="pytorch", sha256_prefix="12345678")
+    assert list(sources.candidates(row)) == [(row.sources[0], row.sources[0])]
+    assert "only files whose full SHA-256 is recorded" in sources.mirror_note(row)
+
+
+@pytest.mark.parametrize(
+    "mirror",
+    ["http://user:secret@10.1.2.3", "http://10.1.2.3?key=1", "http://10.1.2.4", "http://10.1.2.3:81", "https://10.1.2.3", "", "/tmp"],
+)
+def test_http_elsewhere_stays_forbidden(monkeypatch: pytest.MonkeyPatch, mirror: str) -> None:
+    monkeypatch.setenv("ZOO_MIRROR", mirror)
+    with pytest.raises(InsecureSource):
+        sources.check_url(f"http://10.1.2.3/{'a' * 64}", insecure_ok=True)
+
+
+@pytest.mark.parametrize("name", ["weights.pth", "a" * 63, "A" * 64, f"x/{'a' * 64}", f"../{'a' * 64}", f"{'a' * 64}?x", f"{'a' * 64}/"])
+def test_over_http_only_a_full_hash_is_a_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("ZOO_MIRROR", LAN)
+    sources.check_url(f"{LAN}/{'a' * 64}", insecure_ok=True)
+    with pytest.raises(InsecureSource):
+        sources.check_url(f"{LAN}/{name}", insecure_ok=True)
+    with pytest.raises(InsecureSource):
+        sources.check_url(f"{LAN}/{'a' * 64}", insecure_ok=False)  # an https source that redirects there
+
+
+def test_no_token_goes_to_the_mirror(
+    lan: Server, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Server]
+) -> None:
+    seen: list[Any] = []
+    handler = lan.RequestHandlerClass
+    monkeypatch.setattr(handler, "_get", lambda self, real=handler._get: (seen.append(dict(self.headers)), real(self))[1])
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    (tmp_path / "netrc").write_text("machine 10.1.2.3 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    place = f"{LAN}/{of(data)}"
+    cache = Cache()
+    cache.prepare()
+    part = Part(cache.partial, of(data))
+    fetch(sources.resolve(place), part, Expected(of(data)))
+    part.discard()
+    assert seen
+    assert not [
+        name for headers in seen for name, value in headers.items() if "secret" in value or name.lower() in ("authorization", "cookie")
+    ]
+
+
+@pytest.mark.parametrize("target", ["http://127.0.0.1:1/x", "http://10.1.2.4/x", "file:///etc/passwd", f"{LAN}/x"])
+def test_a_redirect_of_the_mirror_leads_to_https_or_nowhere(lan: Server, monkeypatch: pytest.MonkeyPatch, data: bytes, target: str) -> None:
+    def redirect(self: Any) -> None:
+        self._answer(302, b"", {"Location": target})
+
+    monkeypatch.setattr(lan.RequestHandlerClass, "_get", redirect)
+    cache = Cache()
+    cache.prepare()
+    part = Part(cache.partial, of(data))
+    with pytest.raises(InsecureSource):
+        fetch(sources.resolve(f"{LAN}/{of(data)}"), part, Expected(of(data)))
+    part.discard()

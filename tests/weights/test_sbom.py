@@ -1,0 +1,134 @@
+"""The bill of materials: CycloneDX 1.6 by its essentials, complete, and the same bytes for the same lock."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weights
+from weights.errors import BadRecord, SourceUnavailable
+from weights.sbom import Locked, lock_entries, sbom
+
+LOCK = """version = 1
+serial = 7
+[[weights]]
+key = "ResNet50:imagenet1k_v2"
+sha256 = "{full}"
+size = 102530333
+format = "pytorch"
+sources = ["https://download.pytorch.org/models/resnet50-11ad3fa6.pth", "hf://org/repo@{commit}/a file.pth"]
+license = "BSD-3-Clause"
+[[weights]]
+key = "hf://org/other"
+format = "safetensors"
+sources = ["hf://org/other@{commit}/model.safetensors"]
+license = "Our own licence"
+"""
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Path:
+    path = tmp_path / "project" / "weights.lock"
+    path.parent.mkdir()
+    path.write_text(LOCK.format(full="11ad3fa6" + "0" * 56, commit="c" * 40))
+    return path
+
+
+def made(lock: Path) -> dict[str, Any]:
+    return json.loads(sbom("project", lock_entries(lock)[1], "1.2.3"))
+
+
+def essentials(bom: dict[str, Any]) -> None:
+    """What the schema of CycloneDX 1.6 demands of the parts that we write."""
+    assert set(bom) == {"$schema", "bomFormat", "specVersion", "serialNumber", "version", "metadata", "components", "dependencies"}
+    assert (bom["bomFormat"], bom["specVersion"], bom["version"]) == ("CycloneDX", "1.6", 1)
+    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", bom["serialNumber"])
+    root = bom["metadata"]["component"]
+    refs = [root["bom-ref"], *(one["bom-ref"] for one in bom["components"])]
+    assert len(set(refs)) == len(refs)
+    assert [one["ref"] for one in bom["dependencies"]] == refs
+    assert bom["dependencies"][0]["dependsOn"] == refs[1:]
+    allowed = {"type", "bom-ref", "name", "version", "hashes", "licenses", "externalReferences", "modelCard", "properties"}
+    for one in bom["components"]:
+        assert set(one) <= allowed
+        assert one["type"] == "machine-learning-model"
+        assert one["name"]
+        for hashed in (one, *one["externalReferences"]):
+            for found in hashed.get("hashes", []):
+                assert found["alg"] == "SHA-256"
+                assert re.fullmatch(r"[0-9a-f]{64}", found["content"])
+        for licence in one["licenses"]:
+            assert set(licence["license"]) in ({"id"}, {"name"})
+        for reference in one["externalReferences"]:
+            assert reference["type"] in ("distribution", "documentation")
+            assert re.fullmatch(r"[a-z]+:[^\s<>\"{}|\\^`]+", reference["url"])
+        for fact in one["properties"]:
+            assert isinstance(fact["name"], str)
+            assert isinstance(fact["value"], str)
+        for metric in one.get("modelCard", {}).get("quantitativeAnalysis", {}).get("performanceMetrics", []):
+            assert {type(value) for value in metric.values()} == {str}
+
+
+def test_it_says_what_is_used_from_where_under_which_licence(lock: Path) -> None:
+    bom = made(lock)
+    essentials(bom)
+    first, second = bom["components"]
+    assert (first["name"], first["version"]) == ("ResNet50", "imagenet1k_v2")
+    assert first["hashes"] == [{"alg": "SHA-256", "content": "11ad3fa6" + "0" * 56}]
+    assert first["licenses"] == [{"license": {"id": "BSD-3-Clause"}}]
+    assert first["externalReferences"][1]["url"] == f"hf://org/repo@{'c' * 40}/a%20file.pth"
+    assert first["modelCard"]["quantitativeAnalysis"]["performanceMetrics"][0]["value"] == "80.858"
+    assert (second["name"], second["licenses"]) == ("hf://org/other", [{"license": {"name": "Our own licence"}}])
+    assert "hashes" not in second
+
+
+def test_the_whole_registry_makes_a_valid_one() -> None:
+    rows = weights.checkpoints()
+    entries = [Locked(f"{row.model}:{row.tag}", row.format, row.sources, row.license, row.sha256) for row in rows]
+    bom = json.loads(sbom("all", entries, "1"))
+    essentials(bom)
+    assert len(bom["components"]) == len(rows)
+    named = {licence["license"].get("name") for one in bom["components"] for licence in one["licenses"]}
+    assert named <= {None, "unstated"}
+
+
+def test_the_same_lock_gives_the_same_bytes_and_another_does_not(lock: Path) -> None:
+    entries = lock_entries(lock)[1]
+    text = sbom("project", entries, "1")
+    assert text == sbom("project", reversed(entries), "1")
+    other = json.loads(sbom("project", entries[:1], "1"))
+    assert other["serialNumber"] != json.loads(text)["serialNumber"]
+
+
+def test_the_nearest_lock_upwards_is_taken(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (lock.parent / "src" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(lock.parent / "src" / "deep")
+    assert lock_entries(None)[0] == lock
+
+
+def test_no_lock_and_a_broken_one_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceUnavailable, match="name one with --lock FILE"):
+        lock_entries(None)
+    for text in (
+        "version = 2",
+        "not toml",
+        'version = 1\n[[weights]]\nkey = "x"',
+        "version = 1\nweights = 3",
+        "version = 1\nweights = [1]",
+    ):
+        (tmp_path / "weights.lock").write_text(text)
+        with pytest.raises(BadRecord, match=r"is no weights\.lock"):
+            lock_entries(None)
+
+
+def test_facts_of_other_bytes_are_not_told(lock: Path) -> None:
+    shipped = next(row for row in weights.checkpoints() if row.sha256)
+    name = f"{shipped.model}:{shipped.tag}"
+    same, other = (Locked(name, shipped.format, shipped.sources, "MIT", sha256) for sha256 in (shipped.sha256, "0" * 64))
+    assert "modelCard" in json.loads(sbom("project", [same], "1"))["components"][0]
+    assert "modelCard" not in json.loads(sbom("project", [other], "1"))["components"][0]

@@ -1,0 +1,167 @@
+"""The doctor: says what works, breaks on nothing, shows no secret, and its exit code can be trusted."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weights
+from weights import Cache
+from zoo import doctor
+from zoo.cli import main
+from zoo.doctor import Finding, broken, examine
+
+
+@pytest.fixture(autouse=True)
+def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_reach", lambda host: "")
+
+
+def found(area: str, name: str) -> Finding:
+    return next(one for one in examine() if (one.area, one.name) == (area, name))
+
+
+def test_a_machine_where_everything_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert {one["area"] for one in findings} >= {"python", "cache", "disk", "registry", "network", "compute", "extras"}
+    assert not [one for one in findings if one["state"] == "broken"]
+    assert all(one["todo"] for one in findings if one["state"] in ("warning", "broken", "absent"))
+    assert main(["doctor"]) == 0
+    assert "Everything that the zoo needs works." in capsys.readouterr().out
+
+
+def test_a_host_that_can_not_be_reached_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "_reach", lambda host: "no connection" if "pytorch" in host else "")
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "BROKEN  network, download.pytorch.org:443: no connection" in text
+    assert "ok      network, huggingface.co:443: reached" in text
+
+
+def test_offline_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    monkeypatch.setattr(doctor, "_reach", lambda host: pytest.fail("it tried"))
+    one = found("network", "hosts")
+    assert (one.state, one.found) == ("ok", "not tried: ZOO_OFFLINE=1")
+
+
+def test_a_host_that_never_answers_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CONNECT_S", 0.1)
+    monkeypatch.setattr(doctor, "_reach", lambda host: time.sleep(30) or "")
+    began = time.monotonic()
+    findings = list(doctor._network())
+    assert time.monotonic() - began < 5
+    assert "no answer within" in next(one.found for one in findings if one.name == "huggingface.co:443")
+
+
+def test_connections_are_tried_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert doctor._reach(f"127.0.0.1:{port}") == ""
+    assert "no connection" in doctor._reach(f"127.0.0.1:{port}")
+    assert doctor._reach("no port") != ""
+
+
+def test_behind_a_proxy_the_proxy_is_what_must_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy.example.org:3128")
+    findings = examine()
+    assert "proxy.example.org:3128" in {one.name for one in findings}
+    assert "huggingface.co:443" not in {one.name for one in findings}
+    assert "secret" not in str(findings)
+
+
+def test_no_token_and_no_password_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    monkeypatch.setenv("ZOO_MIRROR", "https://me:verysecret@mirror.example.org/zoo")
+    main(["doctor"])
+    main(["doctor", "--json"])
+    text = capsys.readouterr().out
+    assert "Hub token: present" in text
+    assert "https://mirror.example.org/zoo" in text
+    assert "verysecret" not in text
+
+
+@pytest.mark.parametrize(
+    ("mirror", "state"),
+    [
+        ("/no/such/folder", "broken"),
+        ("ftp://mirror.example.org", "broken"),
+        ("http://10.1.2.3:8642", "warning"),
+        ("https://mirror.example.org", "ok"),
+        ("http://127.0.0.1:8642", "ok"),
+    ],
+)
+def test_a_mirror_is_judged(monkeypatch: pytest.MonkeyPatch, mirror: str, state: str) -> None:
+    monkeypatch.setenv("ZOO_MIRROR", mirror)
+    assert found("network", "ZOO_MIRROR").state == state
+
+
+def test_a_cache_that_is_no_folder_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file"))
+    assert found("cache", "folder").state == "broken"
+    assert broken(examine())
+
+
+def test_a_cache_of_a_later_layout_is_broken(own_cache: Path) -> None:
+    own_cache.mkdir()
+    (own_cache / "layout.json").write_text('{"version": 2}')
+    assert found("cache", "layout").state == "broken"
+
+
+def test_damage_and_quarantine_are_found(own_cache: Path) -> None:
+    cache = Cache()
+    cache.prepare()
+    sha256 = "ab" + "0" * 62
+    blob = cache.blob(sha256)
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"short")
+    cache.record("https://example.org/w", weights.Installed(blob, sha256, sha256, 99, "https://example.org/w", sha256), None, None, 99)
+    (own_cache / "quarantine" / "x").touch()
+    assert found("cache", "damaged").found == "another size than installed: https://example.org/w"
+    assert found("cache", "quarantine").state == "warning"
+
+
+@pytest.mark.parametrize(("held", "state"), [(False, "broken"), (True, "warning")])
+def test_a_read_only_cache_is_enough_where_it_is_filled(own_cache: Path, monkeypatch: pytest.MonkeyPatch, held: bool, state: str) -> None:
+    (own_cache / "blobs" / "sha256" / "ab").mkdir(parents=True)
+    if held:
+        (own_cache / "blobs" / "sha256" / "ab" / ("ab" * 32)).write_bytes(b"x")
+    monkeypatch.setattr(doctor, "_writable", lambda folder: False)
+    assert found("cache", "writable").state == state
+
+
+def test_looking_leaves_no_trace(own_cache: Path) -> None:
+    examine()
+    assert not own_cache.exists()
+    assert list(own_cache.parent.iterdir()) == []
+
+
+def test_a_damaged_registry_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ZOO_REGISTRY", str(tmp_path / "missing"))
+    assert found("registry", "records").state == "broken"
+    assert main(["doctor"]) == 1
+
+
+def test_a_look_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> Iterator[Any]:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(doctor, "_compute", fails)
+    assert main(["doctor"]) == 1
+    assert "compute, examination: RuntimeError: odd" in capsys.readouterr().out
+
+
+def test_every_extra_is_one_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert set(doctor.EXTRAS) == set(doctor.GIVES) == set(project["optional-dependencies"]) - {"dev"}

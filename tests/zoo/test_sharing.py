@@ -1,0 +1,203 @@
+"""Bundles with their networks, and the commands: what another machine can prove, and what a user is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+import weights
+from weights.errors import MalformedFile, OutputsDiffer
+from zoo import ResNet20, trained
+from zoo.cli import main
+from zoo.golden import TOLERANCE, compare, golden
+from zoo.model import Model
+from zoo.trained import add_file
+
+PACKAGED = Path(weights.__file__).parent
+
+
+@pytest.fixture
+def network() -> Model:
+    return trained(ResNet20)
+
+
+@pytest.fixture
+def tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle of a checkpoint of somebody's own, and then another machine without a network."""
+    source = weights.get(weights.find("ResNet20")).path
+    labels = tmp_path / "mine.tsv"
+    labels.write_text("".join(f"\tclass {number}\n" for number in range(10)))
+    add_file(ResNet20, source, "mine", license="MIT", labels=str(labels))
+    path = tmp_path / "zoo.tar"
+    assert main(["bundle", "ResNet20:mine", "resnet20", "-o", str(path), "-q"]) == 0
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "elsewhere" / "cache"))
+    monkeypatch.setenv("ZOO_USER_REGISTRY", str(tmp_path / "elsewhere" / "registry"))
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    return path
+
+
+def test_a_bundle_proves_its_networks_on_the_other_side(tar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["unbundle", str(tar), "-q", "--json"]) == 0
+    shipped, mine = json.loads(capsys.readouterr().out)
+    assert (shipped["tag"], shipped["new"], mine["tag"], mine["new"]) == ("cifar10", False, "mine", True)
+    assert mine["proof"].startswith("outputs 0.0e+00 apart")
+    network = trained(ResNet20, "mine")
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(network(images), trained(ResNet20)(images))
+    assert network.checkpoint is not None
+    assert network.checkpoint.labels == str(tmp_path / "elsewhere" / "registry" / "ResNet20.mine.labels.tsv")
+
+
+def test_what_is_said_of_a_bundle(tar: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["unbundle", str(tar)]) == 0
+    text = capsys.readouterr().out
+    assert "ResNet20 cifar10: was here already" in text
+    assert "ResNet20 mine: installed" in text
+    assert "registered in" in text
+    assert main(["unbundle", str(tar), "--no-check"]) == 0
+    assert "not compared" in capsys.readouterr().out
+
+
+def test_a_network_that_computes_something_else_is_not_installed(
+    tar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.golden._run", lambda network, images: torch.zeros(len(images), 10))
+    assert main(["unbundle", str(tar)]) == 1
+    assert "ResNet20 computes something else here" in " ".join(capsys.readouterr().err.split())
+    assert not list((tmp_path / "elsewhere").rglob("blobs/sha256/*/*"))
+    assert not (tmp_path / "elsewhere" / "registry").exists()
+
+
+def test_golden_outputs_are_the_same_bytes_each_time(network: Model) -> None:
+    before = torch.get_num_threads()
+    first = golden(network)
+    assert first == golden(network)
+    assert torch.get_num_threads() == before
+    tensors = load(first)
+    assert (tensors["images"].shape, tensors["logits"].shape) == ((2, 3, 32, 32), (2, 10))
+    assert "torch" in compare(network, first)
+
+
+def test_a_weight_that_changed_a_little_too_much_shows(network: Model) -> None:
+    written = golden(network)
+    with torch.no_grad():
+        network.get_submodule(network.classifiers[0]).weight.mul_(1 + 10 * TOLERANCE)  # type: ignore[operator,union-attr]
+    with pytest.raises(OutputsDiffer, match="1e-04 is allowed"):
+        compare(network, written)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_outputs_that_are_no_numbers_show(network: Model, value: float) -> None:
+    written = golden(network)
+    with torch.no_grad():
+        next(network.parameters()).fill_(value)
+    with pytest.raises(OutputsDiffer):
+        compare(network, written)
+
+
+def test_golden_outputs_of_another_network_or_none_are_refused(network: Model) -> None:
+    notes = {"golden": json.dumps({"torch": "1", "machine": "x"})}
+    images, logits = torch.rand(2, 3, 32, 32), torch.rand(2, 10)
+    wrong = [
+        ({"images": images}, notes),
+        ({"images": images, "logits": logits}, {}),
+        ({"images": images[:, :1].contiguous(), "logits": logits}, notes),
+        ({"images": images, "logits": logits[:, :5].contiguous()}, notes),
+        ({"images": images[:0], "logits": logits[:0]}, notes),
+        ({"images": images.double(), "logits": logits}, notes),
+        ({"images": images, "logits": logits / 0}, notes),
+        ({"images": images, "logits": logits}, {"golden": "[" * 10_000}),
+        ({"images": torch.zeros(1, 3, 4000, 8), "logits": logits[:1]}, notes),
+    ]
+    for tensors, told in wrong:
+        with pytest.raises(MalformedFile):
+            compare(network, save(tensors, told))
+    for data in (b"", b"x" * 100, golden(network)[:-1]):
+        with pytest.raises(MalformedFile):
+            compare(network, data)
+
+
+def test_a_network_that_nobody_knows_is_not_installed(
+    tar: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zoo.sharing.CATALOGUE", {})
+    assert main(["unbundle", str(tar)]) == 3
+    assert "update it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["bundle", "ResNet51"], 3),
+        (["bundle", "ResNet20:none"], 3),
+        (["bundle", "DenseNet264"], 3),
+        (["bundle"], 2),
+        (["unbundle", "missing.tar"], 4),
+        (["unbundle", "zoo.tar", "--signature", "x.sig"], 2),
+        (["mirror", "m", "ResNet20", "--serve"], 2),
+        (["mirror", "m", "--serve"], 4),
+        (["mirror", "m", "ResNet51"], 3),
+        (["verify", "zoo.tar"], 2),
+        (["verify", "--signature", "x.sig", "--key", "x.pem", "missing"], 4),
+        (["sign", "missing", "--key", "x.pem"], 4),
+        (["sbom"], 4),
+        (["sbom", "--lock", "missing.lock"], 4),
+    ],
+)
+def test_a_mistake_has_one_message_and_a_code(
+    arguments: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == code
+    assert "Traceback" not in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["m"])
+
+
+def test_a_mirror_is_written_and_verified_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "m"
+    assert main(["mirror", str(folder), "ResNet20", "-q"]) == 0
+    assert "ZOO_MIRROR=" in capsys.readouterr().out
+    assert main(["mirror", str(folder)]) == 0
+    blob = next(path for path in folder.iterdir() if path.name != "index.json")
+    blob.write_bytes(b"other")
+    assert main(["mirror", str(folder)]) == 1
+    assert "CHANGED" in capsys.readouterr().err
+
+
+def test_a_signed_bundle_is_verified_before_it_is_installed(tar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    for name in ("ours", "theirs"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        made = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        (tmp_path / f"{name}.key").write_bytes(made)
+        public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        (tmp_path / f"{name}.pub").write_bytes(public)
+    assert main(["sign", str(tar), "--key", str(tmp_path / "ours.key")]) == 0
+    signed = ["--signature", f"{tar}.sig", "--key"]
+    assert main(["verify", *signed, str(tmp_path / "ours.pub"), str(tar)]) == 0
+    assert main(["verify", *signed, str(tmp_path / "theirs.pub"), str(tar)]) == 1
+    assert main(["unbundle", str(tar), *signed, str(tmp_path / "theirs.pub")]) == 1
+    assert not (tmp_path / "elsewhere").exists()
+    assert main(["unbundle", str(tar), *signed, str(tmp_path / "ours.pub")]) == 0
+    logging.getLogger("weights").setLevel(logging.NOTSET)
+
+
+def test_a_bill_of_materials_is_written(tar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tarfile
+
+    with tarfile.open(tar) as file:
+        (tmp_path / "weights.lock").write_bytes(file.extractfile("weights.lock").read())  # type: ignore[union-attr]
+    assert main(["sbom", "--lock", str(tmp_path / "weights.lock"), "-o", str(tmp_path / "sbom.json")]) == 0
+    made = json.loads((tmp_path / "sbom.json").read_text())
+    assert [one["version"] for one in made["components"]] == ["cifar10", "mine"]
+    capsys.readouterr()
+    assert main(["sbom", "--lock", str(tmp_path / "weights.lock"), "-o", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == made

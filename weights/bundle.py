@@ -1,0 +1,253 @@
+"""One file that carries checkpoints to a machine without a network, and everything that proves them there.
+
+    bundle.json                     names, sizes and hashes of all that follows, and which blob belongs to which record
+    weights.lock                    the same identities, as other commands read them
+    LICENCES.txt                    licence and origin of each, for people
+    records/<model>.<tag>.toml      the records
+    labels/<name>.tsv               the names of the classes
+    golden/<model>.<tag>.safetensors   inputs and what the network made of them
+    blobs/<64 hex>                  the weights, safetensors
+
+The same cache writes the same bytes. A member is what `bundle.json` says, in its order, or the bundle is refused; see `weights.archive`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from weights import archive
+from weights.adding import to_toml
+from weights.archive import Progress, atomic
+from weights.cache import Cache, Installed
+from weights.errors import BadRecord, LimitExceeded, MalformedFile
+from weights.install import Converter, get
+from weights.reading import hashes
+from weights.record import Checkpoint
+from weights.registry import TAG
+
+MANIFEST, LOCK, LICENCES = "bundle.json", "weights.lock", "LICENCES.txt"
+VERSION = 1
+MANIFEST_LIMIT = 4 << 20
+SMALL_LIMIT = 256 << 20
+"""Bytes of all members together that are held in memory: records, labels, golden outputs."""
+ELSEWHERE = "file:///in-a-bundle/"
+"""Stands for a folder of the machine that wrote the bundle, whose name is nobody's business."""
+HEX = re.compile(r"[0-9a-f]{64}")
+MODEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """One checkpoint of a bundle.
+
+    Attributes:
+        model: the variant's class name.
+        tag: the checkpoint's name among the variant's.
+        blob: SHA-256 of its safetensors.
+        size: of the same bytes.
+        source_sha256: of what the source served, from which the blob was converted where it differs.
+        source_size: bytes of the same, 0 where nobody counted them.
+        commit: of the Hub's repository that served it.
+        labels: the name of its member in `labels/`, without the suffix; None where it has no labels, or they stayed at home.
+        golden: whether inputs and outputs are there.
+    """
+
+    model: str
+    tag: str
+    blob: str
+    size: int
+    source_sha256: str
+    source_size: int
+    commit: str | None
+    labels: str | None
+    golden: bool
+
+    @property
+    def name(self) -> str:
+        """Name it for people and files."""
+        return f"{self.model}.{self.tag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What `bundle.json` says of another member."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a bundle holds, as its first member says."""
+
+    weights: tuple[Carried, ...]
+    members: tuple[Member, ...]
+
+    def text(self) -> bytes:
+        """Write it in the one way that is read back."""
+        facts = {
+            "kernelzoo_bundle": VERSION,
+            "weights": [asdict(one) for one in self.weights],
+            "members": [asdict(one) for one in self.members],
+        }
+        return json.dumps(facts, indent=1).encode() + b"\n"
+
+
+def bundle(
+    rows: Sequence[Checkpoint],
+    path: str | Path,
+    *,
+    to_safetensors: Converter | None = None,
+    golden: Callable[[Checkpoint, Installed], bytes] | None = None,
+    labels: Callable[[str], bytes] | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Contents:
+    """Write checkpoints into one file; what is not in the cache is fetched first.
+
+    Args:
+        rows: records of the registry.
+        path: the file, which appears when it is complete.
+        to_safetensors: as for `get`.
+        golden: makes the safetensors of inputs and outputs; left out, the other side has nothing to compare with.
+        labels: reads the table of a record's labels.
+        progress: called with (bytes written, bytes in total).
+
+    Returns:
+        What was written.
+
+    Raises:
+        HashMismatch: a cached file is not what was installed.
+        NoSpace, CacheNotWritable: the file can't be written.
+        WeightsError: whatever `get` raises.
+    """
+    path, cache = Path(path).absolute(), Cache()
+    if path.is_dir():
+        raise BadRecord(f"{path} is a folder: name the file, {path / 'zoo.tar'}.")
+    carried: dict[str, tuple[Carried, Checkpoint, Path]] = {}
+    small: dict[str, bytes] = {}
+    for row in sorted(rows, key=lambda row: (row.model, row.tag)):
+        installed = get(row, to_safetensors=to_safetensors)
+        sha256, _, size = hashes(installed.path)
+        archive.check(str(installed.path), f"{row.model} {row.tag}", installed.sha256, sha256)
+        ref = next((found for source in row.sources if (found := cache.ref(source))), None) or {}
+        row = _portable(row, installed)
+        tests = golden(row, installed) if golden else None
+        table = None
+        if row.labels and labels:
+            table = f"{row.model}.{row.tag}" if row.labels.endswith(".tsv") else row.labels
+            small[f"labels/{table}.tsv"] = labels(row.labels)
+            row = replace(row, labels=table)
+        served = size if row.sha256 == sha256 else ref.get("source_size") or row.size_bytes or 0
+        one = Carried(row.model, row.tag, sha256, size, row.sha256 or sha256, served, ref.get("commit"), table, tests is not None)
+        carried[one.name] = one, row, installed.path
+        small[f"records/{one.name}.toml"] = to_toml(row).encode()
+        if tests is not None:
+            small[f"golden/{one.name}.safetensors"] = tests
+    chosen = list(carried.values())
+    small[LOCK] = _lock(chosen)
+    small[LICENCES] = _licences(chosen)
+    blobs = {one.blob: (place, one.size) for one, _, place in chosen}
+    order = sorted(small, key=lambda name: ("/" in name, name))
+    members = [Member(name, len(small[name]), hashlib.sha256(small[name]).hexdigest()) for name in order]
+    members += [Member(f"blobs/{sha256}", size, sha256) for sha256, (_, size) in sorted(blobs.items())]
+    contents = Contents(tuple(one for one, _, _ in chosen), tuple(members))
+    text = contents.text()
+    with atomic(path) as file:
+        writer = archive.Writer(file, archive.length([len(text), *(member.size for member in members)]), progress)
+        writer.small(MANIFEST, text)
+        for member in members:
+            if member.name in small:
+                writer.small(member.name, small[member.name])
+            else:
+                writer.large(member.name, blobs[member.sha256][0], member.size, member.sha256)
+        writer.end()
+    return contents
+
+
+def read_contents(text: bytes, place: str) -> Contents:
+    """Read `bundle.json` and see that it makes sense, whoever wrote it.
+
+    Raises:
+        MalformedFile: it does not, or a later version wrote it.
+        LimitExceeded: it asks for more memory than any bundle needs.
+    """
+    try:
+        facts = json.loads(text)
+        if facts["kernelzoo_bundle"] != VERSION:
+            raise MalformedFile(f"{place} has layout {facts['kernelzoo_bundle']!r} and this version reads {VERSION}: update kernelzoo.")
+        contents = Contents(tuple(Carried(**one) for one in facts["weights"]), tuple(Member(**one) for one in facts["members"]))
+        if contents.text() != text:
+            raise ValueError("it is not written as kernelzoo writes it")
+        for one in contents.weights:
+            _check_carried(one)
+        named = {LOCK, LICENCES} | {f"blobs/{one.blob}" for one in contents.weights}
+        named |= {f"records/{one.name}.toml" for one in contents.weights}
+        named |= {f"golden/{one.name}.safetensors" for one in contents.weights if one.golden}
+        named |= {f"labels/{one.labels}.tsv" for one in contents.weights if one.labels}
+        names = [member.name for member in contents.members]
+        if len(set(names)) < len(names) or len({one.name for one in contents.weights}) < len(contents.weights) or not contents.weights:
+            raise ValueError("a name stands there twice, or none")
+        if odd := sorted(named ^ set(names)):
+            raise ValueError(f"{odd[0]} is {'missing' if odd[0] in named else 'of no checkpoint'}")
+        sizes = {one.blob: one.size for one in contents.weights}
+        for member in contents.members:
+            if not _counts(member.size) or not isinstance(member.sha256, str) or not HEX.fullmatch(member.sha256):
+                raise ValueError(f"{member.name} has no size or hash")
+            folder, _, last = member.name.rpartition("/")
+            if folder == "blobs" and (member.sha256, member.size) != (last, sizes[last]):
+                raise ValueError(f"{member.name} contradicts itself")
+            archive.header(member.name, member.size)
+        if (held := sum(member.size for member in contents.members if not member.name.startswith("blobs/"))) > SMALL_LIMIT:
+            raise LimitExceeded(f"{place}: records, labels and golden outputs of {held:,} bytes; {SMALL_LIMIT:,} is more than any need.")
+    except (MalformedFile, RecursionError) as error:
+        raise error if isinstance(error, MalformedFile) else MalformedFile(f"{place}: {MANIFEST} is nested too deeply.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedFile(f"{place}: {MANIFEST} makes no sense ({type(error).__name__}: {error}). It was changed.") from error
+    return contents
+
+
+def _check_carried(one: Carried) -> None:
+    right = isinstance(one.model, str) and MODEL.fullmatch(one.model) and isinstance(one.tag, str) and re.fullmatch(TAG, one.tag)
+    right = right and all(isinstance(h, str) and HEX.fullmatch(h) for h in (one.blob, one.source_sha256))
+    right = right and (one.commit is None or (isinstance(one.commit, str) and re.fullmatch(r"[0-9a-f]{40}", one.commit)))
+    right = right and (one.labels is None or (isinstance(one.labels, str) and re.fullmatch(TAG, one.labels)))
+    if not right or not _counts(one.size) or not _counts(one.source_size, 0) or not isinstance(one.golden, bool):
+        raise ValueError(f"{one.model!r} {one.tag!r} is not as it is written")
+
+
+def _counts(size: Any, least: int = 1) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and least <= size <= archive.LARGEST
+
+
+def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
+    """Take out of a record what holds on this machine only, and put in the hash that was seen here."""
+    sources = [source if not source.startswith("file:") else ELSEWHERE + urlsplit(source).path.rpartition("/")[2] for source in row.sources]
+    return replace(row, sources=tuple(sources), sha256=installed.source_sha256, default=False)
+
+
+def _lock(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:
+    """Write the identities as tables of `weights.lock`."""
+    lines = ["version = 1", "serial = 1"]
+    for one, row, _ in chosen:
+        facts: dict[str, Any] = {"key": f"{one.model}:{one.tag}", "sha256": one.source_sha256}
+        facts |= {"size": one.source_size} if one.source_size else {}
+        facts |= {"format": row.format, "sources": list(row.sources), "license": row.license}
+        lines += ["", "[[weights]]", *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in facts.items())]
+    return "\n".join([*lines, ""]).encode()
+
+
+def _licences(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:
+    lines = ['The weights in this bundle and their licences; "unstated" means that nobody who publishes them says.']
+    for one, row, _ in chosen:
+        spdx = "" if row.license == "unstated" else f"  https://spdx.org/licenses/{row.license}.html"
+        lines += ["", f"{one.model} {one.tag}: {row.license}{spdx}", *(f"  from {source}" for source in row.sources)]
+        lines += [f"  {what}: {text}" for what, text in (("learnt from", row.provenance), ("recipe", row.recipe)) if text]
+    return "\n".join([*lines, ""]).encode()

@@ -1,0 +1,207 @@
+"""`zoo bundle`, `unbundle`, `mirror`, `sign`, `sbom`, `doctor`: weights for machines without a network, for a team, for auditors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zoo.console import JsonOption, QuietOption, err, escape, names, out, print_json
+
+ModelsArgument = Annotated[
+    list[str], typer.Argument(metavar="MODEL...", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
+]
+
+
+def bundle(
+    models: ModelsArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path("zoo.tar"),
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write checkpoints into one file for a machine without a network: weights, labels, records, licences, golden outputs."""
+    from zoo import sharing
+
+    contents = sharing.bundle(models, output, progress=not quiet)
+    size = output.stat().st_size
+    if as_json:
+        print_json({"file": str(output), "size_bytes": size, "weights": [asdict(one) for one in contents.weights]})
+        return
+    for one in contents.weights:
+        out.print(f"{one.model} {one.tag}: {one.size:,} bytes, sha256 {one.blob}", soft_wrap=True)
+    out.print(f"wrote {escape(str(output))}, {size:,} bytes. There: zoo unbundle {escape(output.name)}", soft_wrap=True)
+
+
+def unbundle(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What zoo bundle wrote.")],
+    check: Annotated[bool, typer.Option(help="Run each network on the bundle's images and compare its outputs.")] = True,
+    signature: Annotated[Path | None, typer.Option(metavar="SIG", help="Verify this signature first.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PUB.pem", help="The signer's public key.")] = None,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Install a bundle: every byte proven, everything or nothing."""
+    from zoo import sharing
+
+    sha256 = _signed(file, signature, key)
+    done = sharing.unbundle(file, check=check, sha256=sha256, progress=not quiet)
+    if as_json:
+        print_json([asdict(one) for one in done])
+        return
+    for one in done:
+        out.print(f"{one.model} {one.tag}: {'installed' if one.new else 'was here already'}, sha256 {one.sha256}", soft_wrap=True)
+        out.print(f"  {escape(one.proof)}", soft_wrap=True)
+        if one.converted:
+            whose = "whose signature was verified" if sha256 else "whose word it is: zoo sign and --signature prove who wrote it"
+            out.print(f"  [dim]converted from the published file by the machine that wrote the bundle, {whose}[/dim]", soft_wrap=True)
+        if one.registered:
+            out.print(f"  registered in {escape(str(one.registered))}", soft_wrap=True)
+
+
+def _signed(file: Path, signature: Path | None, key: Path | None) -> str | None:
+    """Verify a signature where one is given; returns the SHA-256 that it proves."""
+    if (signature is None) != (key is None):
+        raise typer.BadParameter("a signature is verified with a key: --signature SIG --key PUB.pem", param_hint="--signature")
+    if signature is None or key is None:
+        return None
+    from weights.signing import verify_signature
+
+    return verify_signature(file, signature, key)[file.name]
+
+
+def mirror(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The mirror's folder; with --serve also the word cache.")],
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL...]", autocompletion=names, help="Networks to add; none only verifies.")
+    ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the folder, or the cache, until Ctrl-C.")] = False,
+    host: Annotated[
+        str, typer.Option(help="With --serve: this machine's address in the network; 127.0.0.1 is this machine only.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 takes a free one.")] = 8642,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write or verify a mirror: files that any web server or bucket can hold; or serve one in the local network."""
+    if serve:
+        if models:
+            raise typer.BadParameter("write the mirror first, then serve it: --serve takes no networks", param_hint="--serve")
+        _serve(None if str(folder) == "cache" else folder, host, port)
+        return
+    from weights.mirror import mirror as write
+    from zoo.sharing import records
+
+    report = write(folder, records(models or []), progress=not quiet)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        for one in report.files:
+            out.print(
+                f"{'new ' if one.name in report.new else 'ok  '} {one.name}  {one.size:,} bytes  {', '.join(one.weights)}", soft_wrap=True
+            )
+        out.print(
+            f"{len(report.files)} files in {escape(str(folder))}. Use it: ZOO_MIRROR={escape(str(folder.absolute()))}", soft_wrap=True
+        )
+    for name in report.damaged:
+        err.print(f"[red]CHANGED[/red] {escape(name)} was moved to .damaged.{escape(name)}", soft_wrap=True)
+    if set(report.damaged) - {one.name for one in report.files}:
+        raise typer.Exit(1)
+
+
+def _serve(folder: Path | None, host: str, port: int) -> None:
+    from weights.serving import Server, files_of
+
+    with Server(files_of(folder), host, port) as server:
+        count = len(server.files())
+        out.print(f"serving {count} files of {escape(str(folder or 'the cache'))} on {server.url}; Ctrl-C ends it", soft_wrap=True)
+        out.print(f"There: export ZOO_MIRROR={server.url}", soft_wrap=True)
+        if host not in ("127.0.0.1", "localhost", "::1"):
+            out.print(
+                "[dim]http:// is asked only for files whose full SHA-256 the client knows; behind an https:// proxy for all.[/dim]",
+                soft_wrap=True,
+            )
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            out.print("stopped")
+
+
+def sign(
+    what: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle, any other file, or a folder with everything in it.")],
+    key: Annotated[Path, typer.Option(metavar="KEY.pem", help="Your private key: elliptic curve, P-256 for example.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="SIG", help="FILE.sig if left out.")] = None,
+    password: Annotated[
+        str | None, typer.Option(envvar="ZOO_KEY_PASSWORD", help="Of an encrypted key; better in ZOO_KEY_PASSWORD.")
+    ] = None,
+) -> None:
+    """Sign a bundle, a file or a folder with your key, by OpenSSF model-signing, offline."""
+    from weights.signing import sign as write
+
+    place = write(what, key, output, password)
+    out.print(f"signed. There: zoo verify --signature {escape(place.name)} --key PUB.pem {escape(what.name)}", soft_wrap=True)
+
+
+def verify_signature(file: Path | None, signature: Path | None, key: Path | None, as_json: bool) -> None:
+    """Verify a signature for `zoo verify --signature SIG --key PUB.pem FILE`."""
+    if file is None or signature is None or key is None:
+        raise typer.BadParameter("a signature is verified by: zoo verify --signature SIG --key PUB.pem FILE", param_hint="--signature")
+    from weights.signing import verify_signature as verified
+
+    found = verified(file, signature, key)
+    if as_json:
+        print_json({"file": str(file), "signature": str(signature), "key": str(key), "sha256": found})
+        return
+    for name, sha256 in found.items():
+        out.print(f"[green]signed[/green] {escape(name)}  [dim]sha256 {sha256}[/dim]", soft_wrap=True)
+
+
+def sbom(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - prints it.")] = Path("sbom.json"),
+    lock: Annotated[Path | None, typer.Option(metavar="FILE", help="The lock; the nearest weights.lock upwards if left out.")] = None,
+) -> None:
+    """Write the bill of materials of what a lock uses: hashes, licences, origins, as CycloneDX 1.6."""
+    import sys
+
+    import zoo
+    from weights.archive import atomic
+    from weights.sbom import lock_entries
+    from weights.sbom import sbom as write
+
+    path, entries = lock_entries(lock)
+    text = write(path.absolute().parent.name or "project", entries, zoo.__version__)
+    if str(output) == "-":
+        sys.stdout.write(text)
+        return
+    with atomic(output) as file:
+        file.write(text.encode())
+    out.print(f"wrote {escape(str(output))}: {len(entries)} sets of weights of {escape(str(path))}", soft_wrap=True)
+    unknown = [entry.key for entry in entries if entry.license == "unstated"]
+    if unknown:
+        err.print(
+            f"{len(unknown)} have no stated licence: {escape(', '.join(unknown[:5]))}{' …' if len(unknown) > 5 else ''}", soft_wrap=True
+        )
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Look at cache, disk, network, GPU and extras: what works, what does not, what to do; exit 1 if something needed is broken."""
+    from zoo.doctor import broken, examine
+
+    findings = examine()
+    if as_json:
+        print_json([asdict(one) for one in findings])
+    else:
+        signs = {
+            "ok": "[green]ok     [/green]",
+            "warning": "[yellow]warning[/yellow]",
+            "broken": "[red]BROKEN [/red]",
+            "absent": "[dim]absent [/dim]",
+        }
+        for one in findings:
+            out.print(f"{signs[one.state]} {one.area}, {escape(one.name)}: {escape(one.found)}", soft_wrap=True)
+            if one.todo:
+                out.print(f"          {escape(one.todo)}", style="dim", soft_wrap=True)
+        out.print("Something that the zoo needs is broken." if broken(findings) else "Everything that the zoo needs works.")
+    if broken(findings):
+        raise typer.Exit(1)

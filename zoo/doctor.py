@@ -1,0 +1,298 @@
+"""`zoo doctor`: what of this machine the zoo can use, what it can't, and what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import weights
+from weights.cache import LAYOUT, Cache, read_json
+from weights.patience import proxies
+from weights.registry import user_folder
+from weights.sources import LOOPBACK, offline
+
+CONNECT_S = 3.0
+LITTLE_BYTES = 2 << 30
+State = Literal["ok", "warning", "broken", "absent"]
+EXTRAS = {
+    "convert": ("h5py", "onnx", "onnxruntime", "scipy", "tensorstore"),
+    "cpu": ("openvino", "onnxruntime", "onnx"),
+    "cudnn": ("cudnn",),
+    "embed": ("pyarrow", "fsspec"),
+    "ray": ("ray",),
+    "signing": ("model_signing", "OpenSSL"),
+    "demo": ("skimage",),
+}
+GIVES = {
+    "convert": "writing Keras and ONNX files, reading Orbax, proofs by the source's framework",
+    "cpu": "faster inference on a CPU: fast(model, 'cpu')",
+    "cudnn": "more of cuDNN's plans for fast(model) on a GPU",
+    "embed": "zoo embed into Parquet and from URLs",
+    "ray": "zoo embed --engine ray",
+    "signing": "zoo sign, zoo verify --signature",
+    "demo": "photographs for zoo demo",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look found.
+
+    Attributes:
+        area: "cache", "disk", "network" …
+        name: what was looked at.
+        state: "ok"; "warning", it works and something should be known; "broken", the zoo needs it; "absent", an option that is not here.
+        found: what is there.
+        todo: what to do, where there is something.
+    """
+
+    area: str
+    name: str
+    state: State
+    found: str
+    todo: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything; a look that fails is a finding too, and never an error."""
+    findings: list[Finding] = []
+    looks = {"python": _python, "cache": _cache, "registry": _registry, "network": _network, "compute": _compute, "extras": _extras}
+    level = logging.getLogger("weights").level
+    logging.getLogger("weights").setLevel(logging.CRITICAL)  # what is logged elsewhere is a finding here
+    try:
+        for area, look in looks.items():
+            try:
+                findings += look()
+            except Exception as error:
+                findings.append(
+                    Finding(area, "examination", "broken", f"{type(error).__name__}: {error}", "report this, with what stands here")
+                )
+    finally:
+        logging.getLogger("weights").setLevel(level)
+    return findings
+
+
+def _python() -> Iterator[Finding]:
+    import zoo
+
+    yield Finding(
+        "python", "kernelzoo", "ok", f"{zoo.__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    )
+    wanted = ("torch", "torchvision", "huggingface_hub", "httpx2", "safetensors", "blake3", "filelock", "numpy", "pillow")
+    missing = []
+    for name in wanted:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    state: State = "broken" if missing else "ok"
+    found = f"missing: {', '.join(missing)}" if missing else f"{len(wanted)} required libraries are installed"
+    yield Finding("python", "libraries", state, found, "pip install --upgrade kernelzoo" if missing else "")
+
+
+def _cache() -> Iterator[Finding]:
+    cache = Cache()
+    chosen = "ZOO_CACHE" if os.environ.get("ZOO_CACHE") else "the default; ZOO_CACHE names another"
+    yield Finding("cache", "place", "ok", f"{cache.root} ({chosen})")
+    try:
+        cache.check_folder()
+    except weights.WeightsError as error:
+        yield Finding("cache", "folder", "broken", str(error), "set ZOO_CACHE to a folder that can be read")
+        return
+    writable = _writable(cache.root)
+    todo = "weights that are in it can be used; to add others, set ZOO_CACHE to a folder that can be written"
+    held = any((cache.root / "blobs").glob("*/*/*"))
+    yield Finding(
+        "cache", "writable", "ok" if writable else "warning" if held else "broken", "yes" if writable else "no", "" if writable else todo
+    )
+    if cache.root.exists():
+        version = (read_json(cache.root / "layout.json") or {}).get("version")
+        if version not in (None, LAYOUT):
+            yield Finding(
+                "cache", "layout", "broken", f"layout {version!r}, this version writes {LAYOUT}", "update kernelzoo, or set ZOO_CACHE"
+            )
+        yield from _contents(cache)
+    yield _disk(cache.root)
+
+
+def _contents(cache: Cache) -> Iterator[Finding]:
+    """Count what is there, and compare sizes with the notes; hashes are for `zoo verify`."""
+    blobs = [path for path in (cache.root / "blobs" / "sha256").glob("*/*") if path.is_file() and not path.is_symlink()]
+    sizes = {path.name: path.stat().st_size for path in blobs}
+    yield Finding("cache", "contents", "ok", f"{len(sizes)} files, {sum(sizes.values()):,} bytes")
+    notes = [ref for path in (cache.root / "refs").glob("*.json") if (ref := read_json(path))]
+    wrong = {str(ref.get("source")) for ref in notes if ref.get("sha256") in sizes and sizes[ref["sha256"]] != ref.get("size")}
+    wrong |= {name for name, size in sizes.items() if not size}
+    if wrong:
+        yield Finding(
+            "cache", "damaged", "broken", f"another size than installed: {', '.join(sorted(wrong))}", "zoo verify, then zoo pull them again"
+        )
+    aside = sum(1 for _ in (cache.root / "quarantine").glob("*"))
+    if aside:
+        todo = f"look at them or delete {cache.root / 'quarantine'}; a disk that does this again is failing"
+        yield Finding("cache", "quarantine", "warning", f"{aside} damaged files were moved aside", todo)
+
+
+def _disk(root: Path) -> Finding:
+    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    enough = free >= LITTLE_BYTES
+    todo = "" if enough else "the largest checkpoints need 0.6 GB, twice while they are converted: free some, or set ZOO_CACHE elsewhere"
+    return Finding("disk", "free", "ok" if enough else "warning", f"{free / 1e9:,.1f} GB on the disk of {there}", todo)
+
+
+def _writable(folder: Path) -> bool:
+    """Try it, since permissions don't say all: a read-only mount, a full quota."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    probe = there / f".zoo-doctor.{os.getpid()}.{time.monotonic_ns()}"
+    try:
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _registry() -> Iterator[Finding]:
+    try:
+        rows = weights.checkpoints()
+    except weights.WeightsError as error:
+        yield Finding("registry", "records", "broken", str(error), "mend or delete that table; everything else waits for it")
+        return
+    own = sum(1 for _ in user_folder().glob("*.toml"))
+    yield Finding("registry", "records", "ok", f"{len(rows)} checkpoints, {own} of your own in {user_folder()}")
+
+
+def _network() -> Iterator[Finding]:
+    switch, mirror = offline(), os.environ.get("ZOO_MIRROR", "")
+    yield from _mirror(mirror)
+    yield Finding(
+        "network",
+        "Hub token",
+        "ok" if _token() else "absent",
+        "present" if _token() else "none",
+        "" if _token() else "only private and gated repositories need one: hf auth login",
+    )
+    through = proxies().removeprefix(", and the proxy in ").rstrip(".")
+    if through:
+        yield Finding("network", "proxy", "ok", through)
+    if switch:
+        yield Finding("network", "hosts", "ok", f"not tried: {switch}", "unset it to fetch weights; what is in the cache works")
+        return
+    hosts = _hosts(mirror)
+    reached: dict[str, str] = {}
+    threads = [threading.Thread(target=lambda host=host: reached.update({host: _reach(host)}), daemon=True) for host in hosts]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + CONNECT_S + 0.5
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    for host in hosts:
+        why = reached.get(host, f"no answer within {CONNECT_S:.0f} s")
+        state: State = "ok" if not why else "warning" if mirror else "broken"
+        todo = "" if not why else "check network, proxy and firewall; without a network: ZOO_OFFLINE=1, zoo unbundle, or ZOO_MIRROR"
+        yield Finding("network", host, state, why or "reached", todo)
+
+
+def _mirror(mirror: str) -> Iterator[Finding]:
+    if not mirror:
+        return
+    parts = urlsplit(mirror)
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in mirror else mirror
+    if "://" not in mirror:
+        there = Path(mirror).expanduser().is_dir()
+        yield Finding(
+            "network", "ZOO_MIRROR", "ok" if there else "broken", shown, "" if there else "there is no such folder: mend or unset it"
+        )
+    elif parts.scheme == "http" and parts.hostname not in LOOPBACK:
+        yield Finding("network", "ZOO_MIRROR", "warning", shown, "over http:// it is asked only for files whose full SHA-256 is recorded")
+    elif parts.scheme not in ("http", "https", "file"):
+        yield Finding("network", "ZOO_MIRROR", "broken", shown, "a mirror is a folder, https:// or http://")
+    else:
+        yield Finding("network", "ZOO_MIRROR", "ok", shown)
+
+
+def _hosts(mirror: str) -> list[str]:
+    """List what must be reached, as host:port: the proxy instead, where one stands between."""
+    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    urls = {hub if source.startswith("hf://") else source for row in weights.checkpoints() for source in row.sources}
+    urls = {url for url in urls if url.startswith(("https://", "http://"))} | ({mirror} if mirror.startswith("http") else set())
+    from urllib.request import getproxies, proxy_bypass
+
+    found, through = set(), getproxies()
+    for url in urls:
+        parts = urlsplit(url)
+        proxy = through.get(parts.scheme) or through.get("all")
+        if proxy and parts.hostname and not proxy_bypass(parts.hostname):
+            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if parts.hostname:
+            found.add(f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}")
+    return sorted(found)
+
+
+def _reach(host: str) -> str:
+    """Resolve and connect; returns what went wrong, nothing if nothing did."""
+    name, _, port = host.rpartition(":")
+    try:
+        socket.create_connection((name, int(port)), timeout=CONNECT_S).close()
+    except socket.gaierror as error:
+        return f"its name is not known ({error.strerror})"
+    except (OSError, ValueError, UnicodeError) as error:
+        return f"no connection ({getattr(error, 'strerror', None) or error})"
+    return ""
+
+
+def _token() -> bool:
+    from huggingface_hub import get_token
+
+    return bool(get_token())
+
+
+def _compute() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:
+        yield Finding("compute", "torch", "broken", f"{type(error).__name__}: {error}", "pip install torch")
+        return
+    yield Finding("compute", "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    if not torch.cuda.is_available():
+        todo = "fast(model) uses the CPU. For a GPU: an NVIDIA driver, and a build of torch with CUDA"
+        yield Finding("compute", "GPU", "absent", f"none that torch sees (built for CUDA {torch.version.cuda or 'no'})", todo)
+        return
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        found = f"{about.name}, {about.total_memory / 1e9:.0f} GB, compute capability {about.major}.{about.minor}"
+        yield Finding("compute", f"GPU {number}", "ok", found)
+    there = importlib.util.find_spec("triton") is not None
+    yield Finding(
+        "compute",
+        "Triton",
+        "ok" if there else "warning",
+        "installed" if there else "none",
+        "" if there else "pip install triton: fast(model) needs it",
+    )
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, modules in EXTRAS.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        todo = f"pip install 'kernelzoo[{extra}]'" if missing else ""
+        found = f"{GIVES[extra]}" + (f"; missing: {', '.join(missing)}" if missing else "")
+        yield Finding("extras", extra, "absent" if missing else "ok", found, todo)
+
+
+def broken(findings: list[Finding]) -> bool:
+    """Whether something that the zoo needs does not work."""
+    return any(one.state == "broken" for one in findings)
