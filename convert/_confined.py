@@ -19,6 +19,8 @@ SPARE_BYTES = 2**30
 """Memory beside four times the input: what a reader may hold."""
 FILES = 256
 """Open files that a reader may have; TensorFlow's and ONNX's weights may lie in some dozens."""
+GRACE_S = 5
+"""From the signal that says that the time is over to the one that can't be missed."""
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 38, 4, 22
 _LANDLOCK = {"create": 444, "add": 445, "restrict": 446}  # the same number on every architecture
@@ -92,7 +94,7 @@ def _limits(size_bytes: int, cpu_s: int) -> list[str]:
         hard = resource.getrlimit(getattr(resource, name))[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         try:
-            resource.setrlimit(getattr(resource, name), (limit, limit))
+            resource.setrlimit(getattr(resource, name), (limit, limit + GRACE_S if name == "RLIMIT_CPU" and hard == resource.RLIM_INFINITY else limit))
         except (ValueError, OSError):  # macOS limits no address space
             continue
         active.append(words)

@@ -50,7 +50,15 @@ COMPANIONS = ("caffe", "darknet", "deepcompression", "onnx", "tensorflow")
 KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LC_ALL")
 """What the reader's environment keeps of ours: no token is among it."""
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-START = "import json,sys; sys.path[:]=json.loads(sys.argv[1]); from convert._reader import main; main()"
+START = """
+import json, sys, types
+root, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
+for name in ("weights", "convert"):  # of the packages themselves nothing is needed, and their start takes as long as a reader's
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [f"{root}/{name}"]
+from convert._reader import main
+main()
+"""
 
 
 def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolated: bool = True) -> Source:
@@ -158,6 +166,8 @@ class _Reader:
                 _fill(answers, into)
         except (EOFError, OSError) as error:
             raise self._crashed(seconds if late.is_set() else None) from error
+        except ConvertError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._nonsense(error) from error
         finally:
@@ -186,7 +196,7 @@ class _Reader:
             self.process.wait(5)
         code = self.process.poll()
         self.close()
-        limit = _LIMITS.get(-(code or 0))
+        limit = "the limit of processor time" if code == -getattr(signal, "SIGXCPU", 0) != 0 else None
         if late_s is not None:
             limit = f"the deadline of {late_s:.0f} s"
         if limit is not None:
@@ -201,10 +211,6 @@ class _Reader:
         crash.path, crash.limit = str(self.path), limit
         crash.signal = _signal_name(-code) if code is not None and code < 0 else None
         return crash
-
-
-_LIMITS = {getattr(signal, "SIGXCPU", 0): "the limit of processor time", getattr(signal, "SIGXFSZ", 0): "the limit that it may not write"}
-_LIMITS.pop(0, None)
 
 
 def _signal_name(number: int) -> str:
@@ -251,9 +257,10 @@ def _held(data: Buffer | None) -> Iterator[int | None]:
 def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     """Start a Python that hears nothing of the user's: no environment, no start-up files, no folder of work."""
     here = {"", str(Path.cwd())}
-    places = [str(Path(__file__).parents[1]), *(entry for entry in sys.path if entry not in here and Path(entry).is_absolute())]
+    root = str(Path(__file__).parents[1])
+    places = [root, *(entry for entry in sys.path if entry not in here and Path(entry).is_absolute())]
     environment = {name: os.environ[name] for name in KEPT if name in os.environ} | ALONE
-    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", START, json.dumps(places)]
+    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", START, root, json.dumps(places)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     more = {"pass_fds": fds} if fds else {}
     return subprocess.Popen(command, env=environment, bufsize=0, **pipes, **more)
