@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean faults faults-files
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kernelzoo needs Python 3.11 or newer; make PYTHON=python3.12 …")'
@@ -17,6 +17,12 @@ demo: $(BIN)/.installed
 test: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
+# Twenty thousand damaged files a reader, about half an hour on one core; an interrupted run goes on where it was. `make faults` has all faults.
+faults: faults-files
+
+faults-files: $(BIN)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/convert/faults_files.py --report docs/faults.md
+
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -27,4 +33,4 @@ format: $(BIN)/.installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis demo.png
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .faults .faults-files.json demo.png

@@ -13,6 +13,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -29,6 +30,8 @@ SECONDS = 20
 SPARE_BYTES = 200 * 2**20
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
 HERE = Path(__file__).parent
+KEPT = HERE.parents[1] / ".faults"
+"""Where files go that did harm."""
 MEMORY = Path("/dev/shm")
 """Where files cost no disk; most of the time would go into deleting them."""
 
@@ -86,10 +89,8 @@ def mutate(data: bytes, draw: random.Random) -> bytes:
 
 def mutations(files: list[Path], count: int, folder: Path, seed: int) -> Iterator[Path]:
     """Write `count` damaged copies, one after the other, each with its companions beside it."""
-    import shutil
-
-    draw = random.Random(seed)
     for number in range(count):
+        draw = random.Random(f"{seed}/{number}")  # each of its own: torch's older files differ from run to run
         original = files[number % len(files)]
         for old in folder.iterdir():
             shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -195,7 +196,10 @@ def _of_torch(path: Path) -> dict[str, Any]:
 
     from convert.formats.pytorch import NESTED
 
-    found = torch.load(path, map_location="cpu", weights_only=True)
+    with path.open("rb") as file:
+        zipped = file.read(4) == b"PK\3\4"
+    # torch's unmapped reader hands out memory that it never filled, for some damaged archives
+    found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     for _ in range(2):
         found = next((found[key] for key in NESTED if isinstance(found, dict) and isinstance(found.get(key), dict) and found[key]), found)
     tensors = {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
@@ -272,7 +276,9 @@ def child(format: str, count: int, seed: int) -> None:
             if watch.seen or canary.exists():
                 fault = watch.seen or "it ran what the file says"
             if fault:
-                print(json.dumps({"fault": fault, "number": number, "file": file.name, "seconds": time.monotonic() - begun}), flush=True)
+                kept = KEPT / f"{format}-{seed}-{number}"
+                shutil.copytree(bad, kept, dirs_exist_ok=True)
+                print(json.dumps({"fault": f"{fault}; kept in {kept.name}", "number": number, "file": file.name, "seconds": time.monotonic() - begun}), flush=True)
     print(json.dumps({"outcomes": outcomes}), flush=True)
 
 
