@@ -94,7 +94,9 @@ def _limits(size_bytes: int, cpu_s: int) -> list[str]:
         hard = resource.getrlimit(getattr(resource, name))[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         try:
-            resource.setrlimit(getattr(resource, name), (limit, limit + GRACE_S if name == "RLIMIT_CPU" and hard == resource.RLIM_INFINITY else limit))
+            resource.setrlimit(
+                getattr(resource, name), (limit, limit + GRACE_S if name == "RLIMIT_CPU" and hard == resource.RLIM_INFINITY else limit)
+            )
         except (ValueError, OSError):  # macOS limits no address space
             continue
         active.append(words)

@@ -186,7 +186,9 @@ class _Reader:
 
     def _nonsense(self, error: Exception) -> ReaderCrashed:
         self.close()
-        crash = ReaderCrashed(f"{self.path} made its reader answer nonsense ({error}); nothing of it was used. Is the file from who you think?")
+        crash = ReaderCrashed(
+            f"{self.path} made its reader answer nonsense ({error}); nothing of it was used. Is the file from who you think?"
+        )
         crash.path = str(self.path)
         return crash
 

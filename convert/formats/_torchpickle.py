@@ -160,6 +160,8 @@ class _Torchs(Machine):
         if not isinstance(items, dict) or len(values) % 2:
             raise MalformedFile(f"{self.path}: items are set in a {type(target).__name__}")
         for key, value in zip(values[::2], values[1::2], strict=True):
+            if isinstance(key, memoryview):  # what is too long for a word stays where it is
+                raise LimitExceeded(f"{self.path} has a name of {len(key)} bytes")
             items[key if isinstance(key, str | int | float | bool | None) else Odd("key")] = value
 
 

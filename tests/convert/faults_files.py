@@ -64,9 +64,7 @@ def campaign(names: list[str], count: int, seed: int, workers: int, state: dict[
     stopping: list[bool] = []
     columns = (TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[faults]}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err) as shown, ThreadPoolExecutor(workers) as pool:
-        bars = {
-            name: shown.add_task(name, total=count, completed=state[name].count if name in state else 0, faults="") for name in names
-        }
+        bars = {name: shown.add_task(name, total=count, completed=state[name].count if name in state else 0, faults="") for name in names}
         try:
             list(pool.map(work, names))
         except KeyboardInterrupt:
@@ -111,7 +109,9 @@ def report(state: dict[str, Reader], place: Path) -> None:
     total = sum(done.count for done in state.values())
     lines += ["", f"{total:,} files, {sum(len(done.faults) for done in state.values())} faults."]
     lines += ["", *(f"- {name}: {fault}" for name, done in state.items() for fault in done.faults), END]
-    text = place.read_text(encoding="utf-8") if place.exists() else "# Injected faults\n\nWhat was broken on purpose, and what came of it.\n"
+    text = (
+        place.read_text(encoding="utf-8") if place.exists() else "# Injected faults\n\nWhat was broken on purpose, and what came of it.\n"
+    )
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
     place.write_text(before.rstrip() + "\n\n" + "\n".join(lines) + (after or "\n"), encoding="utf-8")

@@ -136,7 +136,18 @@ def traps(format: str, folder: Path, canary: Path) -> list[Path]:
 class Watch:
     """Sees, by Python's audit events, what is opened and started while a file is read."""
 
-    HARM = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.", "os.mkdir", "os.remove", "os.rename", "os.symlink")
+    HARM = (
+        "os.system",
+        "os.exec",
+        "os.fork",
+        "os.posix_spawn",
+        "subprocess.Popen",
+        "socket.",
+        "os.mkdir",
+        "os.remove",
+        "os.rename",
+        "os.symlink",
+    )
 
     def __init__(self, inside: Path) -> None:
         self.inside, self.looking, self.seen = str(inside.resolve()), False, ""
@@ -278,7 +289,12 @@ def child(format: str, count: int, seed: int) -> None:
             if fault:
                 kept = KEPT / f"{format}-{seed}-{number}"
                 shutil.copytree(bad, kept, dirs_exist_ok=True)
-                print(json.dumps({"fault": f"{fault}; kept in {kept.name}", "number": number, "file": file.name, "seconds": time.monotonic() - begun}), flush=True)
+                print(
+                    json.dumps(
+                        {"fault": f"{fault}; kept in {kept.name}", "number": number, "file": file.name, "seconds": time.monotonic() - begun}
+                    ),
+                    flush=True,
+                )
     print(json.dumps({"outcomes": outcomes}), flush=True)
 
 

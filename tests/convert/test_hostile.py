@@ -43,7 +43,11 @@ def test_each_kind_of_harm_is_seen(harm: str, seen: str, tmp_path: Path, monkeyp
     code = (tmp_path / "hostile.py").write_text
     text = Path(hostile.__file__).read_text()
     wrong = f"def read_everything(path, format):\n    Path.turn = getattr(Path, 'turn', 0) + 1\n    if Path.turn % 10 == 0:\n        {harm}\n    return 'read'\n\n\n"
-    code(text.replace("def _compare(", f"{wrong}def _compare(").replace("HERE = Path(__file__).parent", f"HERE = Path({str(hostile.HERE)!r})").replace("HERE.parents[1] / \".faults\"", f"Path({str(tmp_path)!r})"))
+    code(
+        text.replace("def _compare(", f"{wrong}def _compare(")
+        .replace("HERE = Path(__file__).parent", f"HERE = Path({str(hostile.HERE)!r})")
+        .replace('HERE.parents[1] / ".faults"', f"Path({str(tmp_path)!r})")
+    )
     monkeypatch.setattr(hostile, "__file__", str(tmp_path / "hostile.py"))
     _, faults = run("darknet", 30)
     assert seen in " ".join(faults)

@@ -54,7 +54,12 @@ def same(ours: Source, theirs: Source) -> None:
     assert list(ours.tensors) == list(theirs.tensors)
     for name, there in theirs.tensors.items():
         here = ours.tensors[name]
-        assert (here.origin, here.shape, here.stored_dtype, here.convention) == (there.origin, there.shape, there.stored_dtype, there.convention)
+        assert (here.origin, here.shape, here.stored_dtype, here.convention) == (
+            there.origin,
+            there.shape,
+            there.stored_dtype,
+            there.convention,
+        )
         assert repr(here.steps) == repr(there.steps)
         assert np.ascontiguousarray(here.load()).tobytes() == np.ascontiguousarray(there.load()).tobytes()
     assert (ours.layout is None) == (theirs.layout is None)
@@ -173,7 +178,9 @@ def test_an_answer_that_no_reader_gives_is_believed_in_nothing(file: Path, reade
 
 def test_claims_beyond_the_file_are_refused_here_too(file: Path, reader: Any) -> None:
     told = "json.dumps({'source': {'path': 'x', 'format': 'npz', 'framework': 'x', 'tensors': [['a', 'a', [2**34], '<f4', [], None]], "
-    told += "'positional': False, 'graph': None, 'flatten': 'chw', 'spatial': 'hw', 'facts': {}, 'preprocessing': {'dict': []}, 'notes': [], "
+    told += (
+        "'positional': False, 'graph': None, 'flatten': 'chw', 'spatial': 'hw', 'facts': {}, 'preprocessing': {'dict': []}, 'notes': [], "
+    )
     reader(answering(f"({told} 'layout': None}}, 'protections': [], 'log': []}}))"))
     with pytest.raises(LimitExceeded, match="claims tensors"):
         sandbox.read(file)

@@ -126,7 +126,12 @@ def test_every_file_reads_as_torch_reads_it(save: Any) -> None:
     kinds = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
     state = {str(kind): torch.arange(24).reshape(2, 3, 4).to(kind) for kind in kinds}
     base = torch.arange(60.0).reshape(3, 4, 5)
-    state |= {"turned": base.permute(2, 0, 1), "part": base[1:, ::2], "wide": base[:, :1].expand(3, 4, 5)[:, :1], "scalar": torch.tensor(3.0)}
+    state |= {
+        "turned": base.permute(2, 0, 1),
+        "part": base[1:, ::2],
+        "wide": base[:, :1].expand(3, 4, 5)[:, :1],
+        "scalar": torch.tensor(3.0),
+    }
     state |= {"none": torch.zeros(0, 3), "cast": torch.arange(4).to(torch.uint16), "eighth": torch.ones(5).to(torch.float8_e4m3fn)}
     path = save(OrderedDict(state))
     found = pytorch.state_dict(path)
