@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean faults faults-network
+.PHONY: demo test lint format clean faults faults-files faults-network
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kernelzoo needs Python 3.11 or newer; make PYTHON=python3.12 …")'
@@ -17,11 +17,15 @@ demo: $(BIN)/.installed
 test: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# Faults by the thousand, with a report in docs/faults.md; interrupted, it goes on where it stopped.
-faults: faults-network
+# Faults by the thousand, with a report in docs/faults.md; interrupted, each goes on where it stopped.
+faults: faults-files faults-network
 
 faults-network: $(BIN)/.installed
 	PYTHONPATH=. $(BIN)/python tests/network_faults.py --count 1000 --docs docs/faults.md
+
+# Twenty thousand damaged files a reader, about half an hour on one core.
+faults-files: $(BIN)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/convert/faults_files.py --report docs/faults.md
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .
@@ -33,4 +37,4 @@ format: $(BIN)/.installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis demo.png
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .faults .faults-files.json demo.png

@@ -98,6 +98,7 @@ class Source:
         notes: what was left out, and why.
         layout: for a positional file, how a tensor of a kind is stored: (kind, leaf, shape) to steps; and the order of leaves.
         close: lets go of the file; tensors can't be read after it.
+        reader: of a file that a process of its own reads, what the kernel keeps that process from; "" of one that is read here.
     """
 
     path: Path
@@ -113,6 +114,7 @@ class Source:
     notes: list[str] = field(default_factory=list)
     layout: Positional | None = None
     close: Callable[[], None] = lambda: None
+    reader: str = ""
 
     def __enter__(self) -> Source:
         return self

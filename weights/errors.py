@@ -106,6 +106,20 @@ class UnsupportedFormat(ConvertError):
     """No reader knows this kind of file."""
 
 
+class ReaderCrashed(ConvertError):
+    """The process that read a foreign file was brought down by it.
+
+    Attributes:
+        path: the file.
+        signal: what it died of, "SIGSEGV"; None if of none.
+        limit: the limit that ended it, in words; None if none did.
+    """
+
+    path: str = ""
+    signal: str | None = None
+    limit: str | None = None
+
+
 class MissingLibrary(ConvertError, ImportError):
     """The library that reads or writes this format is not installed."""
 

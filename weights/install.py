@@ -306,7 +306,9 @@ def _converted(convert: Converter | None, source: Path, made: Path, place: str) 
         return hashes(made)
     except WeightsError as error:
         made.unlink(missing_ok=True)
-        raise type(error)(str(error).replace(str(source), place)) from error  # the user knows the place, not our temporary file
+        told = type(error)(str(error).replace(str(source), place))
+        told.__dict__.update(error.__dict__)
+        raise told from error  # the user knows the place, not our temporary file
     except Exception as error:
         made.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno in FULL:

@@ -135,10 +135,10 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two weight files of any formats, tensor by tensor; exit 1 if they differ by more than named steps."""
-    from convert import formats
+    from convert import sandbox
     from convert.diff import diff as compare
 
-    with formats.read(first) as a, formats.read(second) as b:
+    with sandbox.read(first) as a, sandbox.read(second) as b:
         found = compare(a, b)
         if as_json:
             print_json(found.to_json())

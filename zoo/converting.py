@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import weights
-from convert import certificate, formats, home, names
+from convert import certificate, formats, home, names, sandbox
 from convert.certificate import Certificate, Evidence
 from convert.conversion import Spatial, parts
 from convert.core import COUNTER
@@ -63,6 +63,7 @@ def convert(
     unproven: bool = False,
     require_proof: bool = False,
     force: bool = False,
+    isolated: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Conversion:
@@ -87,6 +88,7 @@ def convert(
         unproven: write the file although the network does not compute what the source's does.
         require_proof: raise NotProven where nothing contradicts and nothing proves.
         force: whether `destination` may exist already.
+        isolated: False reads the source in this process, see `convert.sandbox`.
         progress: told what is being done.
         **options: constructor keywords.
 
@@ -114,7 +116,7 @@ def convert(
     progress(f"opening {source.name}")
     if isinstance(model, str):
         model = model_class(model)
-    with formats.read(source, format) as opened:
+    with sandbox.read(source, format, isolated=isolated) as opened:
         sha256 = file_sha256(source)  # first of all: a file that the registry knows brings its options and preprocessing along
         keywords = {"naming": naming, "match": match, "headless": headless, "known": weights.recognise(sha256), **options}
         foreign, decision = decided(opened, model, convention, spatial, pictures, keywords, progress)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import weights
-from convert import formats, names
+from convert import names, sandbox
 from convert.conversion import Adopted, Spatial, adopt, explain
 from convert.core import COUNTER, Row
 from convert.match import NoUniqueMatch
@@ -137,6 +137,7 @@ def open_foreign(
     convention: Convention | None = None,
     spatial: Spatial | None = None,
     headless: bool = False,
+    isolated: bool = True,
     **options: Any,
 ) -> Foreign:
     """Read a file of any format as the weights of `model`.
@@ -150,6 +151,7 @@ def open_foreign(
         convention: of the kernels, where the file doesn't say or says it wrongly.
         spatial: "hw" or "wh", likewise.
         headless: whether the file may lack the classifier: the network then ends in what its classifier reads.
+        isolated: False reads the file in this process, see `convert.sandbox`.
         **options: constructor keywords; they win over the file's and the naming's.
 
     Raises:
@@ -157,7 +159,7 @@ def open_foreign(
         Undecided: the file doesn't say the kernel convention, and it was not given.
         ConvertError: the file can't be read.
     """
-    source = formats.read(Path(path), framework)
+    source = sandbox.read(Path(path), framework, isolated=isolated)
     return adopted(source, model, naming=naming, match=match, convention=convention, spatial=spatial, headless=headless, **options)
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.tree import Tree
 
-from convert import formats
+from convert import formats, sandbox
 from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
 from convert.inspect import inspect as describe
 from convert.source import Source
@@ -31,14 +31,19 @@ LEAST_BODY = 0.03
 """The least part of a network's numbers that a file without its dense layers holds; AlexNet's has 0.04."""
 
 
-def inspect(path: Path, format: str = "auto") -> Inspection:
+def inspect(path: Path, format: str = "auto", *, isolated: bool = True) -> Inspection:
     """Describe a weight file of any format and name the networks of the zoo that it may be of; no tensor is read.
+
+    Args:
+        path: the file, or the folder of a format that is one.
+        format: the file's format; "auto" asks the content.
+        isolated: False reads the file in this process, see `convert.sandbox`.
 
     Raises:
         FileNotFoundError: there is nothing at this path.
         ConvertError: the file can't be read.
     """
-    with formats.read(Path(path), format) as source:
+    with sandbox.read(Path(path), format, isolated=isolated) as source:
         return replace(describe(source), likely=tuple(recognise(source)))
 
 
@@ -69,7 +74,7 @@ def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
         from zoo.search import model_class
 
         return model_class(model)
-    with formats.read(Path(path), format if format in formats.formats() else "auto") as source:
+    with sandbox.read(Path(path), format if format in formats.formats() else "auto") as source:
         found = recognise(source)
     best = [one for one in found if one.confidence >= SURE and one.confidence == found[0].confidence]
     named = [one for one in best if one.naming] or best

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 import weights
-from convert import formats, names
-from convert.formats import pytorch, safetensors
+from convert import formats, names, sandbox
+from convert.formats import safetensors
+from convert.source import Stored
 from weights import (
     BadRecord,
     Checkpoint,
@@ -140,13 +141,17 @@ def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
 
 
 def to_safetensors(source: Path, destination: Path) -> None:
-    """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied."""
+    """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied.
+
+    A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote.
+    """
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         named_wrongly = safetensors.is_safetensors(data)
     if named_wrongly:
         shutil.copyfile(source, destination)
     else:
-        pytorch.to_safetensors(source, destination)
+        with sandbox.read(source, "pytorch") as opened:
+            safetensors.save_stored(opened.tensors, destination)
 
 
 def add_file(
@@ -268,7 +273,8 @@ def _read(
         sha256, buffer = weights.read_file(path)
         record = _unknown(model, str(path), sha256=sha256)
         if format == "pytorch":
-            return _recognised(record, sha256), pytorch.state_dict(path, buffer)
+            with sandbox.read(path, format, data=buffer) as opened:
+                return _recognised(record, sha256), _loaded(opened.tensors)
         noted = _noted(record, safetensors.metadata(buffer), model)
         return noted or _recognised(record, sha256), safetensors.tensors(buffer)
     record = find_record(model, None if source is None else os.fspath(source))
@@ -294,7 +300,6 @@ def _foreign(
     model: type[Model], path: Path, format: str, kernel_convention: str, spatial: str, new_head: bool, options: Mapping[str, Any]
 ) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read another framework's file: its tensors under our names, and a record with the options that it needs."""
-    from convert.formats._torch import as_tensor
     from zoo.foreign import file_sha256, open_foreign
 
     chosen: dict[str, Any] = {"convention": CONVENTIONS[kernel_convention], "spatial": SPATIALS[spatial]}
@@ -305,13 +310,19 @@ def _foreign(
             raise
         foreign = open_foreign(path, model, framework=format, headless=True, **chosen, **options)
     with foreign.source:
-        tensors = {n: as_tensor(stored.array()).contiguous() for n, stored in foreign.adopted.tensors.items()}
+        tensors = _loaded(foreign.adopted.tensors)
     sha256 = file_sha256(path)
     known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
     record, told = _unknown(model, str(path), **known), _steps(foreign.preprocessing)
     if not {"mean", "std"} <= told.keys():
         record = _recognised(record, sha256)
     return replace(record, preprocessing=replace(record.preprocessing, **told)), tensors
+
+
+def _loaded(tensors: Mapping[str, Stored]) -> dict[str, Tensor]:
+    from convert.formats._torch import as_tensor
+
+    return {name: as_tensor(stored.array()).contiguous() for name, stored in tensors.items()}
 
 
 def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) -> Checkpoint | None:

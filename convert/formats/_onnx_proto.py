@@ -109,7 +109,7 @@ class Files:
             found = (folder / location).resolve(strict=True)
         except (OSError, RuntimeError) as error:
             raise MalformedFile(f"{self.path}: {name} is kept in {location!r}, which is not there. Fetch it too.") from error
-        if found != folder / location or not found.is_file():
+        if found != folder / location or not found.is_file() or found.stat().st_nlink > 1:
             raise UnsafeFormat(f"{self.path}: {name} is kept in {location!r}, a link or no plain file; only plain files are read")
         view = self._map(found)
         try:

@@ -11,7 +11,7 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from convert.formats._picklearrays import SHORT_BYTES, Call, Name, encoded, filled, from_buffer, is_array, scalar
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
@@ -44,7 +44,15 @@ def safe_key(key: Any) -> Any:
 
 
 class Machine:
-    """The stack machine of pickles, protocols 0 to 5, whose calls are records."""
+    """The stack machine of pickles, protocols 0 to 5, whose calls are records.
+
+    Attributes:
+        operations: of a pickle, at most.
+        more: operations that only pickles of one kind have.
+    """
+
+    operations: ClassVar[int] = MAX_OPERATIONS
+    more: ClassVar[dict[int, Callable[[Any], Any]]] = {}
 
     def __init__(self, data: memoryview, path: Path) -> None:
         self.data, self.path, self.at = data, path, 0
@@ -52,8 +60,8 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        actions = _ACTIONS
-        for _ in range(MAX_OPERATIONS):
+        actions = {**_ACTIONS, **self.more}
+        for _ in range(self.operations):
             code = self.take(1)[0]
             if code == 0x2E:  # STOP
                 return self.pop()
@@ -61,7 +69,7 @@ class Machine:
             if action is None:
                 raise MalformedFile(f"{self.path}: byte {code:#x} at {self.at - 1} is no operation of a pickle that holds weights")
             action(self)
-        raise LimitExceeded(f"{self.path}: a pickle of more than {MAX_OPERATIONS} operations; lists of arrays need a few hundred")
+        raise LimitExceeded(f"{self.path}: a pickle of more than {self.operations} operations; lists of arrays need a few hundred")
 
     def take(self, size: int) -> memoryview:
         if not 0 <= size <= len(self.data) - self.at:

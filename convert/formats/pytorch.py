@@ -1,25 +1,26 @@
 """PyTorch's own files, .pth .pt .th .tar .bin: zip archives or, before 1.6, streams; both describe tensors by a pickle.
 
-The pickle is read by torch's restricted unpickler only. A file that needs anything else could run code and is refused.
+The pickle is read as data, see `convert.formats._torchpickle`; torch is not needed for it. A file that needs more than tensors could run
+code and is refused.
 """
 
 from __future__ import annotations
 
-import io
 import logging
-import pickle
-import re
-import threading
-import warnings
-import zipfile
-from collections.abc import Mapping, Sequence
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from convert.core import strip_wrappers
 from convert.formats import safetensors
-from convert.source import Part, Source
-from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
+from convert.formats._guard import MAX_TENSORS
+from convert.formats._picklearrays import Call
+from convert.formats._torch import numpy_dtype
+from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, extent, opened
+from convert.source import Part, Source, Stored
+from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,29 +32,7 @@ log = logging.getLogger("convert")
 NESTED = ("state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema")
 """Where training scripts put the state dict, the likelier first; averaged weights only where there are no plain ones."""
 
-# Training scripts store scores as NumPy scalars and settings as a Namespace. We want neither, so their names lead to a
-# stand-in that holds nothing and does nothing: no code of NumPy ever sees what the file says.
-INERT = (
-    "argparse.Namespace",
-    "numpy.dtype",
-    "numpy.ndarray",
-    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("scalar", "_reconstruct")),
-    *(f"numpy.dtypes.{kind}DType" for kind in ("Bool", "Int32", "Int64", "Float32", "Float64")),
-)
-# torch keeps what it allows in one global set, and the context that extends it is not made for threads
-_allowing = threading.Lock()
-
-
-class _Inert:
-    """What an allowed name that we have no use for becomes."""
-
-    def __init__(self, *args: object) -> None: ...
-
-    def __new__(cls, *args: object) -> _Inert:
-        return super().__new__(cls)
-
-    def __setstate__(self, state: object) -> None: ...
-
+KNOWN = {name for _, name in safetensors.DTYPES.values()} | {"complex128"}
 
 SUFFIXES = (".pth", ".pt", ".th", ".pth.tar", ".bin", ".ckpt", ".tar")
 WRITES = True
@@ -61,7 +40,7 @@ WRITES = True
 
 def sniff(path: Path, head: bytes) -> bool:
     """Tell a PyTorch file: an archive that holds data.pkl, a stream that begins with torch's magic number, or a bare pickle of it."""
-    if head.startswith(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."):
+    if head.startswith(STREAM):
         return True
     if not head.startswith(b"PK\3\4"):
         return head[257:262] == b"ustar" and path.name.endswith(SUFFIXES)
@@ -71,16 +50,31 @@ def sniff(path: Path, head: bytes) -> bool:
     )
 
 
-def read(path: Path) -> Source:
-    """Open a PyTorch file: archives are mapped and read tensor by tensor, older streams at once.
+def read(path: Path, data: Buffer | None = None) -> Source:
+    """Open a PyTorch file, on the CPU, without running any code of it; tensors are read one by one.
+
+    Looks for the state dict under the keys of `NESTED`, takes away the prefixes of DataParallel and torch.compile, and drops what is
+    no tensor.
+
+    Args:
+        path: the file.
+        data: its bytes, where they were read already, to be hashed for example; the file is then not opened.
 
     Raises:
-        ConvertError: as `state_dict` does.
+        UnsafeFormat: the file needs a class or function that could do anything; the message names it.
+        UnsupportedFormat: TorchScript, or sparse, quantised or meta tensors.
+        LimitExceeded: it asks for far more memory than the file has bytes.
+        MalformedFile: it is cut short, damaged, or holds no tensors.
+        OSError: it can't be opened.
     """
-    from convert.formats._torch import stored
-
-    tensors = state_dict(path)
-    return Source(path, "pytorch", "PyTorch", {name: stored(name, tensor) for name, tensor in tensors.items()})
+    path = Path(path)
+    view = _mapped(path) if data is None else memoryview(data).cast("B")
+    found = opened(view, path)
+    try:
+        tensors = strip_wrappers(dict(_checked(_state_dict(found.content, path), found, len(view), path)))
+    except RecursionError as error:
+        raise LimitExceeded(f"{path} nests deeper than any network does") from error
+    return Source(path, "pytorch", "PyTorch", tensors)
 
 
 def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, metadata: Mapping[str, str]) -> None:
@@ -102,130 +96,89 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
 
 
 def state_dict(path: Path, data: Buffer | None = None) -> dict[str, Tensor]:
-    """Read the state dict of a PyTorch file, on the CPU, without running any code of the file.
+    """Read the state dict of a PyTorch file, as `read`; every tensor is contiguous and has memory of its own.
 
-    Looks for it under the keys of `NESTED`, takes away the prefixes of DataParallel and torch.compile, and drops what is
-    no tensor. Every tensor is contiguous and has memory of its own.
-
-    Args:
-        path: the file.
-        data: its bytes, where they were read already, to be hashed for example; the file is then not opened again.
-
-    Raises:
-        UnsafeFormat: the file needs a class or function that could do anything; the message names it.
-        UnsupportedFormat: TorchScript, or sparse, quantised or meta tensors.
-        LimitExceeded: it asks for far more memory than the file has bytes.
-        MalformedFile: it is cut short, damaged, or holds no tensors.
-        OSError: it can't be opened.
+    Where `data` can be written, or the file is read here, that memory is a part of the file's.
     """
-    path = Path(path)
-    size = path.stat().st_size if data is None else memoryview(data).nbytes
-    found = _state_dict(_load(path, size, data), path)
-    return strip_wrappers(_checked(found, size, path))
+    from convert.formats._torch import as_tensor
+
+    taken: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, stored in read(path, data).tensors.items():
+        held = stored.load()
+        place = held.__array_interface__["data"][0]
+        alone = held.flags.c_contiguous and place not in taken
+        taken.add(place)
+        tensors[name] = as_tensor(held if alone else held.copy(order="C"))
+    return tensors
 
 
 def to_safetensors(source: Path, destination: Path) -> None:
-    """Rewrite a PyTorch file as safetensors; raises as `state_dict` does."""
-    safetensors.save(state_dict(source), destination)
+    """Rewrite a PyTorch file as safetensors; raises as `read` does."""
+    safetensors.save_stored(read(source).tensors, destination)
 
 
-def _load(path: Path, size: int, data: Buffer | None) -> Any:
-    import torch
-
-    with path.open("rb") if data is None else io.BytesIO(data) as file:
-        head = file.read(262)
-        if head.startswith(b"PK\3\4"):
-            _check_archive(file, path, size)
-        elif not head.startswith(b"\x80") and head[257:] != b"ustar":  # a tar is explained below
-            raise MalformedFile(f"{path} is no PyTorch file: it {f'starts with {head[:16]!r}…' if head else 'is empty'}")
-        file.seek(0)
-        mapped = data is None and head.startswith(b"PK\3\4")  # what isn't used, isn't read
-        with _allowing, torch.serialization.safe_globals([(_Inert, name) for name in INERT]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's are about sparse and quantised tensors, which are refused afterwards
-            try:
-                return torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
-            except MemoryError as error:
-                raise LimitExceeded(f"{path} asks for more memory than there is") from error
-            except Exception as error:  # a damaged pickle can fail in any way whatever
-                raise _explained(error, path) from error
+def _mapped(path: Path) -> memoryview:
+    """Map a file, copy-on-write: torch has no tensors that can't be written."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
-def _explained(error: Exception, path: Path) -> Exception:
-    said = str(error).rpartition("WeightsUnpickler error: ")[2]  # before it, advice to load the file without safety
-    if isinstance(error, pickle.UnpicklingError):
-        if name := re.search(r"GLOBAL ([A-Za-z_][\w.]*)", said):
-            return UnsafeFormat(
-                f"{path} holds more than tensors: reading it would call {name[1]}, which could run any code, so it is not opened. "
-                "Ask its author for the state dict alone, best as safetensors."
-            )
-        if "Can only" in said or "whose module" in said:
-            return UnsafeFormat(f"{path} holds more than tensors and is not opened: {said.splitlines()[0]}")
-    if ".tar format" in said:
-        return UnsupportedFormat(f"{path} is a tar archive from before PyTorch 0.1.10; save it again with a newer torch")
-    if "TorchScript" in said:
-        return UnsupportedFormat(f"{path} is a TorchScript program, not weights; save the state_dict of the module that it holds")
-    if "can't allocate memory" in said:
-        return LimitExceeded(f"{path} asks for more memory than there is")
-    first = next((line.strip(" .")[:200] for line in said.splitlines() if line.strip()), "")
-    if " " not in first or "operand" in first or not isinstance(error, (pickle.UnpicklingError, RuntimeError, OSError)):
-        first = "its pickle is damaged"  # what the unpickler stumbled over says nothing to who has the file
-    return MalformedFile(f"{path} is no readable PyTorch file: {first}. Is it cut short? Fetch it again.")
-
-
-def _check_archive(file: BinaryIO, path: Path, size: int) -> None:
-    """Refuse an archive that unpacks to more than it is: torch stores tensors uncompressed."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            unpacked = sum(info.file_size for info in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError) as error:
-        raise MalformedFile(f"{path} is no readable PyTorch file: {error}. Is it cut short? Fetch it again.") from error
-    if unpacked > size:
-        raise LimitExceeded(f"{path} has {size} bytes and would unpack to {unpacked}: PyTorch does not compress tensors")
+def _mapping(value: Any) -> Mapping[Any, Any] | None:
+    """See a dict in what the pickle holds: OrderedDict is a record with items."""
+    if isinstance(value, Call):
+        return value.items if str(value.what).startswith("collections.") and (value.items or not value.arguments) else None
+    return value if isinstance(value, Mapping) else None
 
 
 def _state_dict(loaded: Any, path: Path) -> Mapping[Any, Any]:
     """Find the mapping that holds tensors."""
     for _ in range(3):  # {"model": {"state_dict": …}} is as deep as they go
-        if not isinstance(loaded, Mapping):
+        outer = _mapping(loaded)
+        if outer is None:
             break
-        inner = next((loaded[key] for key in NESTED if isinstance(loaded.get(key), Mapping) and loaded[key]), None)
-        if inner is None:
-            return loaded
-        log.debug("%s: leaving out %s beside the weights", path, ", ".join(str(key) for key in loaded if loaded[key] is not inner))
-        loaded = inner
-    raise MalformedFile(f"{path} holds a {type(loaded).__name__}, not a state dict")
+        key = next((key for key in NESTED if _mapping(outer.get(key))), None)
+        if key is None:
+            return outer
+        log.debug("%s: leaving out %s beside the weights", path, ", ".join(str(other)[:40] for other in outer if other != key))
+        loaded = outer[key]
+    raise MalformedFile(f"{path} holds a {_kind(loaded)}, not a state dict")
 
 
-def _checked(found: Mapping[Any, Any], size: int, path: Path) -> dict[str, Tensor]:
-    """Keep the tensors, each within its storage, contiguous and alone in it."""
-    import torch
+def _kind(value: Any) -> str:
+    if isinstance(value, Described | Odd):
+        return "Tensor"
+    return str(value.what)[:100] if isinstance(value, Call) else type(value).__name__
 
-    kept: dict[str, Tensor] = {}
+
+def _checked(found: Mapping[Any, Any], file: Opened, size: int, path: Path) -> Iterator[tuple[str, Stored]]:
+    """Keep the tensors, each within its storage."""
     dropped: list[str] = []
-    owners: set[int] = set()
-    total = 0
+    total = kept = 0
     for name, value in found.items():
-        if not isinstance(value, torch.Tensor) or not isinstance(name, str):
-            dropped.append(str(name))
+        if not isinstance(value, Described | Odd) or not isinstance(name, str):
+            dropped.append(str(name)[:100])
             continue
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
-            raise UnsupportedFormat(f"{path}: {name} is not a dense tensor on the CPU but {value.dtype}, {value.layout}, {value.device}")
-        tensor = value.detach()
-        held = tensor.untyped_storage().nbytes()
-        strides, shape, offset = tensor.stride(), tensor.shape, tensor.storage_offset()
-        last = offset + sum((dim - 1) * stride for dim, stride in zip(shape, strides, strict=True))
-        if min(strides, default=0) < 0 or offset < 0 or (tensor.numel() and (last + 1) * tensor.itemsize > held):
-            raise MalformedFile(f"{path}: {name}, shape {tuple(shape)}, reaches outside its {held} bytes")
-        total += tensor.nbytes
-        if tensor.nbytes > held or total > 2 * size + 2**20:
-            raise LimitExceeded(f"{path}: {name}, shape {tuple(shape)}, would unfold to {total} bytes; the file has {size}")
-        # a tensor tied to another, or a slice of one, would be written with the whole of the other's memory, or not at all
-        alone = tensor.is_contiguous() and tensor.nbytes == held and tensor.data_ptr() not in owners
-        owners.add(tensor.data_ptr())
-        kept[name] = tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
+        if isinstance(value, Odd) or value.dtype not in KNOWN:
+            kind = value.what if isinstance(value, Odd) else value.dtype
+            raise UnsupportedFormat(f"{path}: {name} is not a dense tensor on the CPU but {kind}")
+        try:
+            size_bytes, held = extent(value)
+        except MalformedFile as error:
+            raise type(error)(f"{path}: {name}, {error}") from error
+        total, kept = total + size_bytes, kept + 1
+        if size_bytes > held or total > 2 * size + 2**20:
+            raise LimitExceeded(f"{path}: {name}, shape {value.shape}, would unfold to {total} bytes; the file has {size}")
+        if kept > MAX_TENSORS:
+            raise LimitExceeded(f"{path} has more than {MAX_TENSORS} tensors")
+        file.bytes_of(value.storage)  # they must be there
+        kernel = name.endswith("weight") and len(value.shape) > 2
+        dtype = numpy_dtype(value.dtype).newbyteorder(">" if file.big_endian else "=")
+        yield name, Stored(name, value.shape, dtype, partial(array, value, file), convention="correlation" if kernel else None)
     if dropped:
         log.info("%s: left out what is no tensor: %s", path, ", ".join(dropped[:10]))
     if not kept:
         keys = ", ".join(str(key)[:40] for key in list(found)[:10])
         raise MalformedFile(f"{path} holds no tensors; its keys are: {keys or 'none'}")
-    return kept

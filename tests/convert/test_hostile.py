@@ -1,21 +1,88 @@
-"""Damaged files are refused or read, never more: 200 mutations a format here, 10,000 by ``python tests/convert/hostile.py``."""
+"""Damaged files are refused or read, never more: 2,000 mutations a format here, 20,000 by ``make faults-files``."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
+import faults_files
+import hostile
 import pytest
 from hostile import mutate, run
 
-from convert.formats import formats
+from convert.formats import formats, read
+from convert.source import in_memory
+
+FEWER = {"flax": 400}
+"""Orbax's folders have a dozen files each, and take ten times as long."""
 
 
 @pytest.mark.parametrize("format", sorted(formats()))
 def test_mutated_files_are_refused_or_read(format: str) -> None:
-    outcomes, faults = run(format, 200)
+    count = FEWER.get(format, 2000)
+    outcomes, faults = run(format, count)
     assert faults == []
-    assert sum(outcomes.values()) == 200
+    assert sum(outcomes.values()) == count
     assert sum(outcomes.values()) > outcomes.get("read", 0), "the mutations did no harm, so they prove nothing"
+
+
+@pytest.mark.parametrize(
+    ("harm", "seen"),
+    [
+        ("open('/etc/hostname').read()", "opened /etc/hostname"),
+        ("open(path, 'ab').close()", "opened"),
+        ("os.system('true')", "os.system"),
+        ("__import__('socket').socket()", "socket"),
+        ("os.kill(os.getpid(), 11)", "died with -11"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("bytearray(2**29)[::4096]", "MB of memory"),
+    ],
+)
+def test_each_kind_of_harm_is_seen(harm: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The campaign's own proof: a reader that does harm with one file in ten is found out."""
+    code = (tmp_path / "hostile.py").write_text
+    text = Path(hostile.__file__).read_text()
+    wrong = f"def read_everything(path, format):\n    Path.turn = getattr(Path, 'turn', 0) + 1\n    if Path.turn % 10 == 0:\n        {harm}\n    return 'read'\n\n\n"
+    code(
+        text.replace("def _compare(", f"{wrong}def _compare(")
+        .replace("HERE = Path(__file__).parent", f"HERE = Path({str(hostile.HERE)!r})")
+        .replace('HERE.parents[1] / ".faults"', f"Path({str(tmp_path)!r})")
+    )
+    monkeypatch.setattr(hostile, "__file__", str(tmp_path / "hostile.py"))
+    _, faults = run("darknet", 30)
+    assert seen in " ".join(faults)
+
+
+def test_an_accepted_file_with_other_numbers_is_seen(tmp_path: Path) -> None:
+    import numpy as np
+
+    np.savez(tmp_path / "x.npz", a=np.arange(4.0))
+    with read(tmp_path / "x.npz") as source:
+        source.tensors["a"] = in_memory("a", np.arange(4.0)[::-1].copy())
+        with pytest.raises(ValueError, match="other numbers"):
+            hostile._compare(source, tmp_path / "x.npz", "npz")
+
+
+def test_an_interrupted_campaign_goes_on_and_its_report_leaves_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def little(format: str, count: int, seed: int) -> tuple[dict[str, int], list[str]]:
+        asked.append(seed)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return {"read": 400, "MalformedFile": 600}, ["a fault"] if seed == 0 else []
+
+    monkeypatch.setattr(faults_files, "run", little)
+    monkeypatch.setattr(faults_files, "STATE", tmp_path / "state.json")
+    monkeypatch.setattr("sys.argv", ["faults_files", "--format", "npz", "--count", "4000", "--report", str(tmp_path / "faults.md")])
+    (tmp_path / "faults.md").write_text("# Faults\n\n## Network\n\nno fault\n")
+    assert faults_files.main() == 130
+    assert faults_files.main() == 1
+    assert asked == [0, 1, 2, 2, 3]
+    report = (tmp_path / "faults.md").read_text()
+    assert "| npz | 4,000 | 0-3 | 1,600 | 2,400 | MalformedFile 2,400 | 1 |" in report
+    assert report.startswith("# Faults\n\n## Network\n\nno fault\n")
+    assert report.count("## Files") == 1
 
 
 def test_mutations_are_the_same_each_time_and_damage_most_files() -> None:

@@ -1,0 +1,115 @@
+"""The process that reads a stranger's file: it gives up what it needs not, opens the file, and hands tensors out one by one.
+
+Started by `convert.sandbox` with Python's own isolation. Words come in a line of JSON each, and go out as a length and JSON, behind which
+a tensor's bytes may follow. Standard output is kept for that; what a library prints goes nowhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import mmap
+import os
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from convert._confined import confine
+from convert._manifest import described, dtype_name
+from convert.source import Source
+from weights.errors import ConvertError, LimitExceeded
+
+SLICE = 1 << 24
+MAX_WORDS = 4000
+IMPORTED = {"flax": ("tensorstore",)}
+"""Libraries that a reader may ask for, loaded while memory is still free: what they take is no fault of the file's."""
+
+
+class _Heard(logging.Handler):
+    """Keeps what readers log, for the other process to say."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.records: list[list[Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.records) < 100:
+            self.records.append([record.levelno, record.getMessage()[:MAX_WORDS]])
+
+
+def main() -> None:
+    """Read the file that the first line names, and serve its tensors until nobody asks any more."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    questions = sys.stdin.buffer
+    asked = json.loads(questions.readline())
+    heard = _Heard()
+    logging.getLogger("convert").addHandler(heard)
+    logging.getLogger("convert").setLevel(logging.INFO)
+    try:
+        module = importlib.import_module(f"convert.formats.{asked['format']}")
+        for library in IMPORTED.get(asked["format"], ()) if Path(asked["path"]).is_dir() else ():
+            importlib.import_module(library)
+    except ImportError:
+        pass  # the reader says it better
+    active = confine(asked["inputs"], asked["size_bytes"], asked["cpu_s"])
+    source = _tell(answers, lambda: _opened(module, asked), {"protections": active}, heard)
+    while source is not None and (line := questions.readline()):
+        _give(answers, source, json.loads(line)["tensor"])
+    answers.flush()
+    os._exit(0)  # nothing is left to tidy up, and a library's own ending could only fail
+
+
+def _opened(module: Any, asked: dict[str, Any]) -> Source:
+    if asked["fd"] is None:
+        return module.read(Path(asked["path"]))
+    return module.read(Path(asked["path"]), memoryview(mmap.mmap(asked["fd"], 0, access=mmap.ACCESS_READ)))
+
+
+def _tell(answers: BinaryIO, opened: Any, facts: dict[str, Any], heard: _Heard) -> Source | None:
+    """Open the source and describe it, or say why not."""
+    try:
+        source = opened()
+        _answer(answers, {"source": described(source), "log": heard.records, **facts})
+    except Exception as error:
+        _answer(answers, {**_refusal(error), "log": heard.records, **facts})
+        return None
+    return source
+
+
+def _give(answers: BinaryIO, source: Source, name: str) -> None:
+    try:
+        array = source.tensors[name].load()
+        flat = np.ascontiguousarray(array).reshape(-1)
+        told = {"dtype": dtype_name(array.dtype), "shape": list(np.shape(array)), "bytes": flat.nbytes}
+    except Exception as error:
+        _answer(answers, _refusal(error))
+        return
+    _answer(answers, told)
+    content = memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")
+    for start in range(0, len(content), SLICE):
+        _write(answers, content[start : start + SLICE])
+
+
+def _refusal(error: Exception) -> dict[str, Any]:
+    """Say an error by its class and words, so that it can be raised again."""
+    if isinstance(error, MemoryError):
+        error = LimitExceeded("it asks for more memory than a file of its size needs")
+    if isinstance(error, RecursionError):
+        error = LimitExceeded("it nests deeper than any network does")
+    kind = type(error).__name__ if isinstance(error, ConvertError | FileNotFoundError | PermissionError) else ""
+    words = str(error) if kind else f"{type(error).__name__}: {error}"
+    return {"error": [kind, words[:MAX_WORDS]]}
+
+
+def _answer(answers: BinaryIO, told: dict[str, Any]) -> None:
+    text = json.dumps(told).encode()
+    _write(answers, memoryview(len(text).to_bytes(8, "little") + text))
+
+
+def _write(answers: BinaryIO, content: memoryview) -> None:
+    while content:
+        content = content[answers.write(content) or 0 :]

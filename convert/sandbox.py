@@ -1,0 +1,296 @@
+"""Strangers' files are read in a process of their own, which may do nothing else: this process never parses them.
+
+`read` returns the same `Source` as `convert.formats.read`. Behind it stands another Python, started in isolation, which has given up
+writing, the network, other programs and all files but this one, as far as the kernel lets it, and most of its memory and time. It
+describes what it found; each tensor comes through a pipe when it is asked for, and each word that comes is checked. So a file that
+brings a reader down is an error, and one that takes it over finds itself with nothing to do.
+
+A safetensors file is read here: its strict reader is what would check another's answers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert import formats
+from convert._manifest import believed, dtype_name
+from convert.formats._guard import check
+from convert.source import Shape, Source
+from weights import errors
+from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+log = logging.getLogger("convert")
+
+OPENING_S = 60.0
+"""For opening a file, whose structure alone is read; with `SLOWEST_BYTES_S` for its size."""
+SLOWEST_BYTES_S = 5e6
+"""Bytes of a file in a second on a slow disk, unpacked."""
+CPU_S = 600
+MAX_TOLD_BYTES = 128 * 2**20
+"""Of a description: a hundred thousand tensors with their steps need half."""
+COMPANIONS = ("caffe", "darknet", "deepcompression", "onnx", "tensorflow")
+"""Formats whose files lie beside one another: their readers may read the folder."""
+KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LC_ALL")
+"""What the reader's environment keeps of ours: no token is among it."""
+ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+START = """
+import json, sys, types
+root, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
+for name in ("weights", "convert"):  # of the packages themselves nothing is needed, and their start takes as long as a reader's
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [f"{root}/{name}"]
+from convert._reader import main
+main()
+"""
+
+
+def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolated: bool = True) -> Source:
+    """Open a weight file of any format, in a process of its own.
+
+    Args:
+        path: the file, or the folder of a format that is one.
+        format: a name that `convert.formats.formats` lists; "auto" asks the first bytes.
+        data: the file's bytes, where they were read already, for a PyTorch file; the path then only names them.
+        isolated: False reads it in this process.
+
+    Returns:
+        What `convert.formats.read` returns; its fact "read by" says which protections were in force. Tensors can't be read
+        after it is closed.
+
+    Raises:
+        FileNotFoundError: there is nothing at this path.
+        ReaderCrashed: the reader was ended by a signal or a limit, or answered nonsense.
+        ConvertError: whatever `convert.formats.read` raises.
+    """
+    path = Path(path)
+    name = formats.sniff(path) if format == "auto" else format
+    if not isolated or name == "safetensors" or name not in formats.formats():
+        return formats.read(path, name)
+    return _Reader(path, name).opened(data)
+
+
+class _Reader:
+    """A process that reads one file, and what is asked of it."""
+
+    def __init__(self, path: Path, format: str) -> None:
+        self.path = path
+        self.format = format
+        self.asking = threading.Lock()
+        self.size_bytes = 0
+
+    def opened(self, data: Buffer | None) -> Source:
+        """Start the process and let it open the file."""
+        inputs = _inputs(self.path, self.format)
+        self.size_bytes = memoryview(data).nbytes if data is not None else sum(_size(place) for place in inputs)
+        asked = {"path": str(self.path.absolute()), "format": self.format, "inputs": [str(place) for place in inputs], "fd": None}
+        asked |= {"size_bytes": self.size_bytes, "cpu_s": CPU_S + int(10 * self.size_bytes / SLOWEST_BYTES_S)}
+        with _held(data) as held:
+            if held is not None:
+                asked |= {"inputs": [], "fd": held}
+            self.process = _started(() if held is None else (held,))
+            self.close = weakref.finalize(self, _end, self.process)
+            told = self._ask(asked, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
+        return self._believed(told)
+
+    def _believed(self, told: Mapping[str, Any]) -> Source:
+        try:
+            active = ", ".join(str(each)[:100] for each in told["protections"])
+            for level, words in told["log"]:
+                log.log(int(level), "%s", str(words))
+            source = believed(told["source"], self.path, self._loader, self.close)
+            check(self.path, source.tensors.values(), self.size_bytes)
+        except LimitExceeded:
+            self.close()
+            raise
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError) as error:
+            raise self._nonsense(error) from error
+        log.debug("%s is read by a process of its own: %s", self.path, active)
+        source.reader = active
+        return source
+
+    def _loader(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> Callable[[], np.ndarray]:
+        return lambda: self._load(name, shape, dtype)
+
+    def _load(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
+        array = np.empty(shape, dtype)
+        with self.asking:
+            if not self.close.alive:
+                raise ConvertError(f"{self.path} is closed; its tensors can't be read any more")
+            told = self._ask({"tensor": name}, OPENING_S + array.nbytes / SLOWEST_BYTES_S, array)
+        if told.get("dtype") != dtype_name(dtype) or told.get("shape") != list(shape) or told.get("bytes") != array.nbytes:
+            raise self._nonsense(ValueError(f"{name!r:.100} is another tensor than it was said to be"))
+        return array
+
+    def _ask(self, question: Mapping[str, Any], seconds: float, into: np.ndarray | None = None) -> dict[str, Any]:
+        """Ask one thing and wait for the answer, at most so long; a tensor's bytes go `into` an array."""
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.process.kill()
+
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            questions, answers = self.process.stdin, self.process.stdout
+            assert questions is not None
+            assert answers is not None
+            questions.write(json.dumps(question).encode() + b"\n")
+            questions.flush()
+            length = int.from_bytes(_exactly(answers, 8), "little")
+            if length > MAX_TOLD_BYTES:
+                self.close()
+                raise LimitExceeded(f"{self.path} holds more than can be told of it: {length} bytes of names and shapes")
+            told = json.loads(_exactly(answers, length))
+            if not isinstance(told, dict):
+                raise TypeError("no answer")
+            if "error" not in told and into is not None and told["bytes"] == into.nbytes:
+                _fill(answers, into)
+        except (EOFError, OSError) as error:
+            raise self._crashed(seconds if late.is_set() else None) from error
+        except ConvertError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise self._nonsense(error) from error
+        finally:
+            timer.cancel()
+        if "error" in told:
+            raise self._refused(told["error"])
+        return told
+
+    def _refused(self, error: Any) -> Exception:
+        """Raise again what the reader raised; only our own kinds of error are taken."""
+        kind, words = error if isinstance(error, list) and len(error) == 2 else ("", str(error))
+        found = getattr(errors, str(kind), None) or {"FileNotFoundError": FileNotFoundError, "PermissionError": PermissionError}.get(kind)
+        if isinstance(found, type) and issubclass(found, ConvertError | OSError):
+            return found(str(words))
+        return MalformedFile(f"{self.path} can't be read: {words}")
+
+    def _nonsense(self, error: Exception) -> ReaderCrashed:
+        self.close()
+        crash = ReaderCrashed(
+            f"{self.path} made its reader answer nonsense ({error}); nothing of it was used. Is the file from who you think?"
+        )
+        crash.path = str(self.path)
+        return crash
+
+    def _crashed(self, late_s: float | None) -> ReaderCrashed:
+        """Say what ended the reader."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        code = self.process.poll()
+        self.close()
+        limit = "the limit of processor time" if code == -getattr(signal, "SIGXCPU", 0) != 0 else None
+        if late_s is not None:
+            limit = f"the deadline of {late_s:.0f} s"
+        if limit is not None:
+            how = f"was ended by {limit}"
+        elif code is not None and code < 0:
+            how = f"died of {_signal_name(-code)}"
+        else:
+            how = f"ended with exit code {code}"
+        crash = ReaderCrashed(
+            f"the reader of {self.path} {how}: the file is damaged or hostile. Nothing was kept of it. Fetch it again, from who made it."
+        )
+        crash.path, crash.limit = str(self.path), limit
+        crash.signal = _signal_name(-code) if code is not None and code < 0 else None
+        return crash
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _inputs(path: Path, format: str) -> list[Path]:
+    """Say what a reader must be able to open: the file, or its folder where the format has companions."""
+    if format in COMPANIONS or path.suffix == ".json" or not path.exists():  # TensorFlow names a checkpoint by what its files share
+        return [path.absolute().parent.resolve()]
+    return [path.absolute().resolve()]
+
+
+def _size(place: Path) -> int:
+    if not place.is_dir():
+        return place.stat().st_size
+    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
+
+
+@contextmanager
+def _held(data: Buffer | None) -> Iterator[int | None]:
+    """Lend bytes as an open file without a name, which nobody can change any more; None where there are none, or no way to do so."""
+    if data is None or sys.platform == "win32":
+        yield None
+        return
+    if hasattr(os, "memfd_create"):
+        held: IO[bytes] = os.fdopen(os.memfd_create("weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "wb", buffering=0)
+    else:
+        held = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+    with held:
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[held.write(left[: 1 << 30]) or 0 :]
+        if hasattr(os, "memfd_create"):
+            import fcntl
+
+            fcntl.fcntl(held.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        yield held.fileno()
+
+
+def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Start a Python that hears nothing of the user's: no environment, no start-up files, no folder of work."""
+    here = {"", str(Path.cwd())}
+    root = str(Path(__file__).parents[1])
+    places = [root, *(entry for entry in sys.path if entry not in here and Path(entry).is_absolute())]
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ} | ALONE
+    command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", START, root, json.dumps(places)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    more = {"pass_fds": fds} if fds else {}
+    return subprocess.Popen(command, env=environment, bufsize=0, **pipes, **more)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+    process.wait()
+
+
+def _exactly(answers: IO[bytes], count: int) -> bytes:
+    taken = bytearray(count)
+    _into(answers, memoryview(taken))
+    return bytes(taken)
+
+
+def _fill(answers: IO[bytes], array: np.ndarray) -> None:
+    if array.size:
+        _into(answers, memoryview(array.reshape(-1).view(np.uint8)))
+
+
+def _into(answers: Any, left: memoryview) -> None:
+    while left:
+        count = answers.readinto(left)
+        if not count:
+            raise EOFError
+        left = left[count:]

@@ -1,0 +1,278 @@
+"""Strangers' files are read in a process of their own: what comes back is the same, and what goes wrong there is an error here."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hostile import seeds
+
+from convert import formats, sandbox
+from convert._manifest import packed, unpacked
+from convert.source import Source
+from weights import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, UnsafeFormat
+
+BEHIND = sandbox.START.removesuffix("main()\n")
+"""What starts a reader, up to its work."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "x.npz", **{"a.weight": np.arange(24, dtype=np.float32).reshape(2, 3, 2, 2), "a.bias": np.zeros(2)})
+    return tmp_path / "x.npz"
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let another program stand where the reader does; it has `confine`, and `asked`, the first question."""
+
+    def replaced(code: str) -> None:
+        first = "import sys, os, json\nfrom convert._confined import confine\nasked = json.loads(sys.stdin.buffer.readline())\n"
+        monkeypatch.setattr(sandbox, "START", BEHIND + first + code)
+
+    return replaced
+
+
+def answering(words: str) -> str:
+    return f"text = ({words}).encode()\nos.write(1, len(text).to_bytes(8, 'little') + text)\nsys.stdin.buffer.readline()\n"
+
+
+def same(ours: Source, theirs: Source) -> None:
+    for field in fields(Source):
+        if field.name not in ("tensors", "layout", "close", "reader"):
+            assert repr(getattr(ours, field.name)) == repr(getattr(theirs, field.name)), field.name
+    assert list(ours.tensors) == list(theirs.tensors)
+    for name, there in theirs.tensors.items():
+        here = ours.tensors[name]
+        assert (here.origin, here.shape, here.stored_dtype, here.convention) == (
+            there.origin,
+            there.shape,
+            there.stored_dtype,
+            there.convention,
+        )
+        assert repr(here.steps) == repr(there.steps)
+        assert np.ascontiguousarray(here.load()).tobytes() == np.ascontiguousarray(there.load()).tobytes()
+    assert (ours.layout is None) == (theirs.layout is None)
+    if ours.layout is not None and theirs.layout is not None:
+        assert dict(ours.layout.leaves) == {kind: tuple(leaves) for kind, leaves in theirs.layout.leaves.items()}
+        for kind, leaves in theirs.layout.leaves.items():
+            for stored in theirs.tensors.values():
+                for leaf in leaves:
+                    try:
+                        wanted = repr(theirs.layout.steps(kind, leaf, stored.stored_shape))
+                    except (ValueError, LookupError) as error:
+                        with pytest.raises(ValueError, match=".*"):
+                            ours.layout.steps(kind, leaf, stored.stored_shape)
+                        assert str(error)
+                    else:
+                        assert repr(ours.layout.steps(kind, leaf, stored.stored_shape)) == wanted
+
+
+@pytest.mark.parametrize("format", sorted(formats.formats()))
+def test_a_file_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path) -> None:
+    path = seeds(format, tmp_path)[0]
+    with sandbox.read(path, format) as ours, formats.read(path, format) as theirs:
+        same(ours, theirs)
+        assert bool(ours.reader) == (format != "safetensors")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("format", sorted(formats.formats()))
+def test_every_seed_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path) -> None:
+    for path in seeds(format, tmp_path):
+        with sandbox.read(path, format) as ours, formats.read(path, format) as theirs:
+            same(ours, theirs)
+
+
+def test_bytes_that_were_read_are_those_that_are_parsed(tmp_path: Path) -> None:
+    path = seeds("pytorch", tmp_path)[0]
+    data = path.read_bytes()
+    path.write_bytes(b"another file by now")
+    with sandbox.read(path, "pytorch", data=data) as ours:
+        assert len(ours.tensors) == 9
+        assert ours.tensors["0.weight"].array().shape == (4, 3, 3, 3)
+
+
+def test_readers_errors_come_through_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "x.npz").write_bytes(b"PK\3\4 not an archive at all")
+    with pytest.raises(MalformedFile) as here:
+        formats.read(tmp_path / "x.npz", "npz")
+    with pytest.raises(MalformedFile) as there:
+        sandbox.read(tmp_path / "x.npz", "npz")
+    assert (type(there.value), str(there.value)) == (type(here.value), str(here.value))
+    with pytest.raises(FileNotFoundError):
+        sandbox.read(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "words"),
+    [
+        ("os.kill(os.getpid(), 11)", "SIGSEGV", "died of SIGSEGV"),
+        ("os.abort()", "SIGABRT", "died of SIGABRT"),
+        ("os._exit(7)", None, "ended with exit code 7"),
+        ("confine([], 0, 1)\nwhile True: pass", "SIGXCPU", "ended by the limit of processor time"),
+    ],
+)
+def test_a_reader_that_dies_is_a_typed_error_with_its_cause(file: Path, reader: Any, code: str, signal: str | None, words: str) -> None:
+    reader(code)
+    with pytest.raises(ReaderCrashed, match=words) as crash:
+        sandbox.read(file)
+    assert crash.value.signal == signal
+    assert crash.value.path == str(file)
+    assert "x.npz" in str(crash.value)
+
+
+def test_a_reader_that_hangs_is_ended_at_the_deadline(file: Path, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "OPENING_S", 0.5)
+    reader("import time\ntime.sleep(60)")
+    begun = time.monotonic()
+    with pytest.raises(ReaderCrashed, match="the deadline of 1 s|the deadline of 0 s") as crash:
+        sandbox.read(file)
+    assert time.monotonic() - begun < 5
+    assert crash.value.limit is not None
+
+
+def test_a_reader_that_asks_for_more_memory_than_its_file_needs_gets_none(file: Path, reader: Any) -> None:
+    reader("confine([], 10, 9)\nimport convert._reader as r\nr.confine = lambda *a: []\n"
+           "def big():\n    return bytearray(3 * 2**30)\nr._tell(os.fdopen(1, 'wb', buffering=0), big, {'protections': []}, r._Heard())")  # fmt: skip
+    with pytest.raises(LimitExceeded, match="more memory"):
+        sandbox.read(file)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "'no JSON'",
+        "'[]'",
+        "'{}'",
+        "json.dumps({'source': {}, 'protections': [], 'log': []})",
+        "'[' * 100000",
+        "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [2**50], '<f4', [], None]]}, 'protections': [], 'log': []})",
+        "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [-1], '<f4', [], None]]}, 'protections': [], 'log': []})",
+        "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [2], '|O8', [], None]]}, 'protections': [], 'log': []})",
+        "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [2], '<f4', [['Reshape', 5, 5]], None]]}, 'protections': [], 'log': []})",
+        "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [2], '<f4', [['os.system', 'x']], None]]}, 'protections': [], 'log': []})",
+        "json.dumps({'source': {**GOOD, 'facts': {'a': 5}}, 'protections': [], 'log': []})",
+        "json.dumps({'source': {**GOOD, 'graph': [[['a', 'relu', ['b'], {'dict': []}]], []]}, 'protections': [], 'log': []})",
+    ],
+)
+def test_an_answer_that_no_reader_gives_is_believed_in_nothing(file: Path, reader: Any, words: str) -> None:
+    good = {
+        "path": "x", "format": "npz", "framework": "x", "tensors": [], "positional": False, "graph": None, "flatten": "chw", "spatial": "hw",
+        "facts": {}, "preprocessing": {"dict": []}, "notes": [], "layout": None,
+    }  # fmt: skip
+    reader(f"GOOD = json.loads('''{json.dumps(good)}''')\n" + answering(words))
+    with pytest.raises(ReaderCrashed, match="answer nonsense"):
+        sandbox.read(file)
+
+
+def test_claims_beyond_the_file_are_refused_here_too(file: Path, reader: Any) -> None:
+    told = "json.dumps({'source': {'path': 'x', 'format': 'npz', 'framework': 'x', 'tensors': [['a', 'a', [2**34], '<f4', [], None]], "
+    told += (
+        "'positional': False, 'graph': None, 'flatten': 'chw', 'spatial': 'hw', 'facts': {}, 'preprocessing': {'dict': []}, 'notes': [], "
+    )
+    reader(answering(f"({told} 'layout': None}}, 'protections': [], 'log': []}}))"))
+    with pytest.raises(LimitExceeded, match="claims tensors"):
+        sandbox.read(file)
+    reader("os.write(1, (2**40).to_bytes(8, 'little'))\nsys.stdin.buffer.readline()")
+    with pytest.raises(LimitExceeded, match="more than can be told"):
+        sandbox.read(file)
+
+
+def test_a_reader_that_was_taken_over_finds_nothing_to_do(file: Path, reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each protection forbids is tried; where the kernel has none of a kind, it is not named among those in force."""
+    (tmp_path / "secret").write_text("secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    reader(
+        "active = confine(asked['inputs'], 10, 9)\nfound = {}\n"
+        "def attempt(name, what):\n    try:\n        found[name] = str(what())\n    except OSError as error:\n        found[name] = 'refused'\n"
+        "import socket\n"
+        "attempt('socket', lambda: socket.socket())\nattempt('fork', os.fork)\nattempt('kill', lambda: os.kill(os.getppid(), 0))\n"
+        f"attempt('program', lambda: os.execv('/bin/true', ['true']))\nattempt('read', lambda: open({str(tmp_path / 'secret')!r}).read())\n"
+        f"attempt('list', lambda: os.listdir({str(tmp_path)!r}))\nattempt('write', lambda: open({str(tmp_path / 'new')!r}, 'w'))\n"
+        f"attempt('remove', lambda: os.unlink({str(tmp_path / 'secret')!r}))\n"
+        "attempt('input', lambda: open(asked['inputs'][0], 'rb').read(2))\n"
+        "found['environment'] = [name for name in os.environ if 'TOKEN' in name]\n"
+        + answering("json.dumps({'error': ['MalformedFile', json.dumps([found, active])], 'log': []})")
+    )
+    with pytest.raises(MalformedFile) as told:
+        sandbox.read(file)
+    found, active = json.loads(str(told.value))
+    assert found.pop("environment") == []
+    assert found.pop("input") == "b'PK'"
+    inside = {"socket": "seccomp", "fork": "seccomp", "kill": "seccomp", "program": "seccomp"}
+    inside |= {"read": "Landlock", "list": "Landlock", "write": "Landlock", "remove": "Landlock"}
+    for what, protection in inside.items():
+        if any(protection in each for each in active):
+            assert found[what] == "refused", what
+    assert {"no core dump", "no writing"} <= set(active)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_closed_file_and_a_dropped_one_leave_no_process(file: Path) -> None:
+    source = sandbox.read(file)
+    process = source.tensors["a.bias"].load.__closure__[2].cell_contents.process  # type: ignore[attr-defined]
+    source.close()
+    assert process.poll() is not None
+    with pytest.raises(ConvertError, match="closed"):
+        source.tensors["a.bias"].load()
+    dropped = sandbox.read(file)
+    process = dropped.tensors["a.bias"].load.__closure__[2].cell_contents.process  # type: ignore[attr-defined]
+    assert process.poll() is None
+    del source, dropped
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_a_reader_ends_with_the_process_that_asked(file: Path) -> None:
+    code = f"import os; from convert import sandbox; s = sandbox.read(__import__('pathlib').Path({str(file)!r}))\n"
+    code += "print(s.tensors['a.bias'].load.__closure__[2].cell_contents.process.pid, flush=True); os.kill(os.getpid(), 9)"
+    here = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, check=False)
+    pid = int(done.stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "(zombie)" in Path(f"/proc/{pid}/status").read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail(f"reader {pid} still runs")
+
+
+def test_reading_a_pickle_of_torchs_needs_no_torch(tmp_path: Path) -> None:
+    path = seeds("pytorch", tmp_path)[0]
+    code = f"import sys; from pathlib import Path; from convert import formats; s = formats.read(Path({str(path)!r}))\n"
+    code += "[t.array() for t in s.tensors.values()]; assert 'torch' not in sys.modules"
+    here = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], env=here, check=True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 1, 2**70, 1.5, float("inf"), "x", b"\0", (1, (2, [3.0])), [], {}, {"a": (1, 2), 3: [None]}, np.float32(0.1), np.int64(3)],
+    ids=repr,
+)
+def test_values_come_back_as_they_went(value: Any) -> None:
+    back = unpacked(json.loads(json.dumps(packed(value))))
+    assert type(back) is type(value)
+    assert repr(back) == repr(value)
+
+
+def test_arrays_come_back_as_they_went() -> None:
+    for array in (np.arange(6, dtype=">f4").reshape(2, 3), np.zeros((0, 2)), np.array(1.5)):
+        back = unpacked(json.loads(json.dumps(packed(array))))
+        assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+def test_code_in_a_pickle_is_named_and_not_run_there_either(tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.")
+    with pytest.raises(UnsafeFormat, match="posix"):
+        sandbox.read(tmp_path / "x.pth", "pytorch")
