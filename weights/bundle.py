@@ -28,6 +28,7 @@ from weights.archive import Progress, atomic
 from weights.cache import Cache, Installed
 from weights.errors import BadRecord, LimitExceeded, MalformedFile
 from weights.install import Converter, get
+from weights.lock import Entry, Lock
 from weights.reading import hashes
 from weights.record import Checkpoint
 from weights.registry import TAG
@@ -234,14 +235,12 @@ def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
 
 
 def _lock(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:
-    """Write the identities as tables of `weights.lock`."""
-    lines = ["version = 1", "serial = 1"]
+    """Write the identities as a lock."""
+    entries = {}
     for one, row, _ in chosen:
-        facts: dict[str, Any] = {"key": f"{one.model}:{one.tag}", "sha256": one.source_sha256}
-        facts |= {"size": one.source_size} if one.source_size else {}
-        facts |= {"format": row.format, "sources": list(row.sources), "license": row.license}
-        lines += ["", "[[weights]]", *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in facts.items())]
-    return "\n".join([*lines, ""]).encode()
+        key = f"{one.model}:{one.tag}"
+        entries[key] = Entry(key, row.format, row.sources, row.license, one.source_sha256, size=one.source_size)
+    return Lock(entries, serial=1).render().encode()
 
 
 def _licences(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:

@@ -6,15 +6,15 @@ import contextlib
 import logging
 import os
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from weights.cache import PACKAGE, Cache, key, read_json
-from weights.errors import BadRecord, CacheNotWritable
+from weights.cache import Cache, key, read_json
+from weights.errors import BadLock, CacheNotWritable
+from weights.lock import Lock, project_lock
 from weights.part import lives, owned
-from weights.registry import SHIPPED, located, user_folder
+from weights.registry import SHIPPED, located
 
 log = logging.getLogger("weights")
 KEEP_DAYS = 30.0
@@ -22,7 +22,6 @@ QUARANTINE_DAYS = 7.0
 DAY_S = 86_400.0
 GRACE_S = 60.0
 """What was used so short a time ago may be about to be opened."""
-NAME = "weights.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
         dry_run: say what would go, and remove nothing.
 
     Raises:
-        BadRecord: a lock or a registry can't be read, so nobody knows what it names; nothing was removed.
+        BadLock, BadRecord: a lock or a registry can't be read, so nobody knows what it names; nothing was removed.
         CacheNotWritable: the cache can't be read or written.
         ValueError: `keep_days` is negative.
     """
@@ -121,23 +120,17 @@ def keep_projects(cache: Cache) -> None:
 
 
 def _locks() -> list[Path]:
-    """Find the project's lock, the nearest upwards of the working folder, and the user's own."""
-    try:
-        here = Path.cwd()
-    except FileNotFoundError:  # the working folder was deleted
-        here = Path("/")
-    project = next((path for folder in (here, *here.parents) if (path := folder / NAME).is_file()), None)
-    own = user_folder().parent / NAME
-    return [path for path in (project, own) if path is not None and path.is_file() and path.parent != PACKAGE]
+    """Find the project's lock; the shipped one names every checkpoint, and the user's own every one that was ever used."""
+    found = project_lock()
+    return [] if found is None else [found]
 
 
 def _hashes(lock: Path) -> set[str]:
     """Read which hashes a lock names."""
     try:
-        rows = tomllib.loads(lock.read_text(encoding="utf-8")).get("weights", [])
-        return {row["sha256"] for row in rows if "sha256" in row}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise BadRecord(f"{lock} can't be read ({error}), so nobody knows what it names. Nothing was removed.") from error
+        return {entry.sha256 for entry in Lock.read(lock).entries.values() if entry.sha256}
+    except (OSError, BadLock) as error:
+        raise BadLock(f"{lock} can't be read, so nobody knows what it names. Nothing was removed. {error}") from error
 
 
 def _projects(cache: Cache) -> Iterator[Path]:

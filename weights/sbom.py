@@ -6,15 +6,14 @@ The same lock and registry give the same bytes: no time is in it, and its serial
 from __future__ import annotations
 
 import json
-import tomllib
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from weights.errors import BadRecord, SourceUnavailable
+from weights.errors import SourceUnavailable
+from weights.lock import Entry, Lock, project_lock
 from weights.record import Checkpoint
 from weights.registry import checkpoints
 
@@ -24,49 +23,23 @@ SPDX += ("GPL-3.0-only", "GPL-3.0-or-later", "ISC", "LGPL-3.0-only", "MIT", "MPL
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "kernelzoo/sbom")
 
 
-@dataclass(frozen=True, slots=True)
-class Locked:
-    """One entry of a lock, as far as a bill of materials needs it."""
-
-    key: str
-    format: str
-    sources: tuple[str, ...]
-    license: str
-    sha256: str | None = None
-    size: int | None = None
-
-
-def lock_entries(path: Path | None) -> tuple[Path, list[Locked]]:
+def lock_entries(path: Path | None) -> tuple[Path, list[Entry]]:
     """Read a lock, by default the nearest `weights.lock` upwards of the working folder.
 
     Raises:
         SourceUnavailable: there is none.
-        BadRecord: it is no lock.
+        BadLock: it is no lock.
     """
-    folders = [Path.cwd(), *Path.cwd().parents]
-    found = path or next((folder / "weights.lock" for folder in folders if (folder / "weights.lock").is_file()), None)
+    found = path or project_lock()
     if found is None:
         raise SourceUnavailable("no weights.lock lies here or above: name one with --lock FILE.")
     try:
-        facts = tomllib.loads(found.read_text(encoding="utf-8"))
-        if facts.get("version") != 1:
-            raise ValueError(f"its version is {facts.get('version')!r}, this one reads 1")
-        entries = [_entry(row) for row in facts.get("weights", [])]
+        return found, list(Lock.read(found).entries.values())
     except OSError as error:
         raise SourceUnavailable(f"{found} can't be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadRecord(f"{found} is no weights.lock ({type(error).__name__}: {error}).") from error
-    return found, entries
 
 
-def _entry(row: Mapping[str, Any]) -> Locked:
-    texts = [row["key"], row.get("format", "unknown"), row.get("license", "unstated"), *row["sources"]]
-    if not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(f"{row['key']!r} is not as a lock has it")
-    return Locked(row["key"], texts[1], tuple(row["sources"]), texts[2], row.get("sha256"), row.get("size"))
-
-
-def sbom(project: str, entries: Iterable[Locked], version: str) -> str:
+def sbom(project: str, entries: Iterable[Entry], version: str) -> str:
     """Write the bill of materials.
 
     Args:
@@ -99,7 +72,7 @@ def sbom(project: str, entries: Iterable[Locked], version: str) -> str:
     return json.dumps({**made, "serialNumber": f"urn:uuid:{serial}"}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _component(entry: Locked, row: Checkpoint | None) -> dict[str, Any]:
+def _component(entry: Entry, row: Checkpoint | None) -> dict[str, Any]:
     if row and row.sha256 and entry.sha256 and row.sha256 != entry.sha256:
         row = None  # the registry's is of other bytes
     model, _, tag = entry.key.partition(":") if "://" not in entry.key else (entry.key, "", "")

@@ -155,7 +155,8 @@ def _shifts(network: nn.Module, graph: Graph, places: dict[Node, Place], batches
 
         batches = pytree.tree_map(few, batches)
         try:
-            graph, places = understand(network, *batches[0], setting.device)
+            args, kwargs = batches[0]
+            graph, places = understand(network, args, kwargs, setting.device)
         except Exception:  # the network insists on its batch; rounded without balance it may still pass
             return {}
     return mean_shifts(graph, places, [_tensors(batch) for batch in batches], setting)
