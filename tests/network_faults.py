@@ -76,10 +76,7 @@ VIOLATIONS = {
     "disk": "more bytes on the disk than allowed",
     "host": "bytes or tokens to others",
 }
-HEAD = """# Faults, injected
-
-What the weight manager did with faults that were put in its way on purpose, thousands at a time. A zero is what was found, not a
-proof: the faults are random, and only of the kinds that are listed."""
+HEAD = "# Injected faults\n\nWhat was broken on purpose, and what came of it."
 
 
 @dataclass
@@ -364,6 +361,8 @@ def summary(outcomes: list[Outcome], base: int, seconds: float) -> str:
     when = f"{datetime.now(UTC):%Y-%m-%d}"
     python = f"Python {sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     lines = [
+        "A zero is what was found, not a proof: the faults are random, and only of the kinds that are listed.",
+        "",
         f"{count:,} injections, seeds {base}:0 to {base}:{max(o.seed for o in outcomes)}, {when}, {python}, {versions}; {seconds:.0f} s.",
         "`make faults-network` repeats it; `python tests/network_faults.py --seed BASE --only NUMBER` repeats one.",
         "",
@@ -390,12 +389,13 @@ def summary(outcomes: list[Outcome], base: int, seconds: float) -> str:
     return "\n".join([*lines, *(["", *bad] if bad else [])]) + "\n"
 
 
-def write_section(page: Path, name: str, text: str) -> None:
-    """Replace one section of a page, whose others belong to others."""
+def write_section(page: Path, text: str) -> None:
+    """Replace our section of a page, whose others belong to others."""
     old = page.read_text(encoding="utf-8") if page.exists() else f"{HEAD}\n"
-    parts = re.split(r"^(?=## )", old, flags=re.MULTILINE)
-    kept = [part if part.endswith("\n\n") else part.rstrip("\n") + "\n\n" for part in parts if not part.startswith(f"## {name}\n")]
-    page.write_text("".join([*kept, f"## {name}\n\n{text}"]), encoding="utf-8")
+    begin, end = (f"<!-- faults-network {edge} -->" for edge in ("begin", "end"))
+    before, found, rest = old.partition(begin)
+    after = rest.partition(end)[2] if found else ""
+    page.write_text(f"{before.rstrip()}\n\n{begin}\n## Network\n\n{text}{end}\n{after}", encoding="utf-8")
 
 
 def main() -> int:
@@ -417,11 +417,13 @@ def main() -> int:
         return 0
     done: dict[int, Outcome] = {}
     seconds = 0.0
+    files = [Path(__file__), *sorted(Path(weights.__file__).parent.glob("*.py"))]
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]  # what other code did says nothing of this
     if chosen.state.exists():
         for line in chosen.state.read_text().splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that a kill cut short
                 row = json.loads(line)
-                if row["base"] == chosen.seed and row["outcome"]["seed"] < chosen.count:
+                if (row["base"], row["code"]) == (chosen.seed, code) and row["outcome"]["seed"] < chosen.count:
                     done[row["outcome"]["seed"]] = Outcome(**row["outcome"])
                     seconds += row["took"]
     left = [seed for seed in range(chosen.count) if seed not in done]
@@ -435,7 +437,7 @@ def main() -> int:
                     took = (time.monotonic() - began) / 10
                     for outcome in run.result():
                         done[outcome.seed] = outcome
-                        state.write(json.dumps({"base": chosen.seed, "took": took, "outcome": asdict(outcome)}) + "\n")
+                        state.write(json.dumps({"base": chosen.seed, "code": code, "took": took, "outcome": asdict(outcome)}) + "\n")
                     state.flush()
                     seconds, began = seconds + 10 * took, time.monotonic()
             except KeyboardInterrupt:
@@ -446,7 +448,7 @@ def main() -> int:
         return 130
     text = summary(sorted(done.values(), key=lambda o: o.seed), chosen.seed, seconds)
     if chosen.docs:
-        write_section(chosen.docs, "Network", text)
+        write_section(chosen.docs, text)
     console.print(text, markup=False, highlight=False)
     chosen.state.unlink(missing_ok=True)
     return int(any(outcome.violations for outcome in done.values()))

@@ -130,7 +130,7 @@ def _hashes(lock: Path) -> set[str]:
     try:
         return {entry.sha256 for entry in Lock.read(lock).entries.values() if entry.sha256}
     except (OSError, BadLock) as error:
-        raise BadLock(f"{lock} can't be read, so nobody knows what it names. Nothing was removed. {error}") from error
+        raise BadLock(f"{lock} can't be read ({error}), so nobody knows what it names. Nothing was removed.") from error
 
 
 def _projects(cache: Cache) -> Iterator[Path]:

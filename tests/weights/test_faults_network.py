@@ -54,14 +54,14 @@ def test_the_faults_of_two_hundred_seeds_are_all_that_the_server_knows(tmp_path:
 
 def test_the_report_counts_and_leaves_other_sections_alone(tmp_path: Path) -> None:
     page = tmp_path / "faults.md"
-    page.write_text("# Faults, injected\n\n## Files\n\ntheirs\n")
+    page.write_text("# Injected faults\n\n<!-- faults-files begin -->\n## Files\n\ntheirs\n<!-- faults-files end -->\n")
     good = Outcome(0, "https", "cold", ["cut x2"], "right", 0.1)
     bad = Outcome(1, "hf", "warm", ["flip x1"], "HashMismatch", 0.2, ["leak: ['a']", "leak: ['b']"])
     for _ in range(2):
-        write_section(page, "Network", summary([good, bad], 5, 1.0))
+        write_section(page, summary([good, bad], 5, 1.0))
     text = page.read_text()
     assert text.count("## Network\n") == 1
-    assert "## Files\n\ntheirs\n" in text
+    assert "<!-- faults-files begin -->\n## Files\n\ntheirs\n<!-- faults-files end -->\n" in text
     assert "| leaked partials | 1 |" in text
     assert "| **recovered without a manual step** | **100.0 %** |" in text
     assert "- 5:1 hf, warm, flip x1: leak: ['a']; leak: ['b']" in text

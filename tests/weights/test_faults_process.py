@@ -46,7 +46,7 @@ def check_blobs(cached: Cached) -> None:
     assert all(hashlib.sha256(content).hexdigest() == name[-64:] for name, content in cached().items() if name.startswith("blobs"))
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.long)])
 def test_processes_killed_at_random_moments_leave_what_the_next_one_resumes(
     hub: HubServer, safetensors: Bytes, cached: Cached, own_cache: Path, kills: int
 ) -> None:
@@ -82,7 +82,7 @@ def test_processes_killed_at_random_moments_leave_what_the_next_one_resumes(
 
 
 @pytest.mark.parametrize("lock", ["works", "does nothing"])
-@pytest.mark.parametrize(("processes", "threads"), [(6, 2), pytest.param(50, 8, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("processes", "threads"), [(4, 2), pytest.param(50, 8, marks=pytest.mark.long)])
 def test_many_processes_on_one_cold_cache(
     hub: HubServer, data: bytes, sha: str, cached: Cached, lock: str, processes: int, threads: int
 ) -> None:
@@ -274,7 +274,7 @@ def test_a_cache_below_a_home_that_is_not_there_is_named(monkeypatch: pytest.Mon
         weights.get(record("https://weights.invalid/w"))
 
 
-@pytest.mark.parametrize("bits", [30, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("bits", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_flipped_bits_are_found_and_mended(
     hub: HubServer, record: Make, safetensors: Bytes, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

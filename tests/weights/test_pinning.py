@@ -462,8 +462,8 @@ def test_what_another_process_pinned_meanwhile_wins(
     elsewhere(own_cache)
     hub.file("w.safetensors", safetensors(seed=9))
 
-    def late(remote: Remote, part: Part, expected: Expected, progress: Progress) -> None:
-        fetch(remote, part, expected, progress)
+    def late(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
+        fetch(remote, part, expected, progress, deadline)
         theirs.write(user_lock())
 
     monkeypatch.setattr(install, "fetch", late)
