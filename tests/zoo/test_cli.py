@@ -242,7 +242,7 @@ def test_an_interrupt_is_130_and_says_what_is_kept(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("zoo.cli.search", interrupted)
     assert main(["list"]) == 130
-    assert "what was finished or downloaded is kept" in capsys.readouterr().err
+    assert "is kept for next time" in capsys.readouterr().err
 
 
 def test_bench_prints_the_peer_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:
