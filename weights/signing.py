@@ -15,6 +15,7 @@ import io
 import json
 import os
 import stat
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def _said(what: str) -> Any:
 def _library() -> tuple[Any, Any, Any]:
     os.environ.setdefault("OTEL_SDK_DISABLED", "true")
     try:
-        from model_signing import hashing, signing, verifying
+        hashing, signing, verifying = (import_module(f"model_signing.{name}") for name in ("hashing", "signing", "verifying"))
     except ImportError as error:
         todo = "pip install 'kernelzoo[signing]' (model-signing and pyOpenSSL)"
         raise MissingLibrary(f"signatures need OpenSSF's model-signing ({error}): {todo}.") from error

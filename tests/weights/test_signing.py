@@ -200,6 +200,7 @@ def test_an_encrypted_key_wants_its_password(bundle: Path, keys: Callable[[str],
 
 
 def test_without_the_library_the_way_to_get_it_is_said(bundle: Path, keys: Callable[[str], Keys], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "model_signing", None)
+    for name in ("model_signing", "model_signing.hashing"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingLibrary, match=r"pip install 'kernelzoo\[signing\]'"):
         sign(bundle, keys("ours")[0])
