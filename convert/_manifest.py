@@ -1,4 +1,4 @@
-"""What a reader found, as words between two processes: JSON that says everything of a `Source` but the numbers, and is believed in nothing."""
+"""What a reader found, as words between two processes: all of a `Source` but the numbers, in JSON that is believed in nothing."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,12 +50,10 @@ def main() -> None:
     heard = _Heard()
     logging.getLogger("convert").addHandler(heard)
     logging.getLogger("convert").setLevel(logging.INFO)
-    try:
-        module = importlib.import_module(f"convert.formats.{asked['format']}")
-        for library in IMPORTED.get(asked["format"], ()) if Path(asked["path"]).is_dir() else ():
+    module = importlib.import_module(f"convert.formats.{asked['format']}")
+    for library in IMPORTED.get(asked["format"], ()) if Path(asked["path"]).is_dir() else ():
+        with suppress(ImportError):  # the reader says it better
             importlib.import_module(library)
-    except ImportError:
-        pass  # the reader says it better
     active = confine(asked["inputs"], asked["size_bytes"], asked["cpu_s"])
     source = _tell(answers, lambda: _opened(module, asked), {"protections": active}, heard)
     while source is not None and (line := questions.readline()):
@@ -89,7 +88,7 @@ def _give(answers: BinaryIO, source: Source, name: str) -> None:
         _answer(answers, _refusal(error))
         return
     _answer(answers, told)
-    content = memoryview(flat.view(np.uint8)) if flat.size else memoryview(b"")
+    content = flat.view(np.uint8).data if flat.size else memoryview(b"")
     for start in range(0, len(content), SLICE):
         _write(answers, content[start : start + SLICE])
 

@@ -263,9 +263,10 @@ def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     places = [root, *(entry for entry in sys.path if entry not in here and Path(entry).is_absolute())]
     environment = {name: os.environ[name] for name in KEPT if name in os.environ} | ALONE
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", START, root, json.dumps(places)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    more = {"pass_fds": fds} if fds else {}
-    return subprocess.Popen(command, env=environment, bufsize=0, **pipes, **more)
+    more: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    if fds:
+        more["pass_fds"] = fds
+    return subprocess.Popen(command, env=environment, bufsize=0, text=False, **more)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -285,7 +286,7 @@ def _exactly(answers: IO[bytes], count: int) -> bytes:
 
 def _fill(answers: IO[bytes], array: np.ndarray) -> None:
     if array.size:
-        _into(answers, memoryview(array.reshape(-1).view(np.uint8)))
+        _into(answers, array.reshape(-1).view(np.uint8).data)
 
 
 def _into(answers: Any, left: memoryview) -> None:

@@ -88,12 +88,12 @@ def report(state: dict[str, Reader], place: Path) -> None:
         "",
         "Good files of each format, and pickles with code in them, damaged in one to four places (`tests/convert/hostile.py`). For each: "
         "a typed refusal or tensors; no signal, no more than 20 s, no more memory than twice the file and 200 MB, nothing opened outside "
-        f"of the input, written, started or run; and the numbers of the usual library in what is accepted ({', '.join(sorted(REFERENCES))}: "
-        "the others' libraries do not survive such files, or there is none). What a C library opens by itself is not seen (tensorstore).",
+        "of the input, written, started or run; and the numbers of the usual library in what is accepted "
+        f"({', '.join(sorted(REFERENCES))}: the others' libraries do not survive such files, or there is none). What a C library opens "
+        "by itself is not seen (tensorstore).",
         "",
-        f"`make faults-files`, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.system()}, Python {platform.python_version()}, "
-        + ", ".join(f"{name} {version(name)}" for name in ("numpy", "torch", "safetensors", "onnx"))
-        + ".",
+        f"`make faults-files`, {datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {platform.system()}, Python {platform.python_version()}"
+        ", " + ", ".join(f"{name} {version(name)}" for name in ("numpy", "torch", "safetensors", "onnx")) + ".",
         "",
         "| reader | files | seeds | read | refused | by | faults | seconds |",
         "|---|---:|---|---:|---:|---|---:|---:|",

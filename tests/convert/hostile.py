@@ -188,7 +188,6 @@ def read_everything(path: Path, format: str) -> str:
 
 
 def _compare(source: Any, path: Path, format: str) -> None:
-    import numpy as np
 
     try:
         expected = REFERENCES[format](path)
@@ -232,7 +231,6 @@ def _of_safetensors(path: Path) -> dict[str, Any]:
 
 
 def _of_onnx(path: Path) -> dict[str, Any]:
-    import numpy as np
     import onnx
 
     model = onnx.load_model(path, load_external_data=False)

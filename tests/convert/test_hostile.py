@@ -42,7 +42,8 @@ def test_each_kind_of_harm_is_seen(harm: str, seen: str, tmp_path: Path, monkeyp
     """The campaign's own proof: a reader that does harm with one file in ten is found out."""
     code = (tmp_path / "hostile.py").write_text
     text = Path(hostile.__file__).read_text()
-    wrong = f"def read_everything(path, format):\n    Path.turn = getattr(Path, 'turn', 0) + 1\n    if Path.turn % 10 == 0:\n        {harm}\n    return 'read'\n\n\n"
+    wrong = "def read_everything(path, format):\n    Path.turn = getattr(Path, 'turn', 0) + 1\n"
+    wrong += f"    if Path.turn % 10 == 0:\n        {harm}\n    return 'read'\n\n\n"
     code(
         text.replace("def _compare(", f"{wrong}def _compare(")
         .replace("HERE = Path(__file__).parent", f"HERE = Path({str(hostile.HERE)!r})")

@@ -95,7 +95,7 @@ def test_code_in_a_file_runs_at_no_door(
         assert "Traceback" not in capsys.readouterr().err
     assert not (tmp_path / "canary").exists()
     assert sorted(each.name for each in tmp_path.iterdir()) == [path.name]
-    pickle.loads(pickle.dumps(Code(tmp_path / "canary")))  # noqa: S301  the trap does work
+    pickle.loads(pickle.dumps(Code(tmp_path / "canary")))  # the trap does work
     assert (tmp_path / "canary").exists()
 
 
@@ -138,7 +138,8 @@ def test_a_reader_that_dies_between_tensors_leaves_no_half_file(
     tmp_path: Path, state: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.save(state, tmp_path / "x.pth")
-    dies = "import convert._reader as r\ngive, left = r._give, [5]\ndef _give(*a):\n    left[0] -= 1\n    return give(*a) if left[0] else r.os.abort()\nr._give = _give\nmain()\n"
+    dies = "import convert._reader as r\ngive, left = r._give, [5]\n"
+    dies += "def _give(*a):\n    left[0] -= 1\n    return give(*a) if left[0] else r.os.abort()\nr._give = _give\nmain()\n"
     monkeypatch.setattr(sandbox, "START", sandbox.START.removesuffix("main()\n") + dies)
     with pytest.raises(ReaderCrashed, match="SIGABRT"):
         installs(tmp_path / "x.pth")
