@@ -19,6 +19,7 @@ from weights.cache import Cache, Installed
 from weights.errors import BadRecord, HashMismatch, MalformedFile, SizeMismatch, SourceUnavailable
 from weights.install import check_complete
 from weights.part import disk
+from weights.pinning import admit
 from weights.reading import hashes
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
@@ -203,6 +204,8 @@ def _plan(
             row = replace(row, labels=str(written[0]))
     if row.format == "safetensors" and one.blob != one.source_sha256:
         raise MalformedFile(f"{place}: the blob of {one.name} has another hash than the file that it is. It was changed.")
+    if (pinned := admit(cache, row)[0].sha256) and pinned != one.source_sha256:
+        raise HashMismatch(f"{place}: a lock pins {one.model}:{one.tag} to sha256 {pinned}, the bundle has {one.source_sha256}.")
     _compare_installs(cache, row, one, place)
     registered = None if here else user_folder() / f"{one.name}.toml"
     there = cache.lookup(row)

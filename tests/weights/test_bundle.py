@@ -535,3 +535,26 @@ def test_headers_are_what_other_tools_write(tmp_path: Path) -> None:
         archive.header("x" * 101, 1)
     with pytest.raises(ValueError, match="at most"):
         archive.header("x", archive.LARGEST + 1)
+
+
+def test_other_bytes_than_the_projects_lock_pins_are_refused(
+    hubless: Callable[[bytes], Path], safetensors: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weights.lock import Entry, Lock
+
+    tar, row = hubless(safetensors(seed=1)), weights.find("VGG11", "tv_in1k")
+    leave(monkeypatch, tmp_path)
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    entry = Entry("VGG11:tv_in1k", row.format, row.sources, row.license, "0" * 64)
+    Lock({entry.key: entry}, 1).write(tmp_path / "project" / "weights.lock")
+    with pytest.raises(HashMismatch, match="a lock pins VGG11:tv_in1k"):
+        unbundle(tar)
+    assert installed(tmp_path / "elsewhere") == {}
+
+
+def test_the_lock_in_a_bundle_can_be_used_as_one(tar: Path, data: bytes, tmp_path: Path) -> None:
+    from weights.lock import Lock
+
+    (tmp_path / "weights.lock").write_bytes(members(tar)["weights.lock"])
+    assert Lock.read(tmp_path / "weights.lock").entries["ResNet20:test"].sha256 == of(data)
