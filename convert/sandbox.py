@@ -26,11 +26,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+import weights.errors as errors
 from convert import formats
 from convert._manifest import believed, dtype_name
 from convert.formats._guard import check
 from convert.source import Shape, Source
-from weights import errors
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed
 
 if TYPE_CHECKING:
@@ -263,10 +263,8 @@ def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     places = [root, *(entry for entry in sys.path if entry not in here and Path(entry).is_absolute())]
     environment = {name: os.environ[name] for name in KEPT if name in os.environ} | ALONE
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", START, root, json.dumps(places)]
-    more: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    if fds:
-        more["pass_fds"] = fds
-    return subprocess.Popen(command, env=environment, bufsize=0, text=False, **more)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, pass_fds=fds)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

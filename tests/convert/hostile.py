@@ -245,6 +245,14 @@ REFERENCES: dict[str, Callable[[Path], dict[str, Any]]] = {
 """The usual libraries, where they survive damaged files: h5py and SciPy's loadmat hang or die of them."""
 
 
+def peak_bytes() -> int:
+    """Tell the most memory that this process ever had; what getrusage tells begins at that of the process that started it."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+
+
 def child(format: str, count: int, seed: int) -> None:
     """Read `count` mutations and report a line of JSON each time something is wrong, and one in the end."""
 
@@ -266,7 +274,7 @@ def child(format: str, count: int, seed: int) -> None:
                 print(json.dumps({"fault": f"the trap {file.name} is no UnsafeFormat but {outcome}"}), flush=True)
         watch = Watch(bad)
         for number, file in enumerate(mutations([*files, *set_traps], count, bad, seed)):
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            before = peak_bytes()
             begun = time.monotonic()
             print(json.dumps({"at": number, "file": file.name}), flush=True)
             fault = ""
@@ -279,7 +287,7 @@ def child(format: str, count: int, seed: int) -> None:
             watch.looking = False
             signal.alarm(0)
             size = sum(f.stat().st_size for f in bad.rglob("*") if f.is_file())
-            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+            grown = peak_bytes() - before
             if grown > 2 * size + SPARE_BYTES:
                 fault = f"{grown / 2**20:.0f} MB of memory for {size} bytes"
             if watch.seen or canary.exists():

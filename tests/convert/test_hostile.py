@@ -35,7 +35,7 @@ def test_mutated_files_are_refused_or_read(format: str) -> None:
         ("__import__('socket').socket()", "socket"),
         ("os.kill(os.getpid(), 11)", "died with -11"),
         ("1 / 0", "ZeroDivisionError"),
-        ("bytearray(2**29)[::4096]", "MB of memory"),
+        ("b'x' * 2**29", "MB of memory"),
     ],
 )
 def test_each_kind_of_harm_is_seen(harm: str, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
