@@ -21,6 +21,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ MAX_TOLD_BYTES = 128 * 2**20
 """Of a description: a hundred thousand tensors with their steps need half."""
 COMPANIONS = ("caffe", "darknet", "deepcompression", "onnx", "tensorflow")
 """Formats whose files lie beside one another: their readers may read the folder."""
+MOST_COMPANIONS = 1000
+"""Files of a folder that are weighed before it is read: it may be somebody's home."""
 KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LC_ALL")
 """What the reader's environment keeps of ours: no token is among it."""
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -232,7 +235,15 @@ def _inputs(path: Path, format: str) -> list[Path]:
 def _size(place: Path) -> int:
     if not place.is_dir():
         return place.stat().st_size
-    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file() and not file.is_symlink())
+    total = 0
+    with os.scandir(place) as entries:  # a format's companions lie beside it; Orbax's and SavedModel's folders are the input themselves
+        for entry in islice(entries, MOST_COMPANIONS):
+            with suppress(OSError):
+                if entry.is_file(follow_symlinks=False):
+                    total += entry.stat(follow_symlinks=False).st_size
+                elif entry.is_dir(follow_symlinks=False):
+                    total += sum(file.stat().st_size for file in islice(Path(entry).rglob("*"), MOST_COMPANIONS) if file.is_file())
+    return total
 
 
 @contextmanager

@@ -138,7 +138,8 @@ def bundle(
         installed = get(row, to_safetensors=to_safetensors)
         sha256, _, size = hashes(installed.path)
         archive.check(str(installed.path), f"{row.model} {row.tag}", installed.sha256, sha256)
-        ref = next((found for source in row.sources if (found := cache.ref(source))), None) or {}
+        refs = [found for source in row.sources if (found := cache.ref(source)) and found["source_sha256"] == installed.source_sha256]
+        ref = refs[0] if refs else {}
         row = _portable(row, installed)
         tests = golden(row, installed) if golden else None
         table = None

@@ -158,10 +158,12 @@ class Cache:
         """Read what was recorded when this source was last installed."""
         return _facts(self.root / "refs" / f"{key(source)}.json")
 
-    def record(self, source: str, installed: Installed, commit: str | None, stamp: list[int] | None, source_size: int) -> None:
-        """Note what a source gave, so that it is found again and must give the same."""
+    def record(
+        self, source: str, installed: Installed, commit: str | None, stamp: list[int] | None, source_size: int, by: str = ""
+    ) -> None:
+        """Note what a source gave, so that it is found again and must give the same; `by` names who says so if it was not the source."""
         seen = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        more = {"commit": commit, "seen": seen, "stamp": stamp, "source_size": source_size}
+        more = {"commit": commit, "seen": seen, "stamp": stamp, "source_size": source_size} | ({"by": by} if by else {})
         self.write_json(self.root / "refs" / f"{key(source)}.json", _noted(installed) | more)
 
     def derive(self, installed: Installed, version: str) -> None:

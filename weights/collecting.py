@@ -67,9 +67,9 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     """Remove from the cache what was not used for `keep_days`, parts whose owners died, and what lay in quarantine for a week.
 
     A file stays, however old, if its hash or that of the file it was made of stands in the project's `weights.lock`, in that of another
-    project that used this cache, in the user's, or in a registry that is not the shipped one: what `zoo add` copied from a file can't be
-    fetched again. The shipped lock keeps nothing: it names every checkpoint that there is. What a source gave is remembered by its note
-    in `refs`, so that it must give the same when it is asked again.
+    project that used this cache, or in a registry that is not the shipped one: what `zoo add` copied from a file can't be fetched again.
+    The shipped lock names every checkpoint that there is, and the user's every one that was ever used: they keep none. What a source
+    gave is remembered by its note in `refs`, so that it must give the same when it is asked again.
 
     Args:
         keep_days: how long ago the last use may be; 0 removes everything that no lock names and nobody used within a minute.
@@ -137,8 +137,12 @@ def _projects(cache: Cache) -> Iterator[Path]:
     """List the locks of the projects that used this cache, and forget those that are gone."""
     for note in sorted((cache.root / "projects").glob("*.json")):
         path = (read_json(note) or {}).get("path")
-        if isinstance(path, str) and Path(path).is_file():
-            yield Path(path)
+        try:
+            there = isinstance(path, str) and Path(path).is_file()
+        except OSError as error:  # in a folder that is not ours to look into
+            raise BadLock(f"{path} can't be looked at ({error.strerror}), so nobody knows what it names. Nothing was removed.") from error
+        if there:
+            yield Path(str(path))
         else:
             with contextlib.suppress(OSError):
                 note.unlink()

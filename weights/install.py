@@ -86,6 +86,7 @@ def _obtain(
     cache: Cache, checkpoint: Checkpoint, to_safetensors: Converter | None, progress: bool, frozen: bool | None
 ) -> tuple[Installed, Pin | None]:
     checkpoint, pin = admit(cache, checkpoint, frozen)
+    keep_projects(cache)
     if found := cache.lookup(checkpoint):
         cache.sweep()
         cache.touch(found)
@@ -185,7 +186,9 @@ def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool
 def _install(
     cache: Cache, checkpoint: Checkpoint, convert: Converter | None, progress: bool, pin: Pin | None, anew: bool = False
 ) -> Installed:
-    others, places = [] if anew else list(elsewhere(checkpoint)), list(candidates(checkpoint))
+    others, places = list(elsewhere(checkpoint)), list(candidates(checkpoint))
+    if anew:  # what the sources themselves serve today
+        others, places = [], [(place, source) for place, source in places if place == source]
     if (switch := offline()) and not any(place.startswith(("file:", "package:")) for place, _ in [*others, *places]):
         todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}"
         raise Offline(f"{_title(checkpoint)} is not in {cache.root}, and {switch} forbids the network. {todo}")
@@ -255,7 +258,8 @@ def _install_from(
         installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, remote.url, part.sha256)
         if convert and checkpoint.format != "safetensors":
             cache.derive(installed, re.sub(r"[^\w-]", "_", str(getattr(convert, "version", 1)))[:32])
-        cache.record(source, installed, remote.commit or pinned, stamp, part.size)
+        told = "" if place == source or checkpoint.sha256 else "another place"
+        cache.record(source, installed, remote.commit or pinned, stamp, part.size, told)
     except (SourceUnavailable, KeyboardInterrupt):
         part.release()
         raise

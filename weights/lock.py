@@ -219,7 +219,10 @@ def _read(path: Path, mtime_ns: int, size_bytes: int, inode: int) -> Lock:
     del mtime_ns, inode  # in the key: a file that changed is read again
     if size_bytes > MOST_BYTES:
         raise BadLock(f"{path} has {size_bytes:,} bytes, and no lock more than {MOST_BYTES:,}. {_TODO}")
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadLock(f"{path} can't be read ({error.strerror}). {_TODO}") from error
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -168,8 +168,13 @@ def _in(wait_s: float) -> datetime:
         return datetime.max.replace(tzinfo=UTC)
 
 
+def _host(proxy: str) -> str:
+    """Name a proxy without the password that may stand before it."""
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}").netloc.rpartition("@")[2] or "?"
+
+
 def proxies() -> str:
     """Name the proxy variables that are set: a wrong one looks like a dead network."""
     names = [name for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy") if os.environ.get(name)]
-    hosts = ", ".join(f"{name}={urlsplit(os.environ[name]).netloc.rpartition('@')[2] or os.environ[name]}" for name in names)
+    hosts = ", ".join(f"{name}={_host(os.environ[name])}" for name in names)
     return f", and the proxy in {hosts}." if names else "."

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from weights.cache import Cache, Installed, key, read_json
-from weights.errors import BadLock, CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, NotLocked
+from weights.errors import BadLock, CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, NoSpace, NotLocked
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
 from weights.reading import load, read_file
@@ -133,6 +133,8 @@ def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pi
     """
     if checkpoint.sha256 or (pin and pin.settled) or all(source.startswith(("file:", "package:")) for source in checkpoint.sources):
         return
+    if not pin and any((cache.ref(source) or {}).get("by") for source in checkpoint.sources):
+        return  # a bundle's or a mirror's word is no first sight of what the source has
     places = [path for path in (project_lock(), user_lock()) if path is not None]
     path = next((path for path in places if (pin and path == pin.path) or _writable(path)), None)
     if path is None:
@@ -216,7 +218,7 @@ def check_serial(cache: Cache, path: Path, serial: int, switch: str | None) -> N
         return
     _checked[cache.root, path] = serial
     if serial > seen:
-        with contextlib.suppress(CacheNotWritable):
+        with contextlib.suppress(CacheNotWritable, NoSpace):
             cache.prepare()
             cache.write_json(note, {"path": str(path), "serial": serial})
 

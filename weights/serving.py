@@ -65,7 +65,8 @@ def files_of(folder: str | Path | None) -> Callable[[], Mapping[str, Served]]:
         with contextlib.suppress(OSError, BadRecord):  # while it is being replaced, the one before holds
             status = (place / INDEX).stat()
             if (seen := (status.st_mtime_ns, status.st_size, status.st_ino)) != known[0]:
-                known[1] = {one.name: Served(place / one.name, one.size, one.sha256, asdict(one)) for one in index(place)}
+                files = [(one.name, Served(place / one.name, one.size, one.sha256, asdict(one))) for one in index(place)]
+                known[1] = {name: served for one, served in files for name in (one, served.sha256)}  # a lock knows a file by its hash
                 known[0] = seen
         return known[1]
 
@@ -135,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = unquote(self.path.partition("?")[0]).removeprefix("/")
         files = self.server.files()
         if name in ("", INDEX):
-            listed = [dict(one.about) for _, one in sorted(files.items())]
+            listed = [dict(one.about) for name, one in sorted(files.items()) if name == one.about["name"]]
             text = json.dumps({"kernelzoo_mirror": VERSION, "files": listed}, indent=1).encode()
             return self._answer(HTTPStatus.OK, text + b"\n", {"Content-Type": "application/json"})
         if (one := files.get(name)) is None:

@@ -19,7 +19,7 @@ from weights.cache import Cache, Installed
 from weights.errors import BadRecord, HashMismatch, MalformedFile, SizeMismatch, SourceUnavailable
 from weights.install import check_complete
 from weights.part import disk
-from weights.pinning import admit
+from weights.pinning import admit, check_fingerprint
 from weights.reading import hashes
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
@@ -204,8 +204,10 @@ def _plan(
             row = replace(row, labels=str(written[0]))
     if row.format == "safetensors" and one.blob != one.source_sha256:
         raise MalformedFile(f"{place}: the blob of {one.name} has another hash than the file that it is. It was changed.")
-    if (pinned := admit(cache, row)[0].sha256) and pinned != one.source_sha256:
-        raise HashMismatch(f"{place}: a lock pins {one.model}:{one.tag} to sha256 {pinned}, the bundle has {one.source_sha256}.")
+    held, pin = admit(cache, row)
+    if held.sha256 and held.sha256 != one.source_sha256:
+        raise HashMismatch(f"{place}: a lock pins {one.model}:{one.tag} to sha256 {held.sha256}, the bundle has {one.source_sha256}.")
+    check_fingerprint(held, pin, blob.path, f"{place}, {one.name}")  # the bundle says what its tensors were made of, the lock knows them
     _compare_installs(cache, row, one, place)
     registered = None if here else user_folder() / f"{one.name}.toml"
     there = cache.lookup(row)
@@ -273,7 +275,7 @@ def _commit(cache: Cache, plans: list[_Plan]) -> None:
                 installed = replace(plan.installed, path=path)
                 if plan.row.format != "safetensors":
                     cache.derive(installed, "bundle")
-                cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size)
+                cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size, by="bundle")
 
 
 def _said(plan: _Plan, proof: str) -> Unbundled:

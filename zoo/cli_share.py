@@ -68,6 +68,8 @@ def _signed(file: Path, signature: Path | None, key: Path | None) -> str | None:
         return None
     from weights.signing import verify_signature
 
+    if not file.is_file():
+        raise typer.BadParameter(f"{file} is no file; a bundle is one", param_hint="FILE")
     return verify_signature(file, signature, key)[file.name]
 
 

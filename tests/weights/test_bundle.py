@@ -558,3 +558,32 @@ def test_the_lock_in_a_bundle_can_be_used_as_one(tar: Path, data: bytes, tmp_pat
 
     (tmp_path / "weights.lock").write_bytes(members(tar)["weights.lock"])
     assert Lock.read(tmp_path / "weights.lock").entries["ResNet20:test"].sha256 == of(data)
+
+
+def test_other_tensors_than_the_projects_lock_knows_are_refused(
+    hubless: Callable[[bytes], Path], safetensors: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weights.lock import Entry, Lock
+
+    tar, row = hubless(safetensors(seed=1)), weights.find("VGG11", "tv_in1k")
+    claimed = json.loads(members(tar)["bundle.json"])["weights"][0]["source_sha256"]
+    leave(monkeypatch, tmp_path)
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    entry = Entry("VGG11:tv_in1k", row.format, row.sources, row.license, claimed, tensors=2, fingerprint="1" * 64)
+    Lock({entry.key: entry}, 1).write(tmp_path / "project" / "weights.lock")
+    with pytest.raises(HashMismatch, match="have the fingerprint 1111"):
+        unbundle(tar)
+    assert installed(tmp_path / "elsewhere") == {}
+
+
+def test_a_bundles_word_is_no_first_sight(
+    hubless: Callable[[bytes], Path], safetensors: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weights.lock import user_lock
+
+    tar, row = hubless(safetensors(seed=1)), weights.find("VGG11", "tv_in1k")
+    leave(monkeypatch, tmp_path)
+    unbundle(tar)
+    assert bytes(weights.open_weights(row)) == safetensors(seed=1)
+    assert not user_lock().exists()

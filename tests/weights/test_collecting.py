@@ -253,7 +253,8 @@ def test_collecting_while_others_load_costs_them_a_download_at_most(
     finally:
         ended.set()
         thread.join()
-    assert (right, len(hub.gets())) == (rounds, 1) if grace_s else right > 0
+    if grace_s:  # without it, every file may be gone again before it is opened: never wrong, and told
+        assert (right, len(hub.gets())) == (rounds, 1)
     assert bytes(weights.open_weights(row)) == data
 
 
@@ -272,3 +273,15 @@ def test_the_command_shows_what_goes(three: list[Installed], capsys: pytest.Capt
     assert told["freed_bytes"] == three[1].size_bytes + three[2].size_bytes
     assert main(["gc", "--keep-days", "0"]) == 0
     assert "0.0 MB freed" in capsys.readouterr().out
+
+
+def test_a_warm_use_is_enough_for_a_project_to_be_remembered(
+    hub: HubServer, record: Make, data: bytes, elsewhere: Path, sha: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = record(hub.file("w", data))
+    installed = weights.get(row)
+    project = lock(elsewhere, sha)
+    weights.get(row)
+    monkeypatch.chdir("/")
+    found = weights.gc(0)
+    assert (found.locks, installed.path.exists()) == ((project,), True)
