@@ -43,6 +43,10 @@ def smallest_of_each_family() -> list[type[Model]]:
     return list(smallest.values())
 
 
+def named(make: Any) -> str:
+    return make.__name__ if isinstance(make, type) else "-".join([make.func.__name__, *map(str, make.keywords.values())])
+
+
 FAMILIES = smallest_of_each_family()
 # What a family's options add: other layers in other places
 OPTIONS = [
@@ -55,10 +59,13 @@ TRACED = [*FAMILIES, *OPTIONS[2:]]
 every_entry = pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
 every_arithmetic = pytest.mark.parametrize("make", [*FAMILIES, *OPTIONS], ids=lambda make: named(make))
 every_traced = pytest.mark.parametrize("make", TRACED, ids=lambda make: named(make))
-
-
-def named(make: Any) -> str:
-    return make.__name__ if isinstance(make, type) else "-".join([make.func.__name__, *map(str, make.keywords.values())])
+SLOW = ("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small")
+"""What the compiler and the exporter take ten seconds and more for."""
+every_compiled = pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, marks=pytest.mark.long) if named(make).split("-")[0] in SLOW else make for make in TRACED],
+    ids=lambda make: named(make),
+)
 
 
 def on_meta(make: Any, **options: Any) -> Model:
@@ -167,7 +174,8 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
     assert [parameter.name for parameter in parameters[:2]] == ["num_classes", "in_channels"]
     assert parameters[0].default == (10 if cls.input_size == 32 else 1000)
     assert parameters[1].default == 3
-    known = {"num_classes", "in_channels", "dropout", "stride_on", "shortcut", "padding", "norm_eps", "activation", "ceil_mode"}
+    small = {"stem_stride", "early_stride"} if cls.family() is zoo.MobileNetV2.family() else set()
+    known = small | {"num_classes", "in_channels", "dropout", "stride_on", "shortcut", "padding", "norm_eps", "activation", "ceil_mode"}
     assert {parameter.name for parameter in parameters} <= known | {
         "aux_logits",
         "transform_input",
@@ -236,7 +244,7 @@ def test_networks_are_pickled_and_copied(make: Any) -> None:
         assert other(images(other).to("meta")).shape == (2, network.num_classes)
 
 
-@every_traced
+@every_compiled
 def test_torch_export_keeps_the_batch_dynamic(make: Any) -> None:
     network = alive(make).eval()
     program = torch.export.export(network, (images(network),), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -255,7 +263,7 @@ def test_jit_trace_computes_the_same_at_any_size(make: Any) -> None:
             torch.testing.assert_close(traced(other), network(other))
 
 
-@every_traced
+@every_compiled
 def test_torch_compile_needs_no_graph_break(make: Any) -> None:
     network = alive(make).eval()
     x = images(network)
@@ -264,6 +272,7 @@ def test_torch_compile_needs_no_graph_break(make: Any) -> None:
         torch.testing.assert_close(torch.compile(network, backend="aot_eager", fullgraph=True)(x), network(x))
 
 
+@pytest.mark.long
 def test_inductor_computes_the_same() -> None:
     network = alive(SqueezeNet1_1).eval()
     x = images(network)

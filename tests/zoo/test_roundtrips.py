@@ -24,7 +24,10 @@ def test_every_writable_format_is_tried() -> None:
     assert COMBINATIONS.keys() == {name for name, module in formats().items() if module.WRITES}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+SLOW = ("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "Xception", "GoogLeNet", "EfficientNetB0")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in NETWORKS])
 def test_every_bit_comes_home(name: str, tmp_path: Path) -> None:
     network = built(name)
     wrong = {(format, convention): differences(network, format, convention, tmp_path) for format, convention in CASES}

@@ -71,15 +71,11 @@ def write(network: Model, path: Path, structure: list[Layer]) -> None:
 
 
 SHOWN = (
-    "VGG16",
     "ResNet50",
-    "DenseNet121",
     "MobileNetV1_025",
     "MobileNetV2_035",
     "MobileNetV3Small",
-    "InceptionV3",
     "Xception",
-    "EfficientNetB0",
 )
 
 
