@@ -269,3 +269,12 @@ def test_a_damaged_file_is_fetched_again_online_and_named_offline(
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     with pytest.raises(CorruptCache, match=r"expected blake3 .*got .*ZOO_OFFLINE=1 forbids the network"):
         weights.open_weights(record(SOURCE))
+
+
+@pytest.mark.parametrize("proxy", ["http://user:secret@proxy.example.org:8080", "user:secret@proxy.example.org:8080", "secret@"])
+def test_a_proxys_password_is_never_told(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weights.patience import proxies
+
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    assert "HTTPS_PROXY=" in proxies()
+    assert "secret" not in proxies()

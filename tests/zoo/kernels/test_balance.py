@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.zoo.kernels.networks import settled
 from zoo.kernels import build as building
 from zoo.kernels.balance import balance, key, mean_shifts
 from zoo.kernels.build import understand
@@ -18,16 +19,6 @@ from zoo.kernels.parity import ALLOWED, natural_images
 from zoo.kernels.program import Program
 
 CPU = torch.device("cpu")
-
-
-def settled(cls: type[nn.Module], seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    model = cls().eval()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, 0, 0.1)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-    return model
 
 
 def error(got: Tensor, want: Tensor) -> float:

@@ -16,23 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.zoo.kernels.networks import settled
 from zoo import MobileNetV2, ResNet18, ResNet50, fast, plain, why
 from zoo.kernels import ops
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
-def settled(cls: type[nn.Module]) -> nn.Module:
-    """Build a network whose BatchNorms have statistics of their own: fresh ones hide a fold that is wrong."""
-    torch.manual_seed(0)
-    model = cls().eval()
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, 0, 0.1)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-    return model
 
 
 def relative(got: Tensor, want: Tensor) -> float:
