@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels import ops
-from zoo.kernels.balance import Shifts, balance, mean_shifts
+from zoo.kernels.balance import Means, balance, mean_inputs, noise_like
 from zoo.kernels.candidates import ATEN, Candidate, Setting, Weights, arguments, reference_op
 from zoo.kernels.choices import Choices
 from zoo.kernels.choose import Decision, choose, errors, precise
+from zoo.kernels.compiling import Compilers, Task
 from zoo.kernels.fold import fold
 from zoo.kernels.fuse import fuse
 from zoo.kernels.graph import Graph, Node
@@ -90,20 +91,51 @@ def build_gpu(
         reference = Reference(network, options.device, options.dtype, options.tf32, batches)
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
-        if options.dtype != torch.float32:
-            if weights.shifts is None:
-                weights.shifts = _shifts(network, graph, places, batches, setting)
-            balance(graph, weights.shifts, setting)
-        with bar("choosing kernels", options.progress) as progress:
-            decision = choose(graph, places, setting, options.tune, choices, progress)
-        plan, parity, notes = _checked(graph, places, decision, setting, weights, choices, batches, reference)
-        plan, parity = _captured(plan, parity, decision, weights, batches, reference)
-        report = PlanReport(
-            [tuple(t.shape) for t in tensors], _rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else []
-        )
+        if options.dtype == torch.float32:
+            plan, report = _planned(graph, places, setting, options, weights, choices, batches, reference)
+        else:
+            if weights.means is None:
+                weights.means = _means(network, graph, places, batches, setting)
+            balance(graph, weights.means, setting)
+            try:
+                plan, report = _planned(graph, places, setting, options, weights, choices, batches, reference)
+            except Unlike as first:  # by chance plain rounding may be the better one for this network
+                graph, places = understand(network, typed[0], typed[1], options.device)
+                balance(graph, {}, setting)
+                try:
+                    plan, report = _planned(graph, places, setting, options, Weights(), choices, batches, reference)
+                except Unlike:
+                    raise first from None
+        report.shapes = [tuple(t.shape) for t in tensors]
         plan.release()
         give_back(options.device)
         return Built(plan, graph.spec, report)
+
+
+def _planned(
+    graph: Graph,
+    places: dict[Node, Place],
+    setting: Setting,
+    options: Options,
+    weights: Weights,
+    choices: Choices,
+    batches: list[Any],
+    reference: Reference,
+) -> tuple[Plan, PlanReport]:
+    """Choose the kernels of a graph, compare it with the network, and capture it."""
+    capability = torch.cuda.get_device_capability(options.device)
+    with bar("choosing kernels", options.progress) as progress, closing(Compilers(capability)) as compilers:
+        decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
+        if decision.tuned:  # timed as if a kernel of ours came behind them
+            lonely = Program(graph, places, decision.chosen, setting, weights, overlapping=True).lonely()
+            compilers.compile([Task(node, places, setting, decision.chosen[node], followed=False) for node in lonely])
+    plan, parity, notes = _checked(graph, places, decision, setting, weights, choices, batches, reference)
+    plan, parity = _captured(plan, parity, decision, weights, batches, reference)
+    return plan, PlanReport([], _rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else [])
+
+
+class Unlike(Untraceable):
+    """A plan computes something else than the network, and no single step is to blame."""
 
 
 @contextmanager
@@ -146,8 +178,8 @@ def _batches(typed: Any, tensors: list[Tensor], device: torch.device) -> list[tu
     return made
 
 
-def _shifts(network: nn.Module, graph: Graph, places: dict[Node, Place], batches: list[Any], setting: Setting) -> Shifts:
-    """Measure what rounding shifts, on few images: float32 needs more memory than the plan will."""
+def _means(network: nn.Module, graph: Graph, places: dict[Node, Place], batches: list[Any], setting: Setting) -> Means:
+    """Measure what comes into each layer, on pictures and on noise, few of them: float32 needs more memory than the plan will."""
     if len(batches) == 1:
 
         def few(leaf: Any) -> Any:
@@ -157,9 +189,10 @@ def _shifts(network: nn.Module, graph: Graph, places: dict[Node, Place], batches
         try:
             args, kwargs = batches[0]
             graph, places = understand(network, args, kwargs, setting.device)
-        except Exception:  # the network insists on its batch; rounded without balance it may still pass
+        except Exception:  # the network insists on its batch; rounded to the nearest it may still pass
             return {}
-    return mean_shifts(graph, places, [_tensors(batch) for batch in batches], setting)
+    pictures = [_tensors(batch) for batch in batches]
+    return mean_inputs(graph, places, [pictures, [[noise_like(leaf) for leaf in tensors] for tensors in pictures]], setting)
 
 
 def _tensors(batch: Any) -> list[Tensor]:
@@ -194,7 +227,7 @@ def _checked(
             return plan, parity, notes
         culprits = _culprits(plan, decision, setting, batches[0])
         if not culprits:
-            raise Untraceable(f"its plan does not reproduce it: {parity}")
+            raise Unlike(f"its plan does not reproduce it: {parity}")
         for node, reason in culprits.items():
             _fall_back(node, reason, decision, choices, notes)
         choices.save()

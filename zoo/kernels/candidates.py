@@ -105,8 +105,8 @@ class Weights:
 
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], Tensor] = {}
-        self.shifts: dict[tuple[Any, ...], Tensor] | None = None
-        """What `balance.mean_shifts` measured, for all shapes."""
+        self.means: dict[tuple[Any, ...], Tensor] | None = None
+        """What `balance.mean_inputs` measured, for all shapes."""
 
     def get(self, key: tuple[Any, ...], make: Callable[[], Tensor], keep: bool = True) -> Tensor:
         """Return the tensor of this key, made at the first request."""
@@ -120,7 +120,7 @@ class Weights:
     def clear(self) -> None:
         """Forget everything."""
         self._made.clear()
-        self.shifts = None
+        self.means = None
 
 
 class Workspace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from torch import Tensor
 from zoo.kernels import ops
 from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, OTHERS, Bound, Candidate, Setting, bind, candidates, op_names
 from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.compiling import Compilers, Task
 from zoo.kernels.graph import Graph, Node
 from zoo.kernels.merge import Merge, apply, merges
 from zoo.kernels.parity import FLOAT32_FLOOR, products
@@ -28,8 +28,8 @@ from zoo.kernels.timing import NotCapturable, graph_time_us
 QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
 """Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""
 
-QUICK_S = 45.0
-"""Seconds that "quick" may take, but for the last group: where compiling is slow, or steps are many, each gets fewer configurations."""
+QUICK_S = 30.0
+"""Seconds that "quick" compiles for: the best guess of every step first, then the second best; what is not done by then is left out."""
 
 STEP_SLACK = 1.25
 """How many times ATen's own error a candidate's may be on random inputs; one rounding at the end is all that a fused kernel needs."""
@@ -54,7 +54,13 @@ class Decision:
 
 
 def choose(
-    graph: Graph, places: dict[Node, Place], setting: Setting, level: str, choices: Choices, progress: Progress | None = None
+    graph: Graph,
+    places: dict[Node, Place],
+    setting: Setting,
+    level: str,
+    choices: Choices,
+    compilers: Compilers,
+    progress: Progress | None = None,
 ) -> Decision:
     """Choose a kernel for every step of `graph`, and merge what is faster merged; the graph is changed accordingly.
 
@@ -64,6 +70,7 @@ def choose(
         setting: device, dtype.
         level: "none" takes what was found before, else a guess; "quick" and "full" time what was not found before.
         choices: what was found before; new findings are put there and saved.
+        compilers: compile what is to be timed.
         progress: called with (done, total, step) while tuning.
 
     Returns:
@@ -76,7 +83,7 @@ def choose(
     if level != "none":
         missing = {keys[node]: node for node in nodes if choices.get(keys[node], level) is None and (level == "full" or _promising(node))}
         try:
-            for key, choice in tune(missing, places, setting, level, progress):
+            for key, choice in tune(missing, places, setting, level, compilers, progress):
                 choices.put(key, choice)
         finally:
             if missing:
@@ -153,16 +160,19 @@ def _map(node: Node, places: dict[Node, Place]) -> str:
 
 def guess(node: Node, places: dict[Node, Place], setting: Setting) -> Candidate:
     """Return what would probably be fast, without timing anything: the first op that takes these inputs, with its best guess."""
-    inputs = [_empty(source, places, setting) for source in node.inputs]
-    return next(iter(candidates(node, inputs, setting, 1)), Candidate(ATEN))
+    return next(iter(candidates(node, _blanks(node, places, setting), setting, 1)), Candidate(ATEN))
 
 
-def _empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
+def _blanks(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:
+    return [empty(source, places, setting) for source in node.inputs]
+
+
+def empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
+    """Return memory for a value as a plan lays it out, maybe a channel slice of its buffer; nothing is written."""
     spot = places.get(source)
     shape = source.shape if spot is None else (source.shape[0], spot.buffer.shape[1], *source.shape[2:])
-    whole = torch.empty(shape, dtype=setting.dtype, device=setting.device)
-    if whole.dim() == 4:
-        whole = whole.contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    whole = torch.empty(shape, dtype=setting.dtype, device=setting.device, memory_format=layout)
     return whole if spot is None else whole[:, spot.offset : spot.offset + source.shape[1]]
 
 
@@ -171,7 +181,7 @@ def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> li
     generator = torch.Generator(setting.device).manual_seed(0)
     made = []
     for role, source in zip(node.roles, node.inputs, strict=True):
-        value = _empty(source, places, setting)
+        value = empty(source, places, setting)
         value = value.float().uniform_(generator=generator) if role == "gate" else value.normal_(generator=generator)
         made.append(value)
     return made
@@ -195,19 +205,25 @@ class _Contest:
 
 
 def tune(
-    nodes: dict[str, Node], places: dict[Node, Place], setting: Setting, level: str, progress: Progress | None = None
+    nodes: dict[str, Node],
+    places: dict[Node, Place],
+    setting: Setting,
+    level: str,
+    compilers: Compilers,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, Choice]]:
     """Time every candidate of some steps, each only after its result was right, and yield the fastest of each.
 
-    Right means a relative error against the float32 reference of at most `STEP_SLACK` times ATen's own. Kernels are
-    compiled for several steps at once, for that takes longer than everything else; then one after the other is timed.
+    Right means a relative error against the float32 reference of at most `STEP_SLACK` times ATen's own. All kernels are
+    compiled first, for that takes longer than everything else; then one after the other is timed.
     """
-    done, begun, pace = 0, time.monotonic(), _Pace(len(nodes))
+    limits = None if level == "full" else QUICK
+    found = {key: list(candidates(node, _blanks(node, places, setting), setting, limits)) for key, node in nodes.items()}
+    found = _compiled(nodes, found, places, setting, None if level == "full" else QUICK_S, compilers, progress)
+    done = 0
     with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
         for group in _groups(nodes, places, setting):
-            limits = None if level == "full" else pace.limits(time.monotonic() - begun)
-            contests = [_contest(key, nodes[key], places, setting, limits) for key in group]
-            pace.going_to_do(len(group))
+            contests = [_contest(key, nodes[key], found[key], places, setting) for key in group]
             torch.cuda.synchronize()  # the inputs are there before other streams read them
             list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
             torch.cuda.synchronize()
@@ -220,23 +236,21 @@ def tune(
     torch.cuda.empty_cache()
 
 
-class _Pace:
-    """How many configurations "quick" may still try: as many as `QUICK` says while the time lasts, and never none."""
-
-    def __init__(self, steps: int) -> None:
-        self._left, self._share, self._spent = steps, 1.0, 0.0
-
-    def limits(self, elapsed: float) -> dict[str, int]:
-        """Return the limits for the next group of steps, `elapsed` seconds after the beginning."""
-        if self._spent:
-            full = elapsed / self._spent  # seconds of a step with all its configurations
-            self._share = min(1.0, max(0.0, QUICK_S - elapsed) / (full * max(1, self._left)))
-        return {op: max(1, int(count * self._share)) for op, count in QUICK.items()}
-
-    def going_to_do(self, steps: int) -> None:
-        """Note that so many steps are tried next, within the limits that were given."""
-        self._left -= steps
-        self._spent += steps * max(self._share, 1 / max(QUICK.values()))
+def _compiled(
+    nodes: dict[str, Node],
+    found: dict[str, list[Candidate]],
+    places: dict[Node, Place],
+    setting: Setting,
+    seconds: float | None,
+    compilers: Compilers,
+    progress: Progress | None,
+) -> dict[str, list[Candidate]]:
+    """Compile our kernels among the candidates, the first of every step before the second of any; leave out what is not done in time."""
+    ours = {key: [c for c in several if c.op not in FOREIGN] for key, several in found.items()}
+    ranked = sorted(((rank, key) for key, several in ours.items() for rank in range(len(several))), key=lambda pair: pair[0])
+    tasks = [Task(nodes[key], places, setting, ours[key][rank]) for rank, key in ranked]
+    done = {(ranked[i][1], str(tasks[i].candidate)) for i in compilers.compile(tasks, seconds, progress)}
+    return {key: [c for c in several if c.op in FOREIGN or (key, str(c)) in done] for key, several in found.items()}
 
 
 def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting) -> Iterator[list[str]]:
@@ -256,9 +270,8 @@ def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting)
         yield group
 
 
-def _contest(key: str, node: Node, places: dict[Node, Place], setting: Setting, limits: dict[str, int] | None) -> _Contest:
+def _contest(key: str, node: Node, found: list[Candidate], places: dict[Node, Place], setting: Setting) -> _Contest:
     inputs = random_inputs(node, places, setting)
-    found = candidates(node, inputs, setting, limits)
     return _Contest(key, node, inputs, [_Trial(c, _call(node, c, inputs, places, setting)) for c in found])
 
 
@@ -306,7 +319,7 @@ def _time(call: Callable[[], Any]) -> float:
 def _call(node: Node, candidate: Candidate, inputs: list[Tensor], places: dict[Node, Place], setting: Setting) -> Callable[[], Any]:
     bound: Bound | None = None
     given = list(inputs)
-    out = _empty(node, places, setting).fill_(float("nan")) if node in places and node.op not in ("join", "depthwise_squeeze") else None
+    out = empty(node, places, setting).fill_(float("nan")) if node in places and node.op not in ("join", "depthwise_squeeze") else None
 
     def call() -> Any:
         nonlocal bound

@@ -80,7 +80,8 @@ class Program:
         for i, node in enumerate(self.steps):
             for source in node.inputs:
                 last[source] = i
-        self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index, chosen)}
+        self._ours = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op not in FOREIGN}
+        self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index)}
         self.dead: list[list[Node]] = [[] for _ in self.steps]
         for node, i in last.items():
             if node in index and node not in results:
@@ -93,18 +94,18 @@ class Program:
         for buffer, i in ends.items():
             self.ends[i].append(buffer)
 
-    def _is_followed_by_ours(self, node: Node, index: dict[Node, int], chosen: dict[Node, Candidate]) -> bool:
+    def lonely(self) -> list[Node]:
+        """Return the steps with kernels of ours that none of ours follows: these are compiled otherwise."""
+        return [node for node in self.steps if node not in self._overlaps and node in self._ours]
+
+    def _is_followed_by_ours(self, node: Node, index: dict[Node, int]) -> bool:
         """Tell whether a step and the next that launches anything are kernels of ours, with no copy between them."""
-
-        def ours(step: Node) -> bool:
-            return step in self.bound and chosen.get(step, Candidate(ATEN)).op not in FOREIGN
-
-        if not ours(node) or (node in self.places and node.op in ("join", "depthwise_squeeze")):
+        if node not in self._ours or (node in self.places and node.op in ("join", "depthwise_squeeze")):
             return False
         for step in self.steps[index[node] + 1 :]:
             if step.op in ("view", "item") or (step.op == "second" and step not in self.places):
                 continue
-            return ours(step)
+            return step in self._ours
         return False
 
     def _out_dtype(self, node: Node, candidate: Candidate, results: set[Node]) -> torch.dtype | None:

@@ -14,7 +14,6 @@ from torchvision.models import detection
 
 from zoo import fast, plain, why
 from zoo.kernels import build as building
-from zoo.kernels import choose
 from zoo.kernels import plan as planning
 from zoo.kernels.candidates import Candidate, Setting, Weights
 from zoo.kernels.choose import Decision
@@ -330,16 +329,3 @@ def test_a_graph_that_answers_otherwise_is_given_up_step_by_step(
     assert bool(note) == bool(plan.note)
     assert parity.passes(1e-5)
     assert Captured.closed == ([] if note == "" or "synchronises" in note else [True] if "overlap" in note else [True, False])
-
-
-def test_quick_tuning_tries_less_where_the_time_runs_out() -> None:
-    pace = choose._Pace(100)
-    assert pace.limits(0.0) == choose.QUICK
-    pace.going_to_do(20)
-    assert pace.limits(4.0) == choose.QUICK  # 16 seconds more for the other 80
-    pace.going_to_do(20)
-    some = pace.limits(25.0)  # 60 steps left, at 21 / 20 seconds each, and 20 seconds
-    assert all(1 <= some[op] < count for op, count in choose.QUICK.items())
-    pace.going_to_do(20)
-    none = pace.limits(choose.QUICK_S + 1)
-    assert set(none.values()) == {1}

@@ -29,6 +29,15 @@ def begin(OVERLAP: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+_assumed: bool | None = None
+
+
+def assume(capable: bool) -> None:
+    """Let this process compile for a GPU that it doesn't use, by tensors that lie elsewhere."""
+    global _assumed
+    _assumed = capable
+
+
 @functools.cache
 def _capable(index: int) -> bool:
     return torch.cuda.get_device_capability(index)[0] >= 9
@@ -47,6 +56,6 @@ def followed_by_ours(ours: bool) -> Iterator[None]:
 
 def overlap(x: torch.Tensor) -> dict[str, int | bool]:
     """Return the launch arguments `OVERLAP` and `launch_pdl` for a kernel on the device of `x`: none before Hopper."""
-    if x.device.type != "cuda" or not _capable(x.device.index or 0):
+    if not (_assumed if _assumed is not None else x.device.type == "cuda" and _capable(x.device.index or 0)):
         return {"OVERLAP": 0}
     return {"OVERLAP": 2 if getattr(_thread, "ours", False) else 1, "launch_pdl": True}

@@ -1,0 +1,98 @@
+"""Kernels are compiled by processes without a GPU, in the order of their promise, for as long as there is time."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zoo
+from zoo.kernels import compiling
+from zoo.kernels.build import understand
+from zoo.kernels.candidates import FOREIGN, Candidate, Setting, candidates
+from zoo.kernels.choose import _blanks, _compiled
+from zoo.kernels.compiling import Compilers, Task, portable
+from zoo.kernels.program import COMPUTED
+
+SETTING = Setting(torch.device("cpu"), torch.bfloat16)
+
+
+def tasks_of(cls: type[torch.nn.Module], size: int) -> list[Task]:
+    graph, places = understand(cls().eval(), (torch.zeros(1, 3, size, size),), {})
+    made = []
+    for node in graph.steps():
+        if node.op in COMPUTED:
+            ours = (c for c in candidates(node, _blanks(node, places, SETTING), SETTING, 1) if c.op not in FOREIGN)
+            made += [Task(node, places, SETTING, candidate) for candidate in ours]
+    return made
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_processes_leave_kernels_for_the_gpu_in_tritons_cache(cache: Path) -> None:
+    kinds = {task.candidate.op: task for task in tasks_of(zoo.SqueezeNet1_1, 64)}
+    assert {"conv", "stem", "pool", "global_pool"} <= kinds.keys()
+    tasks = [kinds[op] for op in ("conv", "stem", "pool", "global_pool")]
+    tasks.append(replace(tasks[0], followed=False))
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile(tasks) == set(range(len(tasks)))
+    assert len(list(cache.rglob("*.cubin"))) >= len(tasks)  # the image is packed by a kernel too
+    assert "sm_90" in next(cache.rglob("*.ptx")).read_text()
+
+
+def test_what_no_time_is_left_for_is_no_candidate(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = tasks_of(zoo.SqueezeNet1_1, 64)
+    nodes = {str(i): task.node for i, task in enumerate(tasks)}
+    found = {str(i): [task.candidate, Candidate("cudnn_conv")] for i, task in enumerate(tasks)}
+    with closing(Compilers((9, 0))) as compilers:
+        start = time.monotonic()
+        left = _compiled(nodes, found, tasks[0].places, SETTING, 0.0, compilers, None)
+        assert time.monotonic() - start < 20
+    assert all(several[-1] == Candidate("cudnn_conv") for several in left.values())
+    assert any(len(several) == 1 for several in left.values())
+
+
+def test_the_first_of_every_step_comes_before_the_second_of_any() -> None:
+    asked: list[str] = []
+
+    class Listening:
+        def compile(self, tasks: list[Task], seconds: float | None, progress: Any) -> set[int]:
+            asked.extend(task.candidate.op for task in tasks)
+            return set(range(len(tasks)))
+
+    node = tasks_of(zoo.SqueezeNet1_1, 64)[0].node
+    found = {"a": [Candidate("first"), Candidate("cudnn_conv"), Candidate("second")], "b": [Candidate("first"), Candidate("second")]}
+    compilers: Any = Listening()
+    assert _compiled({"a": node, "b": node}, found, {}, SETTING, None, compilers, None) == found
+    assert asked == ["first", "first", "second", "second"]
+
+
+def test_few_kernels_are_left_to_their_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling.subprocess, "Popen", None)
+    tasks = tasks_of(zoo.SqueezeNet1_1, 64)[:3]
+    assert Compilers((9, 0)).compile(tasks) == {0, 1, 2}
+
+
+def test_where_no_process_can_compile_the_caller_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling.sys, "executable", "/bin/false")
+    tasks = tasks_of(zoo.SqueezeNet1_1, 64)
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile(tasks) == set(range(len(tasks)))
+
+
+def test_a_portable_task_carries_no_weights_and_no_other_step() -> None:
+    task = max(tasks_of(zoo.SqueezeNet1_1, 64), key=lambda task: task.node.attrs["weight"].numel() if "weight" in task.node.attrs else 0)
+    light = portable(task)
+    assert isinstance(light.node.attrs["weight"], compiling.Blank)
+    assert light.node.attrs["weight"].shape == tuple(task.node.attrs["weight"].shape)
+    assert all(not source.inputs and not source.attrs for source in light.node.inputs)
+    assert isinstance(task.node.attrs["weight"], torch.Tensor)

@@ -1,0 +1,251 @@
+"""Compile kernels in processes of their own, which need no GPU and leave what they make in Triton's cache on disk.
+
+Compilers written in Python wait for each other within a process: MobileNetV2 took four minutes there on sixteen cores. A process here
+gets a step without its numbers, launches the kernel on memory that it never touches, and stops before the launch itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.candidates import IMAGE_OPS, Candidate, Setting, bind
+from zoo.kernels.graph import Node
+from zoo.kernels.place import Place
+
+MOST = 16
+"""Processes at a time; each takes about 0.4 GB."""
+
+WORTH = 5
+"""Kernels for which processes are started: they need some seconds to start."""
+
+_log = logging.getLogger("zoo.kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A kernel to compile: a step, where its maps lie, what computes it, and whether a kernel of ours follows."""
+
+    node: Node
+    places: dict[Node, Place]
+    setting: Setting
+    candidate: Candidate
+    followed: bool = True
+
+
+class Compilers:
+    """Processes that compile for GPUs of one compute capability; they start with the first tasks, and end with `close`."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._arguments = [str(10 * capability[0] + capability[1])]
+        self._idle: list[subprocess.Popen[bytes]] = []
+
+    def compile(
+        self, tasks: Sequence[Task], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
+    ) -> set[int]:
+        """Compile as many tasks as the time allows, in their order.
+
+        Args:
+            tasks: kernels; the most promising first.
+            seconds: after which no more is begun, and what is under way is left; None waits for all.
+            progress: called with (done, total, step).
+
+        Returns:
+            Which of them are in Triton's cache now. All, where they are too few for processes, or no process could compile any:
+            then the caller compiles them by its first call.
+        """
+        if len(tasks) < WORTH:
+            return set(range(len(tasks)))
+        waiting, done, failed = deque(range(len(tasks))), set[int](), list[str]()
+        processes = self._processes(len(tasks))
+        threads = [threading.Thread(target=_feed, args=(process, tasks, waiting, done, failed), daemon=True) for process in processes]
+        for thread in threads:
+            thread.start()
+        until, late = None if seconds is None else time.monotonic() + seconds, False
+        while any(thread.is_alive() for thread in threads):
+            if late := until is not None and time.monotonic() > until:
+                waiting.clear()
+                for process, thread in zip(processes, threads, strict=True):
+                    if thread.is_alive():
+                        process.kill()
+                        process.wait()
+            if progress is not None:
+                progress(len(done), len(tasks), tasks[max(done, default=0)].candidate.op)
+            next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
+        for process in (gone := [process for process in processes if process.poll() is not None]):
+            _end(process)
+        self._idle = [process for process in processes if process not in gone]
+        for reason in failed:
+            _log.debug("not compiled: %s", reason)
+        return done if done or late else set(range(len(tasks)))
+
+    def _processes(self, tasks: int) -> list[subprocess.Popen[bytes]]:
+        """Return as many processes as tasks and cores ask for, those that there are and new ones."""
+        wanted = min(MOST, tasks, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        with suppress(OSError):  # fewer will do
+            while len(self._idle) < wanted:
+                self._idle.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        env=_environment(),
+                    )
+                )
+        return self._idle
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._idle:
+            _end(process)
+        self._idle = []
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what it was still to be told
+                pipe.close()
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+
+
+def _feed(process: subprocess.Popen[bytes], tasks: Sequence[Task], waiting: deque[int], done: set[int], failed: list[str]) -> None:
+    """Give a process one task after the other, until none is left or the process has gone."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(IndexError, OSError, EOFError, pickle.UnpicklingError):
+        while True:
+            index = waiting.popleft()
+            _send(process.stdin, portable(tasks[index]))
+            if reason := pickle.load(process.stdout):
+                failed.append(reason)
+            else:
+                done.add(index)
+
+
+def _send(pipe: IO[bytes], value: Any) -> None:
+    pipe.write(pickle.dumps(value))
+    pipe.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """A tensor of which only shape and dtype matter."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def portable(task: Task) -> Task:
+    """Return a task without weights, and without the rest of its graph."""
+    node = task.node
+    sources = {source: replace(source, inputs=[], attrs={}) for source in node.inputs}
+    alone = replace(node, inputs=[sources[source] for source in node.inputs], attrs=_exchange(node.attrs, Tensor, _blank))
+    places = {sources[source]: task.places[source] for source in sources if source in task.places}
+    if node in task.places:
+        places[alone] = task.places[node]
+    return replace(task, node=alone, places=places, setting=replace(task.setting, device=torch.device("cpu")))
+
+
+def _blank(tensor: Tensor) -> Blank:
+    return Blank(tuple(tensor.shape), tensor.dtype)
+
+
+def _exchange(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return by(value)
+    return {name: _exchange(inner, kind, by) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+def compile_task(task: Task) -> None:
+    """Compile a portable task, in a process whose launches stop before they launch (`stop_at_launch`)."""
+    from zoo.kernels.choose import empty, pack
+    from zoo.kernels.ops._overlap import followed_by_ours
+
+    node = replace(task.node, attrs=_exchange(task.node.attrs, Blank, lambda blank: torch.zeros(blank.shape, dtype=blank.dtype)))
+    places = {node if where is task.node else where: spot for where, spot in task.places.items()}
+    inputs = [empty(source, places, task.setting) for source in node.inputs]
+    bound = bind(node, task.candidate, task.setting)
+    if task.candidate.op in IMAGE_OPS:
+        inputs[0] = pack(node, inputs[0])
+    out = empty(node, places, task.setting) if node in places and node.op not in ("join", "depthwise_squeeze") else None
+    with followed_by_ours(task.followed), torch.no_grad():
+        bound(inputs, out)
+
+
+class _Absent:
+    """What Triton asks of a driver before it compiles, answered for a GPU that this process doesn't use."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def stop_at_launch(capability: int) -> None:
+    """Make every launch of this process compile for a GPU of this capability, and do no more."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from zoo.kernels.ops import _overlap
+
+    absent: Any = _Absent(capability)
+    driver.set_active(absent)
+    _overlap.assume(capability >= 90)
+    launched = JITFunction.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        del warmup
+        return launched(self, *args, grid=grid, warmup=True, **kwargs)
+
+    JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def main() -> None:
+    """Compile what comes in, until nothing does; answer each task with nothing, or with why it could not be compiled."""
+    stop_at_launch(int(sys.argv[1]))
+    pipe, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a print of somebody's would be read as an answer
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = pickle.load(pipe)
+        except EOFError:
+            return
+        try:
+            compile_task(task)
+            _send(answers, "")
+        except Exception as error:  # the compiler's own errors share no base
+            _send(answers, f"{task.candidate}: {type(error).__name__}: {error}")
