@@ -86,6 +86,9 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()  # pools of graphs that are gone would go later, and count as less than nothing
         self.held = self._held()
 
     def peak_mib(self, call: Callable[[], object]) -> float | None:

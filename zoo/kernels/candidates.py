@@ -27,6 +27,9 @@ OTHERS = ""
 IMAGE_OPS = ("stem", "stem_pool")
 """Ops that read the packed image instead of the map."""
 
+EFFORT = 200
+"""What `effort` of a kernel "quick" puts up with, a few seconds of compiling: ten times that is a few percent faster, if it is."""
+
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "conv": ("stride", "padding", "dilation", "act", "pre_act", "tf32", "out_dtype"),
     "cudnn_conv": ("stride", "padding", "dilation", "groups", "act", "tf32"),
@@ -332,8 +335,16 @@ def candidates(node: Node, inputs: list[Tensor], setting: Setting, limits: dict[
         prologue = node.op == "conv" and (node.attrs.get("scale") is not None or node.attrs["pre_act"] != "none")
         if (prologue and name != "conv") or not _accepts(module, args) or module.supports(**args):
             continue
-        for config in module.configs(**args)[:limit]:
+        for config in _affordable(module, module.configs(**args), args, limit):
             yield Candidate(name, config)
+
+
+def _affordable(module: Any, configs: list[dict[str, Any]], args: dict[str, Any], limit: int | None) -> list[dict[str, Any]]:
+    """Return the first configurations, where there is a limit only those that compile in seconds, if any does."""
+    effort = getattr(module, "effort", None)
+    if limit is None or effort is None:
+        return configs[:limit]
+    return ([config for config in configs if effort(config, **args) <= EFFORT] or configs[:1])[:limit]
 
 
 def _accepts(module: Any, args: dict[str, Any]) -> bool:
@@ -359,6 +370,6 @@ def _squeezes(node: Node, inputs: list[Tensor], setting: Setting, limit: int | N
     args = {"x": inputs[0]} | arguments(node, "depthwise", setting) | {"sums": True}
     if depthwise.supports(**args):
         return
-    firsts = depthwise.configs(**args)[:limit]
+    firsts = _affordable(depthwise, depthwise.configs(**args), args, limit)
     yield from (Candidate("depthwise_squeeze", {"depthwise": first, "squeeze": seconds[0]}) for first in firsts)
     yield from (Candidate("depthwise_squeeze", {"depthwise": firsts[0], "squeeze": second}) for second in seconds[1:])

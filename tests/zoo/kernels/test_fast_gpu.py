@@ -59,9 +59,9 @@ def test_every_network_is_as_right_as_eager_in_every_dtype(name: str, dtype: str
     assert report.parity is not None
     assert report.parity.passes(1e-5 if dtype == "float32" else 0.0)
     size = model.input_size
-    x = torch.randn(4, 3, size, size, device="cuda")
+    x = torch.randn(16, 3, size, size, device="cuda")
     want = exact(model, x, torch.float64 if dtype == "float32" else torch.float32)
-    # Four images of noise that no plan was checked with: their errors scatter by some percent.
+    # Images of noise that no plan was checked with: their errors scatter by some percent, those of four by thirty.
     assert relative(quick(x), want) <= max(1.25 * eager_error(model, x, DTYPES[dtype], want), 2e-5 if dtype == "float32" else 0.0)
 
 
@@ -129,6 +129,7 @@ def test_a_hundred_moves_leave_memory_where_it_was() -> None:
     assert all(parameter.device.type == "cpu" for parameter in model.parameters())
 
 
+@pytest.mark.alone
 def test_tuning_is_kept_and_the_second_call_takes_less_than_three_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     model = settled(ResNet50)
@@ -141,7 +142,7 @@ def test_tuning_is_kept_and_the_second_call_takes_less_than_three_seconds(monkey
     assert [row.kernel for row in why(first).rows] == [row.kernel for row in why(second).rows]
     assert all(row.us for row in why(second).rows)
     assert warm < 3
-    assert cold < 120  # alone on the machine it is below 60: other tests compile beside it
+    assert cold < 60
 
 
 @pytest.mark.parametrize("op", ["conv", "cudnn_conv", "stem", "pool", "depthwise"])

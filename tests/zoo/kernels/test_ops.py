@@ -240,6 +240,7 @@ def test_the_floor_is_the_larger_of_arithmetic_and_traffic() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_kernel_is_timed_without_its_launch_cost() -> None:
     x = torch.zeros(2**28, dtype=torch.uint8, device="cuda")
     moved = 2 * x.numel() / (1e-6 * graph_time_us(lambda: x.clone()))

@@ -165,7 +165,7 @@ def configs(
         config = {"vector": vector, "cols": cols, "rows": rows, "steps": steps, "ahead": ahead, "warps": warps}
         found.append((times[2] + 0.3 * times[1] + 0.1 * times[0], config))
     chosen: list[dict[str, int]] = []
-    while found and len(chosen) < 18:  # different ones early, so that a short search sees them
+    while found and len(chosen) < 32:  # different ones early, so that a short search sees them
         _, config = best = min(
             found,
             key=lambda pair: (
@@ -176,6 +176,14 @@ def configs(
         found.remove(best)
         chosen.append(config)
     return chosen
+
+
+def effort(config: dict[str, int], x: Tensor, weight: Tensor, stride: tuple[int, int] = (1, 1), **rest: Any) -> int:
+    """Return the loads and multiplications that a program writes out: forty make a second of compiling, a thousand a minute."""
+    kh, kw = kernel_size(weight)
+    fresh = min(stride[0], kh)
+    rows = kh - fresh + (config["ahead"] + config["steps"]) * fresh
+    return rows * ((config["cols"] - 1) * stride[1] + kw) + config["steps"] * config["cols"] * kh * kw
 
 
 def launch(
