@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -20,10 +22,10 @@ from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, Unsupport
 OIHW = made.KERNEL.transpose(3, 2, 0, 1)
 
 
-def expected(images: np.ndarray, filtered: object, order: str) -> np.ndarray:
+def expected(images: np.ndarray, filtered: Callable[..., np.ndarray], order: str) -> np.ndarray:
     """Compute the network of the seeds with scipy alone: convolution, ReLU, BatchNorm, flatten, dense, softmax."""
     maps = np.stack(
-        [[sum(filtered(x[i], OIHW[o, i], "valid") for i in range(2)) + made.BIAS[o] for o in range(4)] for x in images.astype(float)]  # type: ignore[operator]
+        [[sum(filtered(x[i], OIHW[o, i], "valid") for i in range(2)) + made.BIAS[o] for o in range(4)] for x in images.astype(float)]
     )
     maps = np.maximum(maps, 0)
     maps = (maps - 3) / np.sqrt(4 + 0.01) * 1 + 2
@@ -310,11 +312,35 @@ def test_what_is_not_keras_is_not_taken_for_it(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         file.writestr("config.json", "{}")
     (tmp_path / "index.json").write_text('{"weight_map": {"a": "model-00001.safetensors"}}')
-    for name in ("a.h5", "a.zip", "index.json"):
+    (tmp_path / "a.txt.zip").write_bytes(zipped(**{"a.txt": "{}"}))
+    for name in ("a.txt.zip", "index.json"):
         path = tmp_path / name
         assert not keras.sniff(path, path.read_bytes()[:4096])
     with pytest.raises(UnsupportedFormat, match="none of Keras's"):
-        keras.read(tmp_path / "a.h5")
+        formats.read(tmp_path / "a.h5")
+    with pytest.raises(MalformedFile, match="without weights"):
+        formats.read(tmp_path / "a.zip")
+
+
+def zipped(**members: str) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, text in members.items():
+            file.writestr(name, text)
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize("first", ["metadata.json", "config.json", "model.weights.h5"])
+def test_an_archive_is_told_by_its_first_member_whichever_it_is(first: str, tmp_path: Path) -> None:
+    good = next(path for path in made.seeds(tmp_path) if path.suffix == ".keras")
+    with zipfile.ZipFile(good) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    path = tmp_path / "turned.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name in sorted(members, key=lambda name: name != first):
+            file.writestr(name, members[name])
+    with formats.read(path) as turned, formats.read(good) as plain:
+        assert (turned.format, list(turned.tensors)) == ("keras", list(plain.tensors))
 
 
 def test_a_file_cut_short_says_so(tmp_path: Path) -> None:
