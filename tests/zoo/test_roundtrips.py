@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ def drawn(seed: int) -> ResNet8:
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(1000, marks=pytest.mark.long)])
-def test_random_bits_come_home_from_every_format(count: int, tmp_path: Path) -> None:
+def test_random_bits_come_home_from_every_format(count: int, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     wrong = {}
     for seed in range(count):
         network = drawn(seed)
@@ -68,6 +69,7 @@ def test_random_bits_come_home_from_every_format(count: int, tmp_path: Path) -> 
                 places = [tmp_path / f"{turn}{COMBINATIONS[format][0]}" for turn in range(2)]
                 hashes = {hashlib.sha256(written(network, format, convention, place).read_bytes()).hexdigest() for place in places}
                 assert len(hashes) == 1, format
+    record_property("files", count * len(CASES))
     assert wrong == {}
 
 
