@@ -212,7 +212,9 @@ def test_a_bill_of_materials_is_written(tar: Path, tmp_path: Path, capsys: pytes
     import tarfile
 
     with tarfile.open(tar) as file:
-        (tmp_path / "weights.lock").write_bytes(file.extractfile("weights.lock").read())  # type: ignore[union-attr]
+        lock = file.extractfile("weights.lock")
+        assert lock is not None
+        (tmp_path / "weights.lock").write_bytes(lock.read())
     assert main(["sbom", "--lock", str(tmp_path / "weights.lock"), "-o", str(tmp_path / "sbom.json")]) == 0
     made = json.loads((tmp_path / "sbom.json").read_text())
     assert [one["version"] for one in made["components"]] == ["cifar10", "mine"]

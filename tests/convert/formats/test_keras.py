@@ -7,6 +7,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -214,7 +215,8 @@ def test_an_archive_s_weights_are_looked_at_in_place_or_unpacked(tmp_path: Path)
 
 def test_numpy_weights_in_an_archive_are_read_without_running_their_pickle(tmp_path: Path) -> None:
     layers = {"layers/conv2d": {"0": made.KERNEL, "1": made.BIAS}, "layers/dense": {"0": made.DENSE}}
-    np.savez(tmp_path / "w.npz", **{name: np.asanyarray(values, object) for name, values in layers.items()})  # type: ignore[arg-type]
+    pickled: dict[str, Any] = {name: np.asanyarray(values, object) for name, values in layers.items()}
+    np.savez(tmp_path / "w.npz", **pickled)
     with zipfile.ZipFile(tmp_path / "a.keras", "w") as file:
         file.writestr("config.json", json.dumps(made.sequential()))
         file.write(tmp_path / "w.npz", "model.weights.npz")
@@ -290,11 +292,11 @@ def test_theano_pads_both_sides_alike_at_a_stride(tmp_path: Path) -> None:
 
 
 def test_models_that_call_models_a_million_times_are_refused(tmp_path: Path) -> None:
-    model: dict[str, object] = {"class_name": "Activation", "config": {"name": "a", "activation": "relu"}}
+    model: dict[str, Any] = {"class_name": "Activation", "config": {"name": "a", "activation": "relu"}}
     for depth in range(30):  # 2 ** 30 layers in a few kilobytes
         layers = [
             {"class_name": "InputLayer", "name": "i", "config": {"name": "i"}, "inbound_nodes": []},
-            {**model, "name": "m", "config": {**model["config"], "name": "m"}, "inbound_nodes": [[["i", 0, 0, {}]], [["m", 0, 0, {}]]]},  # type: ignore[dict-item]
+            {**model, "name": "m", "config": {**model["config"], "name": "m"}, "inbound_nodes": [[["i", 0, 0, {}]], [["m", 0, 0, {}]]]},
         ]
         config = {"name": f"f{depth}", "layers": layers, "input_layers": [["i", 0, 0]], "output_layers": [["m", 1, 0]]}
         model = {"class_name": "Functional", "config": config}
