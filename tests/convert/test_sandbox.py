@@ -105,7 +105,10 @@ def test_a_file_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Pa
 def test_a_format_is_told_by_the_first_bytes_and_nothing_is_parsed_here(
     format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    parsed = []
+
     def parse(*_: object, **__: object) -> None:
+        parsed.append(format)
         raise AssertionError("this process parses a stranger's file")
 
     paths = seeds(format, tmp_path)[:2]
@@ -116,6 +119,7 @@ def test_a_format_is_told_by_the_first_bytes_and_nothing_is_parsed_here(
     for path in paths:
         with sandbox.read(path) as found:
             assert found.format == format
+    assert parsed == []
 
 
 @pytest.mark.long
