@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("convert")
 
+STARTING_S = 60.0
+"""For a reader to get ready: Python and a library or two come from a disk that may be slow."""
 OPENING_S = 60.0
 """For opening a file, whose structure alone is read; with `SLOWEST_BYTES_S` for its size."""
 SLOWEST_BYTES_S = 5e6
@@ -113,7 +115,7 @@ class _Reader:
                     asked |= {"inputs": [], "fd": held}
                 self.process = _started(() if held is None else (held,))
                 self.close = weakref.finalize(self, _end, self.process)
-                prepared = self._ask(asked, OPENING_S)
+                prepared = self._ask(asked, STARTING_S)
         except ReaderUnavailable:
             raise
         except (OSError, RuntimeError) as error:  # the latter is of threads
