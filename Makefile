@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean faults faults-files faults-network
+.PHONY: demo test lint format clean faults faults-files faults-network faults-long
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kernelzoo needs Python 3.11 or newer; make PYTHON=python3.12 …")'
@@ -18,7 +18,7 @@ test: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Faults by the thousand, with a report in docs/faults.md; interrupted, each goes on where it stopped.
-faults: faults-files faults-network
+faults: faults-files faults-network faults-long
 
 faults-network: $(BIN)/.installed
 	PYTHONPATH=. $(BIN)/python tests/network_faults.py --count 1000 --docs docs/faults.md
@@ -26,6 +26,10 @@ faults-network: $(BIN)/.installed
 # Twenty thousand damaged files a reader, about half an hour on one core.
 faults-files: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/convert/faults_files.py --report docs/faults.md
+
+# Fifty processes on one cache, a hundred kills, a thousand rounds of gc and of round trips, and disks that need to be mounted: half an hour.
+faults-long: $(BIN)/.installed
+	$(BIN)/python tests/long_runs.py --docs docs/faults.md
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

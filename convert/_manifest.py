@@ -161,14 +161,14 @@ def unpacked(value: Any, depth: int = 0) -> Any:
 
 
 def _steps(steps: Sequence[Step]) -> list[Any]:
-    return [[type(step).__name__, *(packed(getattr(step, field.name)) for field in fields(step))] for step in steps]  # type: ignore[arg-type]
+    return [[type(step).__name__, *(packed(getattr(step, field.name)) for field in fields(step))] for step in steps]
 
 
 def _read_steps(listed: Any) -> tuple[Step, ...]:
     made: list[Step] = []
     for name, *values in _typed(listed, list):
         cls = STEPS[name]
-        wanted = fields(cls)  # type: ignore[arg-type]
+        wanted = fields(cls)
         if len(values) != len(wanted):
             raise ValueError(f"{name} has {len(wanted)} fields")
         arguments = [_suited(unpacked(value), str(field.type)) for value, field in zip(values, wanted, strict=True)]

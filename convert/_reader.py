@@ -1,4 +1,4 @@
-"""The process that reads a stranger's file: it gives up what it needs not, opens the file, and hands tensors out one by one.
+"""The process that reads a stranger's file: it gives up what it needs not, says so, opens the file, and hands tensors out one by one.
 
 Started by `convert.sandbox` with Python's own isolation. Words come in a line of JSON each, and go out as a length and JSON, behind which
 a tensor's bytes may follow. Standard output is kept for that; what a library prints goes nowhere.
@@ -42,7 +42,7 @@ class _Heard(logging.Handler):
 
 
 def main() -> None:
-    """Read the file that the first line names, and serve its tensors until nobody asks any more."""
+    """Get ready for the file that the first line names, open it at the second, and serve its tensors until nobody asks any more."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     questions = sys.stdin.buffer
@@ -54,8 +54,8 @@ def main() -> None:
     for library in IMPORTED.get(asked["format"], ()) if Path(asked["path"]).is_dir() else ():
         with suppress(ImportError):  # the reader says it better
             importlib.import_module(library)
-    active = confine(asked["inputs"], asked["size_bytes"], asked["cpu_s"])
-    source = _tell(answers, lambda: _opened(module, asked), {"protections": active}, heard)
+    _answer(answers, {"protections": confine(asked["inputs"], asked["size_bytes"], asked["cpu_s"])})
+    source = _tell(answers, lambda: _opened(module, asked), heard) if questions.readline() else None
     while source is not None and (line := questions.readline()):
         _give(answers, source, json.loads(line)["tensor"])
     answers.flush()
@@ -68,13 +68,13 @@ def _opened(module: Any, asked: dict[str, Any]) -> Source:
     return module.read(Path(asked["path"]), memoryview(mmap.mmap(asked["fd"], 0, access=mmap.ACCESS_READ)))
 
 
-def _tell(answers: BinaryIO, opened: Any, facts: dict[str, Any], heard: _Heard) -> Source | None:
+def _tell(answers: BinaryIO, opened: Any, heard: _Heard) -> Source | None:
     """Open the source and describe it, or say why not."""
     try:
         source = opened()
-        _answer(answers, {"source": described(source), "log": heard.records, **facts})
+        _answer(answers, {"source": described(source), "log": heard.records})
     except Exception as error:
-        _answer(answers, {**_refusal(error), "log": heard.records, **facts})
+        _answer(answers, {**_refusal(error), "log": heard.records})
         return None
     return source
 

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -32,13 +33,15 @@ from convert import formats
 from convert._manifest import believed, dtype_name
 from convert.formats._guard import check
 from convert.source import Shape, Source
-from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed
+from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 log = logging.getLogger("convert")
 
+STARTING_S = 60.0
+"""For a reader to get ready: Python and a library or two come from a disk that may be slow."""
 OPENING_S = 60.0
 """For opening a file, whose structure alone is read; with `SLOWEST_BYTES_S` for its size."""
 SLOWEST_BYTES_S = 5e6
@@ -80,6 +83,7 @@ def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolat
     Raises:
         FileNotFoundError: there is nothing at this path.
         ReaderCrashed: the reader was ended by a signal or a limit, or answered nonsense.
+        ReaderUnavailable: this machine started no reader; the file was not looked at.
         ConvertError: whatever `convert.formats.read` raises.
     """
     path = Path(path)
@@ -97,24 +101,32 @@ class _Reader:
         self.format = format
         self.asking = threading.Lock()
         self.size_bytes = 0
+        self.ready = False
 
     def opened(self, data: Buffer | None) -> Source:
         """Start the process and let it open the file."""
         inputs = _inputs(self.path, self.format)
-        self.size_bytes = memoryview(data).nbytes if data is not None else sum(_size(place) for place in inputs)
+        self.size_bytes = memoryview(data).nbytes if data is not None else sum(_size(place, self.path) for place in inputs)
         asked = {"path": str(self.path.absolute()), "format": self.format, "inputs": [str(place) for place in inputs], "fd": None}
         asked |= {"size_bytes": self.size_bytes, "cpu_s": CPU_S + int(10 * self.size_bytes / SLOWEST_BYTES_S)}
-        with _held(data) as held:
-            if held is not None:
-                asked |= {"inputs": [], "fd": held}
-            self.process = _started(() if held is None else (held,))
-            self.close = weakref.finalize(self, _end, self.process)
-            told = self._ask(asked, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
-        return self._believed(told)
-
-    def _believed(self, told: Mapping[str, Any]) -> Source:
         try:
-            active = ", ".join(str(each)[:100] for each in told["protections"])
+            with _held(data) as held:
+                if held is not None:
+                    asked |= {"inputs": [], "fd": held}
+                self.process = _started(() if held is None else (held,))
+                self.close = weakref.finalize(self, _end, self.process)
+                prepared = self._ask(asked, STARTING_S)
+        except ReaderUnavailable:
+            raise
+        except (OSError, RuntimeError) as error:  # the latter is of threads
+            raise self._unavailable(str(getattr(error, "strerror", None) or error)) from error
+        self.ready = True
+        told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
+        return self._believed(prepared, told)
+
+    def _believed(self, prepared: Mapping[str, Any], told: Mapping[str, Any]) -> Source:
+        try:
+            active = ", ".join(str(each)[:100] for each in prepared["protections"])
             for level, words in told["log"]:
                 log.log(int(level), "%s", str(words))
             source = believed(told["source"], self.path, self._loader, self.close)
@@ -183,7 +195,7 @@ class _Reader:
         """Raise again what the reader raised; only our own kinds of error are taken."""
         kind, words = error if isinstance(error, list) and len(error) == 2 else ("", str(error))
         found = getattr(errors, str(kind), None) or {"FileNotFoundError": FileNotFoundError, "PermissionError": PermissionError}.get(kind)
-        if isinstance(found, type) and issubclass(found, ConvertError | OSError):
+        if isinstance(found, type) and issubclass(found, ConvertError | FileNotFoundError | PermissionError):
             return found(str(words))
         return MalformedFile(f"{self.path} can't be read: {words}")
 
@@ -195,8 +207,14 @@ class _Reader:
         crash.path = str(self.path)
         return crash
 
-    def _crashed(self, late_s: float | None) -> ReaderCrashed:
-        """Say what ended the reader."""
+    def _unavailable(self, why: str) -> ReaderUnavailable:
+        return ReaderUnavailable(
+            f"no process could be started to read {self.path}: {why}. The file was not looked at. Is there memory, and may this user start "
+            "another Python? isolated=False of convert.sandbox.read reads in this process, which is for files whose author you trust."
+        )
+
+    def _crashed(self, late_s: float | None) -> ReaderCrashed | ReaderUnavailable:
+        """Say what ended the reader; until it is ready, it can't be the file."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
         code = self.process.poll()
@@ -210,6 +228,8 @@ class _Reader:
             how = f"died of {_signal_name(-code)}"
         else:
             how = f"ended with exit code {code}"
+        if not self.ready:
+            return self._unavailable(f"it {how} before it was ready")
         crash = ReaderCrashed(
             f"the reader of {self.path} {how}: the file is damaged or hostile. Nothing was kept of it. Fetch it again, from who made it."
         )
@@ -232,17 +252,17 @@ def _inputs(path: Path, format: str) -> list[Path]:
     return [path.absolute().resolve()]
 
 
-def _size(place: Path) -> int:
+def _size(place: Path, path: Path) -> int:
+    """Weigh what a reader may open: the file or folder that was named, and of what lies beside it as much as is looked at."""
     if not place.is_dir():
         return place.stat().st_size
-    total = 0
-    with os.scandir(place) as entries:  # a format's companions lie beside it; Orbax's and SavedModel's folders are the input themselves
-        for entry in islice(entries, MOST_COMPANIONS):
-            with suppress(OSError):
-                if entry.is_file(follow_symlinks=False):
-                    total += entry.stat(follow_symlinks=False).st_size
-                elif entry.is_dir(follow_symlinks=False):
-                    total += sum(file.stat().st_size for file in islice(Path(entry).rglob("*"), MOST_COMPANIONS) if file.is_file())
+    own = path.absolute().resolve()
+    total = own.stat().st_size if own.is_file() else 0
+    files = (Path(folder, name) for folder, _, names in os.walk(place) for name in names)  # its own files before those below
+    for file in files if place == own else islice(files, MOST_COMPANIONS):
+        with suppress(OSError):
+            if file != own and stat.S_ISREG((status := file.lstat()).st_mode):
+                total += status.st_size
     return total
 
 

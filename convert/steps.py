@@ -46,6 +46,7 @@ def flip(kernel: Any, layout: str = "OIHW") -> Any:
     return np.flip(kernel, axes) if isinstance(kernel, np.ndarray) else kernel.flip(axes)
 
 
+@dataclass(frozen=True, slots=True)
 class Step:
     """One invertible thing that is done to a tensor.
 

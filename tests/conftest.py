@@ -26,8 +26,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         absent.add("gpu")
     if importlib.util.find_spec("keras_hub") is None:
         absent.add("kerashub")
-    if "long" not in config.getoption("markexpr"):
-        absent.add("long")
+    absent |= {name for name in ("long", "mounts") if name not in config.getoption("markexpr")}
     if not (REAL / "real" / "INDEX.md").is_file():
         absent.add("real")
     gone = [item for item in items if any(item.get_closest_marker(name) for name in absent)]

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from faults_page import write_section
 from hubserver import FAULTS, HubServer
 
 import weights
@@ -76,7 +77,6 @@ VIOLATIONS = {
     "disk": "more bytes on the disk than allowed",
     "host": "bytes or tokens to others",
 }
-HEAD = "# Injected faults\n\nWhat was broken on purpose, and what came of it."
 
 
 @dataclass
@@ -389,15 +389,6 @@ def summary(outcomes: list[Outcome], base: int, seconds: float) -> str:
     return "\n".join([*lines, *(["", *bad] if bad else [])]) + "\n"
 
 
-def write_section(page: Path, text: str) -> None:
-    """Replace our section of a page, whose others belong to others."""
-    old = page.read_text(encoding="utf-8") if page.exists() else f"{HEAD}\n"
-    begin, end = (f"<!-- faults-network {edge} -->" for edge in ("begin", "end"))
-    before, found, rest = old.partition(begin)
-    after = rest.partition(end)[2] if found else ""
-    page.write_text(f"{before.rstrip()}\n\n{begin}\n## Network\n\n{text}{end}\n{after}", encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Inject random faults of the network and check every invariant.")
     parser.add_argument("--count", type=int, default=1000)
@@ -448,7 +439,7 @@ def main() -> int:
         return 130
     text = summary(sorted(done.values(), key=lambda o: o.seed), chosen.seed, seconds)
     if chosen.docs:
-        write_section(chosen.docs, text)
+        write_section(chosen.docs, "Network", text)
     console.print(text, markup=False, highlight=False)
     chosen.state.unlink(missing_ok=True)
     return int(any(outcome.violations for outcome in done.values()))

@@ -42,6 +42,8 @@ def add(
     if len(others) < len(checkpoints(model)) and not (replaces and path.exists()):
         todo = "choose another tag" if not path.exists() else f"choose another tag, or replace it (it is {path})"
         raise BadRecord(f"{model} {tag} exists: {todo}.")
+    if alike := [one.row.tag for one in located(model) if one.rank == 0 and one.row.tag != tag and one.row.tag.lower() == tag.lower()]:
+        raise BadRecord(f"{model} {alike[0]} exists, and {tag} would have its file on a disk that is blind to case: choose another tag.")
     row = adhoc(model, str(file), **{"tag": tag, "default": not any(other.default for other in others)} | facts)
     if not row.num_classes:
         raise BadRecord(f"say num_classes, how many {model} {tag} tells apart.")

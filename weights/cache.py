@@ -16,6 +16,7 @@ Nothing here is right because a lock is held: every writer has its own part file
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import inspect
 import json
@@ -43,6 +44,8 @@ PACKAGE = Path(__file__).parent
 LAYOUT = 1
 LOCK_IDLE_S = 20.0
 """How long another process may hold the lock while nothing of its file arrives; then we fetch beside it."""
+NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+"""What disks say that know no modes, FAT among them."""
 SAME_USE_S = 20.0
 """A file that was used so short a time ago is not noted again."""
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -118,9 +121,9 @@ class Cache:
         with disk(self.root):
             for name in ("blobs/sha256", "refs", "derived", "stamps", "used", "seen", "partial", "quarantine", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
-            if not (tag := self.root / "CACHEDIR.TAG").exists():
-                note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"
-                tag.write_text(f"Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; {note}.\n")
+        if not (tag := self.root / "CACHEDIR.TAG").exists():
+            note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"
+            self._write(tag, f"Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; {note}.\n")
         if version != LAYOUT:
             self.write_json(self.root / "layout.json", {"version": LAYOUT})
 
@@ -178,7 +181,11 @@ class Cache:
             fd = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(fd)
-                path.chmod(0o444)
+                try:
+                    path.chmod(0o444)
+                except OSError as error:
+                    if error.errno not in NO_MODES:  # it keeps others from writing by mistake; nothing is right because of it
+                        raise
             finally:
                 os.close(fd)
             if blob.is_dir() and not blob.is_symlink():
@@ -276,11 +283,14 @@ class Cache:
 
     def write_json(self, path: Path, facts: dict[str, Any]) -> None:
         """Write a note at once or not at all."""
+        self._write(path, json.dumps(facts, indent=1))
+
+    def _write(self, path: Path, text: str) -> None:
         with disk(self.root):
             temporary = fresh(self.partial, key(path.name), "json")
             try:
                 with temporary.open("w", encoding="utf-8") as file:
-                    json.dump(facts, file, indent=1)
+                    file.write(text)
                     file.flush()
                     os.fsync(file.fileno())
                 temporary.replace(path)

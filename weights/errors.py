@@ -120,6 +120,10 @@ class ReaderCrashed(ConvertError):
     limit: str | None = None
 
 
+class ReaderUnavailable(WeightsError, OSError):
+    """No process could be started here to read a foreign file: the machine's fault, and not the file's."""
+
+
 class MissingLibrary(ConvertError, ImportError):
     """The library that reads or writes this format is not installed."""
 

@@ -24,12 +24,13 @@ from weights.errors import (
     NoSpace,
     Offline,
     RateLimited,
+    ReaderUnavailable,
     SourceUnavailable,
     UnsupportedFormat,
     WeightsError,
 )
 from weights.fetch import Expected, changed_upstream, fetch
-from weights.part import FULL, disk
+from weights.part import disk
 from weights.patience import patiently
 from weights.pinning import Pin, admit, check_fingerprint, frozen_by, key_of, remember
 from weights.progress import bar
@@ -42,6 +43,8 @@ log = logging.getLogger("weights")
 Converter = Callable[[Path, Path], None]
 """Reads a foreign file and writes the safetensors; its attribute `version`, if it has one, says which way of doing so it is."""
 
+OF_THIS_MACHINE = (NoSpace, CacheNotWritable, ReaderUnavailable)
+"""Errors that another source would meet as well."""
 HEADER_LIMIT = 100_000_000
 """Bytes of a safetensors header, as its own library limits them."""
 
@@ -204,14 +207,14 @@ def _install(
         for place, source in others:
             try:
                 return _install_from(cache, checkpoint, name, place, source, convert, progress, pin, anew, deadline)
-            except (NoSpace, CacheNotWritable):
+            except OF_THIS_MACHINE:
                 raise
             except WeightsError as error:
                 log.info("another tool's cache holds something else: %s", error)
         for number, (place, source) in enumerate(places, 1):
             try:
                 return _install_from(cache, checkpoint, name, place, source, convert, progress, pin, anew, deadline)
-            except (NoSpace, CacheNotWritable):
+            except OF_THIS_MACHINE:
                 raise
             except WeightsError as error:
                 failures.append(error)
@@ -302,7 +305,7 @@ def _resolve(place: str, commit: str | None, expected: Expected, deadline: float
 
 
 def _converted(convert: Converter | None, source: Path, made: Path, place: str) -> tuple[str, str, int]:
-    """Have the verified bytes converted; an error of the converter is an error of the file."""
+    """Have the verified bytes converted; an error of the converter is one of the file, and one of the system is one of this machine."""
     assert convert is not None  # get() has seen to it
     try:
         convert(source, made)
@@ -315,7 +318,7 @@ def _converted(convert: Converter | None, source: Path, made: Path, place: str) 
         raise told from error  # the user knows the place, not our temporary file
     except Exception as error:
         made.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno is not None:
             with disk(made.parent):
                 raise
         raise MalformedFile(f"{place} can't be converted to safetensors: {type(error).__name__}: {error}") from error

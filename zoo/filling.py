@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -11,9 +11,10 @@ from weights.errors import WeightsMismatch
 
 N = TypeVar("N", bound=nn.Module)
 SHOWN = 10
+"""Tensors of each kind that a message lists; the error's attributes have all."""
 
 
-def assign(network: N, tensors: Mapping[str, Tensor]) -> N:
+def assign(network: N, tensors: Mapping[str, Tensor], *, file: str = "the file", todo: Callable[[], str] | None = None) -> N:
     """Make the tensors the network's own, in its dtypes and without a copy where they have them already.
 
     PyTorch's own way puts in what fits and complains afterwards, so that a network whose file was another's is half of each.
@@ -21,15 +22,18 @@ def assign(network: N, tensors: Mapping[str, Tensor]) -> N:
     Args:
         network: on any device, the meta device too; the tensors stay on theirs.
         tensors: by the names of its state dict.
+        file: how an error calls where the tensors come from.
+        todo: says what to do about tensors that don't fit; asked only then.
 
     Returns:
         The same network.
 
     Raises:
-        WeightsMismatch: names or shapes differ; its attributes list all. The network is unchanged, as after any other error.
+        WeightsMismatch: names or shapes differ, or there are whole numbers where the network computes with fractions; the message lists
+            the first of each kind, the attributes all. The network is unchanged, as after any other error.
     """
     wanted = network.state_dict()
-    check(tensors, wanted, type(network).__name__)
+    _check(tensors, wanted, f"{file} does not hold the weights of {type(network).__name__}", todo)
     ready = {name: tensor.to(wanted[name].dtype) for name, tensor in tensors.items()}
     before = [(module, dict(module._parameters), dict(module._buffers)) for module in network.modules()]
     try:
@@ -42,21 +46,28 @@ def assign(network: N, tensors: Mapping[str, Tensor]) -> N:
     return network
 
 
-def check(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], network: str) -> None:
-    """Compare names and shapes before anything is touched.
-
-    Raises:
-        WeightsMismatch: they differ.
-    """
+def _check(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], said: str, todo: Callable[[], str] | None) -> None:
+    """Compare everything before anything is touched."""
     missing, unexpected = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    both = [(name, tuple(tensor.shape), tuple(wanted[name].shape)) for name, tensor in tensors.items() if name in wanted]
-    misshaped = [(name, theirs, ours) for name, theirs, ours in both if theirs != ours]
-    if not (missing or unexpected or misshaped):
+    both = [(name, tensor, wanted[name]) for name, tensor in tensors.items() if name in wanted]
+    misshaped = [(name, tuple(theirs.shape), tuple(ours.shape)) for name, theirs, ours in both if theirs.shape != ours.shape]
+    whole = [name for name, theirs, ours in both if ours.is_floating_point() and not theirs.is_floating_point()]
+    if not (missing or unexpected or misshaped or whole):
         return
-    lines = [f"missing {name}" for name in missing] + [f"unexpected {name}" for name in unexpected]
-    lines += [f"{name}: the file has {theirs}, the network {ours}" for name, theirs, ours in misshaped]
-    more = f"\n  … and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
-    shown = "".join(f"\n  {line}" for line in lines[:SHOWN]) + more
-    error = WeightsMismatch(f"these are not the weights of {network}:{shown}\nNothing was loaded; the network is what it was.")
+    error = WeightsMismatch(
+        f"{said}:"
+        + _listed("missing", missing)
+        + _listed("unexpected", unexpected)
+        + _listed("of another shape", [f"{name}: the file has {theirs}, the network {ours}" for name, theirs, ours in misshaped])
+        + _listed("of whole numbers where the network computes with fractions", whole)
+        + f"\n{todo() if todo else 'Nothing was loaded; the network is what it was.'}"
+    )
     error.missing, error.unexpected, error.misshaped = missing, unexpected, misshaped
     raise error
+
+
+def _listed(what: str, lines: list[str]) -> str:
+    if not lines:
+        return ""
+    more = f"\n    … and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+    return f"\n  {len(lines)} {what}:" + "".join(f"\n    {line}" for line in lines[:SHOWN]) + more

@@ -75,11 +75,15 @@ def compare(network: Model, data: bytes) -> str:
     scale = float(logits.abs().max())
     apart = float((found - logits).abs().max()) / (scale or 1.0)
     here = f"torch {torch.__version__} on {platform.machine()}"
+    todo = f"They were written with {theirs}, this is {here}. Nothing was installed; --no-check installs the proven bytes all the same."
     if not apart <= TOLERANCE:  # NaN is not
-        raise OutputsDiffer(
-            f"{name} computes something else here: its logits are {apart:.1e} of the largest apart, {TOLERANCE:.0e} is allowed. They were "
-            f"written with {theirs}, this is {here}. Nothing was installed; --no-check installs the proven bytes all the same."
-        )
+        far = f"its logits are {apart:.1e} of the largest apart, {TOLERANCE:.0e} is allowed"
+        raise OutputsDiffer(f"{name} computes something else here: {far}. {todo}")
+    best = found.argmax(1, keepdim=True)
+    behind = float((logits.amax(1) - logits.gather(1, best)[:, 0]).max()) / (scale or 1.0)
+    if behind > TOLERANCE:
+        far = f"was behind by {behind:.1e} of the largest logit there, where {TOLERANCE:.0e} is a tie"
+        raise OutputsDiffer(f"{name} computes something else here: an image's best class {far}. {todo}")
     return f"outputs {apart:.1e} apart ({TOLERANCE:.0e} is allowed), written with {theirs}, compared with {here}"
 
 

@@ -40,7 +40,6 @@ from zoo.surgery import adapt_stem, replace_head, with_channels
 log = logging.getLogger("zoo")
 
 M = TypeVar("M", bound=Model)
-SHOWN = 10
 CONVENTIONS = {"auto": None, "correlation": "correlation", "convolution": "convolution"}
 SPATIALS = {"auto": None, "hw": "hw", "wh": "wh"}
 
@@ -445,35 +444,15 @@ def _width(state: Mapping[str, Tensor], layer: str, axis: int) -> int | None:
 
 
 def _assign(network: Model, state: dict[str, Tensor], record: Checkpoint) -> None:
-    """Make the tensors the network's own, without a copy where the file's dtype is the network's; all of them, or an error."""
-    wanted = network.state_dict()
-    for name in wanted:
+    """Make the tensors the network's own; all of them, or an error that says whose they are, if anybody knows."""
+    for name in network.state_dict():
         if name.endswith("num_batches_tracked") and name not in state:  # files from before PyTorch 0.4.1 have none
             state[name] = torch.zeros((), dtype=torch.int64)
-    missing = sorted(wanted.keys() - state.keys())
-    unexpected = sorted(state.keys() - wanted.keys())
-    shapes = [(n, tuple(state[n].shape), tuple(wanted[n].shape)) for n in wanted if n in state and state[n].shape != wanted[n].shape]
-    whole = [n for n, t in state.items() if n in wanted and wanted[n].is_floating_point() and not t.is_floating_point()]
-    if missing or unexpected or shapes or whole:
+
+    def todo() -> str:
         other = weights.recognise(record.sha256) if record.sha256 else None
-        hint = "Is it a file of another network? `zoo list` shows all; constructor keywords go into trained() too."
         if other is not None and other.model != record.model:
-            hint = f"Its sha256 is that of {other.model} {other.tag}: trained({other.model}, …)."
-        error = WeightsMismatch(
-            f"{record.sources[0]} does not hold the weights of {type(network).__name__}:"
-            + _listed("missing", missing)
-            + _listed("unexpected", unexpected)
-            + _listed("of another shape", [f"{n}: the file has {theirs}, the network {ours}" for n, theirs, ours in shapes])
-            + _listed("of whole numbers where the network computes with fractions", whole)
-            + f"\n{hint}"
-        )
-        error.missing, error.unexpected, error.misshaped = missing, unexpected, shapes
-        raise error
-    assign(network, state)
+            return f"Its sha256 is that of {other.model} {other.tag}: trained({other.model}, …)."
+        return "Is it a file of another network? `zoo list` shows all; constructor keywords go into trained() too."
 
-
-def _listed(what: str, lines: list[str]) -> str:
-    if not lines:
-        return ""
-    more = f"\n    … and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
-    return f"\n  {len(lines)} {what}:" + "".join(f"\n    {line}" for line in lines[:SHOWN]) + more
+    assign(network, state, file=record.sources[0], todo=todo)

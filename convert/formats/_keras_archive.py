@@ -21,6 +21,8 @@ from convert.source import Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
 
 MAX_ENTRIES = 10_000
+FIRST = (b"metadata.json", b"config.json", b"model.weights.")
+"""How the name of an archive's first member begins; the list of all is read where the file is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,9 @@ class Archive:
     members: Mapping[str, memoryview]
 
 
-def sniff(path: Path, head: bytes) -> bool:
-    """Tell a .keras archive by its list of files, or, when that is cut off, by its first one."""
-    if head[:4] != b"PK\x03\x04":
-        return False
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-    except Exception:  # a damaged directory can fail in any way
-        return head[30:43] == b"metadata.json" or head[30:41] == b"config.json"
-    return "config.json" in names and any(name.startswith("model.weights.") for name in names)
+def sniff(head: bytes) -> bool:
+    """Tell a .keras archive by its first member."""
+    return head[:4] == b"PK\x03\x04" and head[30 : 30 + int.from_bytes(head[26:28], "little")].startswith(FIRST)
 
 
 def opened(path: Path) -> Archive:

@@ -117,9 +117,9 @@ def _listed(value: Any) -> list[str]:
 
 
 def _count(file: Hdf5, group: Any, name: str) -> int:
-    value = group.attrs.get(name) if isinstance(group, Group) else None
+    value: Any = group.attrs.get(name) if isinstance(group, Group) else None
     try:
-        count = int(value)  # type: ignore[arg-type]
+        count = int(value)
     except (TypeError, ValueError) as error:
         raise MalformedFile(f"{file.path}: {group.name} should have a number {name!r}, and has {value!r}") from error
     if not 0 <= count <= MAX_TENSORS:

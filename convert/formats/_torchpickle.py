@@ -254,7 +254,7 @@ def _part(whole: memoryview, storage: Storage, path: Path) -> memoryview:
 def _members(data: memoryview, path: Path) -> dict[str, memoryview]:
     """List an archive's files as views: stored as they are, each named once, none over another, all where the directory says."""
     try:
-        with zipfile.ZipFile(_Window(data)) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(io.BufferedReader(_Window(data))) as archive:
             listed = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError, struct.error, LookupError) as error:
         raise _damaged(path, str(error)) from error

@@ -31,21 +31,17 @@ CONVENTIONS: dict[str, Convention] = {
     "openvino": "correlation",
 }
 """What each backend does with the kernels of its convolutions."""
+HINTED: dict[str, Convention] = {"th": "convolution", "tf": "correlation"}
+"""The same by the file's name, for files that don't name their backend."""
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """Tell a Keras file: an archive with a config, an HDF5 file with Keras's groups or attributes, or a map of shards."""
+    """Tell a Keras file: an archive by its name or first member, any HDF5 file that is no other format's, or a map of shards."""
     if head[:4] == b"PK\x03\x04":
-        return _keras_archive.sniff(path, head)
+        return path.suffix == ".keras" or _keras_archive.sniff(head)
     if head.lstrip()[:1] == b"{":
         return b'"weight_map"' in head and b".weights.h5" in head
-    if head[:8] != _hdf5.SIGNATURE:
-        return False
-    try:
-        root = Hdf5(path, WHAT).root
-        return bool(_marks(root))
-    except Exception:  # its header is damaged: `read` says how
-        return True
+    return head[:8] == _hdf5.SIGNATURE
 
 
 def read(path: Path) -> Source:
@@ -104,7 +100,7 @@ def _hdf5_file(path: Path) -> Source:
         said["keras_version"],
         said["backend"],
         (hint[0] or ordering(layers)) if old else "",
-        known or {"th": "convolution", "tf": "correlation"}.get(hint[1], "unknown"),  # type: ignore[arg-type]
+        known or HINTED.get(hint[1], "unknown"),
     )
     facts = {"dialect": "whole model" if text else "weights", **({"kernel order": era.ordering} if old else {})}
     source = _source(path, config, layers, "config", era, facts, file)

@@ -26,7 +26,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".faults-files.json"
 STEP = 1000
-BEGIN, END = "<!-- faults-files begin -->", "<!-- faults-files end -->"
 err = Console(stderr=True)
 
 
@@ -82,10 +81,9 @@ def save(state: dict[str, Reader]) -> None:
 
 def report(state: dict[str, Reader], place: Path) -> None:
     """Write the section of the files into the report, and leave the others' alone."""
+    from faults_page import write_section
+
     lines = [
-        BEGIN,
-        "## Files",
-        "",
         "Good files of each format, and pickles with code in them, damaged in one to four places (`tests/convert/hostile.py`). For each: "
         "a typed refusal or tensors; no signal, no more than 20 s, no more memory than twice the file and 200 MB, nothing opened outside "
         "of the input, written, started or run; and the numbers of the usual library in what is accepted "
@@ -108,18 +106,13 @@ def report(state: dict[str, Reader], place: Path) -> None:
         )
     total = sum(done.count for done in state.values())
     lines += ["", f"{total:,} files, {sum(len(done.faults) for done in state.values())} faults."]
-    lines += ["", *(f"- {name}: {fault}" for name, done in state.items() for fault in done.faults), END]
-    text = (
-        place.read_text(encoding="utf-8") if place.exists() else "# Injected faults\n\nWhat was broken on purpose, and what came of it.\n"
-    )
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    place.write_text(before.rstrip() + "\n\n" + "\n".join(lines) + (after or "\n"), encoding="utf-8")
+    lines += ["", *(f"- {name}: {fault}" for name, done in state.items() for fault in done.faults)]
+    write_section(place, "Files", "\n".join(lines))
 
 
 def main() -> int:
     """Run the campaign; exit code 1 if there was a fault."""
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     from convert.formats import formats
 
     parser = argparse.ArgumentParser()

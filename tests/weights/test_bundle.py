@@ -84,7 +84,13 @@ def installed(root: Path) -> dict[str, bytes]:
 
 def members(path: Path) -> dict[str, bytes]:
     with tarfile.open(path) as file:
-        return {one.name: file.extractfile(one).read() for one in file}  # type: ignore[union-attr]
+        return {one.name: content(file, one) for one in file}
+
+
+def content(file: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    opened = file.extractfile(member)
+    assert opened is not None
+    return opened.read()
 
 
 def forged(path: Path, change: Callable[[dict[str, Any]], None], more: Callable[[dict[str, bytes]], None] = lambda files: None) -> Path:
@@ -261,13 +267,14 @@ def test_a_member_of_another_kind_is_refused(tar: Path, tmp_path: Path, made: ta
     buffer = io.BytesIO()
     with tarfile.open(tar) as old, tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as new:
         for one in old:
-            body = old.extractfile(one).read()  # type: ignore[union-attr]
+            body = content(old, one)
             if one.name == "weights.lock":
                 made.size = len(body) if made.type == tarfile.REGTYPE else 0
                 new.addfile(made, io.BytesIO(body))
             else:
                 (tmp_path / "header").write_bytes(archive.header(one.name, one.size))
-                new.fileobj.write(archive.header(one.name, one.size) + body + bytes(archive.padding(one.size)))  # type: ignore[union-attr]
+                assert new.fileobj is not None
+                new.fileobj.write(archive.header(one.name, one.size) + body + bytes(archive.padding(one.size)))
     size = tar.stat().st_size
     tar.write_bytes(buffer.getvalue()[:-1].ljust(size, b"\0")[:size])
     with pytest.raises(MalformedFile, match=said):

@@ -231,7 +231,13 @@ def test_a_cache_that_can_not_be_written_loads_though_no_use_can_be_noted(
 @pytest.mark.parametrize("grace_s", [0, 60])
 @pytest.mark.parametrize("rounds", [20, pytest.param(1000, marks=pytest.mark.long)])
 def test_collecting_while_others_load_costs_them_a_download_at_most(
-    hub: HubServer, record: Make, data: bytes, rounds: int, grace_s: float, monkeypatch: pytest.MonkeyPatch
+    hub: HubServer,
+    record: Make,
+    data: bytes,
+    rounds: int,
+    grace_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     monkeypatch.setattr(collecting, "GRACE_S", grace_s)
     row, ended = record(hub.file("w", data), sha256=hashlib.sha256(data).hexdigest()), threading.Event()
@@ -253,6 +259,7 @@ def test_collecting_while_others_load_costs_them_a_download_at_most(
     finally:
         ended.set()
         thread.join()
+    record_property(f"right with a grace of {grace_s} s:", f"{right}, {len(hub.gets())} downloads")
     if grace_s:  # without it, every file may be gone again before it is opened: never wrong, and told
         assert (right, len(hub.gets())) == (rounds, 1)
     assert bytes(weights.open_weights(row)) == data

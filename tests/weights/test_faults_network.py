@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from faults_page import write_section
 from hubserver import HubServer
-from network_faults import FAULTS, Arena, Outcome, inject, summary, write_section
+from network_faults import FAULTS, Arena, Outcome, inject, summary
 
 BASE = int(os.environ.get("ZOO_FAULT_SEED", "1"))
 GROUPS = 8
@@ -58,7 +59,7 @@ def test_the_report_counts_and_leaves_other_sections_alone(tmp_path: Path) -> No
     good = Outcome(0, "https", "cold", ["cut x2"], "right", 0.1)
     bad = Outcome(1, "hf", "warm", ["flip x1"], "HashMismatch", 0.2, ["leak: ['a']", "leak: ['b']"])
     for _ in range(2):
-        write_section(page, summary([good, bad], 5, 1.0))
+        write_section(page, "Network", summary([good, bad], 5, 1.0))
     text = page.read_text()
     assert text.count("## Network\n") == 1
     assert "<!-- faults-files begin -->\n## Files\n\ntheirs\n<!-- faults-files end -->\n" in text

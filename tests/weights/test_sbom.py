@@ -1,13 +1,14 @@
-"""The bill of materials: CycloneDX 1.6 by its essentials, complete, and the same bytes for the same lock."""
+"""The bill of materials: CycloneDX 1.6 by its published schema, complete, and the same bytes for the same lock."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 import weights
 from weights.errors import BadLock, SourceUnavailable
@@ -37,43 +38,44 @@ def lock(tmp_path: Path) -> Path:
 
 
 def made(lock: Path) -> dict[str, Any]:
-    return json.loads(sbom("project", lock_entries(lock)[1], "1.2.3"))
+    return check(sbom("project", lock_entries(lock)[1], "1.2.3"))
 
 
-def essentials(bom: dict[str, Any]) -> None:
-    """What the schema of CycloneDX 1.6 demands of the parts that we write."""
-    assert set(bom) == {"$schema", "bomFormat", "specVersion", "serialNumber", "version", "metadata", "components", "dependencies"}
-    assert (bom["bomFormat"], bom["specVersion"], bom["version"]) == ("CycloneDX", "1.6", 1)
-    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", bom["serialNumber"])
-    root = bom["metadata"]["component"]
-    refs = [root["bom-ref"], *(one["bom-ref"] for one in bom["components"])]
+def check(text: str) -> dict[str, Any]:
+    """Hold it against the published schema, formats of its URLs and dates included, and see that its references lead somewhere."""
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bom = json.loads(text)
+    refs = [bom["metadata"]["component"]["bom-ref"], *(one["bom-ref"] for one in bom["components"])]
     assert len(set(refs)) == len(refs)
     assert [one["ref"] for one in bom["dependencies"]] == refs
     assert bom["dependencies"][0]["dependsOn"] == refs[1:]
-    allowed = {"type", "bom-ref", "name", "version", "hashes", "licenses", "externalReferences", "modelCard", "properties"}
-    for one in bom["components"]:
-        assert set(one) <= allowed
-        assert one["type"] == "machine-learning-model"
-        assert one["name"]
-        for hashed in (one, *one["externalReferences"]):
-            for found in hashed.get("hashes", []):
-                assert found["alg"] == "SHA-256"
-                assert re.fullmatch(r"[0-9a-f]{64}", found["content"])
-        for licence in one["licenses"]:
-            assert set(licence["license"]) in ({"id"}, {"name"})
-        for reference in one["externalReferences"]:
-            assert reference["type"] in ("distribution", "documentation")
-            assert re.fullmatch(r"[a-z]+:[^\s<>\"{}|\\^`]+", reference["url"])
-        for fact in one["properties"]:
-            assert isinstance(fact["name"], str)
-            assert isinstance(fact["value"], str)
-        for metric in one.get("modelCard", {}).get("quantitativeAnalysis", {}).get("performanceMetrics", []):
-            assert {type(value) for value in metric.values()} == {str}
+    return bom
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("serialNumber",), "urn:uuid:1"),
+        (("components", 0, "type"), "weights"),
+        (("components", 0, "hashes", 0, "content"), "11ad3fa6"),
+        (("components", 0, "licenses", 0), {"license": {"id": "Our own licence"}}),
+        (("components", 0, "externalReferences", 0, "url"), "a b"),
+        (("components", 0, "properties", 0, "value"), 5),
+        (("components", 0, "found"), "nothing of the kind is in the schema"),
+    ],
+    ids=lambda place: str(place[-1]) if isinstance(place, tuple) else "",
+)
+def test_the_schema_refuses_what_is_no_bill(lock: Path, place: tuple[Any, ...], value: Any) -> None:
+    bom = made(lock)
+    inner: Any = bom
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is not None
 
 
 def test_it_says_what_is_used_from_where_under_which_licence(lock: Path) -> None:
     bom = made(lock)
-    essentials(bom)
     first, second = bom["components"]
     assert (first["name"], first["version"]) == ("ResNet50", "imagenet1k_v2")
     assert first["hashes"] == [{"alg": "SHA-256", "content": "11ad3fa6" + "0" * 56}]
@@ -84,11 +86,11 @@ def test_it_says_what_is_used_from_where_under_which_licence(lock: Path) -> None
     assert "hashes" not in second
 
 
-def test_the_whole_registry_makes_a_valid_one() -> None:
-    rows = weights.checkpoints()
+@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.long)])  # a row takes a tenth of a second
+def test_the_registry_makes_a_valid_one(every: int) -> None:
+    rows = weights.checkpoints()[::every]
     entries = [Entry(f"{row.model}:{row.tag}", row.format, row.sources, row.license, row.sha256) for row in rows]
-    bom = json.loads(sbom("all", entries, "1"))
-    essentials(bom)
+    bom = check(sbom("all", entries, "1"))
     assert len(bom["components"]) == len(rows)
     named = {licence["license"].get("name") for one in bom["components"] for licence in one["licenses"]}
     assert named <= {None, "unstated"}

@@ -48,14 +48,7 @@ COMBINATIONS: dict[str, tuple[str, tuple[Convention, ...]]] = {
 
 def differences(network: Model, format: str, convention: Convention, folder: Path, ending: str = "") -> list[str]:
     """Write the network, read it back, and name the tensors that are not the same bits."""
-    writer = formats.formats()[format]
-    path = folder / f"x{ending or COMBINATIONS[format][0]}"
-    shape = (network.in_channels, network.input_size, network.input_size)
-    if getattr(writer, "EXPORTS", False):
-        writer.export(network, path, input_shape=shape, metadata={}, verify=False)
-    else:
-        naming = naming_for(format, "auto", type(network), network)
-        write_network(network, path, writer, naming, convention, {}, _layers(type(network), network))
+    path = written(network, format, convention, folder / f"x{ending or COMBINATIONS[format][0]}")
     wrong = []
     with formats.read(path) as source:
         assert source.format == format
@@ -71,6 +64,18 @@ def differences(network: Model, format: str, convention: Convention, folder: Pat
     for file in folder.iterdir():
         file.unlink()
     return wrong
+
+
+def written(network: Model, format: str, convention: Convention, path: Path) -> Path:
+    """Write the network."""
+    writer = formats.formats()[format]
+    if getattr(writer, "EXPORTS", False):
+        shape = (network.in_channels, network.input_size, network.input_size)
+        writer.export(network, path, input_shape=shape, metadata={}, verify=False)
+    else:
+        naming = naming_for(format, "auto", type(network), network)
+        write_network(network, path, writer, naming, convention, {}, _layers(type(network), network))
+    return path
 
 
 def _layers(cls: type[Model], network: Model) -> list[Layer]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from convert import formats
 from convert.conversion import Undecided
 from convert.formats import safetensors
+from convert.source import Convention
 from convert.steps import flip
 from weights.errors import ConvertError, MalformedFile, WeightsMismatch
 from zoo import DenseNet_BC_100_12, InceptionV3, MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
@@ -246,10 +247,11 @@ def test_ours_to_every_format_and_back_is_the_same_bits(network: Model, ours: Pa
 @pytest.mark.parametrize("ending", ["npz", "bson", "h5"])
 def test_the_kernels_that_are_written_differ_by_the_flip(ours: Path, tmp_path: Path, ending: str) -> None:
     raw = []
-    for convention in ("correlation", "convolution"):
+    conventions: tuple[Convention, ...] = ("correlation", "convolution")
+    for convention in conventions:
         folder = tmp_path / convention
         folder.mkdir()
-        convert(ours, folder / f"a.{ending}", ResNet20, to_convention=convention)  # type: ignore[arg-type]
+        convert(ours, folder / f"a.{ending}", ResNet20, to_convention=convention)
         with formats.read(folder / f"a.{ending}") as source:
             raw.append(next(stored.load() for name, stored in source.tensors.items() if name.endswith("conv1.weight")))
     axes = [axis for axis, size in enumerate(raw[0].shape) if size == 3 and (raw[0].shape.count(3) == 2 or axis in spatial(raw[0].shape))]
@@ -357,9 +359,9 @@ def test_to_takes_a_naming(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [{"framework": "esperanto"}, {"to": "esperanto"}])
-def test_a_word_that_is_neither_format_nor_naming_lists_both(ours: Path, tmp_path: Path, said: dict[str, str]) -> None:
+def test_a_word_that_is_neither_format_nor_naming_lists_both(ours: Path, tmp_path: Path, said: dict[str, Any]) -> None:
     with pytest.raises(ConvertError, match=r"'esperanto'(.|\n)*keras(.|\n)*torchvision"):
-        convert(ours, tmp_path / "b.npz", ResNet20, **said)  # type: ignore[arg-type]
+        convert(ours, tmp_path / "b.npz", ResNet20, **said)
     assert only(tmp_path, ours.name)
 
 

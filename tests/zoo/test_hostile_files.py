@@ -20,7 +20,8 @@ from zoo import ResNet20, trained
 from zoo.cli import main
 from zoo.trained import to_safetensors
 
-CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+CRASH = sandbox.START.removesuffix("main()\n")
+CRASH += "import ctypes\nimport convert._reader as r\nr._opened = lambda *_: ctypes.string_at(0)\nmain()\n"
 
 
 class Code:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from roundtrips import COMBINATIONS, built, differences
+import torch
+from roundtrips import COMBINATIONS, built, differences, written
 
 from convert.formats import formats, read
 from convert.network import layers
 from convert.source import Convention
 from zoo.converting import write_network
+from zoo.resnet import CIFARResNet
 
 # the smallest of each family, and of each way in which two families differ
 NETWORKS = (
@@ -33,6 +38,39 @@ def test_every_bit_comes_home(name: str, tmp_path: Path) -> None:
     wrong = {(format, convention): differences(network, format, convention, tmp_path) for format, convention in CASES}
     wrong["keras", "weights"] = differences(network, "keras", "correlation", tmp_path, ".weights.h5")
     assert {case: names for case, names in wrong.items() if names} == {}
+
+
+class ResNet8(CIFARResNet, n=1):
+    """Small enough to be written ten thousand times."""
+
+
+def drawn(seed: int) -> ResNet8:
+    """Make a network of random bits: huge and tiny numbers, those below the smallest normal one, both zeros; variances are above 0."""
+    draw, network = np.random.default_rng(seed), ResNet8()
+    for name, value in network.state_dict().items():
+        if name.endswith("running_var"):
+            value.copy_(torch.from_numpy(draw.uniform(1e-3, 10, value.shape)))
+        elif value.is_floating_point():
+            bits = draw.integers(0, 2**32, value.shape, np.uint32)
+            bits[bits & 0x7F800000 == 0x7F800000] &= 0x807FFFFF  # no infinity, and nothing that is no number
+            value.copy_(torch.from_numpy(bits.view(np.float32)))
+    return network.eval()
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(1000, marks=pytest.mark.long)])
+def test_random_bits_come_home_from_every_format(count: int, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    wrong = {}
+    for seed in range(count):
+        network = drawn(seed)
+        for format, convention in CASES:
+            if lost := differences(network, format, convention, tmp_path):
+                wrong[seed, format, convention] = lost
+            if seed % 100 == 0:  # and the same network gives the same bytes
+                places = [tmp_path / f"{turn}{COMBINATIONS[format][0]}" for turn in range(2)]
+                hashes = {hashlib.sha256(written(network, format, convention, place).read_bytes()).hexdigest() for place in places}
+                assert len(hashes) == 1, format
+    record_property("files", count * len(CASES))
+    assert wrong == {}
 
 
 def test_conventions_are_two(tmp_path: Path) -> None:

@@ -87,9 +87,27 @@ def test_golden_outputs_are_the_same_bytes_each_time(network: Model) -> None:
 def test_a_weight_that_changed_a_little_too_much_shows(network: Model) -> None:
     written = golden(network)
     with torch.no_grad():
-        network.get_submodule(network.classifiers[0]).weight.mul_(1 + 10 * TOLERANCE)  # type: ignore[operator,union-attr]
+        network.get_parameter(f"{network.classifiers[0]}.weight").mul_(1 + 10 * TOLERANCE)
     with pytest.raises(OutputsDiffer, match="1e-04 is allowed"):
         compare(network, written)
+
+
+@pytest.mark.parametrize(("apart", "same"), [(0.4, True), (0.7, True), (0.9, False)])
+def test_another_best_class_shows_unless_it_is_a_tie(network: Model, apart: float, same: bool) -> None:
+    """Each logit is within the tolerance, and yet two of them can change places by nearly twice of it."""
+    head = network.get_submodule(network.classifiers[0])
+    assert isinstance(head, torch.nn.Linear)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.copy_(torch.tensor([1, 1 - 0.5 * TOLERANCE, *[0.0] * 8]))
+    tensors = load(golden(network))
+    tensors["logits"] += TOLERANCE * torch.tensor([-apart, apart, *[0.0] * 8])
+    written = save(tensors, {"golden": json.dumps({"torch": "0", "machine": "another"})})
+    if same:
+        assert "outputs" in compare(network, written)
+    else:
+        with pytest.raises(OutputsDiffer, match=r"an image's best class was behind by 1\.3e-04 of .* where 1e-04 is a tie"):
+            compare(network, written)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -194,7 +212,9 @@ def test_a_bill_of_materials_is_written(tar: Path, tmp_path: Path, capsys: pytes
     import tarfile
 
     with tarfile.open(tar) as file:
-        (tmp_path / "weights.lock").write_bytes(file.extractfile("weights.lock").read())  # type: ignore[union-attr]
+        lock = file.extractfile("weights.lock")
+        assert lock is not None
+        (tmp_path / "weights.lock").write_bytes(lock.read())
     assert main(["sbom", "--lock", str(tmp_path / "weights.lock"), "-o", str(tmp_path / "sbom.json")]) == 0
     made = json.loads((tmp_path / "sbom.json").read_text())
     assert [one["version"] for one in made["components"]] == ["cifar10", "mine"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from zoo.finetuning.distributed import own
 
 
 class Average:
@@ -31,8 +32,8 @@ class Average:
         means, values = [], []
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                means.append(_own(self.tensors[name]))
-                values.append(_own(value))
+                means.append(own(self.tensors[name]))
+                values.append(own(value))
             else:
                 self.tensors[name].copy_(value)
         torch._foreach_lerp_(means, values, weight)  # pyright: ignore[reportPrivateImportUsage]
@@ -41,19 +42,13 @@ class Average:
     def inside(self, model: nn.Module) -> Iterator[None]:
         """Let the network compute with the mean for a while."""
         with torch.no_grad():
-            own = {name: value.detach().clone() for name, value in model.state_dict().items()}
+            before = {name: value.detach().clone() for name, value in model.state_dict().items()}
             _copy(model, self.tensors)
         try:
             yield
         finally:
             with torch.no_grad():
-                _copy(model, own)
-
-
-def _own(x: Tensor) -> Tensor:
-    """Return this process's part of a tensor that FSDP divided."""
-    part: Any = getattr(x, "to_local", None)
-    return x if part is None else part()
+                _copy(model, before)
 
 
 def _copy(model: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from zoo.finetuning.average import Average
-from zoo.finetuning.distributed import fill, whole
+from zoo.finetuning.distributed import fill, own, whole
 from zoo.runs import CONFIG, LABELS, ROW, WEIGHTS, save_tensors
 
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -46,7 +46,7 @@ def collect(model: nn.Module, optimizer: torch.optim.Optimizer, average: Average
 
 
 def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer | None, average: Average | None) -> None:
-    """Put a run's state back, in place.
+    """Put a run's state back, in place: all of it, or an error and everything as it was.
 
     Args:
         tensors: what `collect` gave.
@@ -63,20 +63,36 @@ def restore(tensors: Mapping[str, Tensor], model: nn.Module, optimizer: torch.op
     wrong = [name for name, value in targets.items() if name not in tensors or tensors[name].shape != value.shape]
     if wrong:
         raise Damaged(f"the checkpoint has no fitting {', '.join(wrong[:5])}: it is of another network, or the run had another setting")
-    for name, value in targets.items():
-        fill(value, tensors[name])
-    if optimizer is None:
-        return
+    state = _state(tensors, model) if optimizer is not None else {}
+    with torch.no_grad():
+        before = {name: own(value).to("cpu", copy=True) for name, value in targets.items()}  # the device may have no room for two
+        try:
+            for name, value in targets.items():
+                fill(value, tensors[name])
+        except BaseException:
+            for name, value in targets.items():
+                own(value).copy_(before[name])
+            raise
+    if optimizer is not None:
+        for parameter, values in state.items():
+            optimizer.state[parameter].update(values)
+
+
+def _state(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[nn.Parameter, dict[str, Tensor]]:
+    """Make an optimiser's state of each parameter, divided as the parameter is."""
+    made: dict[nn.Parameter, dict[str, Tensor]] = {}
     for name, parameter in model.named_parameters():
         prefix = f"optimizer.{name}."
         for full, value in tensors.items():
-            if full.startswith(prefix):
-                key = full[len(prefix) :]
-                if value.shape == parameter.shape:
-                    optimizer.state[parameter][key] = torch.zeros_like(parameter)
-                    fill(optimizer.state[parameter][key], value)
-                else:
-                    optimizer.state[parameter][key] = value.clone()
+            if not full.startswith(prefix):
+                continue
+            if value.shape == parameter.shape:
+                held = torch.zeros_like(parameter)
+                fill(held, value)
+            else:
+                held = value.clone()
+            made.setdefault(parameter, {})[full[len(prefix) :]] = held
+    return made
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], best: bool) -> None:

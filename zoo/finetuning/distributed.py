@@ -173,6 +173,12 @@ def fill(target: Tensor, value: Tensor) -> None:
         target.copy_(distribute_tensor(value.to(target.device), mesh, target.placements))  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def own(x: Tensor) -> Tensor:
+    """Return this process's part of a tensor that FSDP divided, or all of another."""
+    part: Any = getattr(x, "to_local", None)
+    return x if part is None else part()
+
+
 def tidy(model: nn.Module) -> nn.Module:
     """Return what is inside DistributedDataParallel, or the network itself."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model

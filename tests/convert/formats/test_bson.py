@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from convert import execute
 from convert.formats import _bsondoc, bson, read, sniff
-from convert.source import Part, Source, Stored, in_memory
+from convert.source import Convention, Part, Source, Stored, in_memory
 from convert.steps import Moment
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
 
@@ -39,8 +39,8 @@ def mnist(real: Path) -> tuple[Tensor, np.ndarray]:
     return torch.tensor(images).float() / 255, numbers("t10k-labels-idx1-ubyte.gz", 8)
 
 
-def tensors(stored: Sequence[Stored], convention: str) -> list[Tensor]:
-    return [torch.tensor(item.as_correlation(convention).array().copy()) for item in stored]  # type: ignore[arg-type]
+def tensors(stored: Sequence[Stored], convention: Convention) -> list[Tensor]:
+    return [torch.tensor(item.as_correlation(convention).array().copy()) for item in stored]
 
 
 def three_convolutions(t: Sequence[Tensor], x: Tensor) -> Tensor:
@@ -288,9 +288,9 @@ def test_closures_stay_dark(opened: Callable[[dict], Source]) -> None:
 
 
 @pytest.mark.parametrize("convention", ["convolution", "correlation"])
-def test_written_files_come_back_bit_for_bit(tmp_path: Path, convention: str) -> None:
+def test_written_files_come_back_bit_for_bit(tmp_path: Path, convention: Convention) -> None:
     parts = made.parts()
-    bson.write(parts, tmp_path / "a.bson", convention=convention, metadata={"who": "a test"})  # type: ignore[arg-type]
+    bson.write(parts, tmp_path / "a.bson", convention=convention, metadata={"who": "a test"})
     source = read(tmp_path / "a.bson")
     assert source.conventions == {convention}
     assert source.facts["who"] == "a test"

@@ -32,7 +32,7 @@ def test_every_bit_comes_back(tmp_path: Path) -> None:
     for part in parts:
         if part.kind == "linear" and part.grid is not None:  # adoption knows the map, a reader does not
             found[f"{part.name}.weight"] = FlattenOrder(*part.grid, "hwc").do(found[f"{part.name}.weight"])
-    assert same(found, expected(parts))  # type: ignore[arg-type]
+    assert same(found, expected(parts))
 
 
 def test_flipped_kernels_are_not_written_for_a_layer_that_correlates(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from convert.formats import jld2, read, sniff
 from convert.formats._jld2write import checksum
-from convert.source import Part, in_memory
+from convert.source import Convention, Part, in_memory
 from weights.errors import ConvertError, UnsupportedFormat
 
 
@@ -118,9 +118,9 @@ def test_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("convention", ["convolution", "correlation"])
-def test_written_files_come_back_bit_for_bit(tmp_path: Path, convention: str) -> None:
+def test_written_files_come_back_bit_for_bit(tmp_path: Path, convention: Convention) -> None:
     parts = made.parts()
-    jld2.write(parts, tmp_path / "a.jld2", convention=convention, metadata={"who": "a test"})  # type: ignore[arg-type]
+    jld2.write(parts, tmp_path / "a.jld2", convention=convention, metadata={"who": "a test"})
     source = read(tmp_path / "a.jld2")
     assert source.conventions == {convention}
     assert source.facts["who"] == "a test"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -20,10 +23,10 @@ from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, Unsupport
 OIHW = made.KERNEL.transpose(3, 2, 0, 1)
 
 
-def expected(images: np.ndarray, filtered: object, order: str) -> np.ndarray:
+def expected(images: np.ndarray, filtered: Callable[..., np.ndarray], order: str) -> np.ndarray:
     """Compute the network of the seeds with scipy alone: convolution, ReLU, BatchNorm, flatten, dense, softmax."""
     maps = np.stack(
-        [[sum(filtered(x[i], OIHW[o, i], "valid") for i in range(2)) + made.BIAS[o] for o in range(4)] for x in images.astype(float)]  # type: ignore[operator]
+        [[sum(filtered(x[i], OIHW[o, i], "valid") for i in range(2)) + made.BIAS[o] for o in range(4)] for x in images.astype(float)]
     )
     maps = np.maximum(maps, 0)
     maps = (maps - 3) / np.sqrt(4 + 0.01) * 1 + 2
@@ -212,7 +215,8 @@ def test_an_archive_s_weights_are_looked_at_in_place_or_unpacked(tmp_path: Path)
 
 def test_numpy_weights_in_an_archive_are_read_without_running_their_pickle(tmp_path: Path) -> None:
     layers = {"layers/conv2d": {"0": made.KERNEL, "1": made.BIAS}, "layers/dense": {"0": made.DENSE}}
-    np.savez(tmp_path / "w.npz", **{name: np.asanyarray(values, object) for name, values in layers.items()})  # type: ignore[arg-type]
+    pickled: dict[str, Any] = {name: np.asanyarray(values, object) for name, values in layers.items()}
+    np.savez(tmp_path / "w.npz", **pickled)
     with zipfile.ZipFile(tmp_path / "a.keras", "w") as file:
         file.writestr("config.json", json.dumps(made.sequential()))
         file.write(tmp_path / "w.npz", "model.weights.npz")
@@ -288,11 +292,11 @@ def test_theano_pads_both_sides_alike_at_a_stride(tmp_path: Path) -> None:
 
 
 def test_models_that_call_models_a_million_times_are_refused(tmp_path: Path) -> None:
-    model: dict[str, object] = {"class_name": "Activation", "config": {"name": "a", "activation": "relu"}}
+    model: dict[str, Any] = {"class_name": "Activation", "config": {"name": "a", "activation": "relu"}}
     for depth in range(30):  # 2 ** 30 layers in a few kilobytes
         layers = [
             {"class_name": "InputLayer", "name": "i", "config": {"name": "i"}, "inbound_nodes": []},
-            {**model, "name": "m", "config": {**model["config"], "name": "m"}, "inbound_nodes": [[["i", 0, 0, {}]], [["m", 0, 0, {}]]]},  # type: ignore[dict-item]
+            {**model, "name": "m", "config": {**model["config"], "name": "m"}, "inbound_nodes": [[["i", 0, 0, {}]], [["m", 0, 0, {}]]]},
         ]
         config = {"name": f"f{depth}", "layers": layers, "input_layers": [["i", 0, 0]], "output_layers": [["m", 1, 0]]}
         model = {"class_name": "Functional", "config": config}
@@ -310,11 +314,35 @@ def test_what_is_not_keras_is_not_taken_for_it(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         file.writestr("config.json", "{}")
     (tmp_path / "index.json").write_text('{"weight_map": {"a": "model-00001.safetensors"}}')
-    for name in ("a.h5", "a.zip", "index.json"):
+    (tmp_path / "a.txt.zip").write_bytes(zipped(**{"a.txt": "{}"}))
+    for name in ("a.txt.zip", "index.json"):
         path = tmp_path / name
         assert not keras.sniff(path, path.read_bytes()[:4096])
     with pytest.raises(UnsupportedFormat, match="none of Keras's"):
-        keras.read(tmp_path / "a.h5")
+        formats.read(tmp_path / "a.h5")
+    with pytest.raises(MalformedFile, match="without weights"):
+        formats.read(tmp_path / "a.zip")
+
+
+def zipped(**members: str) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for name, text in members.items():
+            file.writestr(name, text)
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize("first", ["metadata.json", "config.json", "model.weights.h5"])
+def test_an_archive_is_told_by_its_first_member_whichever_it_is(first: str, tmp_path: Path) -> None:
+    good = next(path for path in made.seeds(tmp_path) if path.suffix == ".keras")
+    with zipfile.ZipFile(good) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    path = tmp_path / "turned.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name in sorted(members, key=lambda name: name != first):
+            file.writestr(name, members[name])
+    with formats.read(path) as turned, formats.read(good) as plain:
+        assert (turned.format, list(turned.tensors)) == ("keras", list(plain.tensors))
 
 
 def test_a_file_cut_short_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from convert import execute, formats
-from convert.source import Source
+from convert.source import Convention, Source
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
@@ -78,13 +78,13 @@ class MobileNet(nn.Sequential):
         super().__init__(*layers, nn.AvgPool2d(3), nn.Flatten(), nn.Linear(256, 2))
 
 
-def loaded(network: nn.Module, source: Source, names: dict[str, str], convention: str | None = None) -> nn.Module:
+def loaded(network: nn.Module, source: Source, names: dict[str, str], convention: Convention | None = None) -> nn.Module:
     """Fill a network with a file's tensors, through the steps; `names` leads from the network's modules to the file's."""
     state = {}
     for name in network.state_dict():
         module, _, leaf = name.rpartition(".")
         if leaf != "num_batches_tracked":
-            stored = source.tensors[f"{names.get(module, module)}.{leaf}"].as_correlation(convention)  # type: ignore[arg-type]
+            stored = source.tensors[f"{names.get(module, module)}.{leaf}"].as_correlation(convention)
             state[name] = torch.from_numpy(np.array(stored.array()))
     network.load_state_dict(state, strict=False)
     return network.eval()

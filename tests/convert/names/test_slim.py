@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,15 +65,15 @@ class Scope:
 
 def listed(variant: str) -> dict[str, Shape]:
     """List the variables of one of slim's networks."""
-    cls = zoo.CATALOGUE[variant]
+    cls: Any = zoo.CATALOGUE[variant]
     if "MobileNetV1" in variant:
-        scope, multiplier = Scope("MobilenetV1"), cls.width  # type: ignore[attr-defined]
+        scope, multiplier = Scope("MobilenetV1"), cls.width
         width = scope.conv("Conv2d_0", 3, 3, int(32 * multiplier))
         for index, outs in enumerate((64, 128, 128, 256, 256, 512, 512, 512, 512, 512, 512, 1024, 1024), start=1):
             scope.depthwise(f"Conv2d_{index}_depthwise", 3, width)
             width = scope.conv(f"Conv2d_{index}_pointwise", 1, width, int(outs * multiplier))
     elif "MobileNetV2" in variant:
-        scope, multiplier = Scope("MobilenetV2"), cls.width  # type: ignore[attr-defined]
+        scope, multiplier = Scope("MobilenetV2"), cls.width
         width = scope.conv("Conv", 3, 3, divisible(32 * multiplier))
         for index, (expansion, outs) in enumerate(V2):
             width = block(scope, index, width, width * expansion, divisible(outs * multiplier), 3, gated=False)
@@ -104,9 +105,9 @@ def block(scope: Scope, index: int, ins: int, inner: int, outs: int, size: int, 
 def test_slims_variables_and_ours_are_the_same(variant: str) -> None:
     import torch
 
-    cls = zoo.CATALOGUE[variant]
+    cls: Any = zoo.CATALOGUE[variant]
     with torch.device("meta"):
-        model = cls(num_classes=slim.CLASSES, **slim.options([c.__name__ for c in cls.__mro__]))  # type: ignore[call-arg]
+        model = cls(num_classes=slim.CLASSES, **slim.options([c.__name__ for c in cls.__mro__]))
     ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     tensors = tensorflow._tensors({name: entry(name, shape) for name, shape in listed(variant).items()}, [])
     rows = names.rows("slim", cls, ours)
