@@ -370,9 +370,9 @@ def test_a_bad_sector_below_what_a_dead_process_left_costs_only_a_new_start(
     row, real = record(hub.file("w", data)), os.read
     store = Cache()
     store.prepare()
-    left = store.part(key(row.sources[0]))
+    left = part.Part(store.partial, key(row.sources[0]), row.sources[0])
     left.write(data[:1000])
-    left.remember(row.sources[0], f'"{hashlib.sha256(data).hexdigest()}"', len(data))
+    left.remember(f'"{hashlib.sha256(data).hexdigest()}"', len(data))
     left.release()
     bad = [True]
 

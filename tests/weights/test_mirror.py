@@ -339,7 +339,7 @@ def test_no_token_goes_to_the_mirror(
     place = f"{LAN}/{of(data)}"
     cache = Cache()
     cache.prepare()
-    part = Part(cache.partial, of(data))
+    part = Part(cache.partial, of(data), f"{LAN}/{of(data)}")
     fetch(sources.resolve(place), part, Expected(of(data)))
     part.discard()
     assert seen
@@ -356,7 +356,7 @@ def test_a_redirect_of_the_mirror_leads_to_https_or_nowhere(lan: Server, monkeyp
     monkeypatch.setattr(lan.RequestHandlerClass, "_get", redirect)
     cache = Cache()
     cache.prepare()
-    part = Part(cache.partial, of(data))
+    part = Part(cache.partial, of(data), f"{LAN}/{of(data)}")
     with pytest.raises(InsecureSource):
         fetch(sources.resolve(f"{LAN}/{of(data)}"), part, Expected(of(data)))
     part.discard()

@@ -16,7 +16,7 @@ import pytest
 from hubserver import HubServer
 
 import weights
-from weights import BadLock, Cache, ChangedUpstream, Checkpoint, HashMismatch, NotLocked, SourceUnavailable, install
+from weights import BadLock, Cache, ChangedUpstream, Checkpoint, HashMismatch, NotLocked, SourceUnavailable, delivery
 from weights.auditing import check
 from weights.fetch import Expected, Progress
 from weights.fingerprint import fingerprint
@@ -456,7 +456,7 @@ def test_without_file_locks_what_others_add_meanwhile_is_merged(own_cache: Path,
 def test_what_another_process_pinned_meanwhile_wins(
     hub: HubServer, data: bytes, safetensors: Bytes, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, fetch = named(hub.file("w.safetensors", data)), install.fetch
+    row, fetch = named(hub.file("w.safetensors", data)), delivery.fetch
     weights.get(row)
     theirs = Lock.read(user_lock())
     elsewhere(own_cache)
@@ -466,7 +466,7 @@ def test_what_another_process_pinned_meanwhile_wins(
         fetch(remote, part, expected, progress, deadline)
         theirs.write(user_lock())
 
-    monkeypatch.setattr(install, "fetch", late)
+    monkeypatch.setattr(delivery, "fetch", late)
     with pytest.raises(ChangedUpstream, match=digest(data)):
         weights.get(row)
     assert Lock.read(user_lock()).entries == theirs.entries
