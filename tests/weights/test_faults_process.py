@@ -234,13 +234,13 @@ def test_a_full_disk_keeps_no_warm_load_from_its_project_lock_or_pin(
 ) -> None:
     row = record(hub.file("w", data), sha256_prefix=sha[:8])
     weights.get(row)
-    user_lock().unlink()  # so that there is something to write: the pin, the project's note, the serial, the last use
-    for name in ("used", "seen", "projects", "tensors"):
-        rmtree(own_cache / name, ignore_errors=True)
-    Lock({}, 1).write(tmp_path / "weights.lock")
     monkeypatch.chdir(tmp_path)
-    time.sleep(reading.SETTLED_S)
     for step in ("write", "fsync", "mkdir", "utime", "replace", "open"):
+        for name in ("used", "seen", "projects", "tensors"):
+            rmtree(own_cache / name, ignore_errors=True)
+        user_lock().unlink(missing_ok=True)
+        Lock({}, 1).write(tmp_path / "weights.lock")  # there is something to write: the pin, notes of project, serial and last use
+        time.sleep(reading.SETTLED_S)
         mend = failing(step, 1, errno.ENOSPC)
         for mode in ("load", "stamp"):
             assert bytes(weights.open_weights(row, verify=mode)) == data
