@@ -27,9 +27,10 @@ from weights.adding import to_toml
 from weights.archive import Progress, atomic
 from weights.cache import Cache, Installed
 from weights.errors import BadRecord, LimitExceeded, MalformedFile
+from weights.fingerprint import fingerprint
 from weights.install import Converter, get
 from weights.lock import Entry, Lock
-from weights.reading import hashes
+from weights.reading import read_file
 from weights.record import Checkpoint
 from weights.registry import TAG
 
@@ -133,11 +134,14 @@ def bundle(
     if path.is_dir():
         raise BadRecord(f"{path} is a folder: name the file, {path / 'zoo.tar'}.")
     carried: dict[str, tuple[Carried, Checkpoint, Path]] = {}
+    entries: dict[str, Entry] = {}
     small: dict[str, bytes] = {}
     for row in sorted(rows, key=lambda row: (row.model, row.tag)):
         installed = get(row, to_safetensors=to_safetensors)
-        sha256, _, size = hashes(installed.path)
+        sha256, data = read_file(installed.path)
         archive.check(str(installed.path), f"{row.model} {row.tag}", installed.sha256, sha256)
+        size, tensors = len(data), fingerprint(data, str(installed.path))
+        del data  # hundreds of megabytes, while the network runs
         refs = [found for source in row.sources if (found := cache.ref(source)) and found["source_sha256"] == installed.source_sha256]
         ref = refs[0] if refs else {}
         row = _portable(row, installed)
@@ -150,11 +154,12 @@ def bundle(
         served = size if row.sha256 == sha256 else ref.get("source_size") or row.size_bytes or 0
         one = Carried(row.model, row.tag, sha256, size, row.sha256 or sha256, served, ref.get("commit"), table, tests is not None)
         carried[one.name] = one, row, installed.path
+        entries[f"{row.model}:{row.tag}"] = entry_of_carried(one, row, tensors)
         small[f"records/{one.name}.toml"] = to_toml(row).encode()
         if tests is not None:
             small[f"golden/{one.name}.safetensors"] = tests
     chosen = list(carried.values())
-    small[LOCK] = _lock(chosen)
+    small[LOCK] = Lock(entries, serial=1).render().encode()
     small[LICENCES] = _licences(chosen)
     blobs = {one.blob: (place, one.size) for one, _, place in chosen}
     order = sorted(small, key=lambda name: ("/" in name, name))
@@ -216,6 +221,18 @@ def read_contents(text: bytes, place: str) -> Contents:
     return contents
 
 
+def entry_of_carried(one: Carried, row: Checkpoint, tensors: tuple[int, str]) -> Entry:
+    """Describe a checkpoint of a bundle as its lock does.
+
+    Args:
+        one: what the manifest says of it.
+        row: its record in the bundle.
+        tensors: how many its blob has, and their fingerprint.
+    """
+    facts = {"size": one.source_size or None, "tensors": tensors[0], "fingerprint": tensors[1]}
+    return Entry(f"{one.model}:{one.tag}", row.format, row.sources, row.license, one.source_sha256, **facts)
+
+
 def _check_carried(one: Carried) -> None:
     right = isinstance(one.model, str) and MODEL.fullmatch(one.model) and isinstance(one.tag, str) and re.fullmatch(TAG, one.tag)
     right = right and all(isinstance(h, str) and HEX.fullmatch(h) for h in (one.blob, one.source_sha256))
@@ -233,15 +250,6 @@ def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
     """Take out of a record what holds on this machine only, and put in the hash that was seen here."""
     sources = [source if not source.startswith("file:") else ELSEWHERE + urlsplit(source).path.rpartition("/")[2] for source in row.sources]
     return replace(row, sources=tuple(sources), sha256=installed.source_sha256, default=False)
-
-
-def _lock(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:
-    """Write the identities as a lock."""
-    entries = {}
-    for one, row, _ in chosen:
-        key = f"{one.model}:{one.tag}"
-        entries[key] = Entry(key, row.format, row.sources, row.license, one.source_sha256, size=one.source_size)
-    return Lock(entries, serial=1).render().encode()
 
 
 def _licences(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:

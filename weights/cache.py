@@ -5,6 +5,7 @@
     refs/<sha256 of the source>.json    what a source gave: source, commit, source_sha256, sha256, blake3, size, seen
     derived/<source sha256>.<v>.json    which safetensors was made of a foreign file
     stamps/<sha256>.json                size, times and inode of a file that passed a full check
+    tensors/<sha256>.json               how many it has, and their fingerprint
     used/<sha256>                       empty; its time is that of the last use, for `weights.gc`
     projects/<sha256 of the path>.json  where a lock file was seen whose weights `weights.gc` keeps
     seen/<sha256 of a path>.json        the highest serial of the lock file there
@@ -24,7 +25,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import stat
 import sys
 import time
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weights.errors import CacheNotWritable, NoSpace
-from weights.part import Part, disk, fresh, newest, sweep
+from weights.part import disk, fresh, newest, sweep
 
 if TYPE_CHECKING:
     from weights.record import Checkpoint
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("weights")
 PACKAGE = Path(__file__).parent
 LAYOUT = 1
+BUNDLE = "bundle"
+"""Stands for a version of the converter where another machine converted."""
 LOCK_IDLE_S = 20.0
 """How long another process may hold the lock while nothing of its file arrives; then we fetch beside it."""
 NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -119,7 +121,7 @@ class Cache:
         if isinstance(version, int) and version != LAYOUT:
             raise CacheNotWritable(f"{self.root} has layout {version!r} and this version writes {LAYOUT}: set ZOO_CACHE to another folder.")
         with disk(self.root):
-            for name in ("blobs/sha256", "refs", "derived", "stamps", "used", "seen", "partial", "quarantine", "locks"):
+            for name in ("blobs/sha256", "refs", "derived", "stamps", "tensors", "used", "seen", "partial", "quarantine", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         if not (tag := self.root / "CACHEDIR.TAG").exists():
             note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"
@@ -139,8 +141,12 @@ class Cache:
             return None
         if checkpoint.format == "safetensors":
             return self._intact({"source": checkpoint.sources[0], "source_sha256": checkpoint.sha256, "sha256": checkpoint.sha256})
-        made = map(_facts, sorted((self.root / "derived").glob(f"{checkpoint.sha256}.*.json"), key=_version, reverse=True))
-        return next((found for facts in made if facts and (found := self._intact(facts))), None)
+        return next((found for _, facts in self.conversions(checkpoint.sha256) if (found := self._intact(facts))), None)
+
+    def conversions(self, source_sha256: str = "*") -> list[tuple[Path, dict[str, Any]]]:
+        """List the notes of what was made of a file, or of all, the latest version of a converter first and a bundle's word last."""
+        notes = sorted((self.root / "derived").glob(f"{source_sha256}.*.json"), key=_version, reverse=True)
+        return [(note, facts) for note in notes if (facts := _facts(note))]
 
     def _intact(self, facts: dict[str, Any]) -> Installed | None:
         sha256, size = facts["sha256"], facts.get("size")
@@ -206,17 +212,6 @@ class Cache:
         except OSError as error:
             log.warning("%s; it can't be moved away (%s)", line, error)
 
-    def require(self, size_bytes: int, copies: int) -> None:
-        """Refuse before the first byte what can't fit.
-
-        Raises:
-            NoSpace: the disk has less room than that many copies need.
-        """
-        with disk(self.root):
-            free = shutil.disk_usage(self.root).free
-        if free < size_bytes * copies:
-            raise NoSpace(f"{size_bytes * copies:,} bytes are needed in {self.root}, {free:,} are free: free some, or set ZOO_CACHE.")
-
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Wait while another process fetches the same file: it saves the second download, nothing depends on it."""
@@ -245,10 +240,6 @@ class Cache:
         finally:
             with contextlib.suppress(OSError, NotImplementedError):
                 lock.release()
-
-    def part(self, name: str) -> Part:
-        """Begin to receive a file, or go on where a dead process stopped."""
-        return Part(self.partial, name)
 
     def temporary(self, name: str) -> Path:
         """Name a file in `partial` that is swept away if this process dies."""
@@ -329,9 +320,10 @@ def _facts(path: Path) -> dict[str, Any] | None:
     return facts if right and isinstance(facts.get("size"), int) else None
 
 
-def _version(derived: Path) -> list[str]:
-    """Sort the notes of converters by their versions: 10 comes behind 9."""
-    return [part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", derived.name.partition(".")[2])]
+def _version(derived: Path) -> tuple[bool, list[str]]:
+    """Sort the notes of converters by their versions: 10 comes behind 9, and both behind what a bundle brought."""
+    version = derived.name.partition(".")[2].removesuffix(".json")
+    return version != BUNDLE, [part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", version)]
 
 
 def stamp_of(status: os.stat_result) -> list[int]:

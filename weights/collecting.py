@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,12 +50,14 @@ class Collected:
         locked: how many files stay because a lock or a registry of the user's names them, whenever they were used.
         kept_bytes: of all files of weights that stay.
         locks: the lock files that were read.
+        unreachable: lock files on disks that are not mounted now, each with the note that holds what it names; deleting the note lets go.
     """
 
     removed: tuple[Removed, ...]
     locked: int
     kept_bytes: int
     locks: tuple[Path, ...]
+    unreachable: tuple[tuple[Path, Path], ...] = ()
 
     @property
     def freed_bytes(self) -> int:
@@ -67,9 +69,10 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     """Remove from the cache what was not used for `keep_days`, parts whose owners died, and what lay in quarantine for a week.
 
     A file stays, however old, if its hash or that of the file it was made of stands in the project's `weights.lock`, in that of another
-    project that used this cache, or in a registry that is not the shipped one: what `zoo add` copied from a file can't be fetched again.
-    The shipped lock names every checkpoint that there is, and the user's every one that was ever used: they keep none. What a source
-    gave is remembered by its note in `refs`, so that it must give the same when it is asked again.
+    project that used this cache (as it was last seen, if its disk is not mounted now), or in a registry that is not the shipped one: what
+    `zoo add` copied from a file can't be fetched again. The shipped lock names every checkpoint that there is, and the user's every one
+    that was ever used: they keep none. What a source gave is remembered by its note in `refs`, so that it must give the same when it is
+    asked again.
 
     Args:
         keep_days: how long ago the last use may be; 0 removes everything that no lock names and nobody used within a minute.
@@ -84,8 +87,10 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
         raise ValueError(f"keep_days is at least 0, got {keep_days}")
     cache = Cache()
     cache.check_folder()
-    locks = tuple(dict.fromkeys([*_locks(), *_projects(cache)]))
-    named = set().union(*map(_hashes, locks), _own_records())
+    projects = list(_projects(cache))
+    locks = tuple(dict.fromkeys([*_locks(), *(one.path for one in projects if one.there)]))
+    away = [one for one in projects if one.kept]
+    named = set().union(*map(_hashes, locks), *(one.hashes for one in away), _own_records())
     sources = _made_of(cache)
     now, removed, locked, kept_bytes = time.time(), [], 0, 0
     outdated = _outdated(cache)
@@ -105,18 +110,26 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     removed += _quarantined(cache, now)
     if not dry_run:
         removed = [one for one in removed if _remove(cache, one, keep_days)]
-        keep_projects(cache)
-    return Collected(tuple(sorted(removed, key=lambda one: -one.size_bytes)), locked, kept_bytes, locks)
+        for one in projects:
+            if not one.there and not one.kept:
+                with contextlib.suppress(OSError):
+                    one.note.unlink()
+        keep_projects(cache, locks)
+    unreachable = tuple((one.path, one.note) for one in away)
+    return Collected(tuple(sorted(removed, key=lambda one: -one.size_bytes)), locked, kept_bytes, locks, unreachable)
 
 
-def keep_projects(cache: Cache) -> None:
-    """Note where the locks lie whose weights come into this cache, so that `gc` keeps them wherever it is called."""
-    for path in _locks():
+def keep_projects(cache: Cache, locks: Iterable[Path] | None = None) -> None:
+    """Note where locks lie, the project's if none are given, and what they name, so that `gc` keeps it wherever it is called."""
+    for path in _locks() if locks is None else locks:
         note = cache.root / "projects" / f"{key(str(path))}.json"
-        if not note.exists():
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, BadLock):
+            status = path.stat()
+            stamp = [status.st_dev, status.st_size, status.st_mtime_ns]
+            if (read_json(note) or {}).get("stamp") != stamp:
+                facts = {"path": str(path), "stamp": stamp, "hashes": sorted(_hashes(path))}
                 note.parent.mkdir(exist_ok=True)
-                cache.write_json(note, {"path": str(path)})
+                cache.write_json(note, facts)
 
 
 def _locks() -> list[Path]:
@@ -133,19 +146,29 @@ def _hashes(lock: Path) -> set[str]:
         raise BadLock(f"{lock} can't be read ({error}), so nobody knows what it names. Nothing was removed.") from error
 
 
-def _projects(cache: Cache) -> Iterator[Path]:
-    """List the locks of the projects that used this cache, and forget those that are gone."""
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """A lock that was seen beside this cache: whether it is there, else whether it may come back, and what it named."""
+
+    note: Path
+    path: Path
+    there: bool
+    kept: bool
+    hashes: frozenset[str]
+
+
+def _projects(cache: Cache) -> Iterator[_Project]:
+    """List the projects that used this cache. A lock is deleted only where the disk that it lay on is there without it."""
     for note in sorted((cache.root / "projects").glob("*.json")):
-        path = (read_json(note) or {}).get("path")
+        facts = read_json(note) or {}
+        path, stamp, hashes = Path(str(facts.get("path") or "/")), facts.get("stamp"), facts.get("hashes")
         try:
-            there = isinstance(path, str) and Path(path).is_file()
+            there = path.is_file()
+            nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+            kept = not there and isinstance(stamp, list) and stamp[:1] != [nearest.stat().st_dev]
         except OSError as error:  # in a folder that is not ours to look into
             raise BadLock(f"{path} can't be looked at ({error.strerror}), so nobody knows what it names. Nothing was removed.") from error
-        if there:
-            yield Path(str(path))
-        else:
-            with contextlib.suppress(OSError):
-                note.unlink()
+        yield _Project(note, path, there, kept, frozenset(map(str, hashes)) if isinstance(hashes, list) else frozenset())
 
 
 def _own_records() -> set[str]:
@@ -166,14 +189,11 @@ def _made_of(cache: Cache) -> dict[str, set[str]]:
 
 def _outdated(cache: Cache) -> set[str]:
     """Name the files that an earlier version of the converter made of what a later one has made anew."""
-    versions: dict[str, list[tuple[float, str]]] = {}
-    for note in (cache.root / "derived").glob("*.json"):
-        facts = read_json(note) or {}
-        with contextlib.suppress(OSError):
-            if isinstance(facts.get("sha256"), str) and cache.blob(facts["sha256"]).exists():
-                versions.setdefault(note.name.partition(".")[0], []).append((note.stat().st_mtime, facts["sha256"]))
-    latest = {max(made)[1] for made in versions.values()}
-    return {sha256 for made in versions.values() for _, sha256 in made} - latest
+    versions: dict[str, list[str]] = {}
+    for note, facts in cache.conversions():
+        if cache.blob(facts["sha256"]).exists():
+            versions.setdefault(note.name.partition(".")[0], []).append(facts["sha256"])
+    return {sha256 for made in versions.values() for sha256 in made} - {made[0] for made in versions.values()}
 
 
 def _used(cache: Cache, blob: Path) -> tuple[float, int] | None:
@@ -221,7 +241,7 @@ def _remove(cache: Cache, one: Removed, keep_days: float) -> bool:
     except OSError as error:
         raise CacheNotWritable(f"{one.path} can't be removed ({error.strerror}): the cache is not yours to clean.") from error
     if one.kind == "weights":
-        notes = [cache.root / "stamps" / f"{one.path.name}.json", cache.root / "used" / one.path.name]
+        notes = [cache.root / folder / f"{one.path.name}.json" for folder in ("stamps", "tensors")] + [cache.root / "used" / one.path.name]
         notes += [note for note in (cache.root / "derived").glob("*.json") if (read_json(note) or {}).get("sha256") == one.path.name]
         for note in notes:
             with contextlib.suppress(OSError):

@@ -3,33 +3,48 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from weights.record import Checkpoint
-from weights.sources import HUB
+from weights.sources import HUB, Remote, offline
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def elsewhere(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """List files of the Hugging Face cache and of torch.hub's that may be the checkpoint's, as pairs like `candidates`.
+def elsewhere(checkpoint: Checkpoint) -> Iterator[tuple[Remote, str]]:
+    """List files of the Hugging Face cache and of torch.hub's that may be the checkpoint's, each with the source whose it is.
 
     Their bytes are copied and hashed on the way, as those of a download: a hard link would share them with a tool that may write to
-    them, and a name proves nothing. So only a row with a full hash, or with a prefix and a size, is looked for.
+    them. What judges them is the hash that the record or a lock has, be it only its first digits; a name proves nothing. Where none
+    is known, the Hub is asked for it (`announced_copy`), and without a network a large file must hash to the name that the Hub's own
+    client gave it by the Hub's word.
     """
-    if not (checkpoint.sha256 or (checkpoint.sha256_prefix and checkpoint.size_bytes)):
-        return
+    known = checkpoint.sha256 or checkpoint.sha256_prefix
     for source in checkpoint.sources:
-        if source.startswith("hf://"):
-            places = _hugging_face(source, checkpoint.sha256)
-        elif source.startswith(("https://", "http://")):
-            places = _torch(source)
+        if source.startswith("hf://") and (known or offline()):
+            found = _hugging_face(source, known)
+        elif source.startswith(("https://", "http://")) and known:
+            found = _torch(source)
         else:
             continue
-        for path in places:
+        for path, commit, sha256 in found:
             if _may_be(path, checkpoint.size_bytes):
-                yield path.absolute().as_uri(), source
+                url = path.absolute().as_uri()
+                yield Remote(url, url, commit=commit, sha256=sha256), source
+
+
+def announced_copy(place: str, remote: Remote) -> Remote | None:
+    """Find the very file that the Hub announces where its own client has put it: a large file is named by its SHA-256 there."""
+    if not remote.sha256 or not (match := HUB.fullmatch(place)):
+        return None
+    path = _repository(match["repo"]) / "blobs" / remote.sha256
+    url = path.absolute().as_uri()
+    return Remote(url, url, commit=remote.commit, sha256=remote.sha256) if _may_be(path, remote.size_bytes) else None
 
 
 def hugging_face_cache() -> Path:
@@ -45,20 +60,47 @@ def torch_cache() -> Path:
     return Path(os.path.expanduser(home)) / "hub" / "checkpoints"  # noqa: PTH111
 
 
-def _hugging_face(source: str, sha256: str | None) -> Iterator[Path]:
+def _repository(name: str) -> Path:
+    return hugging_face_cache() / f"models--{name.replace('/', '--')}"
+
+
+def _hugging_face(source: str, known: str | None) -> Iterator[tuple[Path, str | None, str | None]]:
+    """List (file, commit, the hash that its name claims), of every commit where a hash is known, else of the one that is meant."""
     if not (match := HUB.fullmatch(source)):
         return
-    folder = hugging_face_cache() / f"models--{match['repo'].replace('/', '--')}"
-    if sha256:
-        yield folder / "blobs" / sha256  # a large file's is named so
-    name = match["file"] or "model.safetensors"
-    if ".." not in Path(name).parts:
-        yield from sorted((folder / "snapshots").glob(f"*/{_literal(name)}"))
+    folder, name = _repository(match["repo"]), match["file"] or "model.safetensors"
+    seen = {known}
+    if known and _SHA256.fullmatch(known):
+        yield folder / "blobs" / known, None, known
+    if ".." in Path(name).parts:
+        return
+    commit = "*" if known else _commit(folder, unquote(match["revision"] or "main"))
+    for path in sorted((folder / "snapshots").glob(f"{commit}/{_literal(name)}")) if commit else ():
+        try:
+            stored = path.resolve(strict=True)
+        except (OSError, RuntimeError):  # a link that leads nowhere, or in a circle
+            continue
+        claimed = stored.name if _SHA256.fullmatch(stored.name) else None
+        if claimed not in seen and (claimed.startswith(known or "") if claimed else known):
+            seen |= {claimed} if claimed else set()
+            at = path.relative_to(folder / "snapshots").parts[0]
+            yield path, at if _COMMIT.fullmatch(at) else None, claimed
 
 
-def _torch(source: str) -> Iterator[Path]:
+def _commit(folder: Path, revision: str) -> str | None:
+    """Look up where a branch stood when the Hub's client last asked."""
+    if _COMMIT.fullmatch(revision) or ".." in Path(revision).parts:
+        return revision if _COMMIT.fullmatch(revision) else None
+    try:
+        found = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return found if _COMMIT.fullmatch(found) else None
+
+
+def _torch(source: str) -> Iterator[tuple[Path, None, None]]:
     if (name := unquote(urlsplit(source).path.rpartition("/")[2])) not in ("", ".", "..") and "/" not in name:
-        yield torch_cache() / name
+        yield torch_cache() / name, None, None
 
 
 def _literal(name: str) -> str:

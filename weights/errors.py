@@ -55,7 +55,7 @@ class ChangedUpstream(HashMismatch):
 
     Attributes:
         pinned: the SHA-256 that it must have.
-        found: the one that it has now; None where nothing is there any more.
+        found: the one that it has now; None where nothing is there any more, or more bytes than were pinned, which don't come.
     """
 
     pinned: str = ""

@@ -35,12 +35,23 @@ Progress = Callable[[int, "int | None"], None]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is known of a file before it comes: by its record, or by its first install, which `by` says who remembers."""
+    """What is known of a file before it comes: by its record, or by its first install, which `by` says who remembers.
+
+    Attributes:
+        sha256: that the record has.
+        prefix: its first digits, that the record has.
+        size_bytes: that the record has.
+        installed: the SHA-256 that came first.
+        most_bytes: the size of what came first, behind which whatever comes is cut off.
+        by: who remembers what came first.
+        name: as locks have it, for the messages.
+    """
 
     sha256: str | None = None
     prefix: str | None = None
     size_bytes: int | None = None
     installed: str | None = None
+    most_bytes: int | None = None
     by: str = "its first install here"
     name: str = ""
 
@@ -52,13 +63,14 @@ def fetch(
 
     Args:
         remote: which file.
-        part: where its bytes go; what is there of the same file is kept.
+        part: where its bytes go, begun for this very URL; what is there of the same file is kept.
         expected: what the bytes must be.
         progress: told of every piece.
         deadline: on the monotonic clock; `Patience.deadline_s` from now if left out.
 
     Raises:
         HashMismatch: the bytes are others than the record, the first install or the server's own hash says.
+        ChangedUpstream: so they are, and a lock or the first install is why; or there are more bytes than that had.
         SizeMismatch: more or fewer bytes than announced.
         ProtocolError: an answer makes no sense.
         InsecureSource: a redirect leaves https.
@@ -67,11 +79,11 @@ def fetch(
     """
     deadline = time.monotonic() + limits.PATIENCE.deadline_s if deadline is None else deadline
     judged = expected.sha256 or expected.prefix or expected.installed or remote.sha256
-    if part.url != remote.url or (part.foreign and not judged):
+    if part.foreign and not judged:
         part.restart()
     for last in (False, True) if not remote.url.startswith("file:") else (True,):
         if remote.url.startswith("file:"):
-            _copy(remote, part, progress)
+            _copy(remote, part, expected, progress)
         else:
             _download(remote, part, expected, progress, deadline)
         try:
@@ -104,13 +116,23 @@ def _prove(remote: Remote, part: Part, expected: Expected) -> None:
 def changed_upstream(source: str, expected: Expected, found: str | None, why: str = "") -> ChangedUpstream:
     """Make the error of a source that serves other bytes than it did at first; its message has both hashes and what to do."""
     todo = f"Nothing was installed; what was installed before still loads. If you trust the new bytes: zoo lock --update {expected.name}"
-    now = f"got {found}" if found else f"and there is nothing to get any more: {why.rstrip('.')}"
+    now = f"got {found}" if found else f"and {why.rstrip('.')}"
     error = ChangedUpstream(f"{source}: {expected.by} says sha256 {expected.installed}, {now}. {todo}")
     error.pinned, error.found = expected.installed or "", found
     return error
 
 
-def _copy(remote: Remote, part: Part, progress: Progress) -> None:
+def _check_most(remote: Remote, expected: Expected, size: int | None) -> None:
+    """Refuse more bytes than a lock or the first install knows of: what would come can't be the same."""
+    if expected.most_bytes is not None and size is not None and size > expected.most_bytes:
+        if expected.installed:
+            raise changed_upstream(remote.source, expected, None, f"it now has more than the {expected.most_bytes:,} bytes of then")
+        raise SizeMismatch(
+            f"{remote.source}: {expected.by} says {expected.most_bytes:,} bytes, and there are more. It was cut off, nothing was installed."
+        )
+
+
+def _copy(remote: Remote, part: Part, expected: Expected, progress: Progress) -> None:
     path = local_path(remote.url)
     part.restart()
     try:
@@ -119,7 +141,9 @@ def _copy(remote: Remote, part: Part, progress: Progress) -> None:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise SourceUnavailable(f"{path} is no regular file: name the file of weights itself.")
+            _check_most(remote, expected, status.st_size)
             while data := os.read(fd, 1 << 20):
+                _check_most(remote, expected, part.size + len(data))
                 part.write(data)
                 progress(part.size, status.st_size)
         finally:
@@ -223,8 +247,9 @@ def _receive(client: httpx2.Client, remote: Remote, part: Part, expected: Expect
                     f"{remote.source}: expected weights, got a web page; it looks like a login page. Log in to the network first."
                 )
         total = _announced(remote, part, expected, answer)
-        part.remember(remote.url, answer.headers.get("etag"), total)
-        _stream(answer, remote, part, total, progress, watchdog)
+        _check_most(remote, expected, total)
+        part.remember(answer.headers.get("etag"), total)
+        _stream(answer, remote, part, expected, total, progress, watchdog)
         if part.size != total:
             watchdog.check()  # an end that we made ourselves says nothing about the file's
     if total is not None and part.size != total:
@@ -255,7 +280,15 @@ def _announced(remote: Remote, part: Part, expected: Expected, answer: httpx2.Re
     return total
 
 
-def _stream(answer: httpx2.Response, remote: Remote, part: Part, total: int | None, progress: Progress, watchdog: _Watchdog) -> None:
+def _stream(
+    answer: httpx2.Response,
+    remote: Remote,
+    part: Part,
+    expected: Expected,
+    total: int | None,
+    progress: Progress,
+    watchdog: _Watchdog,
+) -> None:
     patience = limits.PATIENCE
     limit = patience.most_bytes if total is None else total
     window_end, window_from = time.monotonic() + patience.window_s, part.size
@@ -266,6 +299,7 @@ def _stream(answer: httpx2.Response, remote: Remote, part: Part, total: int | No
             raise ProtocolError(
                 f"{remote.source}: expected weights, got a web page; it looks like a login page. Log in to the network first."
             )
+        _check_most(remote, expected, part.size + len(data))
         if part.size + len(data) > limit:
             raise SizeMismatch(f"{remote.source}: sends more than the {limit:,} bytes that were expected. Nothing was installed.")
         part.write(data)

@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from weights import patience as limits
-from weights.cache import Cache, Installed, key, read_json, stamp_of
+from weights.cache import Cache, Installed, key, read_json
 from weights.collecting import keep_projects
-from weights.elsewhere import elsewhere
-from weights.errors import (
-    CacheNotWritable,
-    ChangedUpstream,
-    CorruptCache,
-    HashMismatch,
-    MalformedFile,
-    NoSpace,
-    Offline,
-    RateLimited,
-    ReaderUnavailable,
-    SourceUnavailable,
-    UnsupportedFormat,
-    WeightsError,
-)
-from weights.fetch import Expected, changed_upstream, fetch
+from weights.delivery import Arrived, Delivery, check_complete
+from weights.errors import CorruptCache, MalformedFile, Offline, UnsupportedFormat, WeightsError
 from weights.part import disk
-from weights.patience import patiently
-from weights.pinning import Pin, admit, check_fingerprint, frozen_by, key_of, remember
-from weights.progress import bar
+from weights.pinning import Pin, admit, check_fingerprint, frozen_by, remember, same_tensors
 from weights.reading import hashes, load
 from weights.record import Checkpoint
 from weights.registry import checkpoints
-from weights.sources import Gone, Remote, candidates, check_announced, local_path, mirror_note, offline, resolve
 
 log = logging.getLogger("weights")
 Converter = Callable[[Path, Path], None]
 """Reads a foreign file and writes the safetensors; its attribute `version`, if it has one, says which way of doing so it is."""
-
-OF_THIS_MACHINE = (NoSpace, CacheNotWritable, ReaderUnavailable)
-"""Errors that another source would meet as well."""
-HEADER_LIMIT = 100_000_000
-"""Bytes of a safetensors header, as its own library limits them."""
 
 
 def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True, frozen: bool | None = None) -> Installed:
@@ -90,7 +64,7 @@ def _obtain(
 ) -> tuple[Installed, Pin | None]:
     checkpoint, pin = admit(cache, checkpoint, frozen)
     keep_projects(cache)
-    if found := cache.lookup(checkpoint):
+    if found := _warm(cache, checkpoint, pin):
         cache.sweep()
         cache.touch(found)
         return found, pin
@@ -189,119 +163,50 @@ def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool
 def _install(
     cache: Cache, checkpoint: Checkpoint, convert: Converter | None, progress: bool, pin: Pin | None, anew: bool = False
 ) -> Installed:
-    others, places = list(elsewhere(checkpoint)), list(candidates(checkpoint))
-    if anew:  # what the sources themselves serve today
-        others, places = [], [(place, source) for place, source in places if place == source]
-    if (switch := offline()) and not any(place.startswith(("file:", "package:")) for place, _ in [*others, *places]):
-        todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}"
-        raise Offline(f"{_title(checkpoint)} is not in {cache.root}, and {switch} forbids the network. {todo}")
+    copies = 1 if checkpoint.format == "safetensors" else 2
+    delivery = Delivery(cache, checkpoint, pin, cache.partial, copies=copies, progress=progress, anew=anew)
     cache.prepare()
     keep_projects(cache)
-    name = checkpoint.sha256 or key(checkpoint.sources[0])
-    failures: list[WeightsError] = []
-    with cache.lock(name):
-        if not anew and (found := cache.lookup(checkpoint)):
+    with cache.lock(delivery.name):
+        if not anew and (found := _warm(cache, checkpoint, pin)):
             return found
-        cache.sweep(spare=name)
-        deadline = time.monotonic() + limits.PATIENCE.deadline_s
-        for place, source in others:
-            try:
-                return _install_from(cache, checkpoint, name, place, source, convert, progress, pin, anew, deadline)
-            except OF_THIS_MACHINE:
-                raise
-            except WeightsError as error:
-                log.info("another tool's cache holds something else: %s", error)
-        for number, (place, source) in enumerate(places, 1):
-            try:
-                return _install_from(cache, checkpoint, name, place, source, convert, progress, pin, anew, deadline)
-            except OF_THIS_MACHINE:
-                raise
-            except WeightsError as error:
-                failures.append(error)
-                if number < len(places):
-                    log.warning("%s Trying %s next.", error, places[number][0])
-    raise _together(checkpoint, failures)
-
-
-def _install_from(
-    cache: Cache,
-    checkpoint: Checkpoint,
-    name: str,
-    place: str,
-    source: str,
-    convert: Converter | None,
-    progress: bool,
-    pin: Pin | None,
-    anew: bool,
-    deadline: float,
-) -> Installed:
-    ref = None if anew or source.startswith("file:") else cache.ref(source)
-    before = (ref or {}).get("source_sha256")
-    if before and not before.startswith(checkpoint.sha256 or checkpoint.sha256_prefix or ""):
-        ref = before = None  # the record was corrected since: it outranks what an older one led to
-    expected = _expected(checkpoint, pin, before)
-    if place != source:  # a mirror that lies is no change upstream
-        expected = replace(expected, sha256=expected.sha256 or expected.installed, installed=None)
-    pinned = (pin.commit(source) if pin else None) or (ref or {}).get("commit")
-    remote = _resolve(place, pinned, expected, deadline)
-    stamp = _stamp(place)
-    cache.require(checkpoint.size_bytes or remote.size_bytes or 0, copies=1 if checkpoint.format == "safetensors" else 2)
-    part, ready = cache.part(name), None
-    try:
-        with bar(_title(checkpoint), progress) as shown:
-            fetch(remote, part, expected, shown, deadline)
-        if checkpoint.format == "safetensors":
-            check_complete(part.path, part.size, place)
-            sha256, blake3, size_bytes, ready = part.sha256, part.blake3, part.size, part.path
-        else:
-            ready = cache.temporary(name)
-            sha256, blake3, size_bytes = _converted(convert, part.path, ready, place)
-            check_fingerprint(checkpoint, pin, ready, place)
-        part.close()
-        installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, remote.url, part.sha256)
-        if convert and checkpoint.format != "safetensors":
-            cache.derive(installed, re.sub(r"[^\w-]", "_", str(getattr(convert, "version", 1)))[:32])
-        told = "" if place == source or checkpoint.sha256 else "another place"
-        cache.record(source, installed, remote.commit or pinned, stamp, part.size, told)
-    except (SourceUnavailable, KeyboardInterrupt):
-        part.release()
-        raise
-    except BaseException:
-        part.discard()
-        if ready is not None:
-            with contextlib.suppress(OSError):
-                ready.unlink(missing_ok=True)
-        raise
-    part.discard()
-    cache.touch(installed)
-    cache.sweep(done=name)
-    log.info("installed %s from %s, sha256 %s", _title(checkpoint), remote.url, part.sha256)
+        cache.sweep(spare=delivery.name)
+        installed = delivery.take(lambda arrived: _kept(cache, checkpoint, convert, pin, arrived))
+        cache.touch(installed)
+        cache.sweep(done=delivery.name)
+    log.info("installed %s from %s, sha256 %s", _title(checkpoint), installed.source, installed.source_sha256)
     return installed
 
 
-def _expected(checkpoint: Checkpoint, pin: Pin | None, before: str | None) -> Expected:
-    """Say who holds the file to which hash; a lock that knows more than the record has lent it its hash."""
-    facts = checkpoint.sha256_prefix, checkpoint.size_bytes
-    if pin and not pin.recorded:
-        return Expected(None, *facts, checkpoint.sha256, str(pin.path), key_of(checkpoint))
-    return Expected(checkpoint.sha256, *facts, before, name=key_of(checkpoint))
+def _warm(cache: Cache, checkpoint: Checkpoint, pin: Pin | None) -> Installed | None:
+    """Find what is installed; a conversion with other tensors than a lock names is passed over, and made anew."""
+    found = cache.lookup(checkpoint)
+    if found is None or pin is None or same_tensors(cache, found, pin):
+        return found
+    log.warning("%s: %s was made of the right file and has other tensors than %s names", _title(checkpoint), found.path, pin.path)
+    return None
 
 
-def _resolve(place: str, commit: str | None, expected: Expected, deadline: float) -> Remote:
-    """Resolve a source at its pinned commit; where that is gone, the same bytes may still stand on the branch."""
+def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: Pin | None, arrived: Arrived) -> Installed:
+    """Give a proven file, or what is made of it, its name in the cache, and note where it came from."""
+    part, made = arrived.part, None
     try:
-        remote = patiently(lambda: resolve(place, commit), place, deadline=deadline)
-    except Gone as gone:
-        if not expected.installed:
-            raise
-        try:
-            remote = patiently(lambda: resolve(place), place, deadline=deadline)
-        except Gone as error:
-            raise changed_upstream(place, expected, None, str(error).removeprefix(f"{place}: ")) from gone
-    if expected.installed and remote.sha256 and remote.sha256 != expected.installed:
-        raise changed_upstream(place, expected, remote.sha256)
-    check_announced(remote, expected.sha256)
-    return remote
+        if checkpoint.format == "safetensors":
+            ready, sha256, blake3, size_bytes = part.path, part.sha256, part.blake3, part.size
+        else:
+            ready = made = cache.temporary(checkpoint.sha256 or key(checkpoint.sources[0]))
+            sha256, blake3, size_bytes = _converted(convert, part.path, made, arrived.remote.source)
+            check_fingerprint(checkpoint, pin, made, arrived.remote.source)
+        part.close()
+        installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, arrived.remote.url, part.sha256)
+    finally:
+        if made is not None:
+            with contextlib.suppress(OSError):
+                made.unlink(missing_ok=True)
+    if made is not None:
+        cache.derive(installed, re.sub(r"[^\w-]", "_", str(getattr(convert, "version", 1)))[:32])
+    cache.record(arrived.source, installed, arrived.commit, arrived.stamp, part.size, arrived.by)
+    return installed
 
 
 def _converted(convert: Converter | None, source: Path, made: Path, place: str) -> tuple[str, str, int]:
@@ -312,7 +217,6 @@ def _converted(convert: Converter | None, source: Path, made: Path, place: str) 
         check_complete(made, made.stat().st_size, place)
         return hashes(made)
     except WeightsError as error:
-        made.unlink(missing_ok=True)
         told = type(error)(str(error).replace(str(source), place))
         told.__dict__.update(error.__dict__)
         raise told from error  # the user knows the place, not our temporary file
@@ -322,45 +226,6 @@ def _converted(convert: Converter | None, source: Path, made: Path, place: str) 
             with disk(made.parent):
                 raise
         raise MalformedFile(f"{place} can't be converted to safetensors: {type(error).__name__}: {error}") from error
-
-
-def _stamp(place: str) -> list[int] | None:
-    """Tell a local file from what it may become later; None of another source, or where there is no such file."""
-    if not place.startswith("file:"):
-        return None
-    try:
-        return stamp_of(local_path(place).stat())
-    except (OSError, ValueError):
-        return None
-
-
-def check_complete(path: Path, size_bytes: int, place: str) -> None:
-    """See that the header describes all of the file: where no hash is known, nothing else tells a file that was cut short."""
-    with disk(path.parent), path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        head = file.read(length) if length <= min(size_bytes, HEADER_LIMIT) else b""
-    try:
-        entries = [entry for name, entry in json.loads(head).items() if name != "__metadata__"]
-        end = 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise MalformedFile(f'{place} is no safetensors file; for a .pth, say format = "pytorch".') from error
-    if end != size_bytes:
-        raise MalformedFile(f"{place}: its header describes {end:,} bytes, it has {size_bytes:,}.")
-
-
-def _together(checkpoint: Checkpoint, failures: list[WeightsError]) -> WeightsError:
-    """Make one error of those of all sources; wrong bytes are the gravest, and a switch the easiest to mend."""
-    note = mirror_note(checkpoint)
-    if len(failures) == 1 and not note:
-        return failures[0]
-    kinds = [type(failure) for failure in failures]
-    gravest = [k for k in (ChangedUpstream, HashMismatch, Offline) if k in kinds]
-    kind = gravest[0] if gravest else kinds[0] if len(set(kinds)) == 1 else SourceUnavailable
-    lines = "".join(f"\n  {type(failure).__name__}: {failure}" for failure in failures)
-    error = kind(f"no source delivered {_title(checkpoint)}:{lines}" + (f"\n {note}" if note else ""))
-    if isinstance(error, RateLimited):
-        error.retry_at = min((f.retry_at for f in failures if isinstance(f, RateLimited) and f.retry_at), default=None)
-    return error
 
 
 def _title(checkpoint: Checkpoint) -> str:

@@ -238,6 +238,8 @@ def _entry(row: Any, path: Path, lines: list[str], start: int) -> Entry:
         raise _bad(path, start, f"{', '.join(absent)} missing")
     if "sha256" in row and "sha256_prefix" in row:
         raise _bad(path, start, f"{row['key']} has a full hash and a prefix; one of them says enough")
+    if "fingerprint" in row and "sha256" not in row:
+        raise _bad(path, start, f"{row['key']} has a fingerprint and no sha256; the tensors are compared where the file's hash is known")
     facts: dict[str, Any] = {f.name: row[f.name] for f in fields(Entry) if f.name in row}
     entry = Entry(**{**facts, "sources": tuple(row["sources"])})
     if row.get("status") != entry.status:

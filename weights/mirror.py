@@ -11,28 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from weights.archive import atomic
-from weights.cache import Cache, key
-from weights.errors import BadRecord, CorruptCache, NoSpace, SourceUnavailable, WeightsError
-from weights.fetch import Expected, fetch
-from weights.install import check_complete
+from weights.cache import Cache
+from weights.delivery import Delivery
+from weights.errors import BadRecord, CorruptCache
 from weights.part import Part, disk, sweep
-from weights.patience import patiently
-from weights.progress import bar
+from weights.pinning import Pin, admit
 from weights.reading import hashes
 from weights.record import Checkpoint
-from weights.sources import candidates, check_announced, resolve
+from weights.sources import Remote
 
-log = logging.getLogger("weights")
 INDEX = "index.json"
 VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}")
@@ -77,7 +73,8 @@ def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = T
         progress: whether bars may be shown, on a terminal.
 
     Raises:
-        BadRecord: the folder has files under that name that are not a mirror's, or two checkpoints need one name for two files.
+        BadRecord: the folder has files under that name that are not a mirror's, or others than a record or a lock names.
+        NotLocked: a file has no full hash in a record or a lock, and ZOO_FROZEN is set.
         WeightsError: a file could not be had; what was finished before stays, and is in the index.
     """
     folder = Path(folder).expanduser().absolute()
@@ -94,12 +91,14 @@ def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = T
     try:
         for row in rows:
             title, name = f"{row.model}:{row.tag}", _name(row)
+            held, pin = admit(Cache(), row)
             there = files.get(name) if name else next((one for one in files.values() if title in one.weights), None)
             if there is None:
-                there = _fetched(folder, row, name, files, progress)
+                there = _fetched(folder, row, held, pin, files, progress)
                 new += [] if there.name in files else [there.name]
-            elif not there.sha256.startswith(row.sha256 or row.sha256_prefix or ""):
-                raise BadRecord(f"{folder / there.name} is of {', '.join(there.weights)}, and {title} needs another file of that name.")
+            elif not there.sha256.startswith(wanted := held.sha256 or held.sha256_prefix or ""):
+                what = f"{folder / there.name} is of {', '.join(there.weights)} and has sha256 {there.sha256}"
+                raise BadRecord(f"{what}; {title} needs {wanted}{f', as {pin.path} says' if pin else ''}. Move the file away.")
             files[there.name] = replace(there, weights=tuple(sorted({*files.get(there.name, there).weights, title})))
     finally:
         _write(folder, files.values())
@@ -154,59 +153,23 @@ def _name(row: Checkpoint) -> str | None:
     return last
 
 
-def _fetched(folder: Path, row: Checkpoint, name: str | None, files: dict[str, Mirrored], progress: bool) -> Mirrored:
-    """Receive the publisher's bytes from the first source that has them; the cache is one, if it holds them unconverted."""
-    incoming = folder / ".incoming"
-    cache = Cache()
-    places = list(candidates(row))
-    installed = cache.lookup(row)
-    if installed and installed.sha256 == installed.source_sha256:
-        places.insert(0, (installed.path.as_uri(), row.sources[0]))
-    before = next((ref["source_sha256"] for source in row.sources if (ref := cache.ref(source))), None)
-    if before and not before.startswith(row.sha256 or row.sha256_prefix or ""):
-        before = None
-    expected = Expected(row.sha256, row.sha256_prefix, row.size_bytes, before)
-    failures: list[WeightsError] = []
+def _fetched(folder: Path, row: Checkpoint, held: Checkpoint, pin: Pin | None, files: dict[str, Mirrored], progress: bool) -> Mirrored:
+    """Receive the publisher's bytes from the first place that has them; the cache is one, if it holds them unconverted."""
+    cache, incoming = Cache(), folder / ".incoming"
+    found = cache.lookup(held)
+    unconverted = [(found.path.as_uri(), row.sources[0])] if found and found.sha256 == found.source_sha256 else []
+    also = [(Remote(url, url), source) for url, source in unconverted]
+    delivery = Delivery(cache, held, pin, incoming, progress=progress, also=also)
     with disk(folder):
         incoming.mkdir(exist_ok=True)
-        sweep(incoming, spare=key(row.sources[0]))
+    sweep(incoming, spare=delivery.name)
     try:
-        for place, source in places:
-            commit = (cache.ref(source) or {}).get("commit")
-            try:
-                with _received(incoming, row, place, commit, expected, progress) as part:
-                    return _kept(folder, row, name or part.sha256, part, files)
-            except (NoSpace, BadRecord):
-                raise
-            except WeightsError as error:
-                failures.append(error)
-                log.warning("%s", error)
+        kept = delivery.take(lambda arrived: _kept(folder, row, _name(row) or arrived.part.sha256, arrived.part, files))
+        sweep(incoming, done=delivery.name)
     finally:
         with contextlib.suppress(OSError):  # a part that can be resumed stays
             incoming.rmdir()
-    lines = "".join(f"\n  {type(failure).__name__}: {failure}" for failure in failures)
-    kinds = {type(failure) for failure in failures}
-    raise (kinds.pop() if len(kinds) == 1 else SourceUnavailable)(f"no source delivered {row.model} {row.tag}:{lines}")
-
-
-@contextlib.contextmanager
-def _received(folder: Path, row: Checkpoint, place: str, commit: str | None, expected: Expected, progress: bool) -> Iterator[Part]:
-    """Fetch and prove a file; the part is the caller's to move away, and what is left of it goes when he is done."""
-    remote = patiently(lambda: resolve(place, commit), place)
-    check_announced(remote, expected.sha256 or expected.installed)
-    part = Part(folder, key(row.sources[0]))
-    try:
-        with bar(f"{row.model} {row.tag}", progress) as shown:
-            fetch(remote, part, expected, shown)
-        if row.format == "safetensors":
-            check_complete(part.path, part.size, place)
-        yield part
-    except (SourceUnavailable, KeyboardInterrupt):
-        part.release()
-        raise
-    finally:
-        if part.fd >= 0:
-            part.discard()
+    return kept
 
 
 def _kept(folder: Path, row: Checkpoint, name: str, part: Part, files: dict[str, Mirrored]) -> Mirrored:

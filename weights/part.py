@@ -71,6 +71,18 @@ def sweep(folder: Path, spare: str | None = None, done: str | None = None) -> No
                 path.unlink(missing_ok=True)
 
 
+def require(folder: Path, size_bytes: int, copies: int = 1) -> None:
+    """Refuse before the first byte what can't fit.
+
+    Raises:
+        NoSpace: the disk of `folder` has less room than that many copies need.
+    """
+    with disk(folder):
+        free = shutil.disk_usage(folder).free
+    if free < size_bytes * copies:
+        raise NoSpace(f"{size_bytes * copies:,} bytes are needed in {folder}, {free:,} are free: free some, or set ZOO_CACHE.")
+
+
 def newest(folder: Path, key: str) -> float:
     """When a file of this key was last written to, in seconds since the epoch; 0 where there is none."""
     times = [0.0]
@@ -86,25 +98,27 @@ class Part:
     Args:
         folder: where parts lie, on the disk of the blobs.
         key: 64 hex digits that name what is fetched.
+        url: where it comes from; only a part of the same URL is taken over, so that a source that fails costs no other its part.
 
     Attributes:
         size: bytes received so far, all of them hashed.
-        url: where they came from; `etag`, the strong ETag under which they can be resumed; `total`, the announced bytes.
+        etag: the strong ETag under which they can be resumed.
+        total: the announced bytes.
         foreign: whether another machine, container or boot began it, so that its bytes may have been lost under way.
 
     Raises:
         CacheNotWritable: the part can't be created.
     """
 
-    def __init__(self, folder: Path, key: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, key: str, url: str) -> None:
+        self.folder, self.url = folder, url
         self.path = fresh(folder, key, "part")
         with disk(folder):
             scope = self._adopt(key)
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
             self.fd = os.open(self.path, flags, 0o600)
         self.foreign = scope not in (None, _scope())
-        self.url, self.etag, self.total = _note(self.path) if scope else (None, None, None)
+        _, self.etag, self.total = _note(self.path) if scope else (None, None, None)
         try:
             self._hash()
         except OSError:  # a bad sector below what a dead process left
@@ -118,6 +132,7 @@ class Part:
 
     def _adopt(self, key: str) -> str | None:
         names = [(path, name) for path in self.folder.glob(f"{key}.*.part") if (name := _NAME.fullmatch(path.name))]
+        names = [(path, name) for path, name in names if _note(path)[0] == self.url]
         orphans = [(path, name) for path, name in names if not lives(path, name, IDLE_S) and os.access(path, os.R_OK)]
         for orphan, name in sorted(orphans, key=lambda found: _size(found[0]), reverse=True):
             with contextlib.suppress(OSError):  # another process was faster, or may not be robbed
@@ -162,20 +177,20 @@ class Part:
 
     def restart(self) -> None:
         """Forget every byte received so far."""
-        self.url = self.etag = self.total = None
+        self.etag = self.total = None
         with disk(self.folder):
             _beside(self.path).unlink(missing_ok=True)
             os.ftruncate(self.fd, 0)
             os.lseek(self.fd, 0, os.SEEK_SET)
         self._hash()
 
-    def remember(self, url: str, etag: str | None, total: int | None) -> None:
-        """Note where the bytes come from; with a strong ETag and a known length, another process can resume them."""
-        self.url, self.total = url, total
+    def remember(self, etag: str | None, total: int | None) -> None:
+        """Note what the bytes are of; with a strong ETag and a known length, another process can resume them."""
+        self.total = total
         self.etag = etag if etag and etag.startswith('"') else None
         with disk(self.folder):
             if self.etag:
-                _beside(self.path).write_text(json.dumps({"url": url, "etag": etag, "total": total}))
+                _beside(self.path).write_text(json.dumps({"url": self.url, "etag": etag, "total": total}))
             else:
                 _beside(self.path).unlink(missing_ok=True)
 

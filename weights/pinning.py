@@ -18,7 +18,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from weights.cache import Cache, Installed, key, read_json
-from weights.errors import BadLock, CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, NoSpace, NotLocked
+from weights.collecting import keep_projects
+from weights.errors import BadLock, CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, MalformedFile, NoSpace, NotLocked
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
 from weights.reading import load, read_file
@@ -169,7 +170,7 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
         sources.append(_at(source, gave.get("commit"), installed.source))
     if installed.sha256 == installed.source_sha256:
         size = installed.size_bytes
-    count, tensors = fingerprint(load(installed), str(installed.path))
+    count, tensors = _tensors(cache, installed)
     facts = {"size": size, "tensors": count, "fingerprint": tensors}
     return Entry(key_of(checkpoint), checkpoint.format, tuple(sources), checkpoint.license, installed.source_sha256, **facts)
 
@@ -191,6 +192,7 @@ def update(cache: Cache, path: Path, change: Callable[[Mapping[str, Entry]], Map
             lock = Lock.read(path) if path.is_file() else Lock({})
             entries = dict(change(lock.entries))
             if entries == lock.entries and lock.path is not None:
+                keep_projects(cache)
                 return lock
             new = Lock(entries, max(lock.serial, _seen(cache, path)) + 1, path)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -244,12 +246,39 @@ def check_fingerprint(checkpoint: Checkpoint, pin: Pin | None, made: Path, place
         )
 
 
+def same_tensors(cache: Cache, installed: Installed, pin: Pin) -> bool:
+    """Whether an installed file has the tensors that a lock names.
+
+    The lock's hash is that of the file as it was served. Where that very file is installed, its tensors follow from its hash; where
+    another was made of it, only a note of this cache says so, and an older converter may have written it.
+    """
+    if pin.entry.fingerprint is None or installed.sha256 == installed.source_sha256:
+        return True
+    try:
+        return _tensors(cache, installed) == (pin.entry.tensors, pin.entry.fingerprint)
+    except (CorruptCache, MalformedFile):  # whoever loads it finds that out, and has it fetched again
+        return True
+
+
 def changed(who: str, pinned: str, found: str | None, now: str, name: str) -> ChangedUpstream:
     """Make the error of bytes that differ from the pinned ones; its message has both hashes and what to do."""
     todo = f"What was installed before still loads. If you trust the new bytes: zoo lock --update {name}"
     error = ChangedUpstream(f"{who} sha256 {pinned}, {now} {found}. {todo}" if found else f"{who} sha256 {pinned}, and {now}. {todo}")
     error.pinned, error.found = pinned, found
     return error
+
+
+def _tensors(cache: Cache, installed: Installed) -> tuple[int, str]:
+    """Count and hash the tensors of an installed file, once for its content."""
+    note = cache.root / "tensors" / f"{installed.sha256}.json"
+    known = read_json(note) or {}
+    if isinstance(count := known.get("tensors"), int) and isinstance(found := known.get("fingerprint"), str):
+        return count, found
+    count, found = fingerprint(load(installed), str(installed.path))
+    with contextlib.suppress(CacheNotWritable, NoSpace):
+        cache.prepare()
+        cache.write_json(note, {"tensors": count, "fingerprint": found})
+    return count, found
 
 
 def _added(entries: Mapping[str, Entry], entry: Entry, checkpoint: Checkpoint, path: Path) -> Mapping[str, Entry]:

@@ -14,13 +14,16 @@ from blake3 import blake3
 from weights import archive
 from weights.adding import to_toml
 from weights.archive import Progress, Reader, atomic
-from weights.bundle import MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, read_contents
-from weights.cache import Cache, Installed
-from weights.errors import BadRecord, HashMismatch, MalformedFile, SizeMismatch, SourceUnavailable
-from weights.install import check_complete
-from weights.part import disk
+from weights.auditing import diff
+from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
+from weights.cache import BUNDLE, Cache, Installed
+from weights.delivery import check_complete
+from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, SizeMismatch, SourceUnavailable
+from weights.fingerprint import fingerprint
+from weights.lock import Lock, parse
+from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint
-from weights.reading import hashes
+from weights.reading import hashes, read_file
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
 
@@ -79,7 +82,8 @@ def unbundle(
 
     Raises:
         MalformedFile: it is no bundle, or a member is not what it should be; the message names it.
-        HashMismatch: so it is, by its bytes; or the registry, or an earlier install, has another file of that name.
+        HashMismatch: so it is, by its bytes; or its lock, a lock here, the registry, or an earlier install has another file of that name.
+        NotLocked: neither the registry nor a lock here has a full hash of a checkpoint, and ZOO_FROZEN is set.
         SizeMismatch: it is cut short.
         BadRecord: a record contradicts the one that is here.
         NoSpace, CacheNotWritable: the cache or the registry can't take it.
@@ -101,7 +105,7 @@ def unbundle(
         if needed:
             cache.prepare()
             cache.sweep()
-            cache.require(sum(needed), copies=1)
+            require(cache.root, sum(needed))
         staged: dict[str, Installed] = {}
         small: dict[str, bytes] = {}
         for member in contents.members:
@@ -113,6 +117,7 @@ def unbundle(
         if sha256 and reader.sha256 != sha256:
             raise HashMismatch(f"{path} changed since its signature was checked: expected sha256 {sha256}, got {reader.sha256}.")
         plans = [_plan(one, small, cache, staged[one.blob], str(path), accept, labels) for one in contents.weights]
+        _compare_lock(contents, small, staged, str(path))
         golden = [small.get(f"golden/{plan.one.name}.safetensors") for plan in plans]
         proofs = [check(plan.row, plan.installed, data) if check else "not compared" for plan, data in zip(plans, golden, strict=True)]
         _commit(cache, plans)
@@ -204,10 +209,11 @@ def _plan(
             row = replace(row, labels=str(written[0]))
     if row.format == "safetensors" and one.blob != one.source_sha256:
         raise MalformedFile(f"{place}: the blob of {one.name} has another hash than the file that it is. It was changed.")
-    held, pin = admit(cache, row)
+    held, pin = admit(cache, row if here else replace(row, sha256=None))  # the bundle's own word is no record's hash
     if held.sha256 and held.sha256 != one.source_sha256:
         raise HashMismatch(f"{place}: a lock pins {one.model}:{one.tag} to sha256 {held.sha256}, the bundle has {one.source_sha256}.")
-    check_fingerprint(held, pin, blob.path, f"{place}, {one.name}")  # the bundle says what its tensors were made of, the lock knows them
+    # the bundle says what its tensors were made of, the lock knows them
+    check_fingerprint(replace(row, sha256=one.source_sha256), pin, blob.path, f"{place}, {one.name}")
     _compare_installs(cache, row, one, place)
     registered = None if here else user_folder() / f"{one.name}.toml"
     there = cache.lookup(row)
@@ -249,6 +255,24 @@ def _compare(here: Checkpoint, theirs: Checkpoint, one: Carried, what: str) -> N
         raise BadRecord(f"{what}: {said}. {todo}")
 
 
+def _compare_lock(contents: Contents, small: dict[str, bytes], staged: dict[str, Installed], place: str) -> None:
+    """Refuse a lock that says something else than the records and the tensors that came with it."""
+    entries = {}
+    for one in contents.weights:
+        tensors = fingerprint(read_file(staged[one.blob].path)[1], place)
+        entry = entry_of_carried(one, _record(one, small[f"records/{one.name}.toml"], place), tensors)
+        entries[entry.key] = entry
+    wanted = Lock(entries, serial=1)
+    if small[LOCK] == wanted.render().encode():
+        return
+    try:
+        first = next(iter(diff(parse(small[LOCK].decode(), Path(LOCK)), wanted)), None)
+    except (BadLock, UnicodeDecodeError):
+        first = None
+    said = f"says of {first.key} the {first.what} {first.locked}, and with it came {first.found}" if first else "is not as it is written"
+    raise HashMismatch(f"{place}: its {LOCK} {said}. It was changed. Nothing was installed.")
+
+
 def _compare_installs(cache: Cache, row: Checkpoint, one: Carried, place: str) -> None:
     """Refuse other bytes than an earlier install here had from the same source."""
     for source in row.sources:
@@ -274,7 +298,7 @@ def _commit(cache: Cache, plans: list[_Plan]) -> None:
                     cache.publish(plan.installed.path, plan.one.blob)
                 installed = replace(plan.installed, path=path)
                 if plan.row.format != "safetensors":
-                    cache.derive(installed, "bundle")
+                    cache.derive(installed, BUNDLE)
                 cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size, by="bundle")
 
 

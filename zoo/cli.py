@@ -16,6 +16,8 @@ from rich.table import Table
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
+from weights.cache import Cache
+from weights.pinning import admit
 from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
 from zoo.console import (
     BuildOption,
@@ -155,7 +157,7 @@ def pull(
     record = find_record(cls, tag)
     installed = weights.get(record, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
     if as_json:
-        print_json({"network": cls.__name__, "tag": record.tag, **asdict(installed)})
+        print_json({"network": cls.__name__, "tag": record.tag, **asdict(installed), "proof": _proof(record)})
         return
     out.print(f"{cls.__name__} {record.tag}: {installed.size_bytes:,} bytes, from {escape(installed.source)}", soft_wrap=True)
     out.print(
@@ -168,7 +170,9 @@ def _proof(record: Checkpoint) -> str:
     """Say what the hash of a download was compared with; a prefix is no proof."""
     if record.sha256:
         return "as published"
-    return "as pinned in the lock; published is " + (f"only {record.sha256_prefix}…" if record.sha256_prefix else "none")
+    _, pin = admit(Cache(), record)
+    held = f"as pinned in {pin.path}" if pin else "in no lock, so another time it may be another"
+    return f"{held}; published is {f'only {record.sha256_prefix}…' if record.sha256_prefix else 'none'}"
 
 
 @app.command()

@@ -35,3 +35,6 @@ def gc(
     out.print(f"{found.freed_bytes / 1e6:,.1f} MB {verb}; {found.kept_bytes / 1e6:,.1f} MB stay, {kept}.", soft_wrap=True)
     for path in found.locks:
         out.print(f"[dim]kept what {escape(str(path))} names[/dim]", soft_wrap=True)
+    for path, note in found.unreachable:
+        named = f"kept what {escape(str(path))} named, whose disk is not mounted; to let go of it: rm {escape(str(note))}"
+        out.print(f"[dim]{named}[/dim]", soft_wrap=True)

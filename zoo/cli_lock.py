@@ -65,8 +65,17 @@ def lock(
         old = Lock.read(path).entries if path.is_file() else {}
         if not (names or old):
             raise typer.BadParameter("name what the project uses: zoo lock ResNet50 hf://org/repo")
-        new = _removed(path, names or [], old) if remove else _write(path, names or list(old), old, renewed, quiet)
+        new = _removed(path, names or [], old) if remove else _write(path, _whole(names or list(old), old, renewed), old, renewed, quiet)
         _show(path, old, new, as_json)
+
+
+def _whole(names: list[str], old: Mapping[str, Entry], renewed: bool) -> list[str]:
+    """Leave out what is in the lock by an address without its query, which nobody can ask for again; it stays as it is there."""
+    hidden = [name for name in names if name in old and "://" in name and "?" in name]
+    if hidden and renewed:
+        todo = "name it as you first did, with the whole address"
+        raise UnknownWeights(f"{hidden[0]} can't be renewed, since a lock holds of an address's query no more than its hash: {todo}.")
+    return [name for name in names if name not in hidden]
 
 
 def _write(path: Path, names: list[str], old: Mapping[str, Entry], renewed: bool, quiet: bool) -> Mapping[str, Entry]:

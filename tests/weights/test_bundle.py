@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -31,11 +32,14 @@ from weights.errors import (
     LimitExceeded,
     MalformedFile,
     NoSpace,
+    NotLocked,
     OutputsDiffer,
     SizeMismatch,
     SourceUnavailable,
     WeightsError,
 )
+from weights.fingerprint import fingerprint
+from weights.lock import Lock, parse
 from weights.unbundle import unbundle
 
 Make = Callable[..., Checkpoint]
@@ -180,6 +184,56 @@ def test_licences_and_a_lock_come_along(tar: Path, data: bytes) -> None:
     assert b"ResNet20 test: unstated" in files["LICENCES.txt"]
     assert f'sha256 = "{of(data)}"'.encode() in files["weights.lock"]
     assert b'key = "ResNet20:test"' in files["weights.lock"]
+
+
+def test_the_lock_that_comes_along_knows_the_tensors(tar: Path, data: bytes) -> None:
+    entry = parse(members(tar)["weights.lock"].decode(), tar).entries["ResNet20:test"]
+    assert (entry.tensors, entry.fingerprint) == fingerprint(memoryview(data), "")
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("sha256", {"sha256": "0" * 64}),
+        ("fingerprint", {"fingerprint": "0" * 64}),
+        ("tensors", {"tensors": 2}),
+        ("license", {"license": "MIT"}),
+        ("size", {"size": 1}),
+        ("entry", {"key": "ResNet20:other"}),
+    ],
+)
+def test_a_lock_that_says_something_else_than_the_bundle_is_refused(tar: Path, tmp_path: Path, what: str, change: dict[str, Any]) -> None:
+    def more(files: dict[str, bytes]) -> None:
+        (entry,) = parse(files["weights.lock"].decode(), tar).entries.values()
+        entry = replace(entry, **change)
+        files["weights.lock"] = Lock({entry.key: entry}, 1).render().encode()
+
+    with pytest.raises(HashMismatch, match=rf"its weights.lock says of ResNet20:\w+ the {what} .*Nothing was installed"):
+        unbundle(forged(tar, lambda facts: None, more))
+    assert installed(tmp_path / "elsewhere") == {}
+
+
+@pytest.mark.parametrize("text", [b"\xff", b"version = 1\n"])
+def test_a_lock_that_is_none_is_refused(tar: Path, tmp_path: Path, text: bytes) -> None:
+    with pytest.raises(HashMismatch, match=r"its weights.lock is not as it is written"):
+        unbundle(forged(tar, lambda facts: None, lambda files: files.update({"weights.lock": text})))
+    assert installed(tmp_path / "elsewhere") == {}
+
+
+def test_frozen_a_bundles_own_word_admits_nothing_and_a_lock_does(
+    tar: Path, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZOO_FROZEN", "1")
+    with pytest.raises(NotLocked, match="no lock has a full hash of ResNet20:test, and ZOO_FROZEN=1 admits nothing new"):
+        unbundle(tar)
+    assert installed(tmp_path / "elsewhere") == {}
+    (entry,) = parse(members(tar)["weights.lock"].decode(), tar).entries.values()
+    monkeypatch.chdir(tmp_path)
+    for sha256, kind in ((of(b""), HashMismatch), (of(data), None)):
+        Lock({entry.key: replace(entry, sha256=sha256)}, 1).write(tmp_path / "weights.lock")
+        with contextlib.nullcontext() if kind is None else pytest.raises(kind, match="a lock pins ResNet20:test"):
+            unbundle(tar)
+    assert bytes(weights.open_weights(weights.find("ResNet20", "test"))) == data
 
 
 def test_labels_of_the_users_own_are_installed_beside_the_record(

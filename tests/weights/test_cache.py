@@ -219,16 +219,19 @@ def test_a_corrected_record_outranks_an_old_note(hub: HubServer, record: Make, s
 def test_parts_of_the_living_are_left_alone_and_those_of_the_dead_taken_over(own_cache: Path) -> None:
     Cache().prepare()
     name = "0" * 64
-    mine = part.Part(own_cache / "partial", name)
+    mine = part.Part(own_cache / "partial", name, "u")
     mine.write(b"x" * 10)
-    mine.remember("u", '"e"', 20)
+    mine.remember('"e"', 20)
     part.sweep(own_cache / "partial")
-    other = part.Part(own_cache / "partial", name)
+    other = part.Part(own_cache / "partial", name, "u")
     assert (mine.path.exists(), other.size) == (True, 0)
     other.discard()
     mine.release()
-    heir = part.Part(own_cache / "partial", name)
-    assert (heir.size, heir.url, heir.etag, heir.total) == (10, "u", '"e"', 20)
+    stranger = part.Part(own_cache / "partial", name, "v")
+    assert stranger.size == 0  # of another source, which may fail, and costs this one nothing
+    stranger.discard()
+    heir = part.Part(own_cache / "partial", name, "u")
+    assert (heir.size, heir.etag, heir.total) == (10, '"e"', 20)
     assert heir.sha256 == hashlib.sha256(b"x" * 10).hexdigest()
     heir.discard()
     assert list((own_cache / "partial").iterdir()) == []
@@ -238,14 +241,14 @@ def test_the_part_of_a_killed_process_is_taken_over_though_nobody_has_reaped_it(
     Cache().prepare()
     code = f"""
 import os, signal, pathlib, weights.part
-part = weights.part.Part(pathlib.Path({str(own_cache / "partial")!r}), "0" * 64)
+part = weights.part.Part(pathlib.Path({str(own_cache / "partial")!r}), "0" * 64, "u")
 part.write(b"x" * 10)
-part.remember("u", '"e"', 20)
+part.remember('"e"', 20)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     zombie = subprocess.Popen([sys.executable, "-c", code])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    heir = part.Part(own_cache / "partial", "0" * 64)
+    heir = part.Part(own_cache / "partial", "0" * 64, "u")
     assert (heir.size, heir.foreign) == (10, False)
     heir.discard()
     zombie.wait()
@@ -257,12 +260,12 @@ def test_parts_of_another_machine_are_copied_after_ten_idle_minutes_and_deleted_
     foreign = folder / f"{name}.{'a' * 12}.1.1.{'b' * 8}.part"
     foreign.write_bytes(b"x" * 10)
     Path(f"{foreign}.json").write_text('{"url": "u", "etag": "\\"e\\"", "total": 20}')
-    fresh = part.Part(folder, name)
+    fresh = part.Part(folder, name, "u")
     assert fresh.size == 0
     os.utime(foreign, (time.time() - 700, time.time() - 700))
     part.sweep(folder)
     assert foreign.exists()  # it can be resumed
-    heir = part.Part(folder, name)
+    heir = part.Part(folder, name, "u")
     assert heir.size == 10
     heir.write(b"y")
     assert foreign.read_bytes() == b"x" * 10  # its owner may only sleep

@@ -8,13 +8,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from hubserver import HubServer
 
 import weights
 from weights import Cache, Checkpoint, Installed, collecting, part
+from weights.cache import BUNDLE
 from weights.errors import BadLock, CacheNotWritable, CorruptCache
 from weights.lock import Entry, Lock
 
@@ -100,6 +103,69 @@ def test_what_a_lock_names_stays_though_nobody_uses_it(
     assert [one.path for one in weights.gc(0).removed] == [three[0].path]
 
 
+def test_a_dry_run_writes_nothing(three: list[Installed], elsewhere: Path, own_cache: Path) -> None:
+    project = lock(elsewhere, three[0].sha256)
+    weights.get(weights.adhoc("ResNet20", three[0].source, format="safetensors"))
+    project.unlink()
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in own_cache.rglob("*")}
+    assert list((own_cache / "projects").iterdir())
+    assert len(weights.gc(0, dry_run=True).removed) == 3
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in own_cache.rglob("*")} == before
+    assert len(weights.gc(0).removed) == 3
+    assert list((own_cache / "projects").iterdir()) == []
+
+
+def test_what_a_project_on_a_disk_that_is_not_mounted_names_stays_until_its_note_goes(
+    three: list[Installed],
+    elsewhere: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from zoo.cli import main
+
+    (elsewhere / "disk" / "project").mkdir(parents=True)
+    project = lock(elsewhere / "disk" / "project", three[0].sha256)
+    monkeypatch.chdir(project.parent)
+    weights.get(weights.adhoc("ResNet20", three[0].source, format="safetensors"))
+    (note,) = (own_cache / "projects").iterdir()
+    facts = json.loads(note.read_text())
+    facts["stamp"][0] += 1  # it lay on another disk than the folder where that is mounted
+    note.write_text(json.dumps(facts))
+    monkeypatch.chdir("/")
+    rmtree(elsewhere / "disk")
+    found = weights.gc(0)
+    assert ({one.path for one in found.removed}, found.unreachable) == ({three[1].path, three[2].path}, ((project, note),))
+    assert main(["gc", "--keep-days", "0"]) == 0
+    assert f"kept what {project} named, whose disk is not mounted; to let go of it: rm {note}" in capsys.readouterr().out
+    note.unlink()
+    assert [one.path for one in weights.gc(0).removed] == [three[0].path]
+
+
+def test_a_project_that_was_deleted_with_its_folder_keeps_nothing(
+    three: list[Installed], elsewhere: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "project").mkdir()
+    monkeypatch.chdir(lock(elsewhere / "project", three[0].sha256).parent)
+    weights.get(weights.adhoc("ResNet20", three[0].source, format="safetensors"))
+    monkeypatch.chdir("/")
+    rmtree(elsewhere / "project")
+    assert (len(weights.gc(0).removed), list((own_cache / "projects").iterdir())) == (3, [])
+
+
+def test_a_bundles_conversion_never_makes_ones_own_outdated(hub: HubServer, record: Make, safetensors: Bytes, own_cache: Path) -> None:
+    pickle = b"PK\x03\x04 a pickle"
+    row = record(hub.file("w.pth", pickle), format="pytorch", sha256=hashlib.sha256(pickle).hexdigest())
+    own = weights.get(row, to_safetensors=lambda source, made: made.write_bytes(safetensors(500, 1)) and None)
+    theirs = weights.get(record(hub.file("other", safetensors(500, 2)), tag="other"))
+    Cache().derive(replace(theirs, source_sha256=own.source_sha256), BUNDLE)
+    os.utime(own_cache / "derived" / f"{own.source_sha256}.1.json", (1, 1))
+    for note in (own_cache / "refs").glob("*"):
+        note.unlink()
+    assert weights.get(row).sha256 == own.sha256
+    assert [one.path for one in weights.gc().removed] == [theirs.path]
+
+
 def test_a_project_whose_weights_were_fetched_into_this_cache_is_remembered(
     hub: HubServer, record: Make, data: bytes, elsewhere: Path, sha: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,9 +239,9 @@ def test_what_an_older_converter_made_goes_when_a_later_one_has_made_it_anew(
 
 
 def test_parts_of_the_dead_go_at_once_and_of_unknown_machines_after_an_hour(own_cache: Path, three: list[Installed]) -> None:
-    mine = part.Part(own_cache / "partial", "0" * 64)
+    mine = part.Part(own_cache / "partial", "0" * 64, "u")
     mine.write(b"x" * 10)
-    mine.remember("u", '"e"', 20)
+    mine.remember('"e"', 20)
     foreign = own_cache / "partial" / f"{'1' * 64}.{'a' * 12}.1.1.{'b' * 8}.part"
     foreign.write_bytes(b"x")
     stray = own_cache / "partial" / "somebody's notes.txt"

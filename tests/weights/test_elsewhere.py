@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,10 @@ import torch
 from hubserver import HubServer
 
 import weights
-from weights import Checkpoint
+from weights import Cache, Checkpoint
 from weights.elsewhere import elsewhere, hugging_face_cache, torch_cache
 from weights.errors import Offline
+from weights.lock import Lock, user_lock
 
 Make = Callable[..., Checkpoint]
 HF = "hf://acme/wheels/model.safetensors"
@@ -32,6 +34,8 @@ def hub_file(data: bytes, name: str = "model.safetensors", blob: str | None = No
     link = folder / "snapshots" / ("0" * 40) / name
     link.parent.mkdir(parents=True)
     link.symlink_to(os.path.relpath(stored, link.parent))
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
     return stored
 
 
@@ -54,29 +58,81 @@ def test_the_hubs_cache_is_read_through_without_a_network(
     assert bytes(weights.open_weights(record(HF, sha256=sha))) == data
 
 
-def test_torch_hubs_cache_is_read_through_by_a_full_hash_or_a_prefix_with_a_size(record: Make, data: bytes, sha: str) -> None:
+def test_torch_hubs_cache_is_read_through_by_a_full_hash_or_a_prefix(record: Make, data: bytes, sha: str) -> None:
     url = URL.format(sha[:8])
     torch_file(url.rpartition("/")[2], data)
-    for known in ({"sha256": sha}, {"sha256_prefix": sha[:8], "size_bytes": len(data)}):
+    for known in ({"sha256": sha}, {"sha256_prefix": sha[:8], "size_bytes": len(data)}, {"sha256_prefix": sha[:8]}):
         assert [source for _, source in elsewhere(record(url, **known))] == [url]
         installed = weights.get(record(url, **known))
         assert (installed.source_sha256, installed.source) == (sha, (torch_cache() / url.rpartition("/")[2]).as_uri())
         installed.path.unlink()
 
 
-@pytest.mark.parametrize("known", [{}, {"prefix": 8}, {"size": True}])
-def test_what_no_hash_proves_is_not_even_looked_at(record: Make, data: bytes, sha: str, known: dict[str, int]) -> None:
+def test_what_no_hash_proves_is_not_even_looked_at(record: Make, data: bytes, sha: str) -> None:
     url = URL.format(sha[:8])
     torch_file(url.rpartition("/")[2], data)
-    facts = {"sha256_prefix": sha[: known["prefix"]]} if "prefix" in known else {"size_bytes": len(data)} if known else {}
-    assert list(elsewhere(record(url, **facts))) == []
+    hub_file(data, blob="1234")
+    for row in (record(url), record(url, size_bytes=len(data)), record(HF)):
+        assert list(elsewhere(row)) == []
+
+
+def test_a_prefix_alone_refuses_a_file_of_its_name_that_was_cut_short(hub: HubServer, record: Make, data: bytes, sha: str) -> None:
+    url = hub.file(f"resnet20-{sha[:8]}.pth", data)
+    torch_file(url.rpartition("/")[2], data[:-1])
+    assert bytes(weights.open_weights(record(url, sha256_prefix=sha[:8]))) == data
+    assert len(hub.gets()) == 1
+
+
+def test_a_row_without_a_hash_takes_from_the_hubs_cache_the_very_file_that_the_hub_announces(
+    hub: HubServer, record: Make, data: bytes, sha: str
+) -> None:
+    stored = hub_file(data)
+    commit = hub.repo("acme/wheels", {"model.safetensors": data})  # another commit than the one that is in the cache
+    installed = weights.get(record(HF))
+    assert (installed.sha256, installed.source, hub.gets("/blobs/")) == (sha, stored.as_uri(), [])
+    entry = Lock.read(user_lock()).entries["ResNet20:test"]  # what the Hub itself announced is a first sight
+    assert (entry.sha256, entry.commit) == (sha, commit)
+
+
+def test_what_the_hub_announces_and_its_cache_has_damaged_is_fetched(hub: HubServer, record: Make, data: bytes, sha: str) -> None:
+    hub_file(data[:-1] + bytes([data[-1] ^ 1]), blob=sha)
+    hub.repo("acme/wheels", {"model.safetensors": data})
+    assert bytes(weights.open_weights(record(HF))) == data
+    assert len(hub.gets("/blobs/")) == 1
+
+
+@pytest.mark.parametrize("source", [HF, "hf://acme/wheels", f"hf://acme/wheels@{'0' * 40}/model.safetensors"])
+def test_without_a_network_a_row_without_a_hash_takes_what_hashes_to_the_name_that_the_hubs_client_gave_it(
+    record: Make, data: bytes, sha: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = hub_file(data)
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    assert weights.get(record(source)).sha256 == sha
+    assert not user_lock().exists()  # another tool's word is no first sight
+    weights.gc(0)
+    shutil.rmtree(Cache().root)
+    stored.write_bytes(data[::-1])
+    with pytest.raises(Offline):
+        weights.get(record(source))
+
+
+def test_without_a_network_only_the_commit_that_is_meant_is_taken(record: Make, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_file(data)
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    ref = hugging_face_cache() / "models--acme--wheels" / "refs" / "main"
+    other = f"hf://acme/wheels@{'1' * 40}/model.safetensors"
+    for said, source in (("1" * 40, HF), ("", HF), ("../" * 3, HF), ("0" * 40, other), ("0" * 40, "hf://acme/wheels@..%2Fmain/x")):
+        ref.write_text(said)
+        assert list(elsewhere(record(source))) == []
+    ref.write_text("0" * 40)
+    assert len(list(elsewhere(record(HF)))) == 1
 
 
 def test_a_name_proves_nothing(hub: HubServer, record: Make, data: bytes, sha: str, cached: Callable[[], dict[str, bytes]]) -> None:
     hub.repo("acme/wheels", {"model.safetensors": data})
     hub_file(data[:-1] + bytes([data[-1] ^ 1]), blob=sha)
     row = record(HF, sha256=sha)
-    assert len(list(elsewhere(row))) == 2
+    assert len(list(elsewhere(row))) == 1
     assert bytes(weights.open_weights(row)) == data
     assert cached() == {f"blobs/sha256/{sha[:2]}/{sha}": data}
     assert len(hub.gets("/blobs/")) == 1

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ import weights
 from weights import Cache, Checkpoint, cache, part, reading
 from weights.cache import key
 from weights.errors import CacheNotWritable, CorruptCache, NoSpace, WeightsError
+from weights.lock import Lock, user_lock
 
 Make = Callable[..., Checkpoint]
 Cached = Callable[[], dict[str, bytes]]
@@ -237,6 +239,26 @@ def test_a_full_disk_does_not_keep_a_warm_cache_from_loading(hub: HubServer, rec
     mend()
 
 
+def test_a_full_disk_keeps_no_warm_load_from_its_project_lock_or_pin(
+    hub: HubServer, record: Make, data: bytes, sha: str, failing: Any, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = record(hub.file("w", data), sha256_prefix=sha[:8])
+    weights.get(row)
+    monkeypatch.chdir(tmp_path)
+    for step in ("write", "fsync", "mkdir", "utime", "replace", "open"):
+        for name in ("used", "seen", "projects", "tensors"):
+            rmtree(own_cache / name, ignore_errors=True)
+        user_lock().unlink(missing_ok=True)
+        Lock({}, 1).write(tmp_path / "weights.lock")  # there is something to write: the pin, notes of project, serial and last use
+        time.sleep(reading.SETTLED_S)
+        mend = failing(step, 1, errno.ENOSPC)
+        for mode in ("load", "stamp"):
+            assert bytes(weights.open_weights(row, verify=mode)) == data
+        mend()
+        Lock.read(tmp_path / "weights.lock")
+        assert list(own_cache.glob("partial/*")) == []
+
+
 def test_a_disk_that_fills_while_it_converts_is_no_fault_of_the_file(hub: HubServer, record: Make, data: bytes, cached: Cached) -> None:
     def convert(source: Path, destination: Path) -> None:
         destination.write_bytes(data[:100])
@@ -380,9 +402,9 @@ def test_a_bad_sector_below_what_a_dead_process_left_costs_only_a_new_start(
     row, real = record(hub.file("w", data)), os.read
     store = Cache()
     store.prepare()
-    left = store.part(key(row.sources[0]))
+    left = part.Part(store.partial, key(row.sources[0]), row.sources[0])
     left.write(data[:1000])
-    left.remember(row.sources[0], f'"{hashlib.sha256(data).hexdigest()}"', len(data))
+    left.remember(f'"{hashlib.sha256(data).hexdigest()}"', len(data))
     left.release()
     bad = [True]
 

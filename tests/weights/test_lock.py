@@ -16,6 +16,7 @@ from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, find_locks, project_lock, user_lock
 from weights.shipped import shipped, write_shipped
 
+NO_TENSORS = {"fingerprint": None, "tensors": None}
 HASHES = {name: hashlib.sha256(name.encode()).hexdigest() for name in "abcd"}
 
 
@@ -33,7 +34,7 @@ def entry(name: str, **facts: object) -> Entry:
 def lock(tmp_path: Path) -> Path:
     path = tmp_path / "project" / "weights.lock"
     path.parent.mkdir()
-    entries = (entry("a"), entry("b", fingerprint=None, tensors=None), entry("c", sha256=None, sha256_prefix="0123abcd"))
+    entries = (entry("a"), entry("b", **NO_TENSORS), entry("c", sha256=None, sha256_prefix="0123abcd", **NO_TENSORS))
     Lock({one.key: one for one in reversed(entries)}, 7).write(path)
     return path
 
@@ -88,7 +89,7 @@ EDITS: dict[str, tuple[Callable[[str], str], str]] = {
     ),
     "the last row removed": (lambda t: "\n[[weights]]".join(rows(t)[:3]), r"line 4: the checksum"),
     "all rows removed": (lambda t: rows(t)[0], r"line 4: the checksum"),
-    "a row twice": (lambda t: t + "\n[[weights]]" + rows(t)[3], r"line 49: ResNet50:c stands twice, first in line 34"),
+    "a row twice": (lambda t: t + "\n[[weights]]" + rows(t)[3], r"line 47: ResNet50:c stands twice, first in line 34"),
     "rows in another order": (
         lambda t: "\n[[weights]]".join([rows(t)[0], rows(t)[2].rstrip() + "\n", *rows(t)[1:2]]),
         r"line 19: ResNet50:a stands behind ResNet50:b",
@@ -111,7 +112,7 @@ EDITS: dict[str, tuple[Callable[[str], str], str]] = {
     "a serial that is none": (lambda t: t.replace("serial = 7", "serial = -7"), r"line 3: serial is a number of at least 1"),
     "a status that promises more": (
         lambda t: t.replace("prefix; full hash pinned on first sight in your lock", "full hash"),
-        r"line 46: status is 'prefix; full",
+        r"line 44: status is 'prefix; full",
     ),
     "another checksum": (lambda t: t.replace('checksum = "', 'checksum = "0', 1), r"line 4: the checksum"),
     "a comment": (lambda t: t.replace("serial = 7", "serial = 7  # mine"), r"line 3: expected 'serial = 7', got 'serial = 7  # mine'"),
@@ -151,6 +152,24 @@ def test_a_lock_that_is_no_text_is_refused(lock: Path) -> None:
         Lock.read(lock)
     lock.write_bytes(b"#" * (17 << 20))
     with pytest.raises(BadLock, match="17,825,792 bytes"):
+        Lock.read(lock)
+
+
+def test_a_fingerprint_without_the_hash_of_its_file_is_refused(lock: Path) -> None:
+    Lock({one.key: one for one in (entry("a"), entry("b", sha256=None))}, 1).write(lock)
+    with pytest.raises(BadLock, match=r"line \d+: ResNet50:b has a fingerprint and no sha256"):  # or it would be passed over in silence
+        Lock.read(lock)
+
+
+@pytest.mark.parametrize("how", ["permission", "disk", "folder"])
+def test_a_lock_that_can_not_be_opened_is_told(lock: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "folder":
+        lock.unlink()
+        lock.mkdir()
+    else:
+        error = PermissionError(13, "Permission denied") if how == "permission" else OSError(5, "Input/output error")
+        monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(error))
+    with pytest.raises(BadLock, match=rf"{lock} can't be read \(.*\)\. Restore it from version control"):
         Lock.read(lock)
 
 

@@ -20,6 +20,7 @@ import weights
 from weights import Cache, Checkpoint, sources
 from weights.errors import BadRecord, HashMismatch, InsecureSource, Offline, SourceUnavailable
 from weights.fetch import Expected, fetch
+from weights.lock import Entry, Lock
 from weights.mirror import index, mirror
 from weights.part import Part
 from weights.serving import Server, files_of
@@ -193,6 +194,21 @@ def test_ranges_are_served_as_the_downloader_asks_for_them(folder: Path, serve: 
         assert (answer.status, answer.headers["Content-Range"], body) == (416, f"bytes */{size}", b"")
 
 
+def test_a_file_that_is_named_by_a_prefix_is_served_by_its_hash_too(
+    folder: Path, serve: Callable[..., Server], record: Make, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(folder)
+    assert ask(server, f"/{of(PICKLE)}")[1] == ask(server, f"/net-{of(PICKLE)[:8]}.pth")[1] == PICKLE
+    assert ask(server, f"/{of(PICKLE)[:8]}")[0].status == 404
+    row = record("http://127.0.0.1:9/renamed.pth", format="pytorch", sha256_prefix=of(PICKLE)[:8])
+    entry = Entry("ResNet20:test", "pytorch", row.sources, "unstated", of(PICKLE))  # a client whose lock knows all of the hash
+    Lock({entry.key: entry}, 1).write(tmp_path / "weights.lock")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZOO_MIRROR", server.url)
+    found = weights.get(row, to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    assert found.source == f"{server.url}/{of(PICKLE)}"
+
+
 def test_head_tells_the_length_and_sends_nothing(folder: Path, serve: Callable[..., Server], data: bytes) -> None:
     answer, body = ask(serve(folder), f"/{of(data)}", "HEAD")
     assert (answer.status, answer.headers["Content-Length"], body) == (200, str(len(data)), b"")
@@ -339,7 +355,7 @@ def test_no_token_goes_to_the_mirror(
     place = f"{LAN}/{of(data)}"
     cache = Cache()
     cache.prepare()
-    part = Part(cache.partial, of(data))
+    part = Part(cache.partial, of(data), f"{LAN}/{of(data)}")
     fetch(sources.resolve(place), part, Expected(of(data)))
     part.discard()
     assert seen
@@ -356,7 +372,7 @@ def test_a_redirect_of_the_mirror_leads_to_https_or_nowhere(lan: Server, monkeyp
     monkeypatch.setattr(lan.RequestHandlerClass, "_get", redirect)
     cache = Cache()
     cache.prepare()
-    part = Part(cache.partial, of(data))
+    part = Part(cache.partial, of(data), f"{LAN}/{of(data)}")
     with pytest.raises(InsecureSource):
         fetch(sources.resolve(f"{LAN}/{of(data)}"), part, Expected(of(data)))
     part.discard()

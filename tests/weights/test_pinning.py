@@ -16,7 +16,7 @@ import pytest
 from hubserver import HubServer
 
 import weights
-from weights import BadLock, Cache, ChangedUpstream, Checkpoint, HashMismatch, NotLocked, SourceUnavailable, install
+from weights import BadLock, Cache, ChangedUpstream, Checkpoint, HashMismatch, NotLocked, SourceUnavailable, delivery, pinning
 from weights.auditing import check
 from weights.fetch import Expected, Progress
 from weights.fingerprint import fingerprint
@@ -411,6 +411,32 @@ def test_a_converted_file_must_have_the_locks_fingerprint(
     assert [one.what for one in check(user_lock()).differences] == ["record"]
 
 
+def test_a_warm_conversion_with_other_tensors_than_the_lock_names_is_made_anew(
+    hub: HubServer, record: Make, safetensors: Bytes, data: bytes, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pickle, made = b"PK\x03\x04 a pickle", safetensors(seed=1)
+    row = record(hub.file("w.pth", pickle), format="pytorch", sha256=digest(pickle))
+
+    def converter(result: bytes) -> Callable[[Path, Path], None]:
+        return lambda source, destination: destination.write_bytes(result) and None
+
+    assert bytes(weights.open_weights(row, to_safetensors=converter(made))) == made  # by an older converter
+    count, right = fingerprint(memoryview(data), "")
+    entry = Entry("ResNet20:test", "pytorch", row.sources, "unstated", digest(pickle), tensors=count, fingerprint=right)
+    Lock({entry.key: entry}, 1).write(tmp_path / "weights.lock")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HashMismatch, match=rf"{tmp_path}/weights.lock says that its 1 tensors have the fingerprint {right}"):
+        weights.get(row, to_safetensors=converter(made))
+    assert bytes(weights.open_weights(row, to_safetensors=converter(data))) == data
+    hub.heal()
+    reads: list[str] = []
+    real = pinning.load
+    monkeypatch.setattr(pinning, "load", lambda installed: (reads.append(installed.sha256), real(installed))[1])
+    for _ in range(2):
+        assert weights.get(row).sha256 == digest(data)
+    assert (hub.log, len(reads)) == ([], 1)  # the tensors of one content are counted once
+
+
 def test_a_check_finds_what_changed_in_the_cache(hub: HubServer, data: bytes, sha: str, safetensors: Bytes) -> None:
     row = named("hf://acme/wheels")
     hub.repo("acme/wheels", {"model.safetensors": data})
@@ -456,7 +482,7 @@ def test_without_file_locks_what_others_add_meanwhile_is_merged(own_cache: Path,
 def test_what_another_process_pinned_meanwhile_wins(
     hub: HubServer, data: bytes, safetensors: Bytes, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, fetch = named(hub.file("w.safetensors", data)), install.fetch
+    row, fetch = named(hub.file("w.safetensors", data)), delivery.fetch
     weights.get(row)
     theirs = Lock.read(user_lock())
     elsewhere(own_cache)
@@ -466,7 +492,7 @@ def test_what_another_process_pinned_meanwhile_wins(
         fetch(remote, part, expected, progress, deadline)
         theirs.write(user_lock())
 
-    monkeypatch.setattr(install, "fetch", late)
+    monkeypatch.setattr(delivery, "fetch", late)
     with pytest.raises(ChangedUpstream, match=digest(data)):
         weights.get(row)
     assert Lock.read(user_lock()).entries == theirs.entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from hubserver import HubServer
@@ -153,7 +154,7 @@ def test_trained_refuses_what_changed_and_pull_calls_only_a_published_hash_publi
 ) -> None:
     commit = hub.repo("acme/wheels", {"model.safetensors": wheels(tmp_path / "w")})
     assert main(["pull", "ResNet20", "-w", "hf://acme/wheels"]) == 0
-    assert "(as pinned in the lock; published is none)" in capsys.readouterr().out
+    assert f"(as pinned in {user_lock()}; published is none)" in capsys.readouterr().out
     assert main(["pull", "ResNet20"]) == 0
     assert "(as published)" in capsys.readouterr().out
     assert main(["lock", "hf://acme/wheels"]) == 0
@@ -163,6 +164,40 @@ def test_trained_refuses_what_changed_and_pull_calls_only_a_published_hash_publi
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "elsewhere"))
     with pytest.raises(ChangedUpstream, match=f"{project} says sha256"):
         trained(ResNet20, "hf://acme/wheels")
+
+
+def test_pull_says_when_no_lock_has_what_came(
+    hub: HubServer, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repo("acme/wheels", {"model.safetensors": wheels(tmp_path / "w")})
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ZOO_USER_REGISTRY", str(tmp_path / "file" / "registry"))  # no lock can be written
+    assert main(["pull", "ResNet20", "-w", "hf://acme/wheels"]) == 0
+    said = "in no lock, so another time it may be another; published is none"
+    assert f"({said})" in capsys.readouterr().out
+    assert main(["pull", "ResNet20", "-w", "hf://acme/wheels", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["proof"] == said
+
+
+def test_what_is_locked_by_an_address_with_a_query_stays_as_it_is(
+    hub: HubServer, project: Path, tmp_path: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signed = hub.file("w.safetensors", wheels(tmp_path / "w")) + "?signature=s3cret"
+    assert main(["lock", signed, "ResNet20"]) == 0
+    before = Lock.read(project).entries
+    (hidden,) = (key for key in before if "?" in key)
+    rmtree(own_cache)  # on another machine
+    hub.heal()
+    assert main(["lock"]) == main(["lock", hidden]) == 0
+    assert (Lock.read(project).entries, hub.log) == (before, [])
+    capsys.readouterr()
+    assert main(["lock", "--update"]) == 3
+    assert "name it as you first did, with the whole address" in capsys.readouterr().err.replace("\n", " ")
+    hub.file("w.safetensors", wheels(tmp_path / "w"))
+    assert main(["lock", "--update", signed]) == 0
+    assert Lock.read(project).entries[hidden].sha256 != before[hidden].sha256
+    assert main(["lock", "--remove", signed]) == 0
+    assert list(Lock.read(project).entries) == ["ResNet20:cifar10"]
 
 
 def test_the_shipped_lock_is_made_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

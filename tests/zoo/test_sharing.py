@@ -204,6 +204,14 @@ def test_a_signed_bundle_is_verified_before_it_is_installed(tar: Path, tmp_path:
     assert main(["verify", *signed, str(tmp_path / "theirs.pub"), str(tar)]) == 1
     assert main(["unbundle", str(tar), *signed, str(tmp_path / "theirs.pub")]) == 1
     assert not (tmp_path / "elsewhere").exists()
+    folder = tmp_path / "folder"  # signed rightly, and no bundle all the same
+    folder.mkdir()
+    (folder / tar.name).write_bytes(tar.read_bytes())
+    assert main(["sign", str(folder), "--key", str(tmp_path / "ours.key")]) == 0
+    capsys.readouterr()
+    assert main(["unbundle", str(folder), "--signature", f"{folder}.sig", "--key", str(tmp_path / "ours.pub")]) == 2
+    assert "is no file; a bundle is one" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "elsewhere").exists()
     assert main(["unbundle", str(tar), *signed, str(tmp_path / "ours.pub")]) == 0
     logging.getLogger("weights").setLevel(logging.NOTSET)
 

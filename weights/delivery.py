@@ -1,0 +1,244 @@
+"""A checkpoint's served bytes, for the cache and for mirrors alike: what they must be, who is asked in which order, and until when."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from weights import patience as limits
+from weights.cache import Cache, key, stamp_of
+from weights.elsewhere import announced_copy, elsewhere
+from weights.errors import (
+    BadRecord,
+    CacheNotWritable,
+    ChangedUpstream,
+    HashMismatch,
+    MalformedFile,
+    NoSpace,
+    Offline,
+    RateLimited,
+    ReaderUnavailable,
+    SourceUnavailable,
+    WeightsError,
+)
+from weights.fetch import Expected, changed_upstream, fetch
+from weights.part import Part, disk, require
+from weights.patience import patiently
+from weights.pinning import Pin, key_of
+from weights.progress import bar
+from weights.record import Checkpoint
+from weights.sources import Gone, Remote, candidates, check_announced, local_path, mirror_note, offline, resolve
+
+log = logging.getLogger("weights")
+T = TypeVar("T")
+HEADER_LIMIT = 100_000_000
+"""Bytes of a safetensors header, as its own library limits them."""
+OURS = (NoSpace, CacheNotWritable, BadRecord, ReaderUnavailable)
+"""Errors that no other source could mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A proven file.
+
+    Attributes:
+        part: its bytes, for whoever takes them to move away.
+        remote: what served it.
+        source: of the record, whose bytes they are.
+        commit: of the Hub's repository, where one is known.
+        stamp: of a file on this machine, taken before it was read.
+        by: who says that these are the source's bytes, where neither it nor a recorded hash does.
+    """
+
+    part: Part
+    remote: Remote
+    source: str
+    commit: str | None
+    stamp: list[int] | None
+    by: str
+
+
+class Delivery:
+    """One file that is wanted; `take` asks for it.
+
+    Args:
+        cache: whose notes say what the sources gave before.
+        checkpoint: as `weights.pinning.admit` returned it, with the lock's hash.
+        pin: what a lock holds it to.
+        folder: where parts lie.
+        copies: how many of the file must fit there.
+        progress: whether a bar may be shown, on a terminal.
+        anew: whether only the sources themselves are asked, for what they serve today.
+        also: copies on this machine to try first, each with the source that it is of.
+
+    Attributes:
+        name: of the file, whoever sends it; parts and locks are named so.
+
+    Raises:
+        Offline: nothing of this machine could have it, and a switch forbids the network.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        checkpoint: Checkpoint,
+        pin: Pin | None,
+        folder: Path,
+        *,
+        copies: int = 1,
+        progress: bool = True,
+        anew: bool = False,
+        also: Sequence[tuple[Remote, str]] = (),
+    ) -> None:
+        self._cache, self._row, self._pin, self._folder = cache, checkpoint, pin, folder
+        self._copies, self._progress, self._anew = copies, progress, anew
+        self._others = [] if anew else [*also, *elsewhere(checkpoint)]
+        self._places = [(place, source) for place, source in candidates(checkpoint) if not anew or place == source]
+        self.name = checkpoint.sha256 or key(checkpoint.sources[0])
+        self._title = f"{checkpoint.model} {checkpoint.tag}"
+        local = self._others or any(place.startswith(("file:", "package:")) for place, _ in self._places)
+        if (switch := offline()) and not local:
+            todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}"
+            raise Offline(f"{self._title} is not in {cache.root}, and {switch} forbids the network. {todo}")
+
+    def take(self, use: Callable[[Arrived], T]) -> T:
+        """Ask one place after the other, all within one deadline, until one has the file and `use` has taken it.
+
+        Raises:
+            NoSpace, CacheNotWritable, BadRecord, ReaderUnavailable: as soon as they come.
+            WeightsError: no place delivered; the message has all of them.
+        """
+        self._deadline = time.monotonic() + limits.PATIENCE.deadline_s
+        failures: list[WeightsError] = []
+        for copy, source in self._others:
+            if (taken := self._perhaps(copy, source, use, "another place")) is not None:
+                return taken
+        for number, (place, source) in enumerate(self._places, 1):
+            try:
+                own = place == source
+                remote = self._resolved(place, source)
+                if (copy := announced_copy(place, remote)) and (taken := self._perhaps(copy, source, use, "")) is not None:
+                    return taken
+                with self._received(remote, source, own, "" if own else "another place") as arrived:
+                    return use(arrived)
+            except OURS:
+                raise
+            except WeightsError as error:
+                failures.append(error)
+                if number < len(self._places):
+                    log.warning("%s Trying %s next.", error, self._places[number][0])
+        raise self._together(failures)
+
+    def _perhaps(self, copy: Remote, source: str, use: Callable[[Arrived], T], by: str) -> T | None:
+        """Try a copy on this machine: that it is another file, or damaged, is nobody's concern."""
+        try:
+            with self._received(copy, source, False, by) as arrived:
+                return use(arrived)
+        except OURS:
+            raise
+        except WeightsError as error:
+            log.info("a copy on this machine is something else: %s", error)
+            return None
+
+    @contextlib.contextmanager
+    def _received(self, remote: Remote, source: str, own: bool, by: str) -> Iterator[Arrived]:
+        """Fetch and prove the file; what is left of it when its taker is done goes, and what can be resumed stays."""
+        stamp, commit = _stamp(remote.url), remote.commit or self._commit(source)
+        require(self._folder, self._row.size_bytes or remote.size_bytes or 0, self._copies)
+        part = Part(self._folder, self.name, remote.url)
+        try:
+            with bar(self._title, self._progress) as shown:
+                fetch(remote, part, self._expected(source, own), shown, self._deadline)
+            if self._row.format == "safetensors":
+                check_complete(part.path, part.size, remote.source)
+            yield Arrived(part, remote, source, commit, stamp, "" if self._row.sha256 else by)
+        except (SourceUnavailable, KeyboardInterrupt):
+            part.release()
+            raise
+        finally:
+            part.discard()
+
+    def _seen(self, source: str) -> dict[str, Any]:
+        """Read what the source gave when it was last installed; nothing where the record was corrected since, which outranks it."""
+        seen = None if self._anew or source.startswith("file:") else self._cache.ref(source)
+        return seen if seen and seen["source_sha256"].startswith(self._row.sha256 or self._row.sha256_prefix or "") else {}
+
+    def _commit(self, source: str) -> str | None:
+        return (self._pin.commit(source) if self._pin else None) or self._seen(source).get("commit")
+
+    def _expected(self, source: str, own: bool) -> Expected:
+        """Say who holds the file to which hash and size; a lock that knows more than the record has lent it its hash."""
+        row, pin, seen = self._row, self._pin, self._seen(source)
+        facts: dict[str, Any] = {"prefix": row.sha256_prefix, "size_bytes": row.size_bytes, "name": key_of(row)}
+        if pin:
+            facts |= {"by": str(pin.path), "most_bytes": pin.entry.size}
+        else:
+            facts["most_bytes"] = seen.get("source_size") or None
+        if pin and not pin.recorded:
+            expected = Expected(installed=row.sha256, **facts)
+        else:
+            expected = Expected(sha256=row.sha256, installed=seen.get("source_sha256"), **facts)
+        # another place that lies is no change upstream
+        return expected if own else replace(expected, sha256=expected.sha256 or expected.installed, installed=None)
+
+    def _resolved(self, place: str, source: str) -> Remote:
+        """Resolve a place at its pinned commit; where that is gone, the same bytes may still stand on the branch."""
+        expected, commit = self._expected(source, place == source), self._commit(source)
+        try:
+            remote = patiently(lambda: resolve(place, commit), place, deadline=self._deadline)
+        except Gone as gone:
+            if not expected.installed:
+                raise
+            try:
+                remote = patiently(lambda: resolve(place), place, deadline=self._deadline)
+            except Gone as error:
+                why = f"there is nothing to get any more: {str(error).removeprefix(f'{place}: ')}"
+                raise changed_upstream(place, expected, None, why) from gone
+        if expected.installed and remote.sha256 and remote.sha256 != expected.installed:
+            raise changed_upstream(place, expected, remote.sha256)
+        check_announced(remote, expected.sha256)
+        return remote
+
+    def _together(self, failures: list[WeightsError]) -> WeightsError:
+        """Make one error of those of all sources; wrong bytes are the gravest, and a switch the easiest to mend."""
+        note = mirror_note(self._row)
+        if len(failures) == 1 and not note:
+            return failures[0]
+        kinds = [type(failure) for failure in failures]
+        gravest = [k for k in (ChangedUpstream, HashMismatch, Offline) if k in kinds]
+        kind = gravest[0] if gravest else kinds[0] if len(set(kinds)) == 1 else SourceUnavailable
+        lines = "".join(f"\n  {type(failure).__name__}: {failure}" for failure in failures)
+        error = kind(f"no source delivered {self._title}:{lines}" + (f"\n {note}" if note else ""))
+        if isinstance(error, RateLimited):
+            error.retry_at = min((f.retry_at for f in failures if isinstance(f, RateLimited) and f.retry_at), default=None)
+        return error
+
+
+def check_complete(path: Path, size_bytes: int, place: str) -> None:
+    """See that the header describes all of the file: where no hash is known, nothing else tells a file that was cut short."""
+    with disk(path.parent), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        head = file.read(length) if length <= min(size_bytes, HEADER_LIMIT) else b""
+    try:
+        entries = [entry for name, entry in json.loads(head).items() if name != "__metadata__"]
+        end = 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise MalformedFile(f'{place} is no safetensors file; for a .pth, say format = "pytorch".') from error
+    if end != size_bytes:
+        raise MalformedFile(f"{place}: its header describes {end:,} bytes, it has {size_bytes:,}.")
+
+
+def _stamp(url: str) -> list[int] | None:
+    """Tell a local file from what it may become later; None of another source, or where there is no such file."""
+    if not url.startswith("file:"):
+        return None
+    try:
+        return stamp_of(local_path(url).stat())
+    except (OSError, ValueError):
+        return None
