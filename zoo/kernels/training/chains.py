@@ -1,0 +1,222 @@
+"""Find in a recording what one kernel does: BatchNorm + residual + activation, depthwise convolutions, gates, max pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.training import kernels
+from zoo.kernels.training.record import Call, Recording, Ref
+from zoo.kernels.training.replay import Chain, Step, counters
+
+_BATCH_NORM = {
+    "input": None, "running_mean": None, "running_var": None, "weight": None, "bias": None,
+    "training": False, "momentum": 0.1, "eps": 1e-5,
+}  # fmt: skip
+_CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+_ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
+_MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
+
+
+def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step], list[Chain], dict[int, list[int]]]:
+    """Replace chains of a recording's calls by steps of one kernel each.
+
+    Args:
+        recording: of a network.
+        without: chains to leave as they are, by the value that they make, and why.
+
+    Returns:
+        the steps in order; all chains that were found, those left as they are with a note; buffers that only count.
+    """
+    counted, gone = counters(recording)
+    finder = _Finder(recording, gone)
+    found: list[Chain] = []
+    taken: set[int] = set()
+    at: dict[int, Chain] = {}
+    for index, call in enumerate(recording.calls):
+        if index in taken or index in gone:
+            continue
+        for rule in _RULES.get(call.name, ()):
+            made = rule(finder, index, call)
+            if made is None or taken & set(made[1]):
+                continue
+            chain, indices = made
+            found.append(chain)
+            chain.note = without.get(chain.makes, "")
+            taken.update(indices)
+            if chain.note:
+                continue
+            at[indices[-1]] = chain
+            gone |= set(indices)
+            break
+    steps: list[Step] = []
+    for index, call in enumerate(recording.calls):
+        if index in at:
+            steps.append(at[index])
+        elif index not in gone:
+            steps.append(call)
+    return steps, found, counted
+
+
+class _Finder:
+    """What rules ask of a recording."""
+
+    def __init__(self, recording: Recording, gone: set[int]) -> None:
+        self.values, self.calls = recording.values, recording.calls
+        self.readers: dict[int, list[int]] = {}
+        for index, call in enumerate(recording.calls):
+            if index not in gone:
+                for number in dict.fromkeys(call.reads):
+                    self.readers.setdefault(number, []).append(index)
+        self.outputs = {leaf for leaf in recording.outputs if isinstance(leaf, Ref)}
+
+    def follower(self, number: int) -> int | None:
+        """Return the one call that reads a value, if there is only one."""
+        readers = self.readers.get(number, [])
+        return readers[0] if len(readers) == 1 and number not in self.outputs else None
+
+    def hidden(self, numbers: list[int], last: int) -> bool:
+        """Tell whether nobody but the chain sees these values before its last call: no view of them is made."""
+        memory = {self.values[n].memory for n in numbers}
+        own = set(numbers)
+        end = max(self.calls[last].makes)
+        return not any(v.memory in memory and v.number not in own and v.number < end for v in self.values)
+
+    def untouched(self, reads: list[int], indices: list[int]) -> bool:
+        """Tell whether a chain may be done where its last call is: what it reads isn't changed in between, nor its statistics read."""
+        memory = {self.values[n].memory for n in reads}
+        buffers = {n for n in reads if self.values[n].place is not None}
+        for index in range(indices[0], indices[-1]):
+            if index in indices:
+                continue
+            call = self.calls[index]
+            if call.writes & memory or (call.name == "batch_norm" and buffers & set(call.reads)):
+                return False
+        return True
+
+
+def _arguments(call: Call, names: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a call's arguments by name, or None where it has others."""
+    if len(call.args) > len(names) or not call.kwargs.keys() <= names.keys():
+        return None
+    return {**names, **dict(zip(names, call.args, strict=False)), **call.kwargs}
+
+
+def _activation(call: Call) -> str | None:
+    """Return the name of the activation that a call computes, None where it is none that kernels know."""
+    name = call.name.removesuffix("_")
+    if name in ("relu", "relu6", "hardswish", "silu", "hardsigmoid"):
+        return name
+    if name == "hardtanh":
+        given = _arguments(call, {"input": None, "min_val": -1.0, "max_val": 1.0, "inplace": False})
+        return "relu6" if given is not None and (given["min_val"], given["max_val"]) == (0, 6) else None
+    return None
+
+
+Found = tuple[Chain, list[int]] | None
+
+
+def _plain(call: Call) -> bool:
+    return call.grad and call.autocast is None
+
+
+def _batch_norm(finder: _Finder, index: int, call: Call) -> Found:
+    given = _arguments(call, _BATCH_NORM)
+    if given is None or not _plain(call) or not isinstance(given["momentum"], float) or not given["training"]:
+        return None
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    x, weight, bias, mean, var = (given[name] for name in names)
+    if any(not isinstance(part, Ref) for part in (x, weight, bias, mean, var)) or len(finder.values[x].shape) != 4:
+        return None
+    number, indices, inner = int(call.result), [index], []
+    residual, act = None, "none"
+    if (after := finder.follower(number)) is not None and (other := _added(finder, finder.calls[after], number)) is not None:
+        grown = [*indices, after], [*inner, number]
+        if finder.untouched([x, weight, bias, mean, var, other], grown[0]) and finder.hidden(grown[1], after):
+            (indices, inner), residual, number = grown, other, int(finder.calls[after].result)
+    if (after := finder.follower(number)) is not None and _plain(finder.calls[after]):
+        name = _activation(finder.calls[after])
+        grown = [*indices, after], [*inner, number]
+        reads = [x, weight, bias, mean, var, *([] if residual is None else [residual])]
+        if name is not None and name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after):
+            (indices, inner), act, number = grown, name, int(finder.calls[after].result)
+    run = partial(kernels.batch_norm_act, momentum=given["momentum"], eps=given["eps"], act=act)
+    reads = (x, weight, bias, mean, var, *(() if residual is None else (residual,)))
+    words = "batch_norm" + ("" if residual is None else " + residual") + ("" if act == "none" else f" + {act}")
+    return _chain(finder, words, run, reads, number, indices)
+
+
+def _added(finder: _Finder, call: Call, number: int) -> int | None:
+    """Return the other operand where a call adds two maps of one shape and dtype and leaves that one as it is."""
+    if call.name not in _ADD or not _plain(call) or len(call.args) != 2 or call.kwargs or not all(isinstance(a, Ref) for a in call.args):
+        return None
+    first, second = (int(arg) for arg in call.args)
+    other = second if first == number else first
+    a, b = finder.values[number], finder.values[other]
+    if other == number or a.shape != b.shape or a.dtype != b.dtype or call.writes - {a.memory}:
+        return None
+    return other
+
+
+def _depthwise(finder: _Finder, index: int, call: Call) -> Found:
+    given = _arguments(call, _CONV2D)
+    if given is None or not _plain(call) or given["bias"] is not None or isinstance(given["padding"], str):
+        return None
+    x, weight = finder.values[given["input"]], finder.values[given["weight"]]
+    if len(x.shape) != 4 or not 1 < given["groups"] == x.shape[1] == weight.shape[0]:
+        return None
+    out = finder.values[call.result]
+    stride, padding, dilation = (_pair(given[name]) for name in ("stride", "padding", "dilation"))
+    if kernels.depthwise_conv_refuses(x.shape, weight.shape, stride, padding, dilation, out.dtype):
+        return None
+    run = partial(_run_depthwise, dtype=out.dtype, stride=stride, padding=padding, dilation=dilation)
+    return _chain(finder, f"depthwise {weight.shape[2]}x{weight.shape[3]}", run, (given["input"], given["weight"]), call.result, [index])
+
+
+def _run_depthwise(x: Tensor, weight: Tensor, *, dtype: torch.dtype, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    return kernels.depthwise_conv(x.to(dtype), weight.to(dtype), stride, padding, dilation)  # what autocast does before a convolution
+
+
+def _gate(finder: _Finder, index: int, call: Call) -> Found:
+    if not _plain(call) or len(call.args) != 2 or call.kwargs or call.writes or not all(isinstance(a, Ref) for a in call.args):
+        return None
+    for x, gate in (call.args, call.args[::-1]):
+        a, b = finder.values[x], finder.values[gate]
+        if len(a.shape) == 4 and b.shape == (*a.shape[:2], 1, 1) != a.shape and a.dtype == b.dtype == finder.values[call.result].dtype:
+            return _chain(finder, "scale_channels", kernels.scale_channels, (x, gate), call.result, [index])
+    return None
+
+
+def _max_pool(finder: _Finder, index: int, call: Call) -> Found:
+    given = _arguments(call, _MAX_POOL)
+    if given is None or not _plain(call) or given["return_indices"] or _pair(given["dilation"]) != (1, 1):
+        return None
+    x = finder.values[given["input"]]
+    if len(x.shape) != 4 or not isinstance(call.result, Ref):
+        return None
+    kernel = _pair(given["kernel_size"])
+    stride = _pair(given["stride"]) if given["stride"] else kernel
+    run = partial(kernels.max_pool, kernel=kernel, stride=stride, padding=_pair(given["padding"]), ceil_mode=bool(given["ceil_mode"]))
+    return _chain(finder, f"max_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def _chain(finder: _Finder, op: str, run: Callable[..., Tensor], reads: tuple[int, ...], makes: int, indices: list[int]) -> Found:
+    return Chain(op, run, tuple(int(r) for r in reads), int(makes), tuple(finder.calls[i] for i in indices)), indices
+
+
+_RULES: dict[str, tuple[Callable[[_Finder, int, Call], Found], ...]] = {
+    "batch_norm": (_batch_norm,),
+    "conv2d": (_depthwise,),
+    "max_pool2d": (_max_pool,),
+    "boolean_dispatch.<locals>.fn": (_max_pool,),
+    **{name: (_gate,) for name in _MUL},
+}
