@@ -352,7 +352,7 @@ def fast(
 
 def plain(model: nn.Module) -> nn.Module:
     """Give back the network that `fast` was called with: the same object, with the same parameters; another module is returned as it is."""
-    return model.network if _is_fast(model) else model
+    return model.network if _is_fast(model) else model  # pyright: ignore[reportReturnType]
 
 
 def _is_fast(model: object) -> bool:

@@ -218,5 +218,5 @@ _RULES: dict[str, tuple[Callable[[_Finder, int, Call], Found], ...]] = {
     "conv2d": (_depthwise,),
     "max_pool2d": (_max_pool,),
     "boolean_dispatch.<locals>.fn": (_max_pool,),
-    **{name: (_gate,) for name in _MUL},
+    **dict.fromkeys(_MUL, (_gate,)),
 }

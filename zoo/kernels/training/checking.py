@@ -17,13 +17,18 @@ from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, natural_images, products
 from zoo.kernels.report import Row
 from zoo.kernels.training.chains import steps_of
-from zoo.kernels.training.record import Recording, Ref, name_of, record
+from zoo.kernels.training.record import Recording, name_of, record
 from zoo.kernels.training.replay import Chain, Replay, bind
 
 IMAGES = 16
 """Images that a check computes with, where a batch has more."""
 DRAWS = 3
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
+
+OUTLIER = 4.0
+"""How many times worse than PyTorch's a single tensor's error may be; what is wrong is worse by orders."""
+SMALL = 0.1
+"""A tensor's error is measured by its own norm, but by no less than this share of the mean of all of its kind."""
 
 KINDS = ("outputs", "input gradient", "parameter gradients", "statistics")
 
@@ -117,17 +122,17 @@ class _Check:
         """Compare; Untraceable where even without chains the replay is wrong."""
         verdict = Verdict()
         with _Calm(), products(tf32=False), torch.enable_grad(), self._casts():
-            verdict.without = self._chains()
-            for _ in range(2):
-                verdict.errors = self._whole(verdict.without)
-                wrong = [f"{kind}: {parity}" for kind, parity in verdict.errors.items() if not parity.passes(FLOAT32_FLOOR)]
+            wrong = ""
+            ratios, verdict.without = self._chains()
+            suspects = sorted(ratios, key=lambda makes: -ratios[makes])
+            for share in (0.0, 0.25, 0.5, 1.0):  # the whole may be worse though each chain alone is not: the worst go first
+                blamed = suspects[: math.ceil(share * len(suspects))]
+                without = dict.fromkeys(blamed, f"the whole network was wrong with it: {wrong}") | verdict.without
+                verdict.errors, wrong = self._whole(without)
                 if not wrong:
+                    verdict.without = without
                     return verdict
-                _, found, _ = steps_of(self.recording, {})
-                if all(chain.makes in verdict.without for chain in found):
-                    break
-                verdict.without |= {chain.makes: f"the whole network was wrong with it; {wrong[0]}" for chain in found}
-        raise Untraceable(f"what was recorded computes something else; {wrong[0]}")
+        raise Untraceable(f"what was recorded computes something else; {wrong}")
 
     def _casts(self) -> torch.autocast:
         """Return the autocast as it is, but without its memory, which would keep copies of the copies."""
@@ -166,53 +171,77 @@ class _Check:
         groups = [[out.detach() for out in outputs], list(of_inputs), list(of_parameters), statistics]
         return _Results(tuple([t if t is not None else torch.zeros(()) for t in group] for group in groups))
 
-    def _whole(self, without: dict[int, str]) -> dict[str, Parity]:
-        """Return the errors of the replay and of the plain network by kind, over more and more sets of images until they pass."""
+    def _whole(self, without: dict[int, str]) -> tuple[dict[str, Parity], str]:
+        """Return the errors of the replay and of the plain network by kind, over more and more sets of images until they pass.
+
+        Of several tensors it is the geometric mean of their errors that is compared, which one tensor's luck moves little; and no
+        single tensor may be `OUTLIER` times worse.
+        """
         steps, _, counted = steps_of(self.recording, without)
         replay = Replay(self.recording, steps, counted)
-        ours, plain = [[0.0] * len(KINDS), [0.0] * len(KINDS)]
-        parities: dict[str, Parity] = {}
-        for draw in range(DRAWS):
-            _, spec = pytree.tree_flatten((self.args, self.kwargs))
-            exact = self._twin(self.exact)
+        _, spec = pytree.tree_flatten((self.args, self.kwargs))
 
-            def run(leaves: list[Any], module: nn.Module, spec: Any = spec) -> Any:
+        def plainly(module: nn.Module) -> Callable[[list[Any]], Any]:
+            def call(leaves: list[Any]) -> Any:
                 args, kwargs = pytree.tree_unflatten(leaves, spec)
                 return module(*args, **kwargs)
 
-            with torch.autocast(self.device.type, enabled=False):
-                right = self._results(exact, lambda leaves, m=exact: run(leaves, m), self._leaves(self.exact, draw), draw)
-            eager = self._twin()
-            usual = self._results(eager, lambda leaves, m=eager: run(leaves, m), self._leaves(None, draw), draw)
-            fast = self._twin()
-            got = self._results(fast, lambda leaves, m=fast: replay(replay.at(m), leaves), self._leaves(None, draw), draw)
-            for index in range(len(KINDS)):
-                ours[index] += _mean_square(got.groups[index], right.groups[index])
-                plain[index] += _mean_square(usual.groups[index], right.groups[index])
-            count = next((leaf.shape[0] for leaf in self._leaves(None, 0) if isinstance(leaf, Tensor) and leaf.dim()), 1) * (draw + 1)
-            parities = {
-                kind: Parity(math.sqrt(ours[i] / (draw + 1)), math.sqrt(plain[i] / (draw + 1)), count) for i, kind in enumerate(KINDS)
-            }
-            if all(parity.passes(FLOAT32_FLOOR) for parity in parities.values()):
-                break
-        return parities
+            return call
 
-    def _chains(self) -> dict[int, str]:
-        """Compare every chain with the calls that it stands for, on the values that reach it; return those that are worse."""
+        logs: dict[str, list[tuple[list[float], list[float]]]] = {kind: [] for kind in KINDS}
+        parities: dict[str, Parity] = {}
+        wrong = ""
+        for draw in range(DRAWS):
+            exact, eager, fast = self._twin(self.exact), self._twin(), self._twin()
+            with torch.autocast(self.device.type, enabled=False):
+                right = self._results(exact, plainly(exact), self._leaves(self.exact, draw), draw)
+            usual = self._results(eager, plainly(eager), self._leaves(None, draw), draw)
+            places = replay.at(fast)
+            got = self._results(fast, lambda leaves, places=places: replay(places, leaves), self._leaves(None, draw), draw)
+            count = next((leaf.shape[0] for leaf in self._leaves(None, 0) if isinstance(leaf, Tensor) and leaf.dim()), 1) * (draw + 1)
+            wrong = ""
+            for index, kind in enumerate(KINDS):
+                logs[kind].append(tuple(_logs(of.groups[index], right.groups[index]) for of in (got, usual)))  # pyright: ignore[reportArgumentType]
+                ours, plain = ([sum(column) / (draw + 1) for column in zip(*rows, strict=True)] for rows in zip(*logs[kind], strict=True))
+                if not ours:
+                    continue
+                parities[kind] = Parity(math.exp(sum(ours) / len(ours)), math.exp(sum(plain) / len(plain)), count)
+                worst = max(
+                    math.exp(a) / max(OUTLIER * math.exp(max(b, sum(plain) / len(plain))), FLOAT32_FLOOR)
+                    for a, b in zip(ours, plain, strict=True)
+                )
+                if not parities[kind].passes(FLOAT32_FLOOR):
+                    wrong = wrong or f"{kind}: {parities[kind]}"
+                elif not worst <= 1:
+                    wrong = wrong or f"{kind}: one tensor's error is {worst * OUTLIER:.1f} times PyTorch's"
+            if not wrong:
+                break
+        return parities, wrong
+
+    def _chains(self) -> tuple[dict[int, float], dict[int, str]]:
+        """Compare every chain with the calls that it stands for, on the values that reach it.
+
+        Returns:
+            by the value that a chain makes, how many times PyTorch's its error is, of those that may be used; of the others the reason.
+        """
         steps, found, counted = steps_of(self.recording, {})
         if not found:
-            return {}
+            return {}, {}
         twin = self._twin()
         replay = Replay(self.recording, [], counted)
         slots = replay.slots(replay.at(twin), self._leaves(None, 0))
         last: dict[int, int] = {number: index for index, step in enumerate(steps) for number in step.reads}
         wrong: dict[int, str] = {}
+        ratios: dict[int, float] = {}
         with torch.no_grad():
             for index, step in enumerate(steps):
                 if isinstance(step, Chain):
                     with torch.enable_grad():
-                        if reason := self._wrong(step, [slots[number] for number in step.reads]):
-                            wrong[step.makes] = reason
+                        ratio, reason = self._compared(step, [slots[number] for number in step.reads])
+                    if reason:
+                        wrong[step.makes] = reason
+                    else:
+                        ratios[step.makes] = ratio
                     calls: Sequence[Any] = step.calls
                 else:
                     calls = (step,)
@@ -221,10 +250,10 @@ class _Check:
                 for number in step.reads:
                     if last[number] == index and number not in self.recording.outputs:
                         slots[number] = None
-        return wrong
+        return ratios, wrong
 
-    def _wrong(self, chain: Chain, reads: list[Tensor]) -> str:
-        """Say in what a chain is worse than its calls, "" where it isn't."""
+    def _compared(self, chain: Chain, reads: list[Tensor]) -> tuple[float, str]:
+        """Return how many times its calls' error a chain's is, and in what it is worse than they may be, "" where it isn't."""
         places = [self.recording.values[number].place is not None for number in chain.reads]
 
         def plain(tensors: list[Tensor]) -> Tensor:
@@ -238,7 +267,7 @@ class _Check:
 
         gradient: list[Tensor] = []
 
-        def results(run: Callable[[list[Tensor]], Tensor], dtype: torch.dtype | None) -> list[list[Tensor]]:
+        def results(run: Callable[[list[Tensor]], Tensor], dtype: torch.dtype | None) -> list[Tensor]:
             given = []
             for tensor, own in zip(reads, places, strict=True):
                 twin = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
@@ -251,7 +280,7 @@ class _Check:
                 gradient.append(drawn.contiguous(memory_format=_format(out)))
             found = torch.autograd.grad(out, asked, gradient[0].to(out.dtype))
             rest = [t for t, own in zip(given, places, strict=True) if own and not t.requires_grad and t.is_floating_point()]
-            return [[out.detach()], *[[t] for t in found], *[[t] for t in rest]]
+            return [out.detach(), *found, *rest]
 
         try:
             with torch.autocast(self.device.type, enabled=False):
@@ -259,14 +288,18 @@ class _Check:
             usual = results(plain, None)
             got = results(ours, None)
         except Exception as error:  # a kernel that doesn't compile, say
-            return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            return math.inf, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        ratio = 0.0
         for index, (a, b, c) in enumerate(zip(got, usual, right, strict=True)):
-            own, eager = math.sqrt(_mean_square(a, c)), math.sqrt(_mean_square(b, c))
-            floor = FLOAT32_FLOOR if a[0].dtype == torch.float32 else 0.05 * torch.finfo(a[0].dtype).eps
-            if a[0].shape != c[0].shape or not own <= max(ALLOWED * eager, floor):
-                what = "output" if index == 0 else f"gradient or statistic {index}"
-                return f"{what}: relative error {own:.1e}, PyTorch's {eager:.1e}"
-        return ""
+            what = "output" if index == 0 else f"gradient or statistic {index}"
+            if a.shape != c.shape or a.dtype != b.dtype:
+                return math.inf, f"{what}: {a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
+            own, eager = (math.exp(_logs([t], [c])[0]) for t in (a, b))
+            allowed = max(ALLOWED * eager, FLOAT32_FLOOR if a.dtype == torch.float32 else 0.05 * torch.finfo(a.dtype).eps)
+            if not own <= allowed:
+                return math.inf, f"{what}: relative error {own:.1e}, PyTorch's {eager:.1e}"
+            ratio = max(ratio, own / allowed)
+        return ratio, ""
 
 
 def _format(like: Tensor) -> torch.memory_format:
@@ -274,15 +307,18 @@ def _format(like: Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
-def _mean_square(got: list[Tensor], right: list[Tensor]) -> float:
-    """Return the mean over tensors of the squared relative error; infinite where a number is missing."""
-    total = torch.zeros((), dtype=torch.float64)
-    sizes = [float(b.double().norm()) for b in right]
-    floor = 1e-6 * max(sizes, default=0.0) + 1e-30  # a gradient that is zero but for rounding says nothing
+def _logs(got: list[Tensor], right: list[Tensor]) -> list[float]:
+    """Return the logarithm of each tensor's relative error; infinite where a number is missing.
+
+    A tensor that is small beside the others, as the gradient of a shift that the next BatchNorm takes out again, is measured by them.
+    """
+    sizes = [float(torch.linalg.vector_norm(b, dtype=torch.float64)) for b in right]
+    floor = SMALL * math.sqrt(sum(size * size for size in sizes) / max(1, len(sizes))) + 1e-30
+    found = []
     for a, b, size in zip(got, right, sizes, strict=True):
-        total += float((a.double() - b.double()).norm()) ** 2 / max(size, floor) ** 2
-    value = float(total) / max(1, len(right))
-    return value if math.isfinite(value) else math.inf
+        error = float(torch.linalg.vector_norm(a.to(b.dtype) - b, dtype=torch.float64)) / max(size, floor)
+        found.append(math.log(max(error, 1e-12)) if math.isfinite(error) else math.inf)
+    return found
 
 
 class _Calm(TorchFunctionMode):
@@ -298,5 +334,9 @@ class _Calm(TorchFunctionMode):
         if name in ("uniform_", "normal_", "random_", "exponential_"):
             return args[0].fill_(0.5)
         if name in ("rand", "randn", "rand_like", "randn_like", "bernoulli"):
-            return torch.full_like(args[0], 0.5) if isinstance(args[0], Tensor) else torch.full(args if isinstance(args[0], int) else args[0], 0.5)
+            return (
+                torch.full_like(args[0], 0.5)
+                if isinstance(args[0], Tensor)
+                else torch.full(args if isinstance(args[0], int) else args[0], 0.5)
+            )
         return func(*args, **kwargs)

@@ -285,5 +285,5 @@ class _Recorder(TorchFunctionMode):
 
 
 def _saved_tensor_hooks() -> Any:
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    top = getattr(getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None)
     return None if top is None else top(False)

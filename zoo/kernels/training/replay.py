@@ -130,7 +130,7 @@ class Places:
     def fill(self, slots: list[Any]) -> None:
         """Put the present tensors into a list by their numbers; Moved where one is another kind of thing now."""
         for number, holder, name, shape, dtype in self._found:
-            tensor = holder.get(name)
+            tensor: Any = holder.get(name)
             if type(tensor) not in _PLAIN or tensor.dtype != dtype or tensor.shape != shape:
                 raise Moved(name)
             slots[number] = tensor
@@ -188,8 +188,8 @@ def _call_runner(call: Call) -> Callable[[list[Any]], None]:
     flat, spec = pytree.tree_flatten((call.args, call.kwargs))
     refs = [(index, int(leaf)) for index, leaf in enumerate(flat) if isinstance(leaf, Ref)]
     simple = not call.kwargs and all(not isinstance(arg, tuple | list | dict) or not _has_ref(arg) for arg in call.args)
+    template = list(call.args)
     if simple:
-        template = list(call.args)
         refs = [(index, int(arg)) for index, arg in enumerate(call.args) if isinstance(arg, Ref)]
 
     def call_it(slots: list[Any]) -> Any:
@@ -219,7 +219,10 @@ def _call_runner(call: Call) -> Callable[[list[Any]], None]:
     def inside(slots: list[Any]) -> None:
         casts = call.autocast
         device = next((slots[n].device.type for n in call.reads), "cpu")
-        with nullcontext() if call.grad else torch.no_grad(), nullcontext() if casts is None else torch.autocast(device, casts[1], casts[0]):
+        with (
+            nullcontext() if call.grad else torch.no_grad(),
+            nullcontext() if casts is None else torch.autocast(device, casts[1], casts[0]),
+        ):
             step(slots)
 
     return inside

@@ -201,7 +201,7 @@ def fast_step(
     loss: Callable[[Any, Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
     *,
-    dtype: torch.dtype | None | str = "auto",
+    dtype: torch.dtype | str | None = "auto",
     scaler: Any = None,
     clip: float | None = None,
 ) -> FastStep:
