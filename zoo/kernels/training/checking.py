@@ -67,10 +67,13 @@ def checked(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], k
     recording = record(network, args, kwargs, device)
     key = _kind(recording, device)
     if (verdict := known.get(key)) is None:
-        few_args, few_kwargs = _few(args, kwargs, device)
-        few = record(network, few_args, few_kwargs, device)
-        if _kind(few, device) != key:  # what doesn't go by images is checked as it is
-            few, few_args, few_kwargs = recording, args, kwargs
+        few, few_args, few_kwargs = recording, args, kwargs
+        if (fewer := _few(args, kwargs)) is not None:
+            few = record(network, *fewer, device)
+            if _kind(few, device) == key:
+                few_args, few_kwargs = fewer
+            else:  # what doesn't go by images is checked as it is
+                few = recording
         verdict = known[key] = _Check(network, few, few_args, few_kwargs, device).verdict()
     steps, found, counted = steps_of(recording, verdict.without)
     notes = [f"{kind}: {parity}" for kind, parity in verdict.errors.items()]
@@ -86,20 +89,12 @@ def _kind(recording: Recording, device: torch.device) -> Any:
     return tuple((call.name, call.layer) for call in recording.calls), shapes, casts
 
 
-def _few(args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, Any]:
-    """Make arguments as these with images like photographs, `IMAGES` at most."""
+def _few(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Cut arguments to `IMAGES`; None where there are no more."""
     counts = {leaf.shape[0] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()}
-    count = min(IMAGES, *counts) if len(counts) == 1 else None
-
-    def few(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        shape = leaf.shape if count is None or not leaf.dim() else (count, *leaf.shape[1:])
-        if not leaf.is_floating_point():
-            return leaf[: shape[0]] if leaf.dim() else leaf
-        return natural_images(tuple(shape), device).to(leaf.dtype)
-
-    return pytree.tree_map(few, (args, kwargs))
+    if len(counts) != 1 or counts <= set(range(IMAGES + 1)):
+        return None
+    return pytree.tree_map(lambda leaf: leaf[:IMAGES] if isinstance(leaf, Tensor) and leaf.dim() else leaf, (args, kwargs))
 
 
 @dataclass(slots=True)
