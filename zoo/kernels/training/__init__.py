@@ -9,3 +9,5 @@ step       a whole step of training as one CUDA graph
 """
 
 from zoo.kernels.training.network import FastTraining as FastTraining
+from zoo.kernels.training.step import FastStep as FastStep
+from zoo.kernels.training.step import fast_step as fast_step

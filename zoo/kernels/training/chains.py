@@ -67,13 +67,17 @@ class _Finder:
     """What rules ask of a recording."""
 
     def __init__(self, recording: Recording, gone: set[int]) -> None:
-        self.values, self.calls = recording.values, recording.calls
+        self.values, self.calls, self.device = recording.values, recording.calls, recording.device
         self.readers: dict[int, list[int]] = {}
         for index, call in enumerate(recording.calls):
             if index not in gone:
                 for number in dict.fromkeys(call.reads):
                     self.readers.setdefault(number, []).append(index)
         self.outputs = {leaf for leaf in recording.outputs if isinstance(leaf, Ref)}
+
+    def like(self, number: int) -> Tensor:
+        """Return a tensor without data like a value."""
+        return kernels.stand_in(self.values[number].shape, self.values[number].dtype)
 
     def follower(self, number: int) -> int | None:
         """Return the one call that reads a value, if there is only one."""
@@ -115,6 +119,9 @@ def _activation(call: Call) -> str | None:
     if name == "hardtanh":
         given = _arguments(call, {"input": None, "min_val": -1.0, "max_val": 1.0, "inplace": False})
         return "relu6" if given is not None and (given["min_val"], given["max_val"]) == (0, 6) else None
+    if name == "leaky_relu":
+        given = _arguments(call, {"input": None, "negative_slope": 0.01, "inplace": False})
+        return None if given is None else f"leaky_relu_{given['negative_slope']:g}"
     return None
 
 
@@ -143,8 +150,12 @@ def _batch_norm(finder: _Finder, index: int, call: Call) -> Found:
         name = _activation(finder.calls[after])
         grown = [*indices, after], [*inner, number]
         reads = [x, weight, bias, mean, var, *([] if residual is None else [residual])]
-        if name is not None and name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after):
+        if name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after):
             (indices, inner), act, number = grown, name, int(finder.calls[after].result)
+    parameters: list[Tensor | None] = [finder.like(part) for part in (weight, bias, mean, var)]
+    other = None if residual is None else finder.like(residual)
+    if kernels.batch_norm_act_refuses(finder.device, finder.like(x), parameters, other, act):
+        return None
     run = partial(kernels.batch_norm_act, momentum=given["momentum"], eps=given["eps"], act=act)
     reads = (x, weight, bias, mean, var, *(() if residual is None else (residual,)))
     words = "batch_norm" + ("" if residual is None else " + residual") + ("" if act == "none" else f" + {act}")
@@ -172,7 +183,7 @@ def _depthwise(finder: _Finder, index: int, call: Call) -> Found:
         return None
     out = finder.values[call.result]
     stride, padding, dilation = (_pair(given[name]) for name in ("stride", "padding", "dilation"))
-    if kernels.depthwise_conv_refuses(x.shape, weight.shape, stride, padding, dilation, out.dtype):
+    if kernels.depthwise_conv_refuses(finder.device, finder.like(given["input"]), finder.like(given["weight"]), stride, padding, dilation):
         return None
     run = partial(_run_depthwise, dtype=out.dtype, stride=stride, padding=padding, dilation=dilation)
     return _chain(finder, f"depthwise {weight.shape[2]}x{weight.shape[3]}", run, (given["input"], given["weight"]), call.result, [index])

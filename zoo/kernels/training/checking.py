@@ -148,7 +148,9 @@ class _Check:
         for leaf in pytree.tree_leaves((self.args, self.kwargs)):
             if isinstance(leaf, Tensor) and leaf.is_floating_point():
                 made = natural_images(tuple(leaf.shape), self.device, seed).to(leaf.dtype).to(dtype or leaf.dtype)
-                leaves.append(made.contiguous(memory_format=_format(leaf)).requires_grad_())
+                last = leaf.dim() == 4 and leaf.is_cuda  # as a fast network lays them out
+                made = made.contiguous(memory_format=torch.channels_last) if last else made
+                leaves.append(made.requires_grad_())
             else:
                 leaves.append(leaf)
         return leaves

@@ -80,6 +80,7 @@ class Recording:
     outputs: list[Any]
     """Flat leaves of what the network returns, a `Ref` for each tensor."""
     spec: Any
+    device: torch.device
     tied: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
     """Other places of the same parameter."""
 
@@ -139,7 +140,7 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
     outputs = [Ref(recorder.value_of(leaf).number) if isinstance(leaf, Tensor) else leaf for leaf in flat]
     if not any(isinstance(leaf, Ref) for leaf in outputs):
         raise Untraceable(f"{type(network).__name__} returns no tensor")
-    return Recording(recorder.values, recorder.calls, inputs, outputs, out_spec, tied)
+    return Recording(recorder.values, recorder.calls, inputs, outputs, out_spec, device, tied)
 
 
 def _without_data(
