@@ -294,7 +294,16 @@ class _BatchNormAct(torch.autograd.Function):
         of_x, sums, *more = gradients(gradient, x, weight, bias, stats, kept, act=ctx.act, group=ctx.group, of_x=needed[0])
         of_weight = sums[1].to(weight.dtype) if weight is not None and needed[1] else None
         of_bias = sums[0].to(bias.dtype) if bias is not None and needed[2] else None
-        return of_x if needed[0] else None, of_weight, of_bias, None, None, (more[0] if more else gradient) if needed[5] else None, None, None
+        return (
+            of_x if needed[0] else None,
+            of_weight,
+            of_bias,
+            None,
+            None,
+            (more[0] if more else gradient) if needed[5] else None,
+            None,
+            None,
+        )
 
 
 def _plain(tensors: tuple[Any, ...], options: dict[str, Any], group: Any) -> tuple[Tensor, Tensor]:
