@@ -81,8 +81,8 @@ def reduce_kernel(
 
 
 @triton.jit
-def add_kernel(partials, out, parts, channels, BR: tl.constexpr, BC: tl.constexpr, OVERLAP: tl.constexpr):
-    """Add rows of `channels` floats."""
+def add_kernel(partials, out, parts, channels, TURNED: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, OVERLAP: tl.constexpr):
+    """Add rows of `channels` floats; where they are TURNED rows in one, write the columns of those as rows."""
     begin(OVERLAP)
     c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
     lane = tl.arange(0, BR)[:, None]
@@ -90,7 +90,8 @@ def add_kernel(partials, out, parts, channels, BR: tl.constexpr, BC: tl.constexp
     for first in range(0, parts, BR):
         there = (first + lane < parts) & (c < channels)
         sums += tl.load(partials + ((first + lane) * channels + c), mask=there, other=0.0)
-    tl.store(out + c, tl.sum(sums, axis=0, keep_dims=True), mask=c < channels)
+    to = out + ((c % (channels // TURNED)) * TURNED + c // (channels // TURNED))
+    tl.store(to, tl.sum(sums, axis=0, keep_dims=True).to(out.dtype.element_ty), mask=c < channels)
 
 
 @triton.jit
@@ -159,13 +160,23 @@ def reduce(
         add(partials, sums)
 
 
-def add(partials: Tensor, out: Tensor) -> Tensor:
-    """Write the sum of partial sums over their first axis, always in the same order."""
+def add(partials: Tensor, out: Tensor, *, turned: int = 1) -> Tensor:
+    """Write the sum of partial sums over their first axis, always in the same order.
+
+    Args:
+        partials: float32, one row of sums a program.
+        out: as many elements as a row has, contiguous.
+        turned: `out` is the transpose of so many rows that each row of `partials` is made of.
+
+    Returns:
+        `out`.
+    """
     parts, channels = partials.shape[0], out.numel()
     rows = min(triton.next_power_of_2(parts), 512)
     across = min(16, triton.next_power_of_2(channels))
-    warps = 8 if rows * across > 1024 else 4
-    add_kernel[(triton.cdiv(channels, across),)](partials, out, parts, channels, BR=rows, BC=across, num_warps=warps, **overlap(partials))
+    add_kernel[(triton.cdiv(channels, across),)](
+        partials, out, parts, channels, TURNED=turned, BR=rows, BC=across, num_warps=8 if rows * across > 1024 else 4, **overlap(partials)
+    )  # fmt: skip
     return out
 
 
