@@ -42,8 +42,8 @@ def begin(
     made = FastTraining(network, dtype, progress)
     casts = None if dtype == torch.float32 else dtype
 
-    def refuse(module: nn.Module, args: Any, kwargs: Any) -> None:
-        record(module, args, kwargs, there)
+    def refuse(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any]) -> None:
+        record(module, tuple(arg.to(there) for arg in args), kwargs, there)
 
     try:
         args = asked.example_of(network, example, there, IMAGES.get(kind, 2), refuse)

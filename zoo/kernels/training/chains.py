@@ -183,14 +183,15 @@ def _depthwise(finder: _Finder, index: int, call: Call) -> Found:
         return None
     out = finder.values[call.result]
     stride, padding, dilation = (_pair(given[name]) for name in ("stride", "padding", "dilation"))
-    if kernels.depthwise_conv_refuses(finder.device, finder.like(given["input"]), finder.like(given["weight"]), stride, padding, dilation):
+    maps = (finder.like(number) for number in (given["input"], given["weight"], call.result))
+    if kernels.depthwise_conv_refuses(finder.device, *maps, stride, padding, dilation):
         return None
     run = partial(_run_depthwise, dtype=out.dtype, stride=stride, padding=padding, dilation=dilation)
     return _chain(finder, f"depthwise {weight.shape[2]}x{weight.shape[3]}", run, (given["input"], given["weight"]), call.result, [index])
 
 
 def _run_depthwise(x: Tensor, weight: Tensor, *, dtype: torch.dtype, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    return kernels.depthwise_conv(x.to(dtype), weight.to(dtype), stride, padding, dilation)  # what autocast does before a convolution
+    return kernels.depthwise_conv(x.to(dtype), weight, stride, padding, dilation)  # what autocast does before a convolution
 
 
 def _gate(finder: _Finder, index: int, call: Call) -> Found:
@@ -198,7 +199,8 @@ def _gate(finder: _Finder, index: int, call: Call) -> Found:
         return None
     for x, gate in (call.args, call.args[::-1]):
         a, b = finder.values[x], finder.values[gate]
-        if len(a.shape) == 4 and b.shape == (*a.shape[:2], 1, 1) != a.shape and a.dtype == b.dtype == finder.values[call.result].dtype:
+        fits = len(a.shape) == 4 and b.shape == (*a.shape[:2], 1, 1) != a.shape and a.dtype == b.dtype
+        if fits and not kernels.scale_channels_refuses(finder.device, finder.like(x), finder.like(gate)):
             return _chain(finder, "scale_channels", kernels.scale_channels, (x, gate), call.result, [index])
     return None
 
@@ -211,8 +213,10 @@ def _max_pool(finder: _Finder, index: int, call: Call) -> Found:
     if len(x.shape) != 4 or not isinstance(call.result, Ref):
         return None
     kernel = _pair(given["kernel_size"])
-    stride = _pair(given["stride"]) if given["stride"] else kernel
-    run = partial(kernels.max_pool, kernel=kernel, stride=stride, padding=_pair(given["padding"]), ceil_mode=bool(given["ceil_mode"]))
+    window = {"kernel": kernel, "stride": _pair(given["stride"]) if given["stride"] else kernel, "padding": _pair(given["padding"])}
+    if kernels.max_pool_refuses(finder.device, finder.like(given["input"]), **window, ceil_mode=bool(given["ceil_mode"])):
+        return None
+    run = partial(kernels.max_pool, **window, ceil_mode=bool(given["ceil_mode"]))
     return _chain(finder, f"max_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
 
 

@@ -1,18 +1,19 @@
-"""The ops that chains call: on a GPU those of `zoo.kernels.ops`, on a CPU PyTorch's functions, of the same numbers.
+"""The ops that chains call: on a GPU those of `zoo.kernels.differentiable`, on a CPU PyTorch's functions, of the same numbers.
 
-A function that is named `…_refuses` says, of shapes and dtypes alone, why the kernel would not take its arguments.
+A function that is named `…_refuses` says, of shapes and dtypes alone, why kernels would not take its arguments.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+Pair = tuple[int, int]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "none": None,
     "relu": F.relu,
@@ -26,7 +27,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 
 def on_kernels(device: torch.device) -> bool:
     """Tell whether kernels compute what lies there."""
-    return device.type == "cuda"
+    return device.type == "cuda" and _triton()
+
+
+@lru_cache(maxsize=1)
+def _triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def batch_norm_act(
@@ -43,9 +49,9 @@ def batch_norm_act(
 ) -> Tensor:
     """Normalise a map by its own statistics, add a residual, apply an activation; the running statistics are updated as torch's."""
     if on_kernels(x.device):
-        from zoo.kernels.ops import batch_norm_act as op
+        from zoo.kernels import differentiable as ops
 
-        return op.batch_norm_act(x, weight, bias, running_mean, running_var, residual, momentum=momentum, eps=eps, act=act)
+        return ops.batch_norm_act(x, weight, bias, running_mean, running_var, residual, momentum=momentum, eps=eps, act=act)
     y = F.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
     y = y if residual is None else y + residual
     function = ACTIVATIONS[act]
@@ -61,27 +67,68 @@ def batch_norm_act_refuses(device: torch.device, x: Tensor, parameters: list[Ten
     return op.supports(x, *parameters, residual, act=act)  # pyright: ignore[reportCallIssue]
 
 
-def depthwise_conv(x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]) -> Tensor:
-    """Convolve each channel with its own kernel."""
-    return F.conv2d(x, weight, None, stride, padding, dilation, x.shape[1])
+def depthwise_conv(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
+    """Convolve each channel with its own kernel, which is rounded to the dtype of `x`."""
+    if on_kernels(x.device):
+        from zoo.kernels import differentiable as ops
+
+        return ops.depthwise_conv(x, weight, stride, padding, dilation)
+    return F.conv2d(x, weight.to(x.dtype), None, stride, padding, dilation, x.shape[1])
 
 
-def depthwise_conv_refuses(device: torch.device, x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: tuple[int, int]) -> str:
+def depthwise_conv_refuses(
+    device: torch.device, x: Tensor, weight: Tensor, out: Tensor, stride: Pair, padding: Pair, dilation: Pair
+) -> str:
     """Say why; tensors without data."""
-    del device, x, stride, padding
     if weight.shape[1] != 1:
         return "several output channels an input channel"
-    return "" if dilation == (1, 1) else "dilated"
+    if not on_kernels(device):
+        return ""
+    from zoo.kernels.ops import depthwise, depthwise_input_grad, depthwise_weight_grad
+
+    (top, left), kernel = padding, (weight.shape[2], weight.shape[3])
+    taken, read = stand_in(tuple(weight.shape), out.dtype), stand_in(tuple(x.shape), out.dtype)
+    return (
+        depthwise.supports(read, taken, None, stride=stride, padding=(top, top, left, left), dilation=dilation)
+        or depthwise_input_grad.supports(out, taken, size=x.shape[2:], stride=stride, padding=padding, dilation=dilation)
+        or depthwise_weight_grad.supports(out, read, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+    )
 
 
-def max_pool(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], ceil_mode: bool) -> Tensor:
+def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool) -> Tensor:
     """Take the largest pixel of each window."""
+    if on_kernels(x.device):
+        from zoo.kernels import differentiable as ops
+
+        return ops.max_pool(x, kernel, stride, padding, ceil_mode)
     return F.max_pool2d(x, kernel, stride, padding, 1, ceil_mode)
 
 
+def max_pool_refuses(device: torch.device, x: Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return ""
+    from zoo.kernels.ops import max_pool as op
+
+    return op.supports(x, kernel=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
+
+
 def scale_channels(x: Tensor, gate: Tensor) -> Tensor:
-    """Multiply each channel by a number of its own."""
+    """Multiply each image's channels by factors of their own."""
+    if on_kernels(x.device):
+        from zoo.kernels import differentiable as ops
+
+        return ops.scale_channels(x, gate)
     return x * gate
+
+
+def scale_channels_refuses(device: torch.device, x: Tensor, gate: Tensor) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return ""
+    from zoo.kernels.ops import scale_channels_grad as op
+
+    return op.supports(x, x, stand_in((gate.shape[0], gate.shape[1]), gate.dtype))
 
 
 @lru_cache(maxsize=1024)

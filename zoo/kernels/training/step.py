@@ -57,6 +57,7 @@ class FastStep:
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._eager: dict[Any, int] = {}
         self._pool: Any = None
+        self._stream: Any = None
         self._last: _Graph | None = None
 
     @property
@@ -148,7 +149,7 @@ class FastStep:
 
     def _aside(self, images: Tensor, target: Tensor) -> Tensor:
         """Do a step as it is, on a stream of its own: what it leaves behind must not tie a capture to the caller's stream."""
-        stream = torch.cuda.Stream(self.device)
+        stream = self._stream = self._stream or torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             loss = self._plainly(images, target)
