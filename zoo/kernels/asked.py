@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from zoo.kernels.parity import natural_images, own_dtype
 from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.training.shared import groups
 
 
 def core(model: nn.Module) -> nn.Module:
@@ -34,7 +35,7 @@ def check(model: nn.Module) -> None:
         if tensor.device.type == "meta":
             raise ValueError(f"{name} of {type(model).__name__} is on the meta device, without values; load its weights first")
     try:
-        copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+        copy.deepcopy(model, groups(model) | {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     except Exception as error:  # whatever the part that refuses raises
         raise ValueError(f"{type(model).__name__} can't be copied, which fast() has to do: {type(error).__name__}: {error}") from error
 

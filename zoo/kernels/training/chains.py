@@ -17,6 +17,7 @@ _BATCH_NORM = {
     "input": None, "running_mean": None, "running_var": None, "weight": None, "bias": None,
     "training": False, "momentum": 0.1, "eps": 1e-5,
 }  # fmt: skip
+_SHARED = {**_BATCH_NORM, "training": True, "group": None}
 _CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 _ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
@@ -99,7 +100,7 @@ class _Finder:
             if index in indices:
                 continue
             call = self.calls[index]
-            if call.writes & memory or (call.name == "batch_norm" and buffers & set(call.reads)):
+            if call.writes & memory or (call.name in ("batch_norm", "shared_batch_norm") and buffers & set(call.reads)):
                 return False
         return True
 
@@ -133,7 +134,7 @@ def _plain(call: Call) -> bool:
 
 
 def _batch_norm(finder: _Finder, index: int, call: Call) -> Found:
-    given = _arguments(call, _BATCH_NORM)
+    given = _arguments(call, _SHARED if call.name == "shared_batch_norm" else _BATCH_NORM)
     if given is None or not _plain(call) or not isinstance(given["momentum"], float) or not given["training"]:
         return None
     names = ("input", "weight", "bias", "running_mean", "running_var")
@@ -156,9 +157,9 @@ def _batch_norm(finder: _Finder, index: int, call: Call) -> Found:
     other = None if residual is None else finder.like(residual)
     if kernels.batch_norm_act_refuses(finder.device, finder.like(x), parameters, other, act):
         return None
-    run = partial(kernels.batch_norm_act, momentum=given["momentum"], eps=given["eps"], act=act)
+    run = partial(kernels.batch_norm_act, momentum=given["momentum"], eps=given["eps"], act=act, group=given.get("group"))
     reads = (x, weight, bias, mean, var, *(() if residual is None else (residual,)))
-    words = "batch_norm" + ("" if residual is None else " + residual") + ("" if act == "none" else f" + {act}")
+    words = call.name + ("" if residual is None else " + residual") + ("" if act == "none" else f" + {act}")
     return _chain(finder, words, run, reads, number, indices)
 
 
@@ -230,6 +231,7 @@ def _chain(finder: _Finder, op: str, run: Callable[..., Tensor], reads: tuple[in
 
 _RULES: dict[str, tuple[Callable[[_Finder, int, Call], Found], ...]] = {
     "batch_norm": (_batch_norm,),
+    "shared_batch_norm": (_batch_norm,),
     "conv2d": (_depthwise,),
     "max_pool2d": (_max_pool,),
     "boolean_dispatch.<locals>.fn": (_max_pool,),

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, natural_images, products
 from zoo.kernels.report import Row
+from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording, name_of, record
 from zoo.kernels.training.replay import Chain, Replay, bind
@@ -116,7 +117,7 @@ class _Check:
     def verdict(self) -> Verdict:
         """Compare; Untraceable where even without chains the replay is wrong."""
         verdict = Verdict()
-        with _Calm(), products(tf32=False), torch.enable_grad(), self._casts():
+        with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), self._casts():
             wrong = ""
             ratios, verdict.without = self._chains()
             suspects = sorted(ratios, key=lambda makes: -ratios[makes])
@@ -136,11 +137,11 @@ class _Check:
 
     def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""
-        memo: dict[int, Any] = {}
+        memo = shared.groups(self.network)
         for tensor in (*self.network.parameters(), *self.network.buffers()):
             moved = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
             memo[id(tensor)] = nn.Parameter(moved, tensor.is_floating_point()) if isinstance(tensor, nn.Parameter) else moved
-        return copy.deepcopy(self.network, memo)
+        return shared.lonely(copy.deepcopy(self.network, memo))
 
     def _leaves(self, dtype: torch.dtype | None, seed: int) -> list[Any]:
         """Return the flat arguments of a call, those of floating numbers asking for gradients."""

@@ -8,10 +8,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from zoo.kernels.training import shared
 
 Pair = tuple[int, int]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
@@ -46,12 +49,17 @@ def batch_norm_act(
     momentum: float,
     eps: float,
     act: str,
+    group: Any = None,
 ) -> Tensor:
-    """Normalise a map by its own statistics, add a residual, apply an activation; the running statistics are updated as torch's."""
-    if on_kernels(x.device):
+    """Normalise a map by its own statistics, add a residual, apply an activation; the running statistics are updated as torch's.
+
+    With a group of processes they are the statistics of all their pixels, but for a check, which each process does by itself.
+    """
+    group = None if shared.is_alone() else group
+    if on_kernels(x.device) or group is not None:
         from zoo.kernels import differentiable as ops
 
-        return ops.batch_norm_act(x, weight, bias, running_mean, running_var, residual, momentum=momentum, eps=eps, act=act)
+        return ops.batch_norm_act(x, weight, bias, running_mean, running_var, residual, momentum=momentum, eps=eps, act=act, group=group)
     y = F.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
     y = y if residual is None else y + residual
     function = ACTIVATIONS[act]

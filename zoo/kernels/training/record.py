@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
+from zoo.kernels.training import shared
 
 _STOPS = {
     "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "grad", "numpy", "tolist", "__set__", "set_",
@@ -111,6 +112,7 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
     places: dict[int, tuple[tuple[str, str], Tensor]] = {}
     tied: dict[tuple[str, str], list[tuple[str, str]]] = {}
     twin = _without_data(network, fake, places, tied)
+    shared.stand_in(twin)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     stand_ins = [fake.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     recorder = _Recorder(places, device.type)
@@ -147,7 +149,7 @@ def _without_data(
     network: nn.Module, fake: Any, places: dict[int, tuple[tuple[str, str], Tensor]], tied: dict[tuple[str, str], list[tuple[str, str]]]
 ) -> nn.Module:
     """Copy the modules with every parameter and buffer replaced by one without data; other tensors stay those of the network."""
-    memo: dict[int, Any] = {}
+    memo = shared.groups(network)
     for path, module in network.named_modules(remove_duplicate=False):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None:
