@@ -264,6 +264,9 @@ class _Check:
             return chain.run(*tensors)
 
         gradient: list[Tensor] = []
+        compared: list[str] = []
+        values = [self.recording.values[number] for number in chain.reads]
+        names = [value.place[1] if value.place is not None else f"map {index}" for index, value in enumerate(values)]
 
         def results(run: Callable[[list[Tensor]], Tensor], dtype: torch.dtype | None) -> list[Tensor]:
             given = []
@@ -277,8 +280,11 @@ class _Check:
                 drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.device, self.dtype)
                 gradient.append(drawn.contiguous(memory_format=_format(out)))
             found = torch.autograd.grad(out, asked, gradient[0].to(out.dtype))
-            rest = [t for t, own in zip(given, places, strict=True) if own and not t.requires_grad and t.is_floating_point()]
-            return [out.detach(), *found, *rest]
+            still = [i for i, (t, own) in enumerate(zip(given, places, strict=True)) if own and not t.requires_grad]
+            still = [i for i in still if given[i].is_floating_point()]
+            compared[:] = ["output", *(f"gradient of {names[i]}" for i, t in enumerate(given) if t.requires_grad)]
+            compared.extend(f"statistic {names[i]}" for i in still)
+            return [out.detach(), *found, *(given[i] for i in still)]
 
         try:
             with torch.autocast(self.device.type, enabled=False):
@@ -288,8 +294,7 @@ class _Check:
         except Exception as error:  # a kernel that doesn't compile, say
             return math.inf, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         ratio = 0.0
-        for index, (a, b, c) in enumerate(zip(got, usual, right, strict=True)):
-            what = "output" if index == 0 else f"gradient or statistic {index}"
+        for what, a, b, c in zip(compared, got, usual, right, strict=True):
             if a.shape != c.shape or a.dtype != b.dtype:
                 return math.inf, f"{what}: {a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
             own, eager = (math.exp(_logs([t], [c])[0]) for t in (a, b))

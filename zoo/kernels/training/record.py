@@ -114,7 +114,7 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
     twin = _without_data(network, fake, places, tied)
     shared.stand_in(twin)
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    stand_ins = [fake.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    stand_ins = [_stand_in(fake, leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     recorder = _Recorder(places, device.type)
     inputs = [(index, recorder.define(leaf).number) for index, leaf in enumerate(stand_ins) if isinstance(leaf, Tensor)]
     fake_args, fake_kwargs = pytree.tree_unflatten(stand_ins, spec)
@@ -143,6 +143,15 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
     if not any(isinstance(leaf, Ref) for leaf in outputs):
         raise Untraceable(f"{type(network).__name__} returns no tensor")
     return Recording(recorder.values, recorder.calls, inputs, outputs, out_spec, device, tied)
+
+
+def _stand_in(fake: Any, leaf: Tensor) -> Tensor:
+    """Return a tensor without data like an argument, no leaf that asks for a gradient: those may be written in place."""
+    made = fake.from_tensor(leaf.detach())
+    if not leaf.is_floating_point():
+        return made
+    with torch.enable_grad(), fake:
+        return made.requires_grad_().clone()
 
 
 def _without_data(
@@ -206,6 +215,7 @@ class _Recorder(TorchFunctionMode):
         self.calls: list[Call] = []
         self.layers: list[str] = []
         self._known: dict[int, Value] = {}
+        self._makers: dict[int, type] = {}
         self._alive: list[Tensor] = []
         self._casts = self._autocast()
         self._saving = _saved_tensor_hooks()
@@ -224,18 +234,22 @@ class _Recorder(TorchFunctionMode):
         value = Value(len(self.values), tuple(tensor.shape), tensor.dtype, memory, place, constant)
         self.values.append(value)
         self._known[id(tensor)] = value
+        self._makers[id(tensor)] = type(tensor.grad_fn)
         self._alive.append(tensor)
         return value
 
     def value_of(self, tensor: Tensor) -> Value:
         if (value := self._known.get(id(tensor))) is not None:
+            kind = type(tensor.grad_fn)
+            if kind is not self._makers[id(tensor)] and issubclass(kind, torch.autograd.function.BackwardCFunction):
+                raise Untraceable(f"{self._where()}an autograd function has a backward of its own, which a recording would not call")
             return value
         if (known := self.places.get(id(tensor))) is not None:
             return self.define(tensor, place=known[0])
         from torch._subclasses.fake_tensor import FakeTensor
 
         if isinstance(tensor, FakeTensor):
-            raise Untraceable(f"{self._where()}a tensor appeared that no recorded call made, of an autograd function of its own perhaps")
+            raise Untraceable(f"{self._where()}a tensor appeared that no recorded call made, perhaps of an autograd function")
         return self.define(tensor, constant=tensor)
 
     def _where(self) -> str:
