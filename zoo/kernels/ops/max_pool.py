@@ -180,9 +180,7 @@ def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generat
 
 
 @torch.library.custom_op("kernelzoo::max_pool", mutates_args=())
-def max_pool(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] = (0, 0), ceil_mode: bool = False
-) -> list[Tensor]:
+def max_pool(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool) -> list[Tensor]:
     """Compute `reference` by the kernel where it can run."""
     window: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
     if kernels_run(x) and not supports(x, **window):
@@ -191,6 +189,6 @@ def max_pool(
 
 
 @max_pool.register_fake
-def _(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] = (0, 0), ceil_mode: bool = False) -> list[Tensor]:
+def _(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool) -> list[Tensor]:
     shape = (*x.shape[:2], *out_sizes(x, kernel, stride, padding, ceil_mode))
     return [empty_map(*shape, like=x), empty_map(*shape, like=x, dtype=torch.uint8)]

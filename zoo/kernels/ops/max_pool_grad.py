@@ -196,7 +196,7 @@ def max_pool_grad(
     size: Sequence[int],
     kernel: Sequence[int],
     stride: Sequence[int],
-    padding: Sequence[int] = (0, 0),
+    padding: Sequence[int],
 ) -> Tensor:
     """Compute `reference` by the kernel where it can run."""
     shape: dict[str, Any] = {"size": size, "kernel": kernel, "stride": stride, "padding": padding}
@@ -212,6 +212,6 @@ def _(
     size: Sequence[int],
     kernel: Sequence[int],
     stride: Sequence[int],
-    padding: Sequence[int] = (0, 0),
+    padding: Sequence[int],
 ) -> Tensor:
     return empty_map(*gradient.shape[:2], *size, like=gradient)
