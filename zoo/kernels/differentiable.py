@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from zoo.kernels.differentiable_norms import batch_norm_act, conv_stats, norm_act_conv
 from zoo.kernels.ops import (
     cross_entropy as _entropy,
 )
@@ -30,10 +31,9 @@ from zoo.kernels.ops import (
 )
 from zoo.kernels.ops._depthwise import pack
 from zoo.kernels.ops._layout import pixel_stride
-from zoo.kernels.ops.batch_norm_act import batch_norm_act
 from zoo.kernels.ops.pointwise import kernels_run
 
-__all__ = ["batch_norm_act", "cross_entropy", "depthwise_conv", "max_pool", "scale_channels"]
+__all__ = ["batch_norm_act", "conv_stats", "cross_entropy", "depthwise_conv", "max_pool", "norm_act_conv", "scale_channels"]
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zoo.kernels.differentiable import batch_norm_act, conv_stats, norm_act_conv
 from zoo.kernels.ops import batch_norm_act as forward
 from zoo.kernels.ops import batch_norm_act_grad as backward
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES, slope
-from zoo.kernels.ops.batch_norm_act import batch_norm_act
 
 OPTIONS: dict[str, Any] = {"momentum": 0.1, "eps": 1e-5}
 
@@ -214,6 +214,48 @@ def test_what_is_refused_is_said(change: dict[str, Any], reason: str) -> None:
     args: dict[str, Any] = {"x": noise(2, 8, 3, 3), **layer(8, "cpu"), "act": "relu"}
     assert forward.supports(**args) == ""
     assert reason in forward.supports(**args | change)
+
+
+@pytest.mark.parametrize("act", ["relu", "hardswish"])
+def test_a_chain_that_never_writes_its_activations_is_torchs(act: str, device: torch.device) -> None:
+    """1x1, BN, act, 1x1, BN, act with the statistics of each map taken by the convolution that writes it."""
+    first, second = layer(8, device), layer(6, device)
+    maps = [noise(2, 5, 4, 3, device=device), noise(8, 5, 1, 1, device=device), noise(6, 8, 1, 1, device=device)]
+    gradient = noise(2, 6, 4, 3, seed=5, device=device)
+    found: list[list[Tensor]] = []
+    for ours in (True, False):
+        one, two = ({key: value.clone() for key, value in given.items()} for given in (first, second))
+        parameters = learning(*maps, *(given.pop(key) for given in (one, two) for key in ("weight", "bias")))
+        x, wide, narrow, weight1, bias1, weight2, bias2 = parameters
+        if ours:
+            y, row = conv_stats(x, wide)
+            y, row = norm_act_conv(y, weight1, bias1, **one, kernel=narrow, act=act, **OPTIONS, row=row)
+            assert row is not None
+            assert not row.requires_grad
+            y = batch_norm_act(y, weight2, bias2, **two, act=act, **OPTIONS, row=row)
+        else:
+            y = ACTIVATIONS[act](F.batch_norm(F.conv2d(x, wide), *one.values(), weight1, bias1, True, 0.1, 1e-5))
+            y = ACTIVATIONS[act](F.batch_norm(F.conv2d(y, narrow), *two.values(), weight2, bias2, True, 0.1, 1e-5))
+        y.backward(gradient)
+        found.append([y.detach(), *one.values(), *two.values(), *(p.grad for p in parameters if p.grad is not None)])
+    assert len(found[0]) == 12
+    for mine, theirs in zip(*found, strict=True):
+        assert off(mine, theirs) < 5e-6
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_convolution_behind_a_norm_of_a_slice_leaves_its_neighbours_alone(training: bool, device: torch.device) -> None:
+    """DenseNet's layers read the first channels of a buffer that the next ones write behind them."""
+    buffer = torch.full((2, 16, 3, 4), torch.nan, device=device).contiguous(memory_format=torch.channels_last)
+    buffer[:, :10] = noise(2, 10, 3, 4, device=device)
+    given, kernel = layer(10, device), noise(4, 10, 1, 1, device=device)
+    x = buffer[:, :10].detach().requires_grad_()
+    y, _ = norm_act_conv(x, **given, kernel=kernel, act="relu", training=training, **OPTIONS)
+    (of_x,) = torch.autograd.grad(y.square().sum(), x)
+    other, given = noise(2, 10, 3, 4, device=device).requires_grad_(), layer(10, device)
+    wanted = F.conv2d(F.relu(F.batch_norm(other, **given, training=training)), kernel)
+    assert off(y, wanted) < 2e-6
+    assert off(of_x, torch.autograd.grad(wanted.square().sum(), other)[0]) < 5e-6
 
 
 def test_doubles_are_computed_by_the_reference_with_its_gradient(device: torch.device) -> None:

@@ -39,7 +39,7 @@ def windows(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(window=windows(), levels=st.integers(1, 4))
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_the_references_of_pooling_are_torchs_with_its_autograd(window: dict[str, Any], levels: int) -> None:
     size = window.pop("size")
     x = (noise(2, 3, *size).double() * levels).round().requires_grad_()
@@ -58,11 +58,10 @@ def test_pooling_and_its_gradient_are_torchs(kernel: int, stride: int, padding: 
     y = max_pool(x, kernel, stride, padding, ceil_mode)
     expected = F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode)
     assert torch.equal(y, expected)
+    assert [kept.dtype for kept in getattr(y.grad_fn, "saved_tensors", ())] == [torch.uint8]
     gradient = noise(*y.shape, device=device)
     (found,) = torch.autograd.grad(y, x, gradient)
     assert off(found, torch.autograd.grad(expected, x, gradient)[0]) < 1e-6
-    (kept,) = y.grad_fn.saved_tensors if y.grad_fn is not None and hasattr(y.grad_fn, "saved_tensors") else ()
-    assert kept.dtype == torch.uint8
 
 
 def test_nan_and_minus_infinity_win_where_they_do_in_torch(device: torch.device) -> None:

@@ -10,17 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zoo.kernels.ops import _norm_cases
-from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES
-from zoo.kernels.ops._exchange import gathered, joined, row_of
+from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
+from zoo.kernels.ops._exchange import gathered
 from zoo.kernels.ops._fold import second_reading
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm import apply, join, partial_statistics
 from zoo.kernels.ops._overlap import followed_by_ours
-from zoo.kernels.ops.batch_norm_act_grad import gradients
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -136,6 +134,39 @@ def configs(x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
     return [dict(zip(keys, size, strict=True)) for size in sizes]
 
 
+def take_statistics(
+    x: Tensor,
+    row: Tensor | None,
+    stats: Tensor,
+    old: tuple[Tensor, Tensor] | None,
+    new: tuple[Tensor, ...],
+    *,
+    eps: float,
+    momentum: float,
+    training: bool,
+    group: Any,
+    config: dict[str, int] | None,
+) -> None:
+    """Write `reference`'s statistics and the new running ones; `row` as for `launch`."""
+    if training and (x.numel() or group is not None):
+        with followed_by_ours(group is None):
+            if row is None:
+                row = partial_statistics(x, config or configs(x)[0]) if x.numel() else stats.new_zeros((1, *stats.shape))
+            partials = row.view(-1, *stats.shape)
+            if group is not None:
+                partials = gathered(join(partials, torch.empty_like(partials[:1]), None, None, eps, momentum, raw=True), group)
+        with followed_by_ours(True):
+            join(partials, stats, old, new, eps, momentum)
+        return
+    if training or old is None:
+        stats.zero_()
+    else:
+        torch.stack([old[0].float(), (old[1].float() + eps).rsqrt(), torch.zeros_like(stats[2])], out=stats)
+    for before, after in zip(old or (), new, strict=True):
+        if after is not before:
+            after.copy_(before)
+
+
 def launch(
     x: Tensor,
     weight: Tensor | None,
@@ -149,12 +180,14 @@ def launch(
     act: str = "none",
     training: bool = True,
     group: Any = None,
+    row: Tensor | None = None,
     out: tuple[Tensor, ...] | None = None,
     config: dict[str, int] | None = None,
 ) -> tuple[Tensor, ...]:
     """Run the kernels; see `reference`.
 
     Args:
+        row: float32 (3, C) of this process's pixels, where whoever wrote `x` has taken its statistics already.
         group: processes whose pixels count too, a `torch.distributed` process group.
         out: results to write; the map may be a channel slice, the running statistics may be written over the old ones.
         config: one of `configs`; the first if None.
@@ -169,28 +202,10 @@ def launch(
         out += () if old is None else (torch.empty_like(old[0]), torch.empty_like(old[1]))
     y, stats, *new = out
     config = config or configs(x)[0]
-    moved = training and (x.numel() > 0 or group is not None)
-    if moved:
-        with followed_by_ours(True):
-            partials = _no_pixels(x) if not x.numel() else partial_statistics(x, config)
-        if group is not None:
-            partials = gathered(join(partials, torch.empty_like(partials[:1]), None, None, eps, momentum, raw=True), group)
-        with followed_by_ours(True):
-            join(partials, stats, old, new, eps, momentum)
-    elif training:
-        stats.zero_()
-    elif old is not None:
-        torch.stack([old[0].float(), (old[1].float() + eps).rsqrt(), torch.zeros_like(stats[2])], out=stats)
-    for before, after in zip(old or (), new, strict=True):
-        if not moved and after is not before:
-            after.copy_(before)
+    take_statistics(x, row, stats, old, tuple(new), eps=eps, momentum=momentum, training=training, group=group, config=config)
     if x.numel():
         apply(x, residual, stats, weight, bias, act, y, config)
     return out
-
-
-def _no_pixels(x: Tensor) -> Tensor:
-    return torch.zeros((1, 3, x.shape[1]), dtype=torch.float32, device=x.device)
 
 
 def cost(x: Tensor, *rest: Any, residual: Tensor | None = None, training: bool = True, **options: Any) -> tuple[int, int]:
@@ -255,113 +270,3 @@ def _(
 ) -> list[Tensor]:
     kept = [] if running_mean is None or running_var is None else [torch.empty_like(running_mean), torch.empty_like(running_var)]
     return [empty_map(*x.shape, like=x), x.new_empty((3, x.shape[1]), dtype=torch.float32), *kept]
-
-
-class _BatchNormAct(torch.autograd.Function):
-    """The kernels under autograd; running statistics move in place, which `torch.library` allows no operator with a gradient."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        residual: Tensor | None,
-        options: dict[str, Any],
-        group: Any,
-    ) -> Tensor:
-        tensors, act = (x, weight, bias, running_mean, running_var, residual), options["act"]
-        if kernels_run(x) and not supports(*tensors, **options):
-            y, stats = empty_map(*x.shape, like=x), torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
-            running = () if running_mean is None or running_var is None else (running_mean, running_var)
-            launch(*tensors, **options, group=group, out=(y, stats, *running))
-            if options["training"] and running:
-                torch.autograd.graph.increment_version(running)
-        else:
-            y, stats = _plain(tensors, options, group)
-        kept = None if residual is None or act == "none" else y if act in BY_OUTPUT else residual
-        ctx.save_for_backward(x, weight, bias, stats, kept)
-        ctx.act, ctx.group = act, group if options["training"] else None
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, stats, kept = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        of_x, sums, *more = gradients(gradient, x, weight, bias, stats, kept, act=ctx.act, group=ctx.group, of_x=needed[0])
-        of_weight = sums[1].to(weight.dtype) if weight is not None and needed[1] else None
-        of_bias = sums[0].to(bias.dtype) if bias is not None and needed[2] else None
-        return (
-            of_x if needed[0] else None,
-            of_weight,
-            of_bias,
-            None,
-            None,
-            (more[0] if more else gradient) if needed[5] else None,
-            None,
-            None,
-        )
-
-
-def _plain(tensors: tuple[Any, ...], options: dict[str, Any], group: Any) -> tuple[Tensor, Tensor]:
-    """Compute the map and the statistics by the reference, over a group by what it takes for running ones; the running ones move."""
-    x, weight, bias, *running, residual = tensors
-    if group is None or not options["training"]:
-        y, stats, *new = reference(*tensors, **options)
-        for old, moved in zip(running, new, strict=False):
-            old.copy_(moved)
-        return y, stats
-    count, mean, squares = joined(gathered(row_of(x), group))
-    y, stats, *_ = reference(x, weight, bias, mean, squares / count, residual, **options | {"training": False})
-    stats[2] = 1 / count
-    if running[0] is not None:
-        running[0].lerp_(mean.to(running[0].dtype), options["momentum"])
-        running[1].lerp_((squares / (count - 1)).to(running[1].dtype), options["momentum"])
-    return y, stats
-
-
-def batch_norm_act(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    residual: Tensor | None = None,
-    *,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-    training: bool = True,
-    group: Any = None,
-) -> Tensor:
-    """Compute ``act(batch_norm(x) + residual)``, differentiably; running statistics move in place, as PyTorch's do.
-
-    Args: as in `reference`, on any device and in any memory format, and
-
-        group: processes whose pixels count too, a `torch.distributed` process group; None for this process's alone.
-
-    Returns:
-        The map (N, C, H, W) in channels_last memory, in the dtype of `x`.
-
-    Raises:
-        ValueError: there is one value a channel, which has no variance, as PyTorch says.
-    """
-    if training and group is None and x.shape[0] * x.shape[2] * x.shape[3] == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
-    maps = (m if m is None or pixel_stride(m) else m.contiguous(memory_format=torch.channels_last) for m in (x, residual))
-    x, residual = maps  # pyright: ignore[reportAssignmentType]
-    options: dict[str, Any] = {"momentum": momentum, "eps": eps, "act": act, "training": training}
-    tensors = (x, weight, bias, running_mean, running_var, residual)
-    if group is None and not kernels_run(x):
-        y, _, *new = reference(*tensors, **options)
-        with torch.no_grad():
-            for old, moved in zip((running_mean, running_var), new, strict=False):
-                assert old is not None
-                old.copy_(moved)
-        return y
-    result = _BatchNormAct.apply(*tensors, options, group)
-    assert isinstance(result, Tensor)
-    return result

@@ -88,7 +88,7 @@ def _rows(logits, target, losses, gradient, classes, smoothing, BLOCK: tl.conste
     even = smoothing / classes
     hit = k == label
     share = even + tl.where(hit, 1.0 - smoothing, 0.0)
-    loss = tl.log(total) - tl.sum(tl.where(live & (share > 0.0), share * z, 0.0), axis=0)
+    loss = tl.log(total) - tl.sum(tl.where(live & (share > 0.0), z, 0.0) * share, axis=0)
     counted = label != IGNORE
     # A label that is no class makes a loss that nobody overlooks.
     known = (label >= 0) & (label < classes)
