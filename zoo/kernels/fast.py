@@ -323,7 +323,7 @@ def fast(
     if train:
         from zoo.kernels.training.beginning import begin
 
-        return begin(model, device, dtype, example, progress)
+        return begin(model, device, dtype, example, tune)
     where = asked.device_of(device)
     kind = asked.dtype_of(dtype, where)
     asked.check(asked.core(model))

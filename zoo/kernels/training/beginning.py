@@ -15,9 +15,7 @@ IMAGES = {"cpu": 2, "cuda": 16}
 """Images of the first check, where no example is given."""
 
 
-def begin(
-    model: nn.Module, device: torch.device | str | int | None, dtype: torch.dtype | None, example: Any, progress: bool
-) -> FastTraining:
+def begin(model: nn.Module, device: torch.device | str | int | None, dtype: torch.dtype | None, example: Any, tune: str) -> FastTraining:
     """Make a model train fast, checked under the autocast that it will run under.
 
     Args:
@@ -25,7 +23,7 @@ def begin(
         device: None, or where the model is.
         dtype: of the autocast; None for the caller's, or the usual one of the device.
         example: as `fast` takes it.
-        progress: unused, for the check takes seconds.
+        tune: "none" times no chain.
 
     Raises:
         ValueError: the model is on another device, or refuses the example.
@@ -39,7 +37,7 @@ def begin(
     if dtype is None and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
     dtype = asked.dtype_of(dtype, there)
-    made = FastTraining(network, dtype, progress)
+    made = FastTraining(network, dtype, tune)
     casts = None if dtype == torch.float32 else dtype
 
     def refuse(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Chain, Step, counters
 
@@ -35,74 +37,28 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
         the steps in order; all chains that were found, those left as they are with a note; buffers that only count.
     """
     counted, gone = counters(recording)
-    finder = _Finder(recording, gone)
-    found: list[Chain] = []
-    taken: set[int] = set()
-    at: dict[int, Chain] = {}
+    finder = Finder(recording, gone)
+    found: list[Placed] = []
+    taken: set[int] = set(gone)
     for index, call in enumerate(recording.calls):
-        if index in taken or index in gone:
+        if index in taken:
             continue
         for rule in _RULES.get(call.name, ()):
-            made = rule(finder, index, call)
-            if made is None or taken & set(made[1]):
-                continue
-            chain, indices = made
-            found.append(chain)
-            chain.note = without.get(chain.makes, "")
-            taken.update(indices)
-            if chain.note:
-                continue
-            at[indices[-1]] = chain
-            gone |= set(indices)
-            break
+            if (made := rule(finder, index, call)) is not None and not taken & set(made[1]):
+                made[0].note = without.get(made[0].makes, "")
+                found.append(made)
+                taken.update(made[1])
+                break
+    found = join(finder, found, without)
+    at = {indices[-1]: chain for chain, indices in found if not chain.note}
+    gone = gone.union(*(indices for chain, indices in found if not chain.note))
     steps: list[Step] = []
     for index, call in enumerate(recording.calls):
         if index in at:
             steps.append(at[index])
         elif index not in gone:
             steps.append(call)
-    return steps, found, counted
-
-
-class _Finder:
-    """What rules ask of a recording."""
-
-    def __init__(self, recording: Recording, gone: set[int]) -> None:
-        self.values, self.calls, self.device = recording.values, recording.calls, recording.device
-        self.readers: dict[int, list[int]] = {}
-        for index, call in enumerate(recording.calls):
-            if index not in gone:
-                for number in dict.fromkeys(call.reads):
-                    self.readers.setdefault(number, []).append(index)
-        self.outputs = {leaf for leaf in recording.outputs if isinstance(leaf, Ref)}
-
-    def like(self, number: int) -> Tensor:
-        """Return a tensor without data like a value."""
-        return kernels.stand_in(self.values[number].shape, self.values[number].dtype)
-
-    def follower(self, number: int) -> int | None:
-        """Return the one call that reads a value, if there is only one."""
-        readers = self.readers.get(number, [])
-        return readers[0] if len(readers) == 1 and number not in self.outputs else None
-
-    def hidden(self, numbers: list[int], last: int) -> bool:
-        """Tell whether nobody but the chain sees these values before its last call: no view of them is made."""
-        memory = {self.values[n].memory for n in numbers}
-        own = set(numbers)
-        end = max(self.calls[last].makes)
-        return not any(v.memory in memory and v.number not in own and v.number < end for v in self.values)
-
-    def untouched(self, reads: list[int], indices: list[int]) -> bool:
-        """Tell whether a chain may be done where its last call is: what it reads isn't changed in between, nor its statistics read."""
-        memory = {self.values[n].memory for n in reads}
-        buffers = {n for n in reads if self.values[n].place is not None}
-        for index in range(indices[0], indices[-1]):
-            if index in indices:
-                continue
-            call = self.calls[index]
-            if call.writes & memory or (call.name in ("batch_norm", "shared_batch_norm") and buffers & set(call.reads)):
-                return False
-        return True
+    return steps, [chain for chain, _ in found], counted
 
 
 def _arguments(call: Call, names: dict[str, Any]) -> dict[str, Any] | None:
@@ -126,14 +82,14 @@ def _activation(call: Call) -> str | None:
     return None
 
 
-Found = tuple[Chain, list[int]] | None
+Found = Placed | None
 
 
 def _plain(call: Call) -> bool:
     return call.grad and call.autocast is None
 
 
-def _batch_norm(finder: _Finder, index: int, call: Call) -> Found:
+def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
     given = _arguments(call, _SHARED if call.name == "shared_batch_norm" else _BATCH_NORM)
     if given is None or not _plain(call) or not isinstance(given["momentum"], float) or not given["training"]:
         return None
@@ -159,11 +115,20 @@ def _batch_norm(finder: _Finder, index: int, call: Call) -> Found:
         return None
     run = partial(kernels.batch_norm_act, momentum=given["momentum"], eps=given["eps"], act=act, group=given.get("group"))
     reads = (x, weight, bias, mean, var, *(() if residual is None else (residual,)))
+    options = {
+        "momentum": given["momentum"],
+        "eps": given["eps"],
+        "act": act,
+        "group": given.get("group"),
+        "residual": residual is not None,
+    }
     words = call.name + ("" if residual is None else " + residual") + ("" if act == "none" else f" + {act}")
-    return _chain(finder, words, run, reads, number, indices)
+    chain, indices = _chain(finder, words, run, reads, number, indices)
+    chain.norm = options
+    return chain, indices
 
 
-def _added(finder: _Finder, call: Call, number: int) -> int | None:
+def _added(finder: Finder, call: Call, number: int) -> int | None:
     """Return the other operand where a call adds two maps of one shape and dtype and leaves that one as it is."""
     if call.name not in _ADD or not _plain(call) or len(call.args) != 2 or call.kwargs or not all(isinstance(a, Ref) for a in call.args):
         return None
@@ -175,7 +140,7 @@ def _added(finder: _Finder, call: Call, number: int) -> int | None:
     return other
 
 
-def _depthwise(finder: _Finder, index: int, call: Call) -> Found:
+def _depthwise(finder: Finder, index: int, call: Call) -> Found:
     given = _arguments(call, _CONV2D)
     if given is None or not _plain(call) or given["bias"] is not None or isinstance(given["padding"], str):
         return None
@@ -195,7 +160,7 @@ def _run_depthwise(x: Tensor, weight: Tensor, *, dtype: torch.dtype, stride: Any
     return kernels.depthwise_conv(x.to(dtype), weight, stride, padding, dilation)  # what autocast does before a convolution
 
 
-def _gate(finder: _Finder, index: int, call: Call) -> Found:
+def _gate(finder: Finder, index: int, call: Call) -> Found:
     if not _plain(call) or len(call.args) != 2 or call.kwargs or call.writes or not all(isinstance(a, Ref) for a in call.args):
         return None
     for x, gate in (call.args, call.args[::-1]):
@@ -206,7 +171,7 @@ def _gate(finder: _Finder, index: int, call: Call) -> Found:
     return None
 
 
-def _max_pool(finder: _Finder, index: int, call: Call) -> Found:
+def _max_pool(finder: Finder, index: int, call: Call) -> Found:
     given = _arguments(call, _MAX_POOL)
     if given is None or not _plain(call) or given["return_indices"] or _pair(given["dilation"]) != (1, 1):
         return None
@@ -225,11 +190,11 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
-def _chain(finder: _Finder, op: str, run: Callable[..., Tensor], reads: tuple[int, ...], makes: int, indices: list[int]) -> Found:
-    return Chain(op, run, tuple(int(r) for r in reads), int(makes), tuple(finder.calls[i] for i in indices)), indices
+def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int, ...], makes: int, indices: list[int]) -> Placed:
+    return Chain(op, run, tuple(int(r) for r in reads), int(makes), tuple(finder.calls[i] for i in indices)), tuple(indices)
 
 
-_RULES: dict[str, tuple[Callable[[_Finder, int, Call], Found], ...]] = {
+_RULES: dict[str, tuple[Callable[[Finder, int, Call], Found], ...]] = {
     "batch_norm": (_batch_norm,),
     "shared_batch_norm": (_batch_norm,),
     "conv2d": (_depthwise,),

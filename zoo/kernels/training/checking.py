@@ -15,14 +15,11 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, natural_images, products
-from zoo.kernels.report import Row
 from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
-from zoo.kernels.training.record import Recording, name_of, record
+from zoo.kernels.training.record import Recording, name_of
 from zoo.kernels.training.replay import Chain, Replay, bind
 
-IMAGES = 16
-"""Images that a check computes with, where a batch has more."""
 DRAWS = 3
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
 
@@ -35,67 +32,11 @@ KINDS = ("outputs", "input gradient", "parameter gradients", "statistics")
 
 
 @dataclass(slots=True)
-class Checked:
-    """A replay that has passed."""
-
-    replay: Replay
-    rows: list[Row]
-    parity: Parity | None
-    notes: list[str]
-
-
-@dataclass(slots=True)
 class Verdict:
     """What a check has found: chains that are left alone, by their last value's number, and the errors of the whole."""
 
     without: dict[int, str] = field(default_factory=dict)
     errors: dict[str, Parity] = field(default_factory=dict)
-
-
-def checked(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: dict[Any, Verdict]) -> Checked:
-    """Record a network, and replace of its chains those that compute what they should.
-
-    Args:
-        network: in the mode to be recorded, under the autocast to be recorded.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        known: verdicts of earlier checks; another number of images needs no other one.
-
-    Raises:
-        Untraceable: it can't be recorded, or without any chain a replay still computes something else.
-    """
-    device = next((leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), torch.device("cpu"))
-    recording = record(network, args, kwargs, device)
-    key = _kind(recording, device)
-    if (verdict := known.get(key)) is None:
-        few, few_args, few_kwargs = recording, args, kwargs
-        if (fewer := _few(args, kwargs)) is not None:
-            few = record(network, *fewer, device)
-            if _kind(few, device) == key:
-                few_args, few_kwargs = fewer
-            else:  # what doesn't go by images is checked as it is
-                few = recording
-        verdict = known[key] = _Check(network, few, few_args, few_kwargs, device).verdict()
-    steps, found, counted = steps_of(recording, verdict.without)
-    notes = [f"{kind}: {parity}" for kind, parity in verdict.errors.items()]
-    worst = max(verdict.errors.values(), key=lambda p: p.fast / max(p.eager, 1e-12), default=None)
-    rows = [Row(chain.layers, "aten" if chain.note else chain.op, recording.values[chain.makes].shape, note=chain.note) for chain in found]
-    return Checked(Replay(recording, steps, counted), rows, worst, notes)
-
-
-def _kind(recording: Recording, device: torch.device) -> Any:
-    """Return what a verdict holds for: the calls and the shapes without the number of images."""
-    casts = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
-    shapes = tuple(value.shape[1:] if value.place is None else value.shape for value in recording.values)
-    return tuple((call.name, call.layer) for call in recording.calls), shapes, casts
-
-
-def _few(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Cut arguments to `IMAGES`; None where there are no more."""
-    counts = {leaf.shape[0] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()}
-    if len(counts) != 1 or counts <= set(range(IMAGES + 1)):
-        return None
-    return pytree.tree_map(lambda leaf: leaf[:IMAGES] if isinstance(leaf, Tensor) and leaf.dim() else leaf, (args, kwargs))
 
 
 @dataclass(slots=True)
@@ -105,7 +46,7 @@ class _Results:
     groups: tuple[list[Tensor], ...]
 
 
-class _Check:
+class Check:
     """Compares a recording's chains with what they stand for, then the whole with the network; the network itself isn't touched."""
 
     def __init__(self, network: nn.Module, recording: Recording, args: Any, kwargs: Any, device: torch.device) -> None:
@@ -117,12 +58,12 @@ class _Check:
     def verdict(self) -> Verdict:
         """Compare; Untraceable where even without chains the replay is wrong."""
         verdict = Verdict()
-        with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), self._casts():
+        with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
             wrong = ""
             ratios, verdict.without = self._chains()
             suspects = sorted(ratios, key=lambda makes: -ratios[makes])
             for share in (0.0, 0.25, 0.5, 1.0):  # the whole may be worse though each chain alone is not: the worst go first
-                blamed = suspects[: math.ceil(share * len(suspects))]
+                blamed = suspects[: math.ceil(share * len(suspects))] if share < 1 else self._all()
                 without = dict.fromkeys(blamed, f"the whole network was wrong with it: {wrong}") | verdict.without
                 verdict.errors, wrong = self._whole(without)
                 if not wrong:
@@ -130,10 +71,11 @@ class _Check:
                     return verdict
         raise Untraceable(f"what was recorded computes something else; {wrong}")
 
-    def _casts(self) -> torch.autocast:
-        """Return the autocast as it is, but without its memory, which would keep copies of the copies."""
-        kind = self.device.type
-        return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)
+    def _all(self) -> list[int]:
+        """Return what every chain makes, and every part of one."""
+        _, found, _ = steps_of(self.recording, {})
+        parts = [part for chain in found for part in (chain, *chain.pieces)]
+        return [part.makes for part in parts if isinstance(part, Chain)]
 
     def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""
@@ -222,24 +164,35 @@ class _Check:
         Returns:
             by the value that a chain makes, how many times PyTorch's its error is, of those that may be used; of the others the reason.
         """
-        steps, found, counted = steps_of(self.recording, {})
-        if not found:
-            return {}, {}
+        ratios: dict[int, float] = {}
+        wrong: dict[int, str] = {}
+        seen: set[tuple[int, str]] = set()
+        while True:  # a chain that falls back may leave smaller ones in its place
+            steps, found, counted = steps_of(self.recording, wrong)
+            fresh = {(chain.makes, chain.op) for chain in found if not chain.note} - seen
+            if not fresh:
+                return {chain.makes: ratios[chain.makes] for chain in found if not chain.note}, wrong
+            seen |= fresh
+            self._compare_chains(steps, counted, fresh, ratios, wrong)
+
+    def _compare_chains(
+        self, steps: list[Any], counted: dict[int, list[int]], fresh: set[tuple[int, str]], ratios: dict[int, float], wrong: dict[int, str]
+    ) -> None:
+        """Go through the network once, and note how each of the chains in `fresh` compares."""
         twin = self._twin()
         replay = Replay(self.recording, [], counted)
         slots = replay.slots(replay.at(twin), self._leaves(None, 0))
         last: dict[int, int] = {number: index for index, step in enumerate(steps) for number in step.reads}
-        wrong: dict[int, str] = {}
-        ratios: dict[int, float] = {}
         with torch.no_grad():
             for index, step in enumerate(steps):
                 if isinstance(step, Chain):
-                    with torch.enable_grad():
-                        ratio, reason = self._compared(step, [slots[number] for number in step.reads])
-                    if reason:
-                        wrong[step.makes] = reason
-                    else:
-                        ratios[step.makes] = ratio
+                    if (step.makes, step.op) in fresh:
+                        with torch.enable_grad():
+                            ratio, reason = self._compared(step, [slots[number] for number in step.reads])
+                        if reason:
+                            wrong[step.makes] = reason
+                        else:
+                            ratios[step.makes] = ratio
                     calls: Sequence[Any] = step.calls
                 else:
                     calls = (step,)
@@ -248,7 +201,6 @@ class _Check:
                 for number in step.reads:
                     if last[number] == index and number not in self.recording.outputs:
                         slots[number] = None
-        return ratios, wrong
 
     def _compared(self, chain: Chain, reads: list[Tensor]) -> tuple[float, str]:
         """Return how many times its calls' error a chain's is, and in what it is worse than they may be, "" where it isn't."""
@@ -261,7 +213,8 @@ class _Check:
             return slots[chain.makes]
 
         def ours(tensors: list[Tensor]) -> Tensor:
-            return chain.run(*tensors)
+            made = chain.run(*tensors)
+            return made if chain.row_out is None else made[0]  # pyright: ignore[reportReturnType]
 
         gradient: list[Tensor] = []
         compared: list[str] = []
@@ -303,6 +256,12 @@ class _Check:
                 return math.inf, f"{what}: relative error {own:.1e}, PyTorch's {eager:.1e}"
             ratio = max(ratio, own / allowed)
         return ratio, ""
+
+
+def casts_of(device: torch.device) -> torch.autocast:
+    """Return the autocast as it is, but without its memory, which would keep copies of the copies."""
+    kind = device.type
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)
 
 
 def _format(like: Tensor) -> torch.memory_format:

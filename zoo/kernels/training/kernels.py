@@ -50,16 +50,19 @@ def batch_norm_act(
     eps: float,
     act: str,
     group: Any = None,
+    row: Tensor | None = None,
 ) -> Tensor:
     """Normalise a map by its own statistics, add a residual, apply an activation; the running statistics are updated as torch's.
 
-    With a group of processes they are the statistics of all their pixels, but for a check, which each process does by itself.
+    With a group of processes they are the statistics of all their pixels, but for a check, which each process does by itself. A `row`
+    holds the map's own, where the convolution that wrote it has taken them.
     """
     group = None if shared.is_alone() else group
     if on_kernels(x.device) or group is not None:
         from zoo.kernels import differentiable as ops
 
-        return ops.batch_norm_act(x, weight, bias, running_mean, running_var, residual, momentum=momentum, eps=eps, act=act, group=group)
+        options: dict[str, Any] = {"momentum": momentum, "eps": eps, "act": act, "group": group, "row": row}
+        return ops.batch_norm_act(x, weight, bias, running_mean, running_var, residual, **options)
     y = F.batch_norm(x, running_mean, running_var, weight, bias, True, momentum, eps)
     y = y if residual is None else y + residual
     function = ACTIVATIONS[act]
@@ -73,6 +76,46 @@ def batch_norm_act_refuses(device: torch.device, x: Tensor, parameters: list[Ten
     from zoo.kernels.ops import batch_norm_act as op
 
     return op.supports(x, *parameters, residual, act=act)  # pyright: ignore[reportCallIssue]
+
+
+def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Convolve with a 1x1 kernel, and take the statistics of the result."""
+    from zoo.kernels import differentiable as ops
+
+    return ops.conv_stats(x, kernel)
+
+
+def conv_stats_refuses(device: torch.device, x: Tensor, kernel: Tensor) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return "PyTorch's convolution is as good"
+    from zoo.kernels.ops import pointwise_stats as op
+
+    return op.supports(x, stand_in(tuple(kernel.shape), x.dtype))
+
+
+def norm_act_conv(
+    x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, kernel: Tensor, *, group: Any = None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Normalise a map, apply an activation, convolve with a 1x1 kernel, and take the statistics of the result."""
+    from zoo.kernels import differentiable as ops
+
+    group = None if shared.is_alone() else group
+    return ops.norm_act_conv(x, weight, bias, running_mean, running_var, kernel, group=group, **options)
+
+
+def norm_act_conv_refuses(
+    device: torch.device, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, kernel: Tensor, *, act: str
+) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return "PyTorch's functions are as good"
+    from zoo.kernels.ops import batch_norm_act, pointwise_stats
+
+    marks = stand_in((3, x.shape[1]), torch.float32)
+    return batch_norm_act.supports(x, weight, bias, mean, var, act=act) or pointwise_stats.supports(
+        x, stand_in(tuple(kernel.shape), x.dtype), marks, weight, bias, act=act
+    )
 
 
 def depthwise_conv(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:

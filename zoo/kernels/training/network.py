@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.report import PlanReport, Report
-from zoo.kernels.training.checking import Checked, checked
+from zoo.kernels.training.choosing import Timer, timer
+from zoo.kernels.training.planning import Checked, Known, checked
 from zoo.kernels.training.replay import Moved, Places, Replay
 
 KEPT_PLANS = 8
@@ -50,10 +51,10 @@ class FastTraining(nn.Module):
     trains_fast = True
     """What `plain` and `why` know it by."""
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype, progress: bool) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype, tune: str) -> None:
         super().__init__()
         self._adopt(network)
-        self.__dict__["dtype"], self.__dict__["progress"] = dtype, progress
+        self.__dict__["dtype"], self.__dict__["tune"] = dtype, tune
         self._fresh()
 
     def _adopt(self, network: nn.Module) -> None:
@@ -64,7 +65,7 @@ class FastTraining(nn.Module):
 
     def _fresh(self) -> None:
         self.__dict__["_plans"] = OrderedDict()
-        self.__dict__["_checks"] = {}
+        self.__dict__["_known"] = Known()
         self.__dict__["_lock"] = threading.RLock()
         self.__dict__["_seen"] = self.__dict__["_refused"] = ""
 
@@ -109,7 +110,7 @@ class FastTraining(nn.Module):
                 self._plan(key, args, {})
                 return
             try:
-                checked(copy.deepcopy(self.network).train(), args, {}, self._checks)
+                checked(copy.deepcopy(self.network).train(), args, {}, self._known)
             except Untraceable as error:
                 self.__dict__["_refused"] = str(error)
                 warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=3)
@@ -126,7 +127,7 @@ class FastTraining(nn.Module):
             shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             try:
                 with torch.inference_mode(False):
-                    found = checked(self.network, args, kwargs, self._checks)
+                    found = checked(self.network, args, kwargs, self._known, self._clock(args, kwargs))
                 plan = _Plan(found.replay, found.replay.at(self.network), _report(shapes, found))
             except Untraceable as error:
                 plan = _Plan(None, None, PlanReport(shapes, notes=[f"runs unchanged: {error}"]), str(error))
@@ -135,6 +136,10 @@ class FastTraining(nn.Module):
             while len(self._plans) > KEPT_PLANS:
                 self._plans.popitem(last=False)
             return plan
+
+    def _clock(self, args: Any, kwargs: Any) -> Timer | None:
+        device = next((leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
+        return None if device is None or self.tune == "none" else timer(device)
 
     @property
     def unchanged(self) -> str:
@@ -166,13 +171,13 @@ class FastTraining(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the plans out, which belong to this process and device."""
-        return {name: self.__dict__[name] for name in ("network", "dtype", "progress")}
+        return {name: self.__dict__[name] for name in ("network", "dtype", "tune")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans."""
         nn.Module.__init__(self)
         self._adopt(state["network"])
-        self.__dict__["dtype"], self.__dict__["progress"] = state["dtype"], state["progress"]
+        self.__dict__["dtype"], self.__dict__["tune"] = state["dtype"], state["tune"]
         self._fresh()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastTraining:

@@ -29,6 +29,10 @@ class Chain:
         makes: the value.
         calls: what it stands for, in order.
         note: why it isn't used; empty where it is.
+        norm: the options of a BatchNorm at its beginning.
+        row_in: where the statistics of its first map are, if another chain has taken them.
+        row_out: where it puts the statistics of what it makes; it returns them beside it.
+        pieces: chains and calls that it could be divided into.
     """
 
     op: str
@@ -37,6 +41,10 @@ class Chain:
     makes: int
     calls: tuple[Call, ...]
     note: str = ""
+    norm: dict[str, Any] | None = None
+    row_in: int | None = None
+    row_out: int | None = None
+    pieces: tuple[Any, ...] = ()
 
     @property
     def layers(self) -> str:
@@ -71,6 +79,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         self._bound = bind(self.steps, [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
+        self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in _values(chain))])
         self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
 
     def _kept(self) -> set[int]:
@@ -91,7 +100,7 @@ class Replay:
         Raises:
             Moved: a parameter is not what it was.
         """
-        slots: list[Any] = [None] * len(self.recording.values)
+        slots: list[Any] = [None] * self._room
         for index, number in self.recording.inputs:
             slots[number] = leaves[index]
         for number, constant in self._constants:
@@ -160,7 +169,7 @@ def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_
     """
     last: dict[int, int] = {}
     for index, step in enumerate(steps):
-        makes = (step.makes,) if isinstance(step, Chain) else step.makes
+        makes = _values(step) if isinstance(step, Chain) else step.makes
         for number in (*step.reads, *makes):
             last[number] = index
     gone: dict[int, list[int]] = {}
@@ -170,17 +179,29 @@ def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_
     return [_Bound(_runner(step), tuple(gone.get(index, ()))) for index, step in enumerate(steps)]
 
 
+def _values(chain: Chain) -> tuple[int, ...]:
+    return (chain.makes, *(row for row in (chain.row_in, chain.row_out) if row is not None))
+
+
 def _runner(step: Step) -> Callable[[list[Any]], None]:
     return _chain_runner(step) if isinstance(step, Chain) else _call_runner(step)
 
 
 def _chain_runner(chain: Chain) -> Callable[[list[Any]], None]:
-    run, reads, makes = chain.run, chain.reads, chain.makes
+    run, reads, makes, row_in, row_out = chain.run, chain.reads, chain.makes, chain.row_in, chain.row_out
 
     def step(slots: list[Any]) -> None:
         slots[makes] = run(*[slots[number] for number in reads])
 
-    return step
+    def step_with_rows(slots: list[Any]) -> None:
+        arguments = [slots[number] for number in reads]
+        made = run(*arguments) if row_in is None else run(*arguments, row=slots[row_in])
+        if row_out is None:
+            slots[makes] = made
+        else:
+            slots[makes], slots[row_out] = made
+
+    return step if row_in is None and row_out is None else step_with_rows
 
 
 def _call_runner(call: Call) -> Callable[[list[Any]], None]:

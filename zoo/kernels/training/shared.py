@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -43,6 +43,32 @@ def shared_batch_norm(
     from zoo.kernels import differentiable as ops
 
     return ops.batch_norm_act(x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps, group=group)
+
+
+def agreed(calls: Sequence[Any], found: tuple[dict[int, str], ...] | Untraceable) -> tuple[dict[int, str], ...]:
+    """Unite what the processes of a group have found: they must all do the same, for some calls wait for the others.
+
+    Args:
+        calls: of a recording; without one that exchanges statistics nothing has to be agreed on.
+        found: reasons by chain, or the error that ends the planning here.
+
+    Returns:
+        the reasons of all.
+
+    Raises:
+        Untraceable: the error, here or in another process.
+    """
+    group = next((call.args[-1] for call in calls if call.func is shared_batch_norm), None)
+    if group is not None and not is_alone():
+        every: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(every, str(found) if isinstance(found, Untraceable) else found, group=group)
+        if not isinstance(found, Untraceable):
+            if failed := next((other for other in every if isinstance(other, str)), None):
+                raise Untraceable(f"another process could not: {failed}")
+            return tuple({makes: why for other in same for makes, why in other.items()} for same in zip(*every, strict=True))
+    if isinstance(found, Untraceable):
+        raise found
+    return found
 
 
 def groups(network: nn.Module) -> dict[int, Any]:
