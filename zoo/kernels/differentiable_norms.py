@@ -75,7 +75,8 @@ def _plain(tensors: tuple[Any, ...], options: dict[str, Any], group: Any) -> tup
             old.copy_(moved)
         return y, stats
     count, mean, squares = joined(gathered(row_of(x), group))
-    y, stats, *_ = reference(x, weight, bias, mean, squares / count, residual, **options | {"training": False})
+    frozen: dict[str, Any] = {**options, "training": False}
+    y, stats, *_ = reference(x, weight, bias, mean, squares / count, residual, **frozen)
     stats[2] = 1 / count
     if running[0] is not None:
         running[0].lerp_(mean.to(running[0].dtype), options["momentum"])
@@ -223,9 +224,8 @@ def norm_act_conv(
     """
     x, options = _rows(x), {"momentum": momentum, "eps": eps, "act": act, "training": training}
     packed, marks = torch.empty(kernel.shape, dtype=x.dtype, device="meta"), torch.empty((3, x.shape[1]), device="meta")
-    refused = supports(x, weight, bias, running_mean, running_var, **options) or pointwise_stats.supports(
-        x, packed, marks, weight, bias, act=act
-    )
+    refused = supports(x, weight, bias, running_mean, running_var, **options)
+    refused = refused or pointwise_stats.supports(x, packed, marks, weight, bias, act=act)
     if not kernels_run(x) or refused:
         z = batch_norm_act(x, weight, bias, running_mean, running_var, **options, group=group, row=row)
         return F.conv2d(z, kernel.to(x.dtype)), None

@@ -88,9 +88,9 @@ def reference(
     return ACTIVATIONS[act](y).to(x.dtype), stats if count or not training else torch.zeros_like(stats), *new
 
 
-def rival(x: Tensor, residual: Tensor | None = None, *, act: str = "none", **options: Any) -> Tensor:
+def rival(x: Tensor, residual: Tensor | None = None, *, act: str = "none", training: bool = True, **options: Any) -> Tensor:
     """Compute the same map by PyTorch's own operators, for a comparison of times."""
-    y = F.batch_norm(x, **options)
+    y = F.batch_norm(x, training=training, **options)
     return ACTIVATIONS[act](y if residual is None else y + residual)
 
 

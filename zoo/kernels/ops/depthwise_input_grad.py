@@ -50,7 +50,8 @@ def reference(
     """
     n, c = gradient.shape[:2]
     wide = torch.promote_types(gradient.dtype, torch.float32)
-    return conv2d_input((n, c, *size), weight.to(wide), gradient.to(wide), stride, padding, dilation, groups=c).to(gradient.dtype)
+    window: Any = (stride, padding, dilation)  # conv2d_input is typed for one number, and takes two
+    return conv2d_input((n, c, *size), weight.to(wide), gradient.to(wide), *window, groups=c).to(gradient.dtype)
 
 
 def rival(gradient: Tensor, weight: Tensor, *, size: tuple[int, int], stride: Any, padding: Any, dilation: Any) -> Tensor:

@@ -54,7 +54,8 @@ def reference(
     c, wide = x.shape[1], torch.promote_types(x.dtype, torch.float32)
     if not x.numel():
         return x.new_zeros((c, *kernel), dtype=wide)
-    return conv2d_weight(x.to(wide), (c, 1, *kernel), gradient.to(wide), stride, padding, dilation, groups=c)[:, 0]
+    window: Any = (stride, padding, dilation)  # conv2d_weight is typed for one number, and takes two
+    return conv2d_weight(x.to(wide), (c, 1, *kernel), gradient.to(wide), *window, groups=c)[:, 0]
 
 
 def rival(gradient: Tensor, x: Tensor, *, kernel: tuple[int, int], stride: Any, padding: Any, dilation: Any) -> Tensor:

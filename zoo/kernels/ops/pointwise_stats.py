@@ -105,11 +105,10 @@ def tiles(rows: int, outputs: int, inner: int, itemsize: int, widest: int = 128)
     wanted = [(high, columns, depth, 8, 3, 2), (high, columns, depth, 4, 3, 2), (high, columns, depth, 4, 4, 1)]
     wanted += [(high, max(16, columns // 2), depth, 4, 3, 3), (max(16, high // 2), columns, depth, 4, 3, 3)]
     wanted += [(high, columns, max(16, depth // 2), 8, 4, 2), (2 * high, columns, depth, 8, 3, 1)]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks")
     found: list[dict[str, int]] = []
-    for entry in (dict(zip(keys, entry, strict=True)) for entry in wanted):
-        if entry not in found and entry["BM"] * entry["BN"] <= 256 * 128:
-            found.append(entry)
+    for bm, bn, bk, warps, stages, blocks in dict.fromkeys(wanted):
+        if bm * bn <= 256 * 128:
+            found.append({"BM": bm, "BN": bn, "BK": bk, "warps": warps, "stages": stages, "blocks": blocks})
     return found
 
 

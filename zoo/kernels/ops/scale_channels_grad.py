@@ -3,6 +3,7 @@
 # Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
