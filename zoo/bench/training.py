@@ -251,7 +251,7 @@ def learner_of(s: Subject, module: nn.Module, dtype: torch.dtype | None) -> Lear
     network = copy.deepcopy(module).to(s.device).to(memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
     for layer in network.modules():
         if isinstance(layer, nn.Dropout | StochasticDepth) or type(layer).__name__ == "StochasticDepth":
-            layer.p = 0.0  # pyright: ignore[reportAttributeAccessIssue]
+            layer.__dict__["p"] = 0.0
     fused = s.device.type == "cuda"
     optimizer = torch.optim.SGD(network.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=fused)
     labels = torch.randint(s.own.num_classes, (s.batch,), generator=torch.Generator().manual_seed(4)).to(s.device)

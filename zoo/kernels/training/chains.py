@@ -149,8 +149,8 @@ def _depthwise(finder: Finder, index: int, call: Call) -> Found:
         return None
     out = finder.values[call.result]
     stride, padding, dilation = (_pair(given[name]) for name in ("stride", "padding", "dilation"))
-    maps = (finder.like(number) for number in (given["input"], given["weight"], call.result))
-    if kernels.depthwise_conv_refuses(finder.device, *maps, stride, padding, dilation):
+    read, taken, made = (finder.like(number) for number in (given["input"], given["weight"], call.result))
+    if kernels.depthwise_conv_refuses(finder.device, read, taken, made, stride, padding, dilation):
         return None
     run = partial(_run_depthwise, dtype=out.dtype, stride=stride, padding=padding, dilation=dilation)
     return _chain(finder, f"depthwise {weight.shape[2]}x{weight.shape[3]}", run, (given["input"], given["weight"]), call.result, [index])

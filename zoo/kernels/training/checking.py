@@ -214,7 +214,7 @@ class Check:
 
         def ours(tensors: list[Tensor]) -> Tensor:
             made = chain.run(*tensors)
-            return made if chain.row_out is None else made[0]  # pyright: ignore[reportReturnType]
+            return made if chain.row_out is None else made[0]
 
         gradient: list[Tensor] = []
         compared: list[str] = []

@@ -36,7 +36,7 @@ class Chain:
     """
 
     op: str
-    run: Callable[..., Tensor]
+    run: Callable[..., Any]
     reads: tuple[int, ...]
     makes: int
     calls: tuple[Call, ...]
