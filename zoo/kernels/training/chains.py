@@ -39,7 +39,7 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
     counted, gone = counters(recording)
     finder = Finder(recording, gone)
     found: list[Placed] = []
-    taken: set[int] = set(gone)
+    taken = finder.taken = set(gone)
     for index, call in enumerate(recording.calls):
         if index in taken:
             continue

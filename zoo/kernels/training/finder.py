@@ -20,6 +20,8 @@ class Finder:
     def __init__(self, recording: Recording, gone: set[int]) -> None:
         self.values, self.calls, self.device = recording.values, recording.calls, recording.device
         self.readers: dict[int, list[int]] = {}
+        self.taken: set[int] = set()
+        """Calls that chains have."""
         for index, call in enumerate(recording.calls):
             if index not in gone:
                 for number in dict.fromkeys(call.reads):
@@ -31,9 +33,9 @@ class Finder:
         return kernels.stand_in(self.values[number].shape, self.values[number].dtype)
 
     def follower(self, number: int) -> int | None:
-        """Return the one call that reads a value, if there is only one."""
+        """Return the one call that reads a value, if there is only one and no chain has it."""
         readers = self.readers.get(number, [])
-        return readers[0] if len(readers) == 1 and number not in self.outputs else None
+        return readers[0] if len(readers) == 1 and number not in self.outputs and readers[0] not in self.taken else None
 
     def hidden(self, numbers: Sequence[int], last: int) -> bool:
         """Tell whether nobody but the chain sees these values before its last call: no view of them is made."""

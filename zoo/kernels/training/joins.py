@@ -31,6 +31,7 @@ def join(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[P
     norms = {chain.makes: place for place in found if (chain := place[0]).norm and not chain.note}
     after = {place[0].reads[0]: place for place in norms.values()}
     rows = count(len(finder.values))
+    finder.taken = set()
     joined = list(found)
     for index, call in enumerate(finder.calls):
         if not _pointwise(finder, call):
