@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import zoo
 from zoo import CATALOGUE, Model, fast, plain, why
+from zoo.densenet import CIFARDenseNet
 
 SIZES = {"AlexNet": 67, "InceptionV3": 75, "Xception": 71, "MobileNetV1": 64, "MobileNetV2": 64, "MobileNetV3": 64, "EfficientNet": 64}
 
@@ -22,7 +23,16 @@ def smallest_of_each_family() -> list[type[Model]]:
     return list(smallest.values())
 
 
-@pytest.mark.parametrize("cls", smallest_of_each_family(), ids=lambda cls: cls.__name__)
+class SmallDenseNet(CIFARDenseNet, blocks=(2, 2, 2), growth_rate=8, stem_channels=16):
+    pass
+
+
+QUICK = ("ResNet20", "ResNet18", "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "SqueezeNet1_1")
+"""The others take seconds; what is special in them is in these, and in networks of few layers."""
+NETWORKS = [cls if cls.__name__ in QUICK else pytest.param(cls, marks=pytest.mark.long) for cls in smallest_of_each_family()]
+
+
+@pytest.mark.parametrize("cls", [*NETWORKS, SmallDenseNet], ids=lambda cls: cls.__name__)
 def test_two_steps_leave_the_same_parameters_statistics_and_losses(cls: type[Model]) -> None:
     torch.manual_seed(0)
     eager = cls(num_classes=10).train()
