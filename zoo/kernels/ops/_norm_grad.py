@@ -99,8 +99,9 @@ def add_kernel(partials, out, parts, channels, TURNED: tl.constexpr, BR: tl.cons
 @triton.jit
 def back_kernel(
     gradient, x, kept, stats, weight, bias, sums, out, rows, total, channel_units, width_units,
-    gradient_units, x_units, kept_units, out_units, ACT: tl.constexpr, KEPT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr, BR: tl.constexpr,
-    BC: tl.constexpr, U: tl.constexpr, OVERLAP: tl.constexpr,
+    gradient_units, x_units, kept_units, out_units,
+    ACT: tl.constexpr, KEPT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of x, the last rows first."""
     begin(OVERLAP)
@@ -159,8 +160,8 @@ def reduce(
     with followed_by_ours(True):
         reduce_kernel[(c.blocks, parts)](
             gradient, x, kept, stats, weight, bias, partials, through, c.whole // (rows * unroll), c.rows, c.total, x.shape[1] // c.run,
-            c.pixels, c.width // c.vector, *c.steps, ACT=act, KEPT=_source(kept, act), V=c.vector, W=c.run, RAGGED=c.ragged, FOLD=c.total > 0,
-            BR=rows, BC=c.columns, U=unroll, num_warps=config["warps"], **overlap(x),
+            c.pixels, c.width // c.vector, *c.steps, ACT=act, KEPT=_source(kept, act), V=c.vector, W=c.run, RAGGED=c.ragged,
+            FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll, num_warps=config["warps"], **overlap(x),
         )  # fmt: skip
         add(partials, sums)
 
