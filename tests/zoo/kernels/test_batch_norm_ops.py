@@ -51,8 +51,7 @@ def test_slopes_are_autograds_even_at_the_borders(act: str) -> None:
 
 
 @pytest.mark.parametrize("act", SLOPES)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize(("training", "added"), [(True, True), (True, False), (False, True)])
 def test_the_reference_is_torchs_and_passes_gradcheck(act: str, training: bool, added: bool) -> None:
     given = {key: value.double() for key, value in layer(3, "cpu").items()}
     x, residual = noise(2, 3, 2, 3).double(), noise(2, 3, 2, 3, seed=9).double() if added else None
@@ -71,8 +70,7 @@ def test_the_reference_is_torchs_and_passes_gradcheck(act: str, training: bool, 
 
 
 @pytest.mark.parametrize("act", SLOPES)
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize(("training", "added"), [(True, True), (True, False), (False, True)])
 def test_the_reference_of_the_way_back_is_autograd_through_the_reference(act: str, training: bool, added: bool) -> None:
     given = {key: value.double() for key, value in layer(5, "cpu").items()}
     x, weight, bias, residual = learning(noise(2, 5, 3, 4).double(), given["weight"], given["bias"], noise(2, 5, 3, 4, seed=9).double())
@@ -89,8 +87,7 @@ def test_the_reference_of_the_way_back_is_autograd_through_the_reference(act: st
 
 
 @pytest.mark.parametrize("act", ["none", "relu", "hardswish"])
-@pytest.mark.parametrize("added", [True, False])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("training", "added"), [(True, True), (True, False), (False, True)])
 def test_values_gradients_and_running_statistics_are_torchs(act: str, added: bool, training: bool, device: torch.device) -> None:
     given = layer(12, device)
     maps = [noise(3, 12, 5, 3, device=device), noise(3, 12, 5, 3, seed=9, device=device)]
@@ -136,7 +133,7 @@ def test_a_mean_far_larger_than_the_deviation_cancels_nothing(mean: float, devic
     assert off(naive, var) > 1e-2
 
 
-@pytest.mark.parametrize(("columns", "programs"), [(16, 1), (64, 3), (16, 50)])
+@pytest.mark.parametrize(("columns", "programs"), [(16, 1), (64, 3)])
 def test_results_repeat_bit_for_bit_and_any_division_agrees(columns: int, programs: int, device: torch.device) -> None:
     x, gradient = noise(2, 10, 5, 4, device=device), noise(2, 10, 5, 4, seed=5, device=device)
     given = layer(10, device)
@@ -269,6 +266,16 @@ def test_doubles_are_computed_by_the_reference_with_its_gradient(device: torch.d
 def test_the_kernels_know_the_same_slopes() -> None:
     assert set(BY_OUTPUT) < set(SLOPES) < set(ACTIVATIONS)
     assert callable(slope)
+
+
+@pytest.mark.gpu
+def test_more_tiles_than_a_second_axis_of_a_grid_holds_are_all_written() -> None:
+    x = torch.randn(40, 16, 420, 420, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last).requires_grad_()
+    y = batch_norm_act(x, None, None, None, None, act="relu", **OPTIONS)
+    y.backward(torch.ones_like(y))
+    assert x.grad is not None
+    assert off(y[-1], F.relu(F.batch_norm(x.float(), None, None, training=True))[-1]) < 8e-3
+    assert bool(x.grad.isfinite().all())
 
 
 @pytest.mark.gpu

@@ -28,8 +28,9 @@ def input_kernel(
     JH: tl.constexpr = (KH + SH - 1) // SH
     JW: tl.constexpr = (KW + SW - 1) // SW
     channels = channel_units * V
-    c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
-    unit = tl.program_id(1) * BP + tl.arange(0, BP)[:, None]
+    blocks = tl.cdiv(channels, BC)  # one axis: the others of a grid end at 65535
+    c = ((tl.program_id(0) % blocks) * BC + tl.arange(0, BC))[None, :]
+    unit = (tl.program_id(0) // blocks) * BP + tl.arange(0, BP)[:, None]
     image = unit // (across * down)
     a = (unit // across) % down + top // SH
     b = (unit % across) * COLS + left // SW

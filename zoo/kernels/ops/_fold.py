@@ -37,6 +37,7 @@ class Cut:
         total: elements where rows are dense, else 0.
         columns: columns of a tile, a power of two.
         vector: elements that every row's start is aligned to.
+        run: columns side by side that are always channels side by side, if the first one divides by it.
         steps: how far apart a map's rows are, in vectors; one a map.
     """
 
@@ -47,6 +48,7 @@ class Cut:
     total: int
     columns: int
     vector: int
+    run: int
     steps: tuple[int, ...]
 
     @property
@@ -79,12 +81,11 @@ def cut(columns: int, *maps: Tensor) -> Cut:
     if all(s == c for s in strides) and pixels <= min(MOST_PIXELS, max(1, count // 2)):
         width = pixels * c
         vector = math.gcd(widest, width)
-        return Cut(
-            pixels, width, triton.cdiv(count, pixels), count // pixels, count * c, columns, vector, (width // vector,) * len(maps)
-        )  # fmt: skip
+        rows, whole, steps = triton.cdiv(count, pixels), count // pixels, (width // vector,) * len(maps)
+        return Cut(pixels, width, rows, whole, count * c, columns, vector, math.gcd(vector, c), steps)
     columns = min(columns, triton.next_power_of_2(c))
     vector = math.gcd(widest, c, *strides)
-    return Cut(1, c, count, count, 0, columns, vector, tuple(s // vector for s in strides))
+    return Cut(1, c, count, count, 0, columns, vector, vector, tuple(s // vector for s in strides))
 
 
 def tile_rows(cut: Cut, warps: int, itemsize: int, unroll: int) -> tuple[int, int]:

@@ -138,9 +138,15 @@ def join_kernel(
 
 
 @triton.jit
-def factors(stats, weight, bias, col, channels, live):
+def channel_of(col, channels, W: tl.constexpr):
+    """Return the channels of columns (1, n); W consecutive ones are of consecutive channels, which a remainder hides."""
+    return tl.max_contiguous(tl.multiple_of(col % channels, (1, W)), (1, W))
+
+
+@triton.jit
+def factors(stats, weight, bias, col, channels, live, W: tl.constexpr):
     """Load a channel's mean, 1 / deviation, weight and bias; without an affine part 1 and 0."""
-    c = col % channels
+    c = channel_of(col, channels, W)
     mean = tl.load(stats + c, mask=live, other=0.0)
     inverse = tl.load(stats + channels + c, mask=live, other=0.0)
     factor = 1.0 if weight is None else tl.load(weight + c, mask=live, other=0.0).to(tl.float32)
@@ -150,15 +156,18 @@ def factors(stats, weight, bias, col, channels, live):
 
 @triton.jit
 def apply_kernel(
-    x, residual, stats, weight, bias, out, rows, total, channels, width_units, x_units, residual_units, out_units,
-    ACT: tl.constexpr, V: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, U: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    x, residual, stats, weight, bias, out, rows, total, channel_units, width_units, x_units, residual_units, out_units,
+    ACT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    U: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Normalise, add the residual, activate: the last rows first, which the L2 cache still has."""
     begin(OVERLAP)
+    channels = channel_units * W
     width = width_units * V
-    col = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
-    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * (BR * U) + tl.arange(0, BR)[:, None]
+    blocks = tl.cdiv(width, BC)
+    place = tl.num_programs(0) - 1 - tl.program_id(0)  # one axis: the others of a grid end at 65535
+    col = ((place % blocks) * BC + tl.arange(0, BC))[None, :]
+    first = (place // blocks) * (BR * U) + tl.arange(0, BR)[:, None]
     values = ()
     more = ()
     for u in tl.static_range(U):
@@ -167,7 +176,7 @@ def apply_kernel(
         values = values + (tl.load(x + (row * (x_units * V) + col), mask=there, other=0.0),)  # noqa: RUF005
         if residual is not None:
             more = more + (tl.load(residual + (row * (residual_units * V) + col), mask=there, other=0.0),)  # noqa: RUF005
-    mean, inverse, factor, shift = factors(stats, weight, bias, col, channels, col < width)
+    mean, inverse, factor, shift = factors(stats, weight, bias, col, channels, col < width, W)
     factor = inverse * factor
     for u in tl.static_range(U):
         row = first + u * BR
@@ -195,7 +204,7 @@ def join(partials: Tensor, out: Tensor, old: Any, new: Any, eps: float, momentum
     """Join partial statistics to those of all pixels: `reference`'s, or `raw` to one partial row."""
     parts, _, channels = partials.shape
     rows = min(triton.next_power_of_2(parts), 512)
-    across = min(4096 // rows if rows > 256 else 16, triton.next_power_of_2(channels), 16)
+    across = min(4096 // rows, 64, triton.next_power_of_2(channels))
     join_kernel[(triton.cdiv(channels, across),)](
         partials, *(old or (None, None)), out, *(new or (None, None)), parts, channels, eps, momentum,
         RAW=raw, BR=rows, BC=across, num_warps=8 if rows * across > 1024 else 4, **overlap(partials),
@@ -209,7 +218,8 @@ def apply(
     """Write what the statistics make of `x`."""
     c = cut(config["columns"], x, x if residual is None else residual, out)
     rows, unroll = tile_rows(c, config["apply_warps"], x.element_size(), config["apply_unroll"])
-    apply_kernel[(c.blocks, triton.cdiv(c.rows, rows * unroll))](
-        x, residual, stats, weight, bias, out, c.rows, c.total, x.shape[1], c.width // c.vector, *c.steps, ACT=act,
-        V=c.vector, RAGGED=c.ragged, FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll, num_warps=config["apply_warps"], **overlap(x),
+    apply_kernel[(c.blocks * triton.cdiv(c.rows, rows * unroll),)](
+        x, residual, stats, weight, bias, out, c.rows, c.total, x.shape[1] // c.run, c.width // c.vector, *c.steps, ACT=act,
+        V=c.vector, W=c.run, RAGGED=c.ragged, FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll, num_warps=config["apply_warps"],
+        **overlap(x),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zoo.kernels.ops._activation import BY_OUTPUT, slope
 from zoo.kernels.ops._fold import cut, shares, tile_rows
-from zoo.kernels.ops._norm import factors, inside, whole_rows
+from zoo.kernels.ops._norm import channel_of, factors, inside, whole_rows
 from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
 
 
@@ -35,18 +35,19 @@ def through(gradient, x, kept, mean, inverse, factor, shift, ACT: tl.constexpr, 
 
 @triton.jit
 def reduce_kernel(
-    gradient, x, kept, stats, weight, bias, partials, through_out, full, rows, total, channels, pixels, width_units,
+    gradient, x, kept, stats, weight, bias, partials, through_out, full, rows, total, channel_units, pixels, width_units,
     gradient_units, x_units, kept_units, out_units,
-    ACT: tl.constexpr, KEPT: tl.constexpr, V: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-    U: tl.constexpr, OVERLAP: tl.constexpr,
+    ACT: tl.constexpr, KEPT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr, BR: tl.constexpr,
+    BC: tl.constexpr, U: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Write a program's (sum of the gradient, of its product with the normalised x); the residual's gradient on the way."""
     begin(OVERLAP)
+    channels = channel_units * W
     width = width_units * V
     part = tl.program_id(1)
     col = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
     lane = tl.arange(0, BR)[:, None]
-    mean, inverse, factor, shift = factors(stats, weight, bias, col, channels, col < width)
+    mean, inverse, factor, shift = factors(stats, weight, bias, col, channels, col < width, W)
     sums = tl.zeros([BR, BC], tl.float32)
     products = tl.zeros([BR, BC], tl.float32)
     for tile in range(part, full, tl.num_programs(1)):
@@ -97,15 +98,19 @@ def add_kernel(partials, out, parts, channels, TURNED: tl.constexpr, BR: tl.cons
 
 @triton.jit
 def back_kernel(
-    gradient, x, kept, stats, weight, bias, sums, out, rows, total, channels, width_units, gradient_units, x_units, kept_units, out_units,
-    ACT: tl.constexpr, KEPT: tl.constexpr, V: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-    U: tl.constexpr, OVERLAP: tl.constexpr,
+    gradient, x, kept, stats, weight, bias, sums, out, rows, total, channel_units, width_units,
+    gradient_units, x_units, kept_units, out_units,
+    ACT: tl.constexpr, KEPT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr,
+    BR: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Write the gradient of x, the last rows first."""
     begin(OVERLAP)
+    channels = channel_units * W
     width = width_units * V
-    col = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
-    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * (BR * U) + tl.arange(0, BR)[:, None]
+    blocks = tl.cdiv(width, BC)
+    place = tl.num_programs(0) - 1 - tl.program_id(0)  # one axis: the others of a grid end at 65535
+    col = ((place % blocks) * BC + tl.arange(0, BC))[None, :]
+    first = (place // blocks) * (BR * U) + tl.arange(0, BR)[:, None]
     gs = ()
     xs = ()
     ks = ()
@@ -117,8 +122,8 @@ def back_kernel(
         if KEPT != "":
             ks = ks + (tl.load(kept + (row * (kept_units * V) + col), mask=there, other=0.0),)  # noqa: RUF005
     live = col < width
-    mean, inverse, factor, shift = factors(stats, weight, bias, col, channels, live)
-    c = col % channels
+    mean, inverse, factor, shift = factors(stats, weight, bias, col, channels, live, W)
+    c = channel_of(col, channels, W)
     share = tl.load(stats + 2 * channels + c, mask=live, other=0.0)
     level = tl.load(sums + c, mask=live, other=0.0) * share
     tilt = tl.load(sums + channels + c, mask=live, other=0.0) * share * inverse
@@ -154,9 +159,9 @@ def reduce(
     partials = torch.empty((parts * c.pixels, 2, x.shape[1]), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         reduce_kernel[(c.blocks, parts)](
-            gradient, x, kept, stats, weight, bias, partials, through, c.whole // (rows * unroll), c.rows, c.total, x.shape[1], c.pixels,
-            c.width // c.vector, *c.steps, ACT=act, KEPT=_source(kept, act), V=c.vector, RAGGED=c.ragged, FOLD=c.total > 0,
-            BR=rows, BC=c.columns, U=unroll, num_warps=config["warps"], **overlap(x),
+            gradient, x, kept, stats, weight, bias, partials, through, c.whole // (rows * unroll), c.rows, c.total, x.shape[1] // c.run,
+            c.pixels, c.width // c.vector, *c.steps, ACT=act, KEPT=_source(kept, act), V=c.vector, W=c.run, RAGGED=c.ragged,
+            FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll, num_warps=config["warps"], **overlap(x),
         )  # fmt: skip
         add(partials, sums)
 
@@ -174,7 +179,7 @@ def add(partials: Tensor, out: Tensor, *, turned: int = 1) -> Tensor:
     """
     parts, channels = partials.shape[0], out.numel()
     rows = min(triton.next_power_of_2(parts), 512)
-    across = min(16, triton.next_power_of_2(channels))
+    across = min(4096 // rows, 128, triton.next_power_of_2(channels))
     add_kernel[(triton.cdiv(channels, across),)](
         partials, out, parts, channels, TURNED=turned, BR=rows, BC=across, num_warps=8 if rows * across > 1024 else 4, **overlap(partials)
     )  # fmt: skip
@@ -196,8 +201,8 @@ def back(
     """Write the gradient of x."""
     c = cut(config["columns"], gradient, x, x if kept is None else kept, out)
     rows, unroll = tile_rows(c, config["apply_warps"], x.element_size(), config["apply_unroll"])
-    back_kernel[(c.blocks, triton.cdiv(c.rows, rows * unroll))](
-        gradient, x, kept, stats, weight, bias, sums, out, c.rows, c.total, x.shape[1], c.width // c.vector, *c.steps,
-        ACT=act, KEPT=_source(kept, act), V=c.vector, RAGGED=c.ragged, FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll,
+    back_kernel[(c.blocks * triton.cdiv(c.rows, rows * unroll),)](
+        gradient, x, kept, stats, weight, bias, sums, out, c.rows, c.total, x.shape[1] // c.run, c.width // c.vector, *c.steps,
+        ACT=act, KEPT=_source(kept, act), V=c.vector, W=c.run, RAGGED=c.ragged, FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll,
         num_warps=config["apply_warps"], **overlap(x),
     )  # fmt: skip

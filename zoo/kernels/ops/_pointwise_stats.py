@@ -47,7 +47,7 @@ def forward_kernel(
             # Columns behind the last channel become anything, and meet zeros.
             b = tl.load(weight + (rn * cin + k[:, None]), mask=(k[:, None] < cin) & (rn < cout), other=0.0)
             if stats is not None:
-                level, inverse, scale, offset = factors(stats, factor, shift, k[None, :], cin, k[None, :] < cin)
+                level, inverse, scale, offset = factors(stats, factor, shift, k[None, :], cin, k[None, :] < cin, V)
                 a = nearest(activate((a.to(tl.float32) - level) * (inverse * scale) + offset, ACT), x.dtype.element_ty)
             acc = product(a, b, acc, "ieee")
         y = nearest(acc, out.dtype.element_ty)
@@ -81,7 +81,7 @@ def input_kernel(
     rn = (tl.program_id(0) * BN + tl.arange(0, BN))[None, :]
     rk = tl.arange(0, BK)
     part = tl.program_id(1)
-    level, inverse, scale, offset = factors(stats, factor, shift, rn, cin, rn < cin)
+    level, inverse, scale, offset = factors(stats, factor, shift, rn, cin, rn < cin, V)
     sums = tl.zeros([1, BN], tl.float32)
     products = tl.zeros([1, BN], tl.float32)
     for tile in range(part, tl.cdiv(rows, BM), tl.num_programs(1)):
@@ -119,7 +119,7 @@ def weight_kernel(
     rn = ((tl.program_id(0) % columns) * BN + tl.arange(0, BN))[None, :]
     part = tl.program_id(1)
     if stats is not None:
-        level, inverse, scale, offset = factors(stats, factor, shift, rn, cin, rn < cin)
+        level, inverse, scale, offset = factors(stats, factor, shift, rn, cin, rn < cin, V)
     acc = tl.zeros([BM, BN], tl.float32)
     for first in range(part * BK, rows, tl.num_programs(1) * BK):
         row = first + tl.arange(0, BK)[:, None]

@@ -111,7 +111,7 @@ def supports(
 
 def configs(gradient: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: columns of a tile, then warps and tiles in flight of both passes, and programs."""
-    sizes = [(64, 8, 2, 396, 4, 2), (64, 4, 2, 792, 4, 2), (128, 8, 2, 396, 4, 2), (64, 8, 4, 264, 4, 4), (128, 4, 2, 792, 8, 1)]
+    sizes = [(64, 8, 2, 396, 4, 4), (64, 4, 2, 792, 4, 2), (128, 8, 2, 396, 4, 4), (64, 8, 4, 264, 4, 4), (128, 4, 2, 792, 8, 1)]
     sizes += [(64, 8, 1, 528, 8, 2), (256, 8, 2, 396, 4, 2), (64, 16, 2, 132, 8, 2), (32, 8, 2, 396, 4, 2)]
     if x.numel() * x.element_size() <= 8_000_000:
         sizes = [(64, 8, 1, 264, 4, 1), (64, 4, 1, 396, 4, 1), (32, 8, 1, 264, 4, 1), (64, 8, 2, 132, 4, 2), (32, 4, 2, 264, 2, 2)]

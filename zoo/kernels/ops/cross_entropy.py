@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -76,8 +77,12 @@ def supports(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> str:
 
 
 @triton.jit
-def _rows(logits, target, losses, gradient, classes, smoothing, BLOCK: tl.constexpr, IGNORE: tl.constexpr, OVERLAP: tl.constexpr):
+def _rows(
+    logits, target, losses, gradient, class_units, smoothing,
+    V: tl.constexpr, BLOCK: tl.constexpr, IGNORE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     begin(OVERLAP)
+    classes = class_units * V
     row = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     live = k < classes
@@ -114,7 +119,7 @@ def _mean(losses, target, mean, share, images, BLOCK: tl.constexpr, IGNORE: tl.c
 
 def configs(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: warps a row."""
-    few = [4, 8, 2, 16] if logits.shape[1] <= 4096 else [16, 8, 32]
+    few = [4, 8, 2, 16] if logits.shape[1] <= 4096 else [32, 16]
     return [{"warps": warps} for warps in few]
 
 
@@ -135,11 +140,12 @@ def launch(
     if images == 0:
         return mean.fill_(torch.nan), gradient, share.fill_(torch.inf)
     config = config or configs(logits, target)[0]
+    unit = math.gcd(classes, 16)
     losses = torch.empty(images, dtype=torch.float32, device=logits.device)
     with followed_by_ours(True):
         _rows[(images,)](
-            logits, target, losses, gradient, classes, float(smoothing), BLOCK=triton.next_power_of_2(classes), IGNORE=IGNORED,
-            num_warps=config["warps"], **overlap(logits),
+            logits, target, losses, gradient, classes // unit, float(smoothing), V=unit, BLOCK=triton.next_power_of_2(classes),
+            IGNORE=IGNORED, num_warps=config["warps"], **overlap(logits),
         )  # fmt: skip
     block = min(1024, triton.next_power_of_2(images))
     _mean[(1,)](losses, target, mean, share, images, BLOCK=block, IGNORE=IGNORED, num_warps=4, **overlap(logits))

@@ -145,16 +145,14 @@ def cost(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], **window: Any) -
 
 
 CASES: list[dict[str, Any]] = [
-    {"name": "odd channels", "shape": (2, 7, 6, 5)},
     {"name": "batch 1", "shape": (1, 24, 3, 5)},
     {"name": "1x1 image", "shape": (2, 24, 1, 1)},
-    {"name": "stride 2, even", "shape": (2, 16, 6, 8), "stride": (2, 2)},
+    {"name": "stride 2, even", "shape": (2, 16, 4, 6), "stride": (2, 2)},
     {"name": "stride 2, odd by even, odd channels", "shape": (1, 9, 7, 6), "stride": (2, 2)},
-    {"name": "strips", "shape": (2, 4, 17, 3)},
-    {"name": "5x5", "shape": (2, 16, 4, 5), "kernel": (5, 5)},
-    {"name": "5x5, stride 2", "shape": (1, 8, 5, 6), "kernel": (5, 5), "stride": (2, 2)},
+    {"name": "strips, no padding", "padding": (0, 0), "shape": (1, 4, 18, 4)},
+    {"name": "5x5", "shape": (1, 16, 3, 3), "kernel": (5, 5)},
+    {"name": "5x5, stride 2", "shape": (1, 8, 4, 3), "kernel": (5, 5), "stride": (2, 2)},
     {"name": "stride 1, 2", "shape": (1, 8, 6, 9), "stride": (1, 2)},
-    {"name": "no padding", "shape": (1, 8, 5, 6), "padding": (0, 0)},
     {"name": "slice", "shape": (2, 16, 5, 7), "wide": 40, "stride": (2, 2)},
     {"name": "batch 0", "shape": (0, 8, 5, 7)},
 ]

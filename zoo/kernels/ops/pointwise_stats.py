@@ -102,13 +102,13 @@ def tiles(rows: int, outputs: int, inner: int, itemsize: int, widest: int = 128)
     deep = 64 if itemsize == 2 else 16
     depth = max(16, min(deep, triton.next_power_of_2(inner)))
     high = max(16, min(128 if itemsize == 2 else 64, triton.next_power_of_2(rows)))
-    wanted = [(high, columns, depth, 8, 3, 2), (high, columns, depth, 4, 3, 2), (high, columns, depth, 4, 4, 1)]
-    wanted += [(high, max(16, columns // 2), depth, 4, 3, 3), (max(16, high // 2), columns, depth, 4, 3, 3)]
-    wanted += [(high, columns, max(16, depth // 2), 8, 4, 2), (2 * high, columns, depth, 8, 3, 1)]
+    low, narrow, shallow = max(16, high // 2), max(16, columns // 2), max(16, depth // 2)
+    # A normalised operand passes through registers: deep tiles of 128 x 128 spill.
+    wanted = [(high, columns, shallow, 8, 4, 2), (low, columns, depth, 4, 3, 3), (high, narrow, depth, 8, 3, 3)]
+    wanted += [(low, columns, shallow, 4, 4, 3), (low, narrow, depth, 4, 4, 4), (high, columns, depth, 8, 3, 2)]
     found: list[dict[str, int]] = []
     for bm, bn, bk, warps, stages, blocks in dict.fromkeys(wanted):
-        if bm * bn <= 256 * 128:
-            found.append({"BM": bm, "BN": bn, "BK": bk, "warps": warps, "stages": stages, "blocks": blocks})
+        found.append({"BM": bm, "BN": bn, "BK": bk, "warps": warps, "stages": stages, "blocks": blocks})
     return found
 
 
