@@ -69,6 +69,9 @@ def checked(
         outcome = verdict.without, slow
     except Untraceable as error:
         verdict, outcome = Verdict(), error
+    except (RuntimeError, ValueError, TypeError) as error:  # a kernel that fails at another shape, or no room for the copies
+        first = next(iter(str(error).splitlines()), "")
+        verdict, outcome = Verdict(), Untraceable(f"it can't be checked: {type(error).__name__}: {first}")
     verdict.without, slow = shared.agreed(recording.calls, outcome)
     known.verdicts[key], known.slow[shapes] = verdict, slow
     steps, found, counted = steps_of(recording, slow | verdict.without)

@@ -167,7 +167,7 @@ class FastStep:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # others may pin memory meanwhile
                 loss = self._learn(own, right)
                 if self.inside:
                     self._clip()
