@@ -308,6 +308,23 @@ def raises(real: Any) -> Any:
     return op
 
 
+def test_what_is_compared_are_pictures_and_gradients_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+    real = kernels.max_pool
+
+    def op(x: Tensor, *rest: Any, **options: Any) -> Tensor:
+        y = real(x, *rest, **options)
+        if y.requires_grad:
+            seen.append(x.detach())
+            y.register_hook(seen.append)
+        return y
+
+    monkeypatch.setattr(kernels, "max_pool", op)
+    pair()
+    assert len(seen) >= 4
+    assert all(tensor.abs().max() < 100 and tensor[0].std() > 1e-4 and not torch.equal(tensor[0], tensor[1]) for tensor in seen)
+
+
 @pytest.mark.parametrize(
     ("op", "fault", "said"),
     [

@@ -20,8 +20,10 @@ from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording, name_of
 from zoo.kernels.training.replay import Chain, Replay, bind
 
-DRAWS = 3
+DRAWS = 4
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
+SCATTER = 2.0
+"""Standard errors of the mean over these sets by which a ratio may be too high: deep networks of fresh weights amplify any rounding."""
 
 OUTLIER = 4.0
 """How many times worse than PyTorch's a single tensor's error may be; what is wrong is worse by orders."""
@@ -150,7 +152,7 @@ class Check:
                     math.exp(a) / max(OUTLIER * math.exp(max(b, sum(plain) / len(plain))), FLOAT32_FLOOR)
                     for a, b in zip(ours, plain, strict=True)
                 )
-                if not parities[kind].passes(FLOAT32_FLOOR):
+                if not parities[kind].passes(FLOAT32_FLOOR) and _surely_worse(logs[kind]):
                     wrong = wrong or f"{kind}: {parities[kind]}"
                 elif not worst <= 1:
                     wrong = wrong or f"{kind}: one tensor's error is {worst * OUTLIER:.1f} times PyTorch's"
@@ -267,6 +269,16 @@ def casts_of(device: torch.device) -> torch.autocast:
 def _format(like: Tensor) -> torch.memory_format:
     last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
     return torch.channels_last if last else torch.contiguous_format
+
+
+def _surely_worse(logs: list[tuple[list[float], list[float]]]) -> bool:
+    """Tell whether the ratio of errors is above the allowed one by more than its scatter over the sets of images."""
+    ratios = [sum(ours) / len(ours) - sum(plain) / len(plain) for ours, plain in logs]
+    mean = sum(ratios) / len(ratios)
+    if len(ratios) < DRAWS or not math.isfinite(mean):
+        return True
+    deviation = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / (len(ratios) - 1))
+    return mean - SCATTER * deviation / math.sqrt(len(ratios)) > math.log(ALLOWED)
 
 
 def _logs(got: list[Tensor], right: list[Tensor]) -> list[float]:
