@@ -27,6 +27,8 @@ SCATTER = 2.0
 
 OUTLIER = 4.0
 """How many times worse than PyTorch's a single tensor's error may be; what is wrong is worse by orders."""
+SHARE = 0.05
+"""In half precision, this share of its rounding is the order of a sum, whatever a gradient's own dtype."""
 SMALL = 0.1
 """A tensor's error is measured by its own norm, but by no less than this share of the mean of all of its kind."""
 
@@ -249,11 +251,15 @@ class Check:
         except Exception as error:  # a kernel that doesn't compile, say
             return math.inf, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         ratio = 0.0
+        floor = FLOAT32_FLOOR if self.dtype == torch.float32 else SHARE * torch.finfo(self.dtype).eps
+        spread = [c for what, c in zip(compared, right, strict=True) if what == "statistic running_var"]
+        deviation = float(spread[0].double().sqrt().norm()) * 0.1 if spread else 0.0
         for what, a, b, c in zip(compared, got, usual, right, strict=True):
             if a.shape != c.shape or a.dtype != b.dtype:
                 return math.inf, f"{what}: {a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
-            own, eager = (math.exp(_logs([t], [c])[0]) for t in (a, b))
-            allowed = max(ALLOWED * eager, FLOAT32_FLOOR if a.dtype == torch.float32 else 0.05 * torch.finfo(a.dtype).eps)
+            least = deviation if what == "statistic running_mean" else 0.0  # a mean of nearly nothing is measured by what it is of
+            own, eager = (math.exp(_logs([t], [c], least)[0]) for t in (a, b))
+            allowed = max(ALLOWED * eager, floor)
             if not own <= allowed:
                 return math.inf, f"{what}: relative error {own:.1e}, PyTorch's {eager:.1e}"
             ratio = max(ratio, own / allowed)
@@ -281,13 +287,13 @@ def _surely_worse(logs: list[tuple[list[float], list[float]]]) -> bool:
     return mean - SCATTER * deviation / math.sqrt(len(ratios)) > math.log(ALLOWED)
 
 
-def _logs(got: list[Tensor], right: list[Tensor]) -> list[float]:
+def _logs(got: list[Tensor], right: list[Tensor], least: float = 0.0) -> list[float]:
     """Return the logarithm of each tensor's relative error; infinite where a number is missing.
 
     A tensor that is small beside the others, as the gradient of a shift that the next BatchNorm takes out again, is measured by them.
     """
     sizes = [float(torch.linalg.vector_norm(b, dtype=torch.float64)) for b in right]
-    floor = SMALL * math.sqrt(sum(size * size for size in sizes) / max(1, len(sizes))) + 1e-30
+    floor = least + SMALL * math.sqrt(sum(size * size for size in sizes) / max(1, len(sizes))) + 1e-30
     found = []
     for a, b, size in zip(got, right, sizes, strict=True):
         error = float(torch.linalg.vector_norm(a.to(b.dtype) - b, dtype=torch.float64)) / max(size, floor)
