@@ -31,9 +31,10 @@ from zoo.kernels.ops import (
 )
 from zoo.kernels.ops._depthwise import pack
 from zoo.kernels.ops._layout import pixel_stride
+from zoo.kernels.ops._tuned import chosen, tuning
 from zoo.kernels.ops.pointwise import kernels_run
 
-__all__ = ["batch_norm_act", "conv_stats", "cross_entropy", "depthwise_conv", "max_pool", "norm_act_conv", "scale_channels"]
+__all__ = ["batch_norm_act", "conv_stats", "cross_entropy", "depthwise_conv", "max_pool", "norm_act_conv", "scale_channels", "tuning"]
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -52,7 +53,14 @@ class _Depthwise(torch.autograd.Function):
         ctx.window = window
         (top, left), stride, dilation = window["padding"], window["stride"], window["dilation"]
         around = (top, top, left, left)
-        return depthwise.launch(x, pack(weight.to(x.dtype)), None, stride=stride, padding=around, dilation=dilation)
+        packed, shape = pack(weight.to(x.dtype)), {"stride": stride, "padding": around, "dilation": dilation}
+        config = chosen(
+            "depthwise",
+            (x, packed, *shape.values()),
+            lambda: depthwise.configs(x, packed, None, **shape),
+            lambda c: depthwise.launch(x, packed, None, **shape, config=c),
+        )
+        return depthwise.launch(x, packed, None, **shape, config=config)
 
     @staticmethod
     @once_differentiable

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable import batch_norm_act, conv_stats, norm_act_conv
+from zoo.kernels.differentiable import batch_norm_act, conv_stats, norm_act_conv, tuning
+from zoo.kernels.ops import _tuned
 from zoo.kernels.ops import batch_norm_act as forward
 from zoo.kernels.ops import batch_norm_act_grad as backward
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES, slope
@@ -253,6 +254,31 @@ def test_a_convolution_behind_a_norm_of_a_slice_leaves_its_neighbours_alone(trai
     wanted = F.conv2d(F.relu(F.batch_norm(other, **given, training=training)), kernel)
     assert off(y, wanted) < 2e-6
     assert off(of_x, torch.autograd.grad(wanted.square().sum(), other)[0]) < 5e-6
+
+
+def test_a_step_inside_tuning_computes_the_same_and_later_launches_take_what_was_fastest(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    found: dict[Any, Any] = {}
+    monkeypatch.setattr(_tuned, "_found", found)
+    timed: list[int] = []
+
+    def time(run: Any) -> float:  # pretends that the second config of each launch is the fastest
+        run()
+        timed.append(len(timed))
+        return float(timed[-1] % 2 == 0)
+
+    monkeypatch.setattr(_tuned, "_time", time)
+    x, gradient, results = noise(2, 6, 3, 4, device=device), noise(2, 6, 3, 4, seed=5, device=device), []
+    for inside in (True, False):
+        given, leaf = layer(6, device), x.clone().requires_grad_()
+        with tuning(2 if inside else 0):
+            y = batch_norm_act(leaf, **given, act="relu", **OPTIONS)
+            y.backward(gradient)
+        results.append([y.detach(), leaf.grad, given["running_mean"], given["running_var"]])
+    assert len(timed) == 4
+    assert list(found.values()) == [forward.configs(x)[1], backward.configs(gradient, x)[1]]
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_doubles_are_computed_by_the_reference_with_its_gradient(device: torch.device) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable import depthwise_conv
-from zoo.kernels.ops import depthwise_input_grad, depthwise_weight_grad
+from zoo.kernels.differentiable import depthwise_conv, tuning
+from zoo.kernels.ops import _tuned, depthwise_input_grad, depthwise_weight_grad
 from zoo.kernels.ops._depthwise import pack
 
 
@@ -106,6 +106,29 @@ def test_what_is_refused_is_said(op: Any, change: dict[str, Any], reason: str) -
     args |= {"weight": noise(8, 1, 3, 3), "size": (5, 5)} if op is depthwise_input_grad else {"x": noise(2, 8, 5, 5), "kernel": (3, 3)}
     assert op.supports(**args) == ""
     assert reason in op.supports(**args | change)
+
+
+@pytest.mark.gpu
+def test_tuning_on_the_gpu_and_capture_afterwards_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_tuned, "_found", {})
+    x, weight = noise(8, 96, 28, 28, dtype=torch.bfloat16, device="cuda"), noise(96, 1, 3, 3, device="cuda")
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    gradient = noise(8, 96, 14, 14, dtype=torch.bfloat16, device="cuda")
+
+    def step() -> list[Tensor]:
+        y = depthwise_conv(leaves[0], leaves[1], 2, 1)
+        return [y.detach(), *torch.autograd.grad(y, leaves, gradient)]
+
+    plain = step()
+    with tuning(3):
+        tuned = step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    for one, two, three in zip(plain, tuned, captured, strict=True):
+        assert off(two, one) < 8e-3
+        assert torch.equal(two, three)
 
 
 @pytest.mark.gpu

@@ -19,6 +19,7 @@ from zoo.kernels.ops._fold import second_reading
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm import apply, join, partial_statistics
 from zoo.kernels.ops._overlap import followed_by_ours
+from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -201,7 +202,9 @@ def launch(
         out = (empty_map(n, channels, h, w, x), torch.empty((3, channels), dtype=torch.float32, device=x.device))
         out += () if old is None else (torch.empty_like(old[0]), torch.empty_like(old[1]))
     y, stats, *new = out
-    config = config or configs(x)[0]
+    if config is None:
+        tensors, options = (x, weight, bias, running_mean, running_var, residual), {"act": act, "training": training}
+        config = chosen("batch_norm_act", (x, residual, act, training), lambda: configs(x), lambda c: launch(*tensors, **options, config=c))
     take_statistics(x, row, stats, old, tuple(new), eps=eps, momentum=momentum, training=training, group=group, config=config)
     if x.numel():
         apply(x, residual, stats, weight, bias, act, y, config)

@@ -17,6 +17,7 @@ from zoo.kernels.ops._exchange import added
 from zoo.kernels.ops._fold import second_reading
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import back, reduce
+from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -149,7 +150,14 @@ def launch(
         out = (empty_map(n, channels, h, w, x), torch.empty((2, channels), dtype=torch.float32, device=x.device))
         out += () if kept is None else (empty_map(n, channels, h, w, gradient),)
     to, sums, *residual = out
-    config = config or configs(gradient, x)[0]
+    if config is None:
+        tensors = (gradient, x, weight, bias, stats, kept)
+        config = chosen(
+            "batch_norm_act_grad",
+            (gradient, x, kept, act),
+            lambda: configs(gradient, x),
+            lambda c: launch(*tensors, act=act, config=c),
+        )
     if x.numel():
         reduce(gradient, x, weight, bias, stats, kept, act, sums, residual[0] if residual else None, config)
     else:

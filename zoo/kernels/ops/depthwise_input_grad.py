@@ -20,6 +20,7 @@ from zoo.kernels.ops._depthwise import kernel_size, out_sizes, pack
 from zoo.kernels.ops._depthwise_grad import input_kernel
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._overlap import overlap
+from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -134,9 +135,14 @@ def launch(
         out = empty_map(n, c, *size, like=gradient)
     if out.numel() == 0:
         return out
+    if config is None:
+        shape: dict[str, Any] = {"size": size, "stride": stride, "padding": padding, "dilation": dilation}
+        config = chosen(
+            "depthwise_input_grad", (gradient, weight, *map(tuple, shape.values())), lambda: configs(gradient, weight, **shape),
+            lambda c: launch(gradient, weight, **shape, config=c),
+        )  # fmt: skip
     if tuple(stride) == (1, 1):
         return depthwise.launch(**_as_convolution(gradient, weight, padding, dilation), out=out, config=config)
-    config = config or configs(gradient, weight, size=size, stride=stride)[0]
     (kh, kw), (sh, sw), (top, left), (h, w) = kernel_size(weight), stride, padding, size
     g_step, out_step = pixel_stride(gradient) or c, pixel_stride(out) or c
     vector = math.gcd(16 // out.element_size(), c, g_step, out_step)

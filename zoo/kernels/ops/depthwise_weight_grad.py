@@ -20,6 +20,7 @@ from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import out_size, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.depthwise_input_grad import REAL, channels_of_tile, window_of
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
@@ -118,7 +119,12 @@ def launch(
         out = torch.empty((c, kh, kw), dtype=torch.float32, device=x.device)
     if x.numel() == 0:
         return out.zero_()
-    config = config or configs(gradient, x, kernel=kernel)[0]
+    if config is None:
+        shape: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
+        config = chosen(
+            "depthwise_weight_grad", (gradient, x, *map(tuple, shape.values())), lambda: configs(gradient, x, kernel=kernel),
+            lambda c: launch(gradient, x, **shape, config=c),
+        )  # fmt: skip
     g_step, x_step = pixel_stride(gradient) or c, pixel_stride(x) or c
     vector = math.gcd(16 // x.element_size(), c, g_step, x_step)
     cols, bc, length = config["cols"], config["channels"], config["rows"]

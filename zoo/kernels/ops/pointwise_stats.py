@@ -20,6 +20,7 @@ from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm import join
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import forward_kernel
+from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -151,7 +152,9 @@ def launch(
     y, row = out or (empty_map(n, k, h, w, x), torch.empty((3, k), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return y, row.zero_()
-    config = config or configs(x, weight)[0]
+    if config is None:
+        tensors = (x, weight, stats, factor, shift)
+        config = chosen("pointwise_stats", (*tensors, act), lambda: configs(x, weight), lambda c: launch(*tensors, act=act, config=c))
     with followed_by_ours(True):
         partials = partial_product(x, weight, stats, factor, shift, act, y, config)
     join(partials, row, None, None, 0.0, 0.0, raw=True)

@@ -20,6 +20,7 @@ from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import input_kernel
+from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -102,7 +103,14 @@ def launch(
     to, sums = out or (empty_map(n, cin, h, w, gradient), torch.empty((2, cin), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return to, sums.zero_()
-    config = config or configs(gradient, weight, x)[0]
+    if config is None:
+        tensors = (gradient, weight, x, stats, factor, shift)
+        config = chosen(
+            "pointwise_stats_input_grad",
+            (*tensors, act),
+            lambda: configs(*tensors),
+            lambda c: launch(*tensors, act=act, config=c),
+        )
     rows, cout = n * h * w, weight.shape[0]
     g_step, x_step, out_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin, pixel_stride(to) or cin
     v, vo = math.gcd(16, cin, x_step, out_step), math.gcd(16, cout, g_step)

@@ -18,6 +18,7 @@ from zoo.kernels.ops._layout import pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import weight_kernel
+from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -101,7 +102,14 @@ def launch(
         out = torch.empty((cout, cin), dtype=torch.float32, device=x.device)
     if x.numel() == 0:
         return out.zero_()
-    config = config or configs(gradient, x)[0]
+    if config is None:
+        tensors = (gradient, x, stats, factor, shift)
+        config = chosen(
+            "pointwise_stats_weight_grad",
+            (*tensors, act),
+            lambda: configs(gradient, x),
+            lambda c: launch(*tensors, act=act, config=c),
+        )
     g_step, x_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin
     v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, g_step)
     tiles = triton.cdiv(cout, config["BM"]) * triton.cdiv(cin, config["BN"])
