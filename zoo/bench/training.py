@@ -43,7 +43,7 @@ Step = Callable[[], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Plan(inference.Plan):
-    """What a run measures; `tune` says nothing here."""
+    """What a run measures."""
 
     def about(self) -> dict[str, Any]:
         """Describe the device, the versions and the settings, for the record."""
@@ -88,22 +88,20 @@ def _first(outputs: Any) -> Tensor:
 
 
 def _ours(learner: Learner, tune: str) -> Step:
-    del tune
     from zoo.kernels import fast
     from zoo.kernels.training import fast_step
 
     with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
-        model = fast(learner.network, train=True, example=learner.images)
+        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images)
     step = fast_step(model, learner.loss, learner.optimizer, dtype=learner.dtype)
     return lambda: step(learner.images, learner.labels)
 
 
 def _module(learner: Learner, tune: str) -> Step:
-    del tune
     from zoo.kernels import fast
 
     with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
-        model = fast(learner.network, train=True, example=learner.images)
+        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images)
     return lambda: learner.step(model)
 
 

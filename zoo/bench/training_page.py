@@ -34,7 +34,8 @@ def section(record: Record, pictures: Sequence[tuple[str, str]]) -> str:
 def _command(record: Record) -> str:
     batches, dtype, kind = ",".join(map(str, record.batches)), record.about["dtype"], record.about["type"]
     peers = ",".join(name for name in record.ways if name != OURS)
-    return f"zoo bench --what train --models {','.join(record.models)} --batches {batches} --dtype {dtype} --device {kind} --peers {peers}"
+    asked = f"--models {','.join(record.models)} --batches {batches} --dtype {dtype} --device {kind}"
+    return f"zoo bench --what train {asked} --tune {record.about['tune']} --peers {peers}"
 
 
 def _rates(record: Record, cells: list[dict[str, Any]]) -> list[str]:

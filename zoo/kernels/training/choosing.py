@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.kernels.training import kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording
 from zoo.kernels.training.replay import Chain, Step, bind
@@ -36,7 +37,7 @@ def timer(device: torch.device) -> Timer | None:
     return time
 
 
-def slower(recording: Recording, without: dict[int, str], known: Times, clock: Timer) -> dict[int, str]:
+def slower(recording: Recording, without: dict[int, str], known: Times, clock: Timer, most: int = 0) -> dict[int, str]:
     """Return the chains that are no faster than PyTorch, or than the smaller chains in them, by what they make, and why.
 
     Args:
@@ -44,6 +45,7 @@ def slower(recording: Recording, without: dict[int, str], known: Times, clock: T
         without: chains that are not used anyway.
         known: earlier measurements; new ones are added.
         clock: measures.
+        most: launch parameters to try for each kernel first; 0 takes the first guesses.
     """
     found: dict[int, str] = {}
     done: set[tuple[int, str]] = set()
@@ -55,12 +57,12 @@ def slower(recording: Recording, without: dict[int, str], known: Times, clock: T
         saved = {chain.reads[0]: chain for chain in chains if chain.norm and not chain.note}
         for chain in fresh:
             done.add((chain.makes, chain.op))
-            ours, theirs = times(recording, chain, saved.get(chain.makes), known, clock)
+            ours, theirs = times(recording, chain, saved.get(chain.makes), known, clock, most)
             if ours > MARGIN * theirs:
                 found[chain.makes] = f"no faster: {ours:.0f} us, without it {theirs:.0f} us"
 
 
-def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times, clock: Timer) -> tuple[float, float]:
+def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times, clock: Timer, most: int = 0) -> tuple[float, float]:
     """Return the microseconds of a chain, and of what it would be divided into.
 
     Args:
@@ -69,12 +71,16 @@ def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times
         behind: the BatchNorm that reads what it makes, for which it takes the statistics if it can.
         known: earlier measurements.
         clock: measures.
+        most: launch parameters to try first.
     """
     key = _key(recording, chain)
     if key not in known:
         pieces: Sequence[Step] = chain.pieces or chain.calls
         try:
-            ours = clock(_there_and_back(recording, [chain], chain.reads, chain.makes))
+            call = _there_and_back(recording, [chain], chain.reads, chain.makes)
+            with kernels.tuning(recording.device, most):
+                call()
+            ours = clock(call)
             theirs = clock(_there_and_back(recording, pieces, chain.reads, chain.makes))
             if chain.row_out is not None and behind is not None:
                 ours -= _statistics_us(recording, chain, behind, clock)

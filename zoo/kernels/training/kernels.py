@@ -6,7 +6,8 @@ A function that is named `…_refuses` says, of shapes and dtypes alone, why ker
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +32,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
 def on_kernels(device: torch.device) -> bool:
     """Tell whether kernels compute what lies there."""
     return device.type == "cuda" and _triton()
+
+
+@contextmanager
+def tuning(device: torch.device, most: int) -> Iterator[None]:
+    """Let kernels try up to `most` launch parameters each in what runs meanwhile; 0 tries none."""
+    if not most or not on_kernels(device):
+        yield
+        return
+    from zoo.kernels.ops import _tuned
+
+    with _tuned.tuning(most):
+        yield
 
 
 @lru_cache(maxsize=1)

@@ -65,7 +65,7 @@ class FastTraining(nn.Module):
 
     def _fresh(self) -> None:
         self.__dict__["_plans"] = OrderedDict()
-        self.__dict__["_known"] = Known()
+        self.__dict__["_known"] = Known(most=6 if self.tune == "full" else 0)
         self.__dict__["_lock"] = threading.RLock()
         self.__dict__["_seen"] = self.__dict__["_refused"] = ""
 

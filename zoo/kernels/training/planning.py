@@ -39,6 +39,8 @@ class Known:
     verdicts: dict[Any, Verdict] = field(default_factory=dict)
     slow: dict[Any, dict[int, str]] = field(default_factory=dict)
     times: choosing.Times = field(default_factory=dict)
+    most: int = 0
+    """Launch parameters that are tried for each kernel before it is timed."""
 
 
 def checked(
@@ -65,7 +67,7 @@ def checked(
         slow: dict[int, str] = {}
         if clock is not None:
             with casts_of(device), shared.alone():
-                slow = known.slow.get(shapes) or choosing.slower(recording, verdict.without, known.times, clock)
+                slow = known.slow.get(shapes) or choosing.slower(recording, verdict.without, known.times, clock, known.most)
         outcome = verdict.without, slow
     except Untraceable as error:
         verdict, outcome = Verdict(), error
