@@ -24,13 +24,14 @@ from zoo.vgg import VGG
 if TYPE_CHECKING:
     from zoo.embedding import embed as embed
     from zoo.finetuning import find_rate as find_rate, finetune as finetune
+    from zoo.kernels.training import fast_step as fast_step
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     """Load what trains and embeds when it is first asked for: `import zoo` has to stay quick."""
-    rooms = {"embed": "embedding", "finetune": "finetuning", "find_rate": "finetuning"}
+    rooms = {"embed": "embedding", "finetune": "finetuning", "find_rate": "finetuning", "fast_step": "kernels.training"}
     if name not in rooms:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
     import importlib

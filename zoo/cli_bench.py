@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -26,7 +26,7 @@ PICTURED = 6
 
 
 def bench(
-    what: Annotated[str, typer.Option(help="infer: calls; load: construct and load.")] = "infer",
+    what: Annotated[str, typer.Option(help="infer: calls; train: steps; load: construct and load.")] = "infer",
     models: Annotated[
         list[str] | None,
         typer.Option(
@@ -34,10 +34,10 @@ def bench(
             "--model",
             "-m",
             autocompletion=names,
-            help="Networks with commas between them, figure (ResNet50, ResNet101, VGG19) or all.",
+            help="Networks with commas between them, figure (some well known ones) or all.",
         ),
     ] = None,
-    batches: Annotated[str | None, typer.Option(help="Images in a call, 1,32,256; on a CPU 1,8.")] = None,
+    batches: Annotated[str | None, typer.Option(help="Images in a call, 1,32,256; on a CPU 1,8. Of a step 32,256; on a CPU 8.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; bfloat16 on a GPU, float32 on a CPU.")] = None,
     peers: Annotated[str | None, typer.Option(help="Peers with commas between them; the device's if left out.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
@@ -66,26 +66,31 @@ def bench(
     if what == "load":
         _load(named or ["VGG19", "ResNet50"], rounds or 5, as_json)
         return
-    if what != "infer":
-        raise typer.BadParameter(f"there are measurements of infer and load, not of {what!r}", param_hint="--what")
+    if what not in ("infer", "train"):
+        raise typer.BadParameter(f"there are measurements of infer, train and load, not of {what!r}", param_hint="--what")
     if resume and save is None:
         raise typer.BadParameter("it goes on with a record, so it needs --save FILE", param_hint="--resume")
-    from zoo.bench.inference import FIGURE, DeviceLost, run
+    from zoo.bench import inference, training
+    from zoo.bench.cell import DeviceLost
     from zoo.bench.record import merged
+
+    kind: Any = training if what == "train" else inference
 
     if from_json:
         record = merged(from_json)
         if save is not None:
             record.write(save)
     else:
-        plan = _plan(named, batches, dtype, peers, device, rounds or 20, tune)
+        plan = _plan(what, named, batches, dtype, peers, device, rounds or 20, tune)
         try:
-            record = run(plan, path=save, resume=resume, budget_s=budget_s, say=lambda line: err.print(line, style="dim", markup=False))
+            record = kind.run(
+                plan, path=save, resume=resume, budget_s=budget_s, say=lambda line: err.print(line, style="dim", markup=False)
+            )
         except DeviceLost as error:
             err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from None
     _show(record, as_json)
-    pictured = [model_class(n).__name__ for n in named if n not in ("all", "figure")] or FIGURE
+    pictured = [model_class(n).__name__ for n in named if n not in ("all", "figure")] or list(kind.FIGURE)
     if not any(model in record.models for model in pictured):
         pictured = record.models
     if picture is not None:
@@ -97,11 +102,13 @@ def bench(
             err.print(f"wrote {escape(str(path))}", soft_wrap=True)
 
 
-def _plan(named: list[str], batches: str | None, dtype: str | None, peers: str | None, device: str | None, rounds: int, tune: str) -> Plan:
-
-    from zoo.bench.inference import BATCHES, CPU_BATCHES, FIGURE, Plan
+def _plan(
+    what: str, named: list[str], batches: str | None, dtype: str | None, peers: str | None, device: str | None, rounds: int, tune: str
+) -> Plan:
+    from zoo.bench import inference, training
     from zoo.bench.peers import SHORT, select
 
+    kind = training if what == "train" else inference
     place = _device(device)
     dtypes = {str(known).removeprefix("torch."): known for known in SHORT}
     chosen = dtypes.get(dtype or ("bfloat16" if place.type == "cuda" else "float32"))
@@ -110,16 +117,16 @@ def _plan(named: list[str], batches: str | None, dtype: str | None, peers: str |
     if tune not in ("none", "quick", "full"):
         raise typer.BadParameter(f"none, quick or full, not {tune!r}", param_hint="--tune")
     try:
-        ways = select(None if peers is None else _names([peers], "--peers"), place, chosen)
+        ways = select(None if peers is None else _names([peers], "--peers"), place, chosen, training.WAYS if what == "train" else None)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--peers") from None
     found: dict[str, type[Model]] = {}
     for name in named or ["figure"]:
-        for one in CATALOGUE if name == "all" else FIGURE if name == "figure" else [name]:
+        for one in CATALOGUE if name == "all" else kind.FIGURE if name == "figure" else [name]:
             cls = model_class(one)
             found[cls.__name__] = cls
-    counts = _batches(batches) or (BATCHES if place.type == "cuda" else CPU_BATCHES)
-    return Plan(list(found.values()), counts, ways, place, chosen, rounds, tune)
+    counts = _batches(batches) or (kind.BATCHES if place.type == "cuda" else kind.CPU_BATCHES)
+    return kind.Plan(list(found.values()), counts, ways, place, chosen, rounds, tune)
 
 
 def _names(given: list[str] | None, option: str) -> list[str]:
@@ -185,8 +192,9 @@ def _show(record: Record, as_json: bool) -> None:
             low, high = (1e6 * cell["batch"] / row[key] for key in ("us_high", "us_low"))
             ratio = f"{row['images_s'] / cell['ways'][cell['fastest_peer']]['images_s']:.2f}" if cell.get("fastest_peer") else ""
             memory = "" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f}"
-            share = "" if row["roofline"] is None else f"{row['roofline']:.0%}"
-            figures = f"{row['images_s']:,.0f}", f"{low:,.0f}-{high:,.0f}", f"{row['latency_us'] / 1000:.2f}", f"{row['error']:.1e}"
+            share = "" if row.get("roofline") is None else f"{row['roofline']:.0%}"
+            latency = "" if "latency_us" not in row else f"{row['latency_us'] / 1000:.2f}"
+            figures = f"{row['images_s']:,.0f}", f"{low:,.0f}-{high:,.0f}", latency, f"{row['error']:.1e}"
             table.add_row(*where, *figures, memory, share, f"{row['build_s']:.1f}", ratio)
     out.print(table)
     out.print(f"[dim]{escape(record.caption())}; ratio: over the fastest peer[/dim]")

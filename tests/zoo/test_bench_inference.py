@@ -333,7 +333,7 @@ def test_a_peer_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         (["--batches", "0"], 2, "above 0"),
         (["--tune", "slow"], 2, "quick"),
         (["--resume"], 2, "--save"),
-        (["--what", "dream"], 2, "infer and load"),
+        (["--what", "dream"], 2, "infer, train and load"),
         (["--from-json", "missing.json"], 3, "missing.json"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.bench.peers import OURS, label
-from zoo.bench.record import Record
+from zoo.bench.record import Record, trains
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -83,7 +83,7 @@ def grouped(record: Record, models: Sequence[str]) -> Image:
     caption = _wrapped(_caption(record, models), WIDTH - 2 * MARGIN, 11)
     height = top + len(caption) * 16 + 14
     page, draw = _page(height)
-    _text(draw, MARGIN, 24, f"Images a second, {_title(record)}", 20, INK)
+    _text(draw, MARGIN, 24, f"Images a second{' of training' if trains(record) else ''}, {_title(record)}", 20, INK)
     _text(draw, MARGIN, 48, "higher is better; no bar where a way failed or computed something else", 12, FAINT)
     for row, names in enumerate(legend):
         for x, name in names:
@@ -244,6 +244,12 @@ def _title(record: Record) -> str:
 def _caption(record: Record, models: Sequence[str]) -> str:
     sizes = sorted({c["size"] for c in record.cells if c["model"] in models})
     pixels = f"Images of {sizes[0]} px" if len(sizes) == 1 else f"Images of {sizes[0]} to {sizes[-1]} px"
+    if trains(record):
+        return (
+            f"{record.caption()}. {pixels}; a step is forward, cross-entropy, backward and SGD; random weights, the same on all "
+            "sides; medians of steps in turns in one process; the first step's change of the weights was compared "
+            "with float32 eager's. cl = channels_last."
+        )
     graph = " fast() copies its input and output, the CUDA graph of fold+compile+graph doesn't." if record.about["type"] == "cuda" else ""
     return (
         f"{record.caption()}. {pixels}; random weights, the same on all sides; medians of calls in turns in one process; parity with "

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.bench.cell import DeviceLost as DeviceLost
+from zoo.bench.cell import attempt, compare, current, forget, span, words
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.floor import floor_us
 from zoo.bench.machine import facts
@@ -36,10 +35,6 @@ EXACT_LIMIT, TF32_LIMIT = 1e-4, 5e-2
 CELL_US = 20e6
 """Time that the rounds of a cell may take: a large network gets fewer of them, never below `FEWEST`."""
 FEWEST = 5
-
-
-class DeviceLost(RuntimeError):
-    """A way has broken the device's context: nothing more can be measured in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +136,17 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
     benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True  # stock PyTorch at its best: cuDNN may choose by timing
     try:
-        with _current(plan.device), tf32(False):  # a way that uses TF32 says so call by call
+        with current(plan.device), tf32(False):  # a way that uses TF32 says so call by call
             _measure(cell, plan, cls, batch, watch or clock(plan.device))
     except Exception as error:
-        cell["failed"] = _words(error)
+        cell["failed"] = words(error)
         for way in plan.ways:
             if "failed" not in cell["ways"].get(way.name, {}):
-                cell["ways"][way.name] = {"failed": f"the cell failed: {_words(error)}"}
+                cell["ways"][way.name] = {"failed": f"the cell failed: {words(error)}"}
         cell["device_lost"] = isinstance(error, DeviceLost)
     finally:
         torch.backends.cudnn.benchmark = benchmark
-        _forget(plan.device)
+        forget(plan.device)
     cell["seconds"] = round(time.monotonic() - start, 1)
     return cell
 
@@ -166,25 +161,25 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
     calls: dict[str, Call] = {}
     for way in plan.ways:
         row = cell["ways"][way.name] = {}
-        call = _attempt(row, plan, partial(_build, way, s, plan.tune, row))
+        call = attempt(row, plan.device, partial(_build, way, s, plan.tune, row))
         if call is not None:
             calls[way.name] = call
     with torch.inference_mode():
         spans = {}
         for name in list(calls):  # all of them are there now: what fits alone may not fit beside the others
-            span = _attempt(cell["ways"][name], plan, partial(_span, calls[name], plan.device))
-            if span is None:
+            took = attempt(cell["ways"][name], plan.device, partial(span, calls[name], plan.device))
+            if took is None:
                 del calls[name]
             else:
-                spans[name] = span
+                spans[name] = took
         if not calls:
             return
-        rounds = max(min(FEWEST, plan.rounds), min(plan.rounds, int(CELL_US / sum(max(2000.0, 2 * span) for span in spans.values()))))
+        rounds = max(min(FEWEST, plan.rounds), min(plan.rounds, int(CELL_US / sum(max(2000.0, 2 * one) for one in spans.values()))))
         cell["rounds"] = rounds
         throughput, latency = watch.throughput(calls, rounds), watch.latency(calls, rounds)
     for name in calls:
         _note(cell["ways"][name], batch, throughput[name], latency[name], cell["floor_us"])
-    _compare(cell)
+    compare(cell)
 
 
 def _build(way: Way, s: Subject, tune: str, row: dict[str, Any]) -> Call:
@@ -217,64 +212,8 @@ def allowed(way: Way, s: Subject) -> float:
     return (OUR_SLACK if way.name == OURS else PEER_SLACK) * s.plain_error
 
 
-def _attempt(row: dict[str, Any], plan: Plan, act: Callable[[], Any]) -> Any:
-    """Return what `act` does, or None, and its error in the row: one way's failure is no reason to measure nothing."""
-    try:
-        return act()
-    except Exception as error:
-        row.clear()
-        row["failed"] = _words(error)
-    gc.collect()  # outside of the except clause, whose traceback holds the way's tensors
-    if plan.device.type == "cuda":
-        try:
-            torch.cuda.synchronize(plan.device)
-        except RuntimeError as error:
-            raise DeviceLost(row["failed"]) from error
-        torch.cuda.empty_cache()
-    return None
-
-
-def _span(call: Call, device: torch.device) -> float:
-    start = time.monotonic()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return 1e6 * (time.monotonic() - start)
-
-
 def _note(row: dict[str, Any], batch: int, throughput: list[float], latency: list[float], floor: float | None) -> None:
     for key, samples in (("us", throughput), ("latency_us", latency)):
         row[key], row[f"{key}_low"], row[f"{key}_high"] = median_and_spread(samples)
     row["images_s"] = 1e6 * batch / row["us"]
     row["roofline"] = None if floor is None else floor / row["us"]
-
-
-def _compare(cell: dict[str, Any]) -> None:
-    """Put our images a second over those of the fastest peer of this cell."""
-    rates = {name: row["images_s"] for name, row in cell["ways"].items() if "images_s" in row}
-    peers = {name: rate for name, rate in rates.items() if name != OURS}
-    if peers:
-        cell["fastest_peer"] = max(peers, key=lambda name: peers[name])
-        if OURS in rates:
-            cell["ratio"] = rates[OURS] / peers[cell["fastest_peer"]]
-
-
-def _words(error: BaseException) -> str:
-    """Return an error's name and the first line of what it says."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
-    return text[:200] if text.startswith("red:") else f"{type(error).__name__}: {text[:200]}".rstrip(": ")
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
-def _forget(device: torch.device) -> None:
-    """Free what the compiler and the allocator keep for the cell before."""
-    if dynamo := sys.modules.get("torch._dynamo"):  # its import alone takes seconds
-        dynamo.reset()
-    gc.collect()
-    if device.type == "cuda":
-        with contextlib.suppress(RuntimeError):  # of a device that is lost
-            torch.cuda.empty_cache()

@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo.bench import chart
 from zoo.bench.peers import OURS, SHORT, WAYS, label
-from zoo.bench.record import Record
+from zoo.bench.record import Record, trains
 
 
 def write(record: Record, path: str | os.PathLike[str], models: Sequence[str]) -> list[Path]:
@@ -31,14 +31,15 @@ def write(record: Record, path: str | os.PathLike[str], models: Sequence[str]) -
     if not record.cells:
         raise ValueError("the record has no cells yet, so there is nothing to write about")
     path = Path(path)
-    stem = f"{path.stem}-{record.about['type']}-{record.about['dtype']}"
+    stem = f"{path.stem}-{'training-' if trains(record) else ''}{record.about['type']}-{record.about['dtype']}"
     pictures = []
     if any(model in record.models for model in models):
         pictures.append(("images a second of every way", chart.save(chart.grouped(record, models), path.with_name(f"{stem}.png"))))
     if any("ratio" in cell for cell in record.cells):
         pictures.append(("every network over the fastest peer", chart.save(chart.overview(record), path.with_name(f"{stem}-zoo.png"))))
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
-    after = replaced(before, *marks(record), section(record, [(words, file.name) for words, file in pictures]))
+    make = training_section if trains(record) else section
+    after = replaced(before, *marks(record), make(record, [(words, file.name) for words, file in pictures]))
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_text(after, encoding="utf-8")
@@ -50,7 +51,7 @@ def write(record: Record, path: str | os.PathLike[str], models: Sequence[str]) -
 
 def marks(record: Record) -> tuple[str, str]:
     """Return the comments that a record's section stands between."""
-    name = f"inference {record.about['type']} {record.about['dtype']}"
+    name = f"{'training' if trains(record) else 'inference'} {record.about['type']} {record.about['dtype']}"
     return f"<!-- zoo bench: {name}: generated, edit elsewhere -->", f"<!-- zoo bench: end of {name} -->"
 
 
@@ -70,6 +71,13 @@ def replaced(text: str, begin: str, end: str, section: str) -> str:
     return text[:first] + body + text[last + len(end) :]
 
 
+def training_section(record: Record, pictures: Sequence[tuple[str, str]]) -> str:
+    """Return the section of a record of training; see `zoo.bench.training_page`."""
+    from zoo.bench import training_page
+
+    return training_page.section(record, pictures)
+
+
 def section(record: Record, pictures: Sequence[tuple[str, str]]) -> str:
     """Return the section as Markdown.
 
@@ -84,8 +92,8 @@ def section(record: Record, pictures: Sequence[tuple[str, str]]) -> str:
     for batch in record.batches:
         cells = [c for c in record.cells if c["batch"] == batch]
         lines += [f"### Batch {batch}", "", *_rates(record, cells), "", *_details(record, cells), ""]
-    if failures := _failures(record):
-        lines += ["### Without a figure", "", *failures, ""]
+    if failed := failures(record):
+        lines += ["### Without a figure", "", *failed, ""]
     lines += ["### How it was measured", "", *_how(record)]
     return "\n".join(lines)
 
@@ -108,7 +116,7 @@ def _rates(record: Record, cells: list[dict[str, Any]]) -> list[str]:
     for c in cells:
         row = []
         for way in ways:
-            rate = _number(c, way, "images_s", ",.0f")
+            rate = number(c, way, "images_s", ",.0f")
             row.append(f"*{rate}*" if way == c.get("fastest_peer") else rate)
         ratio = f"**{c['ratio']:.2f}x**" if "ratio" in c else "-"
         ours, plain = (c["ways"].get(way, {}).get("images_s") for way in (OURS, "eager-fp32"))
@@ -126,12 +134,12 @@ def _details(record: Record, cells: list[dict[str, Any]]) -> list[str]:
     table = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
     for c in cells:
         peer = c.get("fastest_peer", "")
-        row = [_spread(c), _latency(c, OURS), _latency(c, peer), _number(c, OURS, "error", ".1e"), _plain(c)]
+        row = [spread(c), _latency(c, OURS), _latency(c, peer), number(c, OURS, "error", ".1e"), _plain(c)]
         if gpu:
             eager = next((w for w in ("eager", "eager-fp32", "eager-cl") if "memory_mib" in c["ways"].get(w, {})), "")
-            row += [_number(c, OURS, "memory_mib", ",.0f"), _number(c, eager, "memory_mib", ",.0f")]
-            row += [_number(c, OURS, "roofline", ".0%"), _number(c, peer, "roofline", ".0%")]
-        row += [_number(c, OURS, "build_s", ",.1f"), _number(c, peer, "build_s", ",.1f")]
+            row += [number(c, OURS, "memory_mib", ",.0f"), number(c, eager, "memory_mib", ",.0f")]
+            row += [number(c, OURS, "roofline", ".0%"), number(c, peer, "roofline", ".0%")]
+        row += [number(c, OURS, "build_s", ",.1f"), number(c, peer, "build_s", ",.1f")]
         table.append(f"| {c['model']} | " + " | ".join(row) + " |")
     return table
 
@@ -139,7 +147,8 @@ def _details(record: Record, cells: list[dict[str, Any]]) -> list[str]:
 SHORT_NAMES = {str(dtype).removeprefix("torch."): short for dtype, short in SHORT.items()}
 
 
-def _number(cell: dict[str, Any], way: str, key: str, form: str) -> str:
+def number(cell: dict[str, Any], way: str, key: str, form: str) -> str:
+    """Return a way's figure as text, "-" where there is none."""
     value = cell["ways"].get(way, {}).get(key)
     return "-" if value is None else format(value, form)
 
@@ -154,7 +163,8 @@ def _plain(cell: dict[str, Any]) -> str:
     return "-" if value is None else f"{value:.1e}"
 
 
-def _spread(cell: dict[str, Any]) -> str:
+def spread(cell: dict[str, Any]) -> str:
+    """Return the 10th and 90th percentile of our images a second as text."""
     row = cell["ways"].get(OURS, {})
     if "us" not in row:
         return "-"
@@ -162,7 +172,8 @@ def _spread(cell: dict[str, Any]) -> str:
     return f"{slow:,.0f}-{fast:,.0f}"
 
 
-def _failures(record: Record) -> list[str]:
+def failures(record: Record) -> list[str]:
+    """Return a line for each way that has no figure."""
     lines = []
     for c in record.cells:
         for way in record.ways:

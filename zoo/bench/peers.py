@@ -242,10 +242,10 @@ def select(peers: Iterable[str] | None, device: torch.device, dtype: torch.dtype
     return [way for name, way in here.items() if name in asked]
 
 
-def label(name: str, dtype: str) -> str:
+def label(name: str, dtype: str, ways: dict[str, Way] | None = None) -> str:
     """Return a way's label with the dtype's short name, "bf16"; the name itself where the table has none such."""
-    short = {str(key).removeprefix("torch."): value for key, value in SHORT.items()}
-    return WAYS[name].label.format(dtype=short.get(dtype, dtype)) if name in WAYS else name
+    short, table = {str(key).removeprefix("torch."): value for key, value in SHORT.items()}, WAYS if ways is None else ways
+    return table[name].label.format(dtype=short.get(dtype, dtype)) if name in table else name
 
 
 def _missing(way: Way) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from zoo.bench.peers import OURS, WAYS
 
 FORMAT = 1
-SAME = ("type", "device", "dtype", "tune")
+SAME = ("what", "type", "device", "dtype", "tune")
 """What cells of one record have in common, besides the versions of `LIBRARIES`."""
 LIBRARIES = ("torch", "torchvision", "triton", "onnxruntime", "openvino")
 
@@ -119,6 +119,11 @@ class Record:
         if library in ("triton", "cudnn"):
             return self.about.get("type") == "cuda"
         return library in self.ways if library in ("onnxruntime", "openvino") else True
+
+
+def trains(record: Record) -> bool:
+    """Tell a record of training from one of inference."""
+    return record.about.get("what") == "train"
 
 
 def merged(paths: Sequence[str | os.PathLike[str]]) -> Record:

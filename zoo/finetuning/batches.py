@@ -199,6 +199,11 @@ class Batches:
     def __len__(self) -> int:
         return len(self.part)
 
+    @property
+    def side(self) -> int:
+        """Height and width of the images, pixels."""
+        return self._steps.crop or 0
+
     def training(self, start: int, stop: int, batch: int) -> Iterator[Batch]:
         """Give this process's parts of the steps `start` to `stop`, of `batch` images over all processes, one after the other."""
         parts = self._parts(start, stop, batch)

@@ -118,9 +118,21 @@ class Trainer:
         self.phase, self.network, self._call = phase, self.model, None  # an older DistributedDataParallel has to let go first
         freeze(self.model, head_only and not self.settings.fsdp)  # a divided parameter can't change its mind later
         self.optimizer = make_optimizer(self.model, self.settings, head_only)
-        self.network: nn.Module = self.model if self.settings.fsdp else spread(self.model, self.here, [], False)
+        self.network: nn.Module = self.model if self.settings.fsdp else spread(self._quick(), self.here, [], False)
         self._call: Any = torch.compile(self.network) if self.settings.compile else self.network
         return phase
+
+    def _quick(self) -> nn.Module:
+        """Return what computes a step: the network on the zoo's kernels, or as it is."""
+        settings = self.settings
+        if not settings.fast:
+            return self.model
+        from zoo.kernels import fast
+
+        side = self.train.side
+        images = torch.empty(self.plan.batch // (self.here.size * settings.accumulate), self.model.in_channels, side, side)
+        dtype = torch.bfloat16 if self.half else torch.float32
+        return fast(self.model, train=True, dtype=dtype, example=self._laid_out(images.to(self.here.device)))
 
     def _train(self, stop: int) -> None:
         begin, end, head_only = self.phase

@@ -32,7 +32,9 @@ from zoo.trained import trained
 
 log = logging.getLogger("zoo")
 
-CHANGEABLE = ("lr", "clip", "precision", "workers", "device", "save_steps", "save_minutes", "compile", "max_unreadable", "patience")
+CHANGEABLE = (
+    "lr", "clip", "precision", "workers", "device", "save_steps", "save_minutes", "compile", "fast", "max_unreadable", "patience",
+)  # fmt: skip
 """Options that a resumed run may change; all others would make it another run."""
 FACTS = ("model", "options", "num_classes", "in_channels", "classes", "base", "new_head", "data", "val", "fingerprints")
 """Without these no run can go on."""

@@ -52,6 +52,7 @@ class Settings:
         precision: "bfloat16" by autocast, "float32", or "auto": bfloat16 on a GPU.
         channels_last: memory format; None takes it on a GPU.
         compile: whether torch.compile is to make the steps faster.
+        fast: whether `fast(model, train=True)` is to.
         monitor: what decides on the best state and on stopping.
         patience: evaluations without a better one after which the run stops; None never does.
         eval_every: steps between evaluations; None takes an epoch.
@@ -92,6 +93,7 @@ class Settings:
     precision: str = "auto"
     channels_last: bool | None = None
     compile: bool = False
+    fast: bool = False
     monitor: str = "accuracy"
     patience: int | None = None
     eval_every: int | None = None
@@ -124,6 +126,8 @@ class Settings:
         for name, below in (("label_smoothing", 1), ("ema", 1), ("val_share", 1)):
             if not 0 <= (value := getattr(self, name)) < below:
                 raise ValueError(f"{name} is at least 0 and below {below}, got {value!r}")
+        if self.fast and (self.compile or self.fsdp):
+            raise ValueError(f"fast and {'compile' if self.compile else 'fsdp'} exclude each other; leave one out")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay is above 0 and at most 1, got {self.layer_decay!r}")
         _within("randaugment", self.randaugment, 0, 30)

@@ -48,7 +48,7 @@ class Row:
         config: the fastest config.
         us: its time.
         floor: the time that no kernel beats.
-        aten: the reference's time in the same dtype, channels_last.
+        aten: the time of the op's `rival`, or of the reference, in the same dtype, channels_last.
         tried: configs that were timed.
     """
 
@@ -277,16 +277,17 @@ def _time(name: str, op: ModuleType, task: _Task, device: torch.device) -> Row:
 
 
 def _reference_time(op: ModuleType, args: checking.Arguments) -> float | None:
-    """Time the reference in the same dtype, maps and weights in channels_last; None where it can't be timed."""
+    """Time PyTorch's own way in the same dtype, maps and weights in channels_last; None where it can't be timed."""
+    rival = getattr(op, "rival", op.reference)
     ordered = {
         key: value.contiguous(memory_format=torch.channels_last) if isinstance(value, Tensor) and value.dim() == 4 else value
         for key, value in args.items()
     }
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=bool(args.get("tf32"))):
         try:
-            return graph_time_us(lambda: op.reference(**ordered), target_ms=4)
+            return graph_time_us(lambda: rival(**ordered), target_ms=4)
         except NotCapturable:
-            return event_time_us(lambda: op.reference(**ordered), target_ms=20)
+            return event_time_us(lambda: rival(**ordered), target_ms=20)
         except RuntimeError as error:
             warnings.warn(f"{op.__name__}: the reference can't be timed: {error}", stacklevel=2)
             return None

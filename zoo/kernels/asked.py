@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from zoo.kernels.parity import natural_images, own_dtype
 from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.training.shared import groups
 
 
 def core(model: nn.Module) -> nn.Module:
@@ -33,7 +35,7 @@ def check(model: nn.Module) -> None:
         if tensor.device.type == "meta":
             raise ValueError(f"{name} of {type(model).__name__} is on the meta device, without values; load its weights first")
     try:
-        copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+        copy.deepcopy(model, groups(model) | {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     except Exception as error:  # whatever the part that refuses raises
         raise ValueError(f"{type(model).__name__} can't be copied, which fast() has to do: {type(error).__name__}: {error}") from error
 
@@ -72,17 +74,27 @@ def dtype_of(dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def example_of(model: nn.Module, example: Any, device: torch.device) -> tuple[Any, ...]:
-    """Return arguments to plan first: those given, or an image of the size and channels that the network was built for."""
+def example_of(
+    model: nn.Module, example: Any, device: torch.device, images: int = 1, record: Callable[..., object] = trace
+) -> tuple[Any, ...]:
+    """Return arguments to plan first: those given, or images of the size and channels that the network was built for.
+
+    Args:
+        model: the network.
+        example: a tensor, a tuple of arguments, or None.
+        device: where the arguments shall lie.
+        images: how many, where none are given.
+        record: refuses what the network doesn't take.
+    """
     if example is not None:
         args = example if isinstance(example, tuple) else (example,)
         return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
     problem: Exception | None = None
     own = own_dtype(model)
     for shape in _shapes(model):
-        image = natural_images(shape, torch.device("cpu")).to(own)
+        image = natural_images((images, *shape[1:]), torch.device("cpu")).to(own)
         try:
-            trace(model, (image,), {})
+            record(model, (image,), {})
         except (Untraceable, ValueError) as error:
             problem = problem or error
             continue

@@ -116,7 +116,7 @@ def outlines(op: ModuleType, args: Arguments) -> tuple[Tensor, ...]:
 
 
 def poisoned(like: Tensor, device: torch.device | str, *, sliced: bool = False) -> tuple[Tensor, Tensor]:
-    """Return an `out` full of NaN, and the buffer that it lies in.
+    """Return an `out` full of NaN, or of the largest number where it holds integers, and the buffer that it lies in.
 
     Args:
         like: shape, strides and dtype.
@@ -127,20 +127,24 @@ def poisoned(like: Tensor, device: torch.device | str, *, sliced: bool = False) 
     Returns:
         `out` and the buffer, which is `out` itself where it is no slice.
     """
-    out = torch.empty_like(like, device=device).fill_(torch.nan)
+    poison = torch.nan if like.dtype.is_floating_point else torch.iinfo(like.dtype).max
+    out = torch.empty_like(like, device=device).fill_(poison)
     if not sliced or out.dim() != 4 or not out.numel() or not out.is_contiguous(memory_format=torch.channels_last):
         return out, out
     n, c, h, w = out.shape
     wide = (n, BEFORE + c + AFTER, h, w)
     buffer = torch.empty(wide, dtype=out.dtype, device=device, memory_format=torch.channels_last).fill_(SENTINEL)
-    return buffer[:, BEFORE : BEFORE + c].fill_(torch.nan), buffer
+    return buffer[:, BEFORE : BEFORE + c].fill_(poison), buffer
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
-    """Return ||out - reference|| / ||reference||; infinite where `out` is not finite but the reference is."""
+    """Return ||out - reference|| / ||reference||; infinite where one of them is not finite and the other is not the same."""
     if not out.numel():
         return 0.0
     out, reference = out.float(), reference.float()
+    if not bool(reference.isfinite().all()):
+        same = torch.isclose(out, reference, rtol=0, atol=0, equal_nan=True) & ~reference.isfinite()
+        out, reference = out.masked_fill(same, 0), reference.masked_fill(same, 0)
     off = torch.linalg.vector_norm(out - reference, dtype=torch.float64).item()
     size = torch.linalg.vector_norm(reference, dtype=torch.float64).item()
     error = off / size if size else off

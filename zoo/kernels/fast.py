@@ -8,7 +8,7 @@ import warnings
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has t
     from zoo.kernels.candidates import Weights
     from zoo.kernels.choices import Choices
     from zoo.kernels.report import Report
+    from zoo.kernels.training.network import FastTraining
 
 Tune = Literal["none", "quick", "full"]
 
@@ -236,26 +237,59 @@ class Fast(nn.Module):
         )
 
 
+@overload
 def fast(
     model: nn.Module,
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
     *,
+    train: Literal[False] = False,
     tune: Tune = "quick",
     example: Any = None,
     tf32: bool = False,
     progress: bool = True,
-) -> Fast:
-    """Return the same network for inference on faster kernels, after its outputs were compared with the plain one's.
+) -> Fast: ...
+
+
+@overload
+def fast(
+    model: nn.Module,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    train: Literal[True],
+    tune: Tune = "quick",
+    example: Any = None,
+    tf32: bool = False,
+    progress: bool = True,
+) -> FastTraining: ...
+
+
+def fast(
+    model: nn.Module,
+    device: torch.device | str | int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    train: bool = False,
+    tune: Tune = "quick",
+    example: Any = None,
+    tf32: bool = False,
+    progress: bool = True,
+) -> Fast | FastTraining:
+    """Return the same network on faster kernels, for inference or to train, after it was compared with the plain one.
 
     BatchNorm is folded, chains of layers become one kernel each, each kernel is chosen by timing at the layer's own shape, and the
     whole is replayed as a CUDA graph. On a CPU the fastest of OpenVINO, onnxruntime and PyTorch runs it. A network that can't be
     traced runs unchanged in channels_last, and `why` says the reason; of torchvision's detection models the backbone is made fast.
 
+    With `train`, its parameters are the model's own and autograd works; gradients and BatchNorm's statistics are compared too.
+
     Args:
-        model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in.
-        device: where to run; None is the current CUDA device if there is one, else the CPU.
-        dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU.
+        model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in, but with `train`.
+        device: where to run; None is the current CUDA device if there is one, else the CPU. With `train` it is the model's.
+        dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU. With `train`
+            it is that of the autocast to check under; the caller's autocast says what is computed in.
+        train: whether it shall learn; see `zoo.kernels.training`.
         tune: "quick" tries a few launch configurations for each layer that was not timed before on this device, below a minute a
             network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest.
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
@@ -264,6 +298,7 @@ def fast(
 
     Returns:
         A `Fast` module: call it like `model`, with inputs on `device` in any floating dtype; outputs have the model's own dtype.
+        With `train` a `FastTraining` module, which is called like `model` in every respect.
 
     Raises:
         ValueError: an unknown device, dtype or `tune`; the device is not there; or the model refuses the example.
@@ -276,16 +311,19 @@ def fast(
     """
     from zoo.kernels import asked
 
-    if isinstance(model, Fast):
-        model = model.network
+    model = plain(model)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"fast takes a module such as ResNet50(), got {type(model).__name__}" + ("; build it first" if isinstance(model, type) else "")
         )
-    if any(isinstance(part, Fast) for part in asked.core(model).modules()):
+    if any(_is_fast(part) for part in asked.core(model).modules()):
         raise ValueError(f"a part of {type(model).__name__} is fast already; build the whole of plain(part) and call fast() on it")
     if tune not in get_args(Tune):
         raise ValueError(f'tune is "none", "quick" or "full", got {tune!r}')
+    if train:
+        from zoo.kernels.training.beginning import begin
+
+        return begin(model, device, dtype, example, tune)
     where = asked.device_of(device)
     kind = asked.dtype_of(dtype, where)
     asked.check(asked.core(model))
@@ -314,7 +352,12 @@ def fast(
 
 def plain(model: nn.Module) -> nn.Module:
     """Give back the network that `fast` was called with: the same object, with the same parameters; another module is returned as it is."""
-    return model.network if isinstance(model, Fast) else model
+    return model.network if _is_fast(model) else model  # pyright: ignore[reportReturnType]
+
+
+def _is_fast(model: object) -> bool:
+    """Tell a fast network, without loading what trains it."""
+    return isinstance(model, Fast) or getattr(type(model), "trains_fast", False)
 
 
 def why(model: nn.Module) -> Report:
@@ -323,9 +366,9 @@ def why(model: nn.Module) -> Report:
     Raises:
         TypeError: `model` is not fast.
     """
-    if not isinstance(model, Fast):
+    if not _is_fast(model):
         raise TypeError(f"why takes what fast() returned, got a {type(model).__name__}")
-    return model.report()
+    return model.report()  # pyright: ignore[reportCallIssue]
 
 
 _PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device

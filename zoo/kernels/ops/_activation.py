@@ -49,3 +49,39 @@ def activate(x, ACT: tl.constexpr):
     else:
         tl.static_assert(ACT == "none", "unknown activation")
     return x
+
+
+SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": torch.ones_like,
+    "relu": lambda z: (z > 0).to(z.dtype),
+    "relu6": lambda z: ((z > 0) & (z < 6)).to(z.dtype),
+    "hardswish": lambda z: torch.where(z <= -3, 0, torch.where(z < 3, z / 3 + 0.5, 1)),
+    "silu": lambda z: torch.sigmoid(z) * (1 + z * (1 - torch.sigmoid(z))),
+    "leaky_relu_0.1": lambda z: torch.where(z > 0, torch.ones_like(z), 0.1),
+    "leaky_relu_0.01": lambda z: torch.where(z > 0, torch.ones_like(z), 0.01),
+}
+"""Derivatives by name, at the borders as PyTorch chooses; those that the kernels know."""
+
+BY_OUTPUT = ("none", "relu", "relu6", "leaky_relu_0.1", "leaky_relu_0.01")
+"""Those whose gradient their output tells as well as their input."""
+
+
+@triton.jit
+def slope(z, gradient, ACT: tl.constexpr):
+    """Return the gradient before the activation ACT at `z`, at the borders as PyTorch chooses."""
+    if ACT == "relu":
+        gradient = tl.where(z <= 0.0, 0.0, gradient)
+    elif ACT == "relu6":
+        gradient = tl.where((z <= 0.0) | (z >= 6.0), 0.0, gradient)
+    elif ACT == "hardswish":
+        gradient = tl.where(z <= -3.0, 0.0, tl.where(z < 3.0, gradient * (z / 3.0 + 0.5), gradient))
+    elif ACT == "silu":
+        s = tl.sigmoid(z)
+        gradient = gradient * s * (1.0 + z * (1.0 - s))
+    elif ACT == "leaky_relu_0.1":
+        gradient = tl.where(z > 0.0, gradient, gradient * 0.1)
+    elif ACT == "leaky_relu_0.01":
+        gradient = tl.where(z > 0.0, gradient, gradient * 0.01)
+    else:
+        tl.static_assert(ACT == "none", "unknown activation")
+    return gradient

@@ -26,6 +26,16 @@ def product(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def nearest(x, KIND: tl.constexpr):
+    """Round a float32 block to the type KIND."""
+    if INTERPRETED and tl.bfloat16 == KIND:  # Triton's interpreter would cut the lower bits off
+        bits = x.to(tl.uint32, bitcast=True)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        x = ((bits >> 16) << 16).to(tl.float32, bitcast=True)
+    return x.to(KIND)
+
+
+@triton.jit
 def finish(acc, early, bias, residual, out, rm, rn, rows, cout, ldr, ldo, EARLY: tl.constexpr, ACT: tl.constexpr):
     """Add bias and residual to a float32 tile, activate it, store it in the output's type."""
     inside = (rm < rows)[:, None] & (rn < cout)[None, :]

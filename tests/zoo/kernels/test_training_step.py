@@ -1,0 +1,128 @@
+"""`fast_step` on a CPU does the steps that people write, and prepares optimisers as a graph needs them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo import fast, fast_step
+from zoo.kernels.training import choosing
+from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.optimizing import Prepared
+from zoo.kernels.training.record import record
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop, self.head = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Dropout(0.2), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.relu(self.norm(self.conv(x))).mean((2, 3))))
+
+
+def optimizer_of(name: str, network: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(network.parameters(), 0.1, 0.9) if name == "sgd" else torch.optim.AdamW(network.parameters(), 0.01)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize(("dtype", "clip", "scaled"), [(None, None, False), (torch.bfloat16, 0.1, False), (torch.bfloat16, 0.1, True)])
+def test_a_step_is_the_plain_sequence_with_its_schedule_and_draws(name: str, dtype: Any, clip: float | None, scaled: bool) -> None:
+    torch.manual_seed(0)
+    eager = Net().train()
+    quick = copy.deepcopy(eager)
+    generator = torch.Generator().manual_seed(1)
+    batches = [(torch.randn(n, 3, 8, 8, generator=generator), torch.randint(4, (n,), generator=generator)) for n in (4, 4, 3)]
+    model = fast(quick, train=True, example=batches[0][0])
+    mine, theirs = optimizer_of(name, quick), optimizer_of(name, eager)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in (mine, theirs)]
+    scalers = [torch.amp.GradScaler("cpu", enabled=scaled) for _ in range(2)]
+    step = fast_step(model, nn.CrossEntropyLoss(), mine, dtype=dtype, clip=clip, scaler=scalers[0] if scaled else None)
+    for seed, (images, target) in enumerate(batches):
+        torch.manual_seed(seed)
+        got = step(images, target)
+        torch.manual_seed(seed)
+        theirs.zero_grad()
+        with torch.autocast("cpu", dtype, dtype is not None):
+            loss = F.cross_entropy(eager(images), target)
+        scalers[1].scale(loss).backward()
+        scalers[1].unscale_(theirs)
+        if clip is not None:
+            nn.utils.clip_grad_norm_(eager.parameters(), clip)
+        scalers[1].step(theirs)
+        scalers[1].update()
+        torch.testing.assert_close(got, loss.detach())
+        for schedule in schedules:
+            schedule.step()
+    torch.testing.assert_close(quick.state_dict(), eager.state_dict())
+    assert not step.inside
+    assert "CPU" in step.unchanged
+
+
+def test_a_network_without_parameters_or_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ValueError, match="no parameters"):
+        fast_step(nn.ReLU(), nn.MSELoss(), torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
+    network = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="auto"):
+        fast_step(network, nn.MSELoss(), torch.optim.SGD(network.parameters(), 0.1), dtype="half")
+
+
+def test_rates_become_tensors_that_follow_numbers_and_schedulers() -> None:
+    network = Net()
+    optimizer = torch.optim.Adam(network.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    prepared = Prepared(optimizer)
+    assert prepared.inside
+    (rate,) = [group["lr"] for group in optimizer.param_groups]
+    assert isinstance(rate, Tensor)
+    assert optimizer.param_groups[0]["capturable"]
+    before = prepared.numbers()
+    optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]  # as its step would note for the scheduler
+    schedule.step()
+    assert not prepared.renew()
+    assert float(rate) == pytest.approx(0.05)
+    optimizer.param_groups[0]["lr"] = 0.3
+    assert not prepared.renew()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert float(rate) == pytest.approx(0.3)
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    assert prepared.numbers() != before
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert prepared.renew()
+
+
+def test_optimisers_without_a_form_for_graphs_stay_outside() -> None:
+    network = Net()
+    assert not Prepared(torch.optim.LBFGS(network.parameters())).inside
+    hooked = torch.optim.AdamW(network.parameters())
+    hooked.register_step_post_hook(lambda *_: None)
+    assert not Prepared(hooked).inside
+    assert isinstance(hooked.param_groups[0]["lr"], float)
+
+
+def test_a_chain_that_is_no_faster_than_pytorch_is_left_alone_and_each_shape_is_timed_once() -> None:
+    recording = record(Net().train(), (torch.randn(4, 3, 8, 8),), {}, torch.device("cpu"))
+    known: choosing.Times = {}
+    calls: list[int] = []
+
+    def clock(*samples: float) -> choosing.Timer:
+        left = list(samples)
+
+        def time(call: Any) -> float:
+            call()
+            calls.append(1)
+            return left.pop(0)
+
+        return time
+
+    ((makes, why),) = choosing.slower(recording, {}, known, clock(10.0, 9.0)).items()
+    assert why == "no faster: 10 us, without it 9 us"
+    assert steps_of(recording, {makes: why})[1][0].note == why
+    assert len(calls) == 2
+    assert choosing.slower(recording, {}, known, clock())
+    assert choosing.slower(recording, {}, {}, clock(5.0, 9.0)) == {}

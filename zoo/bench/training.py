@@ -1,0 +1,287 @@
+"""Time steps of training in cells of a network and a batch: every way built, proven by its first step, weighed, then timed in turns."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo.bench import inference
+from zoo.bench.cell import DeviceLost, attempt, compare, current, forget, span, words
+from zoo.bench.clock import Clock, Memory, clock, median_and_spread
+from zoo.bench.machine import facts
+from zoo.bench.peers import OURS, Way
+from zoo.bench.record import Record, today
+from zoo.bench.subject import Subject, subject, tf32
+from zoo.layers import StochasticDepth
+from zoo.model import Model
+
+FIGURE = ("ResNet50", "VGG19", "DenseNet121", "MobileNetV2")
+BATCHES = (32, 256)
+CPU_BATCHES = (8,)
+WARMUPS = 6
+"""Steps of a new way before it is proven and measured; `fast_step` captures the fourth."""
+RATE, MOMENTUM, DECAY = 1e-3, 0.9, 1e-4
+LIMIT, EXACT_LIMIT = 1.5, 2e-2
+"""Allowed error of a step over plain autocast's, and of float32 steps, whose sums have another order."""
+CELL_US = 30e6
+FEWEST = 5
+
+MODULE = "fast-module"
+"""Ours without the graph."""
+
+Step = Callable[[], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(inference.Plan):
+    """What a run measures."""
+
+    def about(self) -> dict[str, Any]:
+        """Describe the device, the versions and the settings, for the record."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"what": "train", **facts(self.device), "dtype": dtype, "tune": self.tune, "date": today()}
+
+
+@dataclass(slots=True)
+class Learner:
+    """A network that a way trains, always on the same images: its own weights, its own optimiser.
+
+    Attributes:
+        network: in train mode, on the device, its convolutions channels_last.
+        optimizer: SGD, fused on a GPU.
+        images: (B, C, H, W), float32, channels_last.
+        labels: (B,).
+        dtype: of autocast, None for none.
+    """
+
+    network: nn.Module
+    optimizer: torch.optim.SGD
+    images: Tensor
+    labels: Tensor
+    dtype: torch.dtype | None
+
+    def loss(self, outputs: Any, labels: Tensor) -> Tensor:
+        """Return the cross-entropy of the first outputs."""
+        return F.cross_entropy(_first(outputs), labels)
+
+    def step(self, call: Callable[[Tensor], Any]) -> Tensor:
+        """Do a step as people write it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.images.device.type, self.dtype, self.dtype is not None):
+            loss = self.loss(call(self.images), self.labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def _first(outputs: Any) -> Tensor:
+    return outputs if isinstance(outputs, Tensor) else outputs[0]
+
+
+def _ours(learner: Learner, tune: str) -> Step:
+    from zoo.kernels import fast
+    from zoo.kernels.training import fast_step
+
+    with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
+        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images)
+    step = fast_step(model, learner.loss, learner.optimizer, dtype=learner.dtype)
+    return lambda: step(learner.images, learner.labels)
+
+
+def _module(learner: Learner, tune: str) -> Step:
+    from zoo.kernels import fast
+
+    with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
+        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images)
+    return lambda: learner.step(model)
+
+
+def _eager(learner: Learner, tune: str) -> Step:
+    del tune
+    return lambda: learner.step(learner.network)
+
+
+def _compiled(mode: str | None) -> Callable[[Learner, str], Step]:
+    def build(learner: Learner, tune: str) -> Step:
+        del tune
+        call: Any = torch.compile(learner.network, dynamic=False, mode=mode)
+
+        def step() -> Tensor:
+            if mode is not None:
+                torch.compiler.cudagraph_mark_step_begin()
+            return learner.step(call)
+
+        return step
+
+    return build
+
+
+_WAYS = (
+    Way(
+        OURS,
+        "fast_step()",
+        "`fast_step(fast(network, train=True), …)`; copying the images into its graph counts",
+        cast(Any, _ours),
+    ),
+    Way(MODULE, "fast()", "`fast(network, train=True)` in a step as people write it", cast(Any, _module), standard=False),
+    Way("eager-cl", "eager {dtype} cl", "eager, {dtype} autocast, channels_last", cast(Any, _eager)),
+    Way("compile", "compile", "`torch.compile` of the network, {dtype} autocast, channels_last", cast(Any, _compiled(None))),
+    Way(
+        "max-autotune",
+        "max-autotune",
+        '`torch.compile(mode="max-autotune")`, {dtype} autocast, channels_last, with its own CUDA graphs',
+        cast(Any, _compiled("max-autotune")),
+        devices=("cuda",),
+    ),
+)
+WAYS: dict[str, Way] = {way.name: way for way in _WAYS}
+
+
+def run(
+    plan: Plan, *, path: Path | None = None, resume: bool = False, budget_s: float | None = None, say: Any = lambda line: None
+) -> Record:
+    """Measure cell by cell, as `zoo.bench.inference.run`, which says what the arguments are."""
+    return inference.run(plan, path=path, resume=resume, budget_s=budget_s, say=say, measure=cast(Any, measure_cell))
+
+
+def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None = None) -> dict[str, Any]:
+    """Measure the training of one network at one batch.
+
+    Args:
+        plan: what to measure it by.
+        cls: the network.
+        batch: images in a step.
+        watch: times the steps; the device's clock if left out.
+
+    Returns:
+        JSON-able: `model`, `batch`, `size`, `twin`, `date`, `seconds`, `rounds`, `plain_error`, `fastest_peer`, `ratio` (our images a
+        second over the fastest peer's), `memory_ratio` (our memory over `compile`'s) and `ways`: by name `build_s`, `error`, `limit`,
+        `memory_mib`, `images_s`, `us`, `us_low`, `us_high` (10th and 90th percentile); or `failed`, and no figures.
+    """
+    start = time.monotonic()
+    cell: dict[str, Any] = {"model": cls.__name__, "batch": batch, "size": cls.input_size, "date": today(), "ways": {}}
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        with current(plan.device), tf32(False), torch.enable_grad():
+            _measure(cell, plan, cls, batch, watch or clock(plan.device))
+    except Exception as error:
+        cell["failed"] = words(error)
+        for way in plan.ways:
+            if "failed" not in cell["ways"].get(way.name, {}):
+                cell["ways"][way.name] = {"failed": f"the cell failed: {words(error)}"}
+        cell["device_lost"] = isinstance(error, DeviceLost)
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        forget(plan.device)
+    cell["seconds"] = round(time.monotonic() - start, 1)
+    return cell
+
+
+def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, watch: Clock) -> None:
+    s = subject(cls, batch, plan.device, plan.dtype)
+    half = None if plan.dtype == torch.float32 else plan.dtype
+    right = _update(learner_of(s, s.peer, None), _eager)
+    plain = _apart(_update(learner_of(s, s.peer, half), _eager), right)
+    forget(plan.device)
+    limit = EXACT_LIMIT if half is None else LIMIT * plain
+    cell |= {"twin": s.twin, "plain_error": plain}
+    steps: dict[str, Step] = {}
+    for way in plan.ways:
+        row = cell["ways"][way.name] = {}
+        step = attempt(row, plan.device, partial(_build, way, s, half, plan.tune, row, right, limit))
+        if step is not None:
+            steps[way.name] = step
+    spans = {}
+    for name in list(steps):
+        took = attempt(cell["ways"][name], plan.device, partial(span, steps[name], plan.device))
+        if took is None:
+            del steps[name]
+        else:
+            spans[name] = took
+    if not steps:
+        return
+    rounds = max(min(FEWEST, plan.rounds), min(plan.rounds, int(CELL_US / sum(max(2000.0, 2 * one) for one in spans.values()))))
+    cell["rounds"] = rounds
+    for name, samples in watch.throughput(steps, rounds).items():
+        row = cell["ways"][name]
+        row["us"], row["us_low"], row["us_high"] = median_and_spread(samples)
+        row["images_s"] = 1e6 * batch / row["us"]
+    compare(cell, (MODULE,))
+    ours, theirs = (cell["ways"].get(name, {}).get("memory_mib") for name in (OURS, "compile"))
+    if ours and theirs:
+        cell["memory_ratio"] = ours / theirs
+
+
+def _build(way: Way, s: Subject, half: torch.dtype | None, tune: str, row: dict[str, Any], right: Tensor, limit: float) -> Step:
+    """Build a way, prove a step of it, weigh it; raises ValueError where it learns something else."""
+    memory = Memory(s.device)
+    start = time.monotonic()
+    learner = learner_of(s, s.own if way.name in (OURS, MODULE) else s.peer, half)
+    begun = _state(learner)
+    step = cast(Any, way.build)(learner, tune)
+    for _ in range(WARMUPS):
+        step()
+    if s.device.type == "cuda":
+        torch.cuda.synchronize(s.device)
+    row["build_s"] = round(time.monotonic() - start, 2)
+    _restore(learner, begun)
+    step()
+    error = _apart(_moved(learner, begun), right)
+    del begun
+    if not error <= limit:
+        raise ValueError(f"red: relative error {error:.1e} of a step, allowed {limit:.1e}")
+    row |= {"error": error, "limit": limit, "memory_mib": memory.peak_mib(step)}
+    return step
+
+
+def learner_of(s: Subject, module: nn.Module, dtype: torch.dtype | None) -> Learner:
+    """Make a learner of a copy of a module; nothing is dropped out, for no two ways would drop the same."""
+    network = copy.deepcopy(module).to(s.device).to(memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
+    for layer in network.modules():
+        if isinstance(layer, nn.Dropout | StochasticDepth) or type(layer).__name__ == "StochasticDepth":
+            layer.__dict__["p"] = 0.0
+    fused = s.device.type == "cuda"
+    optimizer = torch.optim.SGD(network.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=fused)
+    labels = torch.randint(s.own.num_classes, (s.batch,), generator=torch.Generator().manual_seed(4)).to(s.device)
+    return Learner(network, optimizer, s.input(torch.float32, channels_last=True), labels, dtype)
+
+
+def _update(learner: Learner, build: Callable[[Learner, str], Step]) -> Tensor:
+    """Return what a first step changes of all parameters, flat."""
+    begun = _state(learner)
+    build(learner, "none")()
+    return _moved(learner, begun)
+
+
+def _state(learner: Learner) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in (*learner.network.parameters(), *learner.network.buffers())]
+
+
+def _restore(learner: Learner, begun: Sequence[Tensor]) -> None:
+    """Put everything back in place, and the optimiser's momentum to zero, with which its step is a first one again."""
+    with torch.no_grad():
+        for tensor, before in zip((*learner.network.parameters(), *learner.network.buffers()), begun, strict=True):
+            tensor.copy_(before)
+        for state in learner.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+
+
+def _moved(learner: Learner, begun: Sequence[Tensor]) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([(p - before).flatten() for p, before in zip(learner.network.parameters(), begun, strict=False)])
+
+
+def _apart(moved: Tensor, right: Tensor) -> float:
+    return float(torch.linalg.vector_norm(moved.double() - right.double()) / torch.linalg.vector_norm(right.double()))

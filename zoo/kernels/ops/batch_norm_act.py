@@ -1,0 +1,275 @@
+"""BatchNorm in train mode with the residual and the activation behind it: one pass for the statistics, one to apply them.
+
+`batch_norm_act` is what networks call; its backward is the op `batch_norm_act_grad`. Kept for it are x, which the convolution before
+has written anyway, three floats a channel and, where there is a residual, the output, which the next convolution keeps anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.kernels.ops import _norm_cases
+from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
+from zoo.kernels.ops._exchange import gathered
+from zoo.kernels.ops._fold import second_reading
+from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._norm import apply, join, partial_statistics
+from zoo.kernels.ops._overlap import followed_by_ours
+from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+PACK: dict[str, Any] = {}
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None = None,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    act: str = "none",
+    training: bool = True,
+) -> tuple[Tensor, ...]:
+    """Compute ``act(batch_norm(x) + residual)``.
+
+    Args:
+        x: map (N, C, H, W), channels_last, maybe a channel slice.
+        weight: (C,), or None for ones.
+        bias: (C,), or None for zeros.
+        running_mean: (C,), or None where none is kept.
+        running_var: (C,), or None with `running_mean`.
+        residual: map of the shape of `x`, added before the activation.
+        momentum: the new statistics' share of the running ones.
+        eps: added to the variance.
+        act: a name of `SLOPES`.
+        training: statistics of `x`; else the running ones.
+
+    Returns:
+        The map in the dtype of `x`, computed in float32 (float64 for float64) and rounded once; float32 (3, C) of means,
+        1 / deviations and 1 / pixels, the last 0 where statistics don't depend on `x`; then, where there are any, the new running
+        statistics: an unbiased variance, as PyTorch has it. With no pixels, statistics are zeros and the running ones stay.
+
+    Source:
+        Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, algorithm 1.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    z, count = x.to(wide), x.numel() // max(1, x.shape[1])
+    new: tuple[Tensor, ...] = () if running_mean is None or running_var is None else (running_mean.clone(), running_var.clone())
+    if not training:
+        assert running_mean is not None
+        assert running_var is not None
+        mean, var = running_mean.to(wide), running_var.to(wide)
+    elif count:
+        mean = z.mean((0, 2, 3))
+        var = (z - mean[:, None, None]).square().mean((0, 2, 3))
+        if new:
+            old = [t.to(wide) for t in new]
+            moved = (old[0].lerp(mean, momentum), old[1].lerp(var * count / max(count - 1, 1), momentum))
+            new = tuple(m.to(t.dtype) for m, t in zip(moved, new, strict=True))
+    else:
+        mean = var = z.new_zeros(x.shape[1])
+    inverse = (var + eps).rsqrt()
+    y = (z - mean[:, None, None]) * inverse[:, None, None]
+    if weight is not None:
+        y = y * weight.to(wide)[:, None, None]
+    if bias is not None:
+        y = y + bias.to(wide)[:, None, None]
+    if residual is not None:
+        y = y + residual.to(wide)
+    stats = torch.stack([mean, inverse, torch.full_like(mean, 1 / count if training and count else 0)])
+    return ACTIVATIONS[act](y).to(x.dtype), stats if count or not training else torch.zeros_like(stats), *new
+
+
+def rival(x: Tensor, residual: Tensor | None = None, *, act: str = "none", training: bool = True, **options: Any) -> Tensor:
+    """Compute the same map by PyTorch's own operators, for a comparison of times."""
+    y = F.batch_norm(x, training=training, **options)
+    return ACTIVATIONS[act](y if residual is None else y + residual)
+
+
+def supports(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None = None,
+    **options: Any,
+) -> str:
+    """Return "" where the kernels take these arguments, else the reason why not."""
+    training = options.get("training", True)
+    if x.dim() != 4 or x.dtype not in DTYPES:
+        return "not a map of float32, bfloat16 or float16"
+    if options.get("act", "none") not in SLOPES:
+        return f"activation {options['act']}"
+    if (running_mean is None) != (running_var is None) or (not training and running_mean is None):
+        return "running statistics are missing"
+    parameters = (weight, bias, running_mean, running_var)
+    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype not in DTYPES or not p.is_contiguous()) for p in parameters):
+        return "weight, bias and statistics are not one for each channel"
+    if residual is not None and (residual.shape != x.shape or residual.dtype not in DTYPES or pixel_stride(residual) is None):
+        return "the residual is no map of the same shape in channels_last memory"
+    if training and x.shape[0] * x.shape[2] * x.shape[3] == 1:
+        return "one pixel has no variance"
+    if pixel_stride(x) is None:
+        return "not in channels_last memory"
+    return "" if reachable(x, residual) and x.numel() < 2**31 - 2**22 else "larger than 32-bit indices reach"
+
+
+def configs(x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
+    """Return launch parameters, the best guess first: columns of a tile, then warps and tiles in flight of both passes, and programs."""
+    full = x.numel() * x.element_size() > 8_000_000
+    sizes = [(64, 8, 4, 396, 4, 4), (64, 4, 4, 792, 4, 4), (128, 8, 4, 396, 4, 4), (64, 8, 8, 264, 4, 8), (128, 8, 2, 528, 8, 2)]
+    sizes += [(256, 8, 4, 396, 4, 4), (64, 16, 4, 132, 8, 4), (64, 4, 8, 528, 4, 8), (32, 8, 4, 396, 4, 4)]
+    if not full:
+        sizes = [(64, 8, 2, 264, 4, 1), (64, 4, 2, 396, 4, 2), (32, 8, 2, 264, 4, 1), (64, 8, 4, 132, 4, 2), (32, 4, 4, 264, 2, 2)]
+    keys = ("columns", "warps", "unroll", "programs", "apply_warps", "apply_unroll")
+    return [dict(zip(keys, size, strict=True)) for size in sizes]
+
+
+def take_statistics(
+    x: Tensor,
+    row: Tensor | None,
+    stats: Tensor,
+    old: tuple[Tensor, Tensor] | None,
+    new: tuple[Tensor, ...],
+    *,
+    eps: float,
+    momentum: float,
+    training: bool,
+    group: Any,
+    config: dict[str, int] | None,
+) -> None:
+    """Write `reference`'s statistics and the new running ones; `row` as for `launch`."""
+    if training and (x.numel() or group is not None):
+        with followed_by_ours(group is None):
+            if row is None:
+                row = partial_statistics(x, config or configs(x)[0]) if x.numel() else stats.new_zeros((1, *stats.shape))
+            partials = row.view(-1, *stats.shape)
+            if group is not None:
+                partials = gathered(join(partials, torch.empty_like(partials[:1]), None, None, eps, momentum, raw=True), group)
+        with followed_by_ours(True):
+            join(partials, stats, old, new, eps, momentum)
+        return
+    if training or old is None:
+        stats.zero_()
+    else:
+        torch.stack([old[0].float(), (old[1].float() + eps).rsqrt(), torch.zeros_like(stats[2])], out=stats)
+    for before, after in zip(old or (), new, strict=True):
+        if after is not before:
+            after.copy_(before)
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None = None,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    act: str = "none",
+    training: bool = True,
+    group: Any = None,
+    row: Tensor | None = None,
+    out: tuple[Tensor, ...] | None = None,
+    config: dict[str, int] | None = None,
+) -> tuple[Tensor, ...]:
+    """Run the kernels; see `reference`.
+
+    Args:
+        row: float32 (3, C) of this process's pixels, where whoever wrote `x` has taken its statistics already.
+        group: processes whose pixels count too, a `torch.distributed` process group.
+        out: results to write; the map may be a channel slice, the running statistics may be written over the old ones.
+        config: one of `configs`; the first if None.
+
+    Returns:
+        `out`.
+    """
+    n, channels, h, w = x.shape
+    old = None if running_mean is None or running_var is None else (running_mean, running_var)
+    if out is None:
+        out = (empty_map(n, channels, h, w, x), torch.empty((3, channels), dtype=torch.float32, device=x.device))
+        out += () if old is None else (torch.empty_like(old[0]), torch.empty_like(old[1]))
+    y, stats, *new = out
+    if config is None:
+        tensors, options = (x, weight, bias, running_mean, running_var, residual), {"act": act, "training": training}
+        config = chosen("batch_norm_act", (x, residual, act, training), lambda: configs(x), lambda c: launch(*tensors, **options, config=c))
+    take_statistics(x, row, stats, old, tuple(new), eps=eps, momentum=momentum, training=training, group=group, config=config)
+    if x.numel():
+        apply(x, residual, stats, weight, bias, act, y, config)
+    return out
+
+
+def cost(x: Tensor, *rest: Any, residual: Tensor | None = None, training: bool = True, **options: Any) -> tuple[int, int]:
+    """Return (floating-point operations, bytes that must move): what of `x` doesn't stay in the cache is read twice."""
+    moved = x.numel() * x.element_size() * (2 if residual is None else 3) + (second_reading(x) if training else 0)
+    return x.numel() * 8, moved + 32 * x.shape[1]
+
+
+CASES, LARGE_CASES = _norm_cases.CASES, _norm_cases.LARGE_CASES
+
+
+def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments of a case; the maps' means differ from 0."""
+    channels, wide = case["shape"][1], case.get("wide", 0)
+
+    def draw(scale: float, shift: float) -> Tensor:
+        return scale * torch.randn(channels, generator=generator, device=generator.device).to(device) + shift
+
+    x = sliced(case["shape"], wide, dtype, device, generator).mul_(1.5).add_(draw(1.0, 0.0).to(dtype)[:, None, None])
+    args: dict[str, Any] = {"x": x, "weight": None, "bias": None, "running_mean": None, "running_var": None}
+    if not case.get("bare"):
+        args |= {"weight": draw(0.3, 1.0), "bias": draw(0.3, 0.0), "running_mean": draw(0.2, 0.0), "running_var": draw(0.1, 1.0).abs()}
+    if case.get("residual"):
+        args["residual"] = sliced(case["shape"], wide, dtype, device, generator)
+    return args | {key: case[key] for key in ("act", "training") if key in case}
+
+
+@torch.library.custom_op("kernelzoo::batch_norm_act", mutates_args=())
+def _functional(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    act: str = "none",
+    training: bool = True,
+) -> list[Tensor]:
+    """Compute `reference` by the kernels where they can run."""
+    tensors = (x, weight, bias, running_mean, running_var, residual)
+    options: dict[str, Any] = {"momentum": momentum, "eps": eps, "act": act, "training": training}
+    if kernels_run(x) and not supports(*tensors, **options):
+        return list(launch(*tensors, **options))
+    y, *rest = reference(*tensors, **options)
+    return [empty_map(*x.shape, like=x).copy_(y), *rest]
+
+
+@_functional.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    act: str = "none",
+    training: bool = True,
+) -> list[Tensor]:
+    kept = [] if running_mean is None or running_var is None else [torch.empty_like(running_mean), torch.empty_like(running_var)]
+    return [empty_map(*x.shape, like=x), x.new_empty((3, x.shape[1]), dtype=torch.float32), *kept]

@@ -1,0 +1,195 @@
+"""Cross-entropy with smoothed labels and its gradient in one reading of the logits: a program holds an image's scores in registers."""
+
+# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
+"""Results are float32 whatever the logits are."""
+
+PACK: dict[str, Any] = {}
+IGNORED = -100
+"""The label of images that don't count, as in PyTorch."""
+
+MOST_CLASSES = 2**15
+
+
+def reference(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the mean cross-entropy and its gradient.
+
+    Args:
+        logits: (N, K).
+        target: int64 (N,), a class each; -100 where an image doesn't count.
+        smoothing: this share of each label is spread evenly over all classes, 0 to 1.
+
+    Returns:
+        float32 (float64 for float64): the mean loss of the images that count, a scalar, NaN if none does; the gradient (N, K) of the
+        *sum* of losses, which a half type could hold where the mean's would be too small; and 1 / images that count, a scalar.
+
+    Source:
+        Szegedy et al. 2015, https://arxiv.org/abs/1512.00567, section 7; PyTorch's `cross_entropy`.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    counted = target != IGNORED
+    log_p = wide.log_softmax(1)
+    share = torch.full_like(wide, smoothing / max(1, wide.shape[1]))
+    share = share.scatter_add(1, target.clamp_min(0)[:, None], torch.full_like(wide[:, :1], 1 - smoothing)) * counted[:, None]
+    gradient = (log_p.exp() - share) * counted[:, None]
+    loss = -torch.where(share > 0, share * log_p, 0).sum()  # a score of -inf for a class without a share is no loss
+    return loss / counted.sum(), gradient, 1.0 / counted.sum().to(wide.dtype)
+
+
+def rival(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> Any:
+    """Compute loss and gradient by PyTorch's own kernels, for a comparison of times."""
+    log_p = logits.float().log_softmax(1)
+    loss = F.nll_loss(log_p, target) * (1 - smoothing) - log_p.mean(1).mean() * smoothing
+    share = torch.full_like(log_p, -smoothing / log_p.shape[1])
+    share.scatter_(1, target[:, None], -(1 - smoothing))
+    return loss, torch.ops.aten._log_softmax_backward_data(share, log_p, 1, torch.float32).to(logits.dtype)
+
+
+def supports(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> str:
+    """Return "" where the kernels take these arguments, else the reason why not."""
+    if logits.dim() != 2 or logits.dtype not in DTYPES or not logits.is_contiguous() or logits.shape[1] < 1:
+        return "logits that are no contiguous rows of float32, bfloat16 or float16"
+    if target.shape != logits.shape[:1] or target.dtype != torch.int64 or not target.is_contiguous():
+        return "targets that are no int64 class for each image"
+    if not 0.0 <= smoothing <= 1.0:
+        return f"a smoothing of {smoothing}"
+    if logits.shape[1] > MOST_CLASSES:
+        return f"more than {MOST_CLASSES} classes"
+    return "" if logits.numel() < 2**31 else "larger than 32-bit indices reach"
+
+
+@triton.jit
+def _rows(
+    logits, target, losses, gradient, class_units, smoothing,
+    V: tl.constexpr, BLOCK: tl.constexpr, IGNORE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    begin(OVERLAP)
+    classes = class_units * V
+    row = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    live = k < classes
+    label = tl.load(target + row)
+    z = tl.load(logits + (row * classes + k), mask=live, other=float("-inf")).to(tl.float32)
+    z = z - tl.max(z, axis=0)
+    p = tl.exp(z)
+    total = tl.sum(p, axis=0)
+    even = smoothing / classes
+    hit = k == label
+    share = even + tl.where(hit, 1.0 - smoothing, 0.0)
+    loss = tl.log(total) - tl.sum(tl.where(live & (share > 0.0), z, 0.0) * share, axis=0)
+    counted = label != IGNORE
+    # A label that is no class makes a loss that nobody overlooks.
+    known = (label >= 0) & (label < classes)
+    loss = tl.where(counted, tl.where(known, loss, float("nan")), 0.0)
+    tl.store(losses + row, loss)
+    tl.store(gradient + (row * classes + k), tl.where(counted, p / total - share, 0.0), mask=live)
+
+
+@triton.jit
+def _mean(losses, target, mean, share, images, BLOCK: tl.constexpr, IGNORE: tl.constexpr, OVERLAP: tl.constexpr):
+    begin(OVERLAP)
+    total = tl.zeros([BLOCK], tl.float32)
+    count = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, images, BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        total += tl.load(losses + n, mask=n < images, other=0.0)
+        count += (tl.load(target + n, mask=n < images, other=IGNORE) != IGNORE).to(tl.int32)
+    number = tl.sum(count, axis=0).to(tl.float32)
+    tl.store(mean, tl.sum(total, axis=0) / number)
+    tl.store(share, 1.0 / number)
+
+
+def configs(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> list[dict[str, int]]:
+    """Return launch parameters, the best guess first: warps a row."""
+    few = [4, 8, 2, 16] if logits.shape[1] <= 4096 else [32, 16]
+    return [{"warps": warps} for warps in few]
+
+
+def launch(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    smoothing: float = 0.0,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+    config: dict[str, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the kernels; see `reference`."""
+    images, classes = logits.shape
+    if out is None:
+        scalars = [torch.empty((), dtype=torch.float32, device=logits.device) for _ in range(2)]
+        out = (scalars[0], torch.empty((images, classes), dtype=torch.float32, device=logits.device), scalars[1])
+    mean, gradient, share = out
+    if images == 0:
+        return mean.fill_(torch.nan), gradient, share.fill_(torch.inf)
+    config = config or configs(logits, target)[0]
+    unit = math.gcd(classes, 16)
+    losses = torch.empty(images, dtype=torch.float32, device=logits.device)
+    with followed_by_ours(True):
+        _rows[(images,)](
+            logits, target, losses, gradient, classes // unit, float(smoothing), V=unit, BLOCK=triton.next_power_of_2(classes),
+            IGNORE=IGNORED, num_warps=config["warps"], **overlap(logits),
+        )  # fmt: skip
+    block = min(1024, triton.next_power_of_2(images))
+    _mean[(1,)](losses, target, mean, share, images, BLOCK=block, IGNORE=IGNORED, num_warps=4, **overlap(logits))
+    return out
+
+
+def cost(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tuple[int, int]:
+    """Return (floating-point operations, bytes that must move)."""
+    return 6 * logits.numel(), logits.numel() * (logits.element_size() + 4) + 8 * len(target) + 8
+
+
+CASES: list[dict[str, Any]] = [
+    {"name": "plain", "sizes": (5, 10)},
+    {"name": "smoothed", "sizes": (7, 33), "smoothing": 0.1},
+    {"name": "one image, many classes", "sizes": (1, 1000), "smoothing": 0.1},
+    {"name": "large scores", "sizes": (4, 16), "smoothing": 0.2, "scale": 80.0},
+    {"name": "some don't count", "sizes": (6, 9), "smoothing": 0.1, "ignored": 2},
+    {"name": "one class", "sizes": (3, 1), "smoothing": 0.5},
+    {"name": "all smooth", "sizes": (3, 5), "smoothing": 1.0},
+    {"name": "batch 0", "sizes": (0, 5), "smoothing": 0.1},
+]
+"""`sizes` are images and classes; `ignored`: so many images don't count; `scale`: of the scores."""
+
+LARGE_CASES: list[dict[str, Any]] = [{"name": f"{n}x{k}", "sizes": (n, k), "smoothing": 0.1} for n in (256, 32) for k in (1000, 21843)]
+
+
+def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments of a case."""
+    n, k = case["sizes"]
+    logits = (torch.randn((n, k), generator=generator, device=generator.device) * case.get("scale", 3.0)).to(device, dtype)
+    target = torch.randint(k, (n,), generator=generator, device=generator.device).to(device)
+    target[: case.get("ignored", 0)] = IGNORED
+    return {"logits": logits, "target": target, "smoothing": case.get("smoothing", 0.0)}
+
+
+@torch.library.custom_op("kernelzoo::cross_entropy", mutates_args=())
+def cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> list[Tensor]:
+    """Compute `reference` by the kernels where they can run."""
+    if kernels_run(logits) and not supports(logits, target, smoothing=smoothing):
+        return list(launch(logits, target, smoothing=smoothing))
+    return list(reference(logits, target, smoothing=smoothing))
+
+
+@cross_entropy.register_fake
+def _(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> list[Tensor]:
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    return [logits.new_empty((), dtype=kind), logits.new_empty(logits.shape, dtype=kind), logits.new_empty((), dtype=kind)]

@@ -1,0 +1,197 @@
+"""The weight's gradient of a depthwise convolution: sums of products over all pixels, added in an order that doesn't change."""
+
+# Triton's launch takes more than the kernel's parameters.
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.grad import conv2d_weight
+
+from zoo.kernels.ops._depthwise_grad import weight_kernel
+from zoo.kernels.ops._fold import SMS
+from zoo.kernels.ops._layout import out_size, pixel_stride, reachable
+from zoo.kernels.ops._norm_grad import add
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops.depthwise_input_grad import REAL, channels_of_tile, window_of
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
+"""The gradient is float32 and nothing before it is rounded."""
+
+PACK: dict[str, Any] = {}
+
+
+def reference(
+    gradient: Tensor,
+    x: Tensor,
+    *,
+    kernel: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+) -> Tensor:
+    """Compute the gradient of a depthwise convolution's weight.
+
+    Args:
+        gradient: of the output, a map (N, C, OH, OW).
+        x: the input, a map (N, C, H, W).
+        kernel: (KH, KW), in taps.
+        stride: down and right, in pixels.
+        padding: zeros above and below, left and right, in pixels.
+        dilation: distance between taps, down and right.
+
+    Returns:
+        float32 (C, KH, KW) (float64 for float64), accumulated in the same.
+    """
+    c, wide = x.shape[1], torch.promote_types(x.dtype, torch.float32)
+    if not x.numel():
+        return x.new_zeros((c, *kernel), dtype=wide)
+    window: Any = (stride, padding, dilation)  # conv2d_weight is typed for one number, and takes two
+    return conv2d_weight(x.to(wide), (c, 1, *kernel), gradient.to(wide), *window, groups=c)[:, 0]
+
+
+def rival(gradient: Tensor, x: Tensor, *, kernel: tuple[int, int], stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """Compute the same by PyTorch's own kernel in the dtype of the maps, for a comparison of times."""
+    return conv2d_weight(x, (x.shape[1], 1, *kernel), gradient, stride, padding, dilation, groups=x.shape[1])
+
+
+def supports(
+    gradient: Tensor, x: Tensor, *, kernel: Sequence[int], stride: Any = (1, 1), padding: Any = (0, 0), dilation: Any = (1, 1)
+) -> str:
+    """Return "" where the kernel takes these arguments, else the reason why not."""
+    if x.dim() != 4 or x.dtype not in DTYPES or gradient.dtype not in DTYPES:
+        return "not maps of float32, bfloat16 or float16"
+    if math.prod(kernel) > 25:
+        return "a kernel of more than 25 taps"
+    if tuple(dilation) != (1, 1):
+        return "taps that are not beside each other"
+    if stride[0] >= kernel[0]:
+        return "windows that share no rows"
+    sizes = [out_size(s, k, t, p, p) for s, k, t, p in zip(x.shape[2:], kernel, stride, padding, strict=True)]
+    if gradient.shape != (*x.shape[:2], *sizes):
+        return f"a gradient {tuple(gradient.shape)} of an output {(*x.shape[:2], *sizes)}"
+    if pixel_stride(gradient) is None or pixel_stride(x) is None:
+        return "not in channels_last memory"
+    return "" if reachable(gradient, x) else "larger than 32-bit indices reach"
+
+
+def configs(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], **window: Any) -> list[dict[str, int]]:
+    """Return launch parameters, the best guess first: of a tile, and programs."""
+    n, c, oh, ow = gradient.shape
+    wanted = (4, 2, 7) if math.prod(kernel) <= 9 else (2, 1, 4)
+    if n * c * oh * ow < 1_000_000:  # many small strips, or most processors idle
+        wanted = (2, 1)
+    columns = sorted({min(cols, ow) for cols in wanted}, key=lambda cols: (triton.cdiv(ow, cols) * cols, -cols))
+    widths = (channels_of_tile(c, 64), channels_of_tile(c, 32))
+    rows = min(oh, 28 if n * c * oh * ow > 20_000_000 else 14)
+    found: list[dict[str, int]] = []
+    for cols, (warps, vector, blocks), width in itertools.product(columns, ((4, 2, 4), (4, 2, 8), (8, 2, 3), (4, 4, 3)), widths):
+        config = {"channels": width, "cols": cols, "rows": rows, "warps": warps, "vector": vector, "programs": SMS * blocks}
+        if config not in found:
+            found.append(config)
+    return found[:12]
+
+
+def launch(
+    gradient: Tensor,
+    x: Tensor,
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    out: Tensor | None = None,
+    config: dict[str, int] | None = None,
+) -> Tensor:
+    """Run the kernels; see `reference`. `out` is contiguous, of any floating dtype."""
+    n, c, oh, ow = gradient.shape
+    (kh, kw), (sh, sw), (top, left) = kernel, stride, padding
+    if out is None:
+        out = torch.empty((c, kh, kw), dtype=torch.float32, device=x.device)
+    if x.numel() == 0:
+        return out.zero_()
+    if config is None:
+        shape: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
+        config = chosen(
+            "depthwise_weight_grad", (gradient, x, *map(tuple, shape.values())), lambda: configs(gradient, x, kernel=kernel),
+            lambda c: launch(gradient, x, **shape, config=c),
+        )  # fmt: skip
+    g_step, x_step = pixel_stride(gradient) or c, pixel_stride(x) or c
+    vector = math.gcd(16 // x.element_size(), c, g_step, x_step)
+    cols, bc, length = config["cols"], config["channels"], config["rows"]
+    places = max(1, 32 * config["warps"] * config["vector"] // bc)
+    down, across = triton.cdiv(oh, length), triton.cdiv(ow, cols)
+    units = n * down * across
+    blocks = triton.cdiv(c, bc)
+    parts = max(1, min(triton.cdiv(units, places), config["programs"] // blocks))
+    partials = torch.empty((parts, kh * kw * c), dtype=torch.float32, device=x.device)
+    with followed_by_ours(True):
+        weight_kernel[(blocks, parts)](
+            gradient, x, partials, units, across, down, c // vector, x.shape[2], x.shape[3], oh, ow, g_step // vector, x_step // vector,
+            top, left, length, KH=kh, KW=kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc,
+            num_warps=config["warps"], **overlap(x),
+        )  # fmt: skip
+    add(partials, out, turned=kh * kw)
+    return out
+
+
+def cost(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], **window: Any) -> tuple[int, int]:
+    """Return (floating-point operations, bytes that must move)."""
+    moved = gradient.numel() * gradient.element_size() + x.numel() * x.element_size()
+    return 2 * math.prod(kernel) * gradient.numel(), moved + 4 * x.shape[1] * math.prod(kernel)
+
+
+CASES: list[dict[str, Any]] = [
+    {"name": "batch 1", "shape": (1, 24, 3, 5)},
+    {"name": "1x1 image", "shape": (2, 24, 1, 1)},
+    {"name": "stride 2, even", "shape": (2, 16, 4, 6), "stride": (2, 2)},
+    {"name": "stride 2, odd by even, odd channels", "shape": (1, 9, 7, 6), "stride": (2, 2)},
+    {"name": "strips, no padding", "padding": (0, 0), "shape": (1, 4, 18, 4)},
+    {"name": "5x5", "shape": (1, 16, 3, 3), "kernel": (5, 5)},
+    {"name": "5x5, stride 2", "shape": (1, 8, 4, 3), "kernel": (5, 5), "stride": (2, 2)},
+    {"name": "stride 1, 2", "shape": (1, 8, 6, 9), "stride": (1, 2)},
+    {"name": "slice", "shape": (2, 16, 5, 7), "wide": 40, "stride": (2, 2)},
+    {"name": "batch 0", "shape": (0, 8, 5, 7)},
+]
+"""As those of `depthwise_input_grad`."""
+
+LARGE_CASES: list[dict[str, Any]] = [
+    {"name": f"{c} channels, {px} px, {k}x{k}, stride {s}, batch {n}", "shape": (n, c, px, px), "kernel": (k, k), "stride": (s, s)}
+    for n in (256, 32)
+    for c, px, s, k in REAL
+]
+
+
+def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments of a case."""
+    n, c, h, w = case["shape"]
+    kernel, window = case.get("kernel", (3, 3)), window_of(case)
+    oh, ow = (out_size(s, k, t, p, p) for s, k, t, p in zip((h, w), kernel, window["stride"], window["padding"], strict=True))
+    wide = case.get("wide", 0)
+    gradient = sliced((n, c, oh, ow), wide, dtype, device, generator)
+    return {"gradient": gradient, "x": sliced((n, c, h, w), wide, dtype, device, generator), "kernel": kernel, **window}
+
+
+@torch.library.custom_op("kernelzoo::depthwise_weight_grad", mutates_args=())
+def depthwise_weight_grad(
+    gradient: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """Compute `reference` by the kernel where it can run."""
+    shape: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    if kernels_run(x) and not supports(gradient, x, **shape):
+        return launch(gradient, x, **shape)
+    return reference(gradient, x, **shape).contiguous()
+
+
+@depthwise_weight_grad.register_fake
+def _(gradient: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    return x.new_empty((x.shape[1], *kernel), dtype=torch.promote_types(x.dtype, torch.float32))

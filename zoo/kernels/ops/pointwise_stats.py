@@ -1,0 +1,233 @@
+"""A 1x1 convolution that normalises and activates its input on the way in, and takes the statistics of its output on the way out."""
+
+# Triton's launch takes more than the kernel's parameters.
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
+from zoo.kernels.ops._exchange import row_of
+from zoo.kernels.ops._fold import SMS
+from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._norm import join
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._pointwise_stats import forward_kernel
+from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+PACK: dict[str, Any] = {"weight": lambda weight: weight.flatten(1).contiguous()}
+
+
+def normalised(x: Tensor, stats: Tensor | None, factor: Tensor | None, shift: Tensor | None, act: str) -> Tensor:
+    """Return what the convolution sees of `x`, in float32 (float64 for float64), rounded to the dtype of `x` where it isn't `x`."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if stats is None:
+        return wide
+    mean, inverse = stats[0].to(wide.dtype), stats[1].to(wide.dtype)
+    slant = inverse if factor is None else inverse * factor.to(wide.dtype)
+    z = (wide - mean[:, None, None]) * slant[:, None, None]
+    z = ACTIVATIONS[act](z if shift is None else z + shift.to(wide.dtype)[:, None, None])
+    return z.to(x.dtype).to(wide.dtype)
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    stats: Tensor | None = None,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    act: str = "none",
+) -> tuple[Tensor, Tensor]:
+    """Compute ``conv(act(norm(x)))`` and its statistics.
+
+    Args:
+        x: map (N, C, H, W), channels_last, maybe a channel slice.
+        weight: (K, C, 1, 1).
+        stats: float32 (3, C), what `batch_norm_act` returns of `x`; None where the input is taken as it is, and without an activation.
+        factor: the BatchNorm's weight (C,), or None for ones.
+        shift: its bias (C,), or None for zeros.
+        act: a name of `SLOPES`.
+
+    Returns:
+        The map (N, K, H, W) in the dtype of `x`, accumulated in float32; float32 (3, K) of its pixels: count, means and sums of squared
+        deviations, those of the rounded map where nothing else is said.
+    """
+    z = normalised(x, stats, factor, shift, act)
+    y = F.conv2d(z, weight.flatten(1)[:, :, None, None].to(z.dtype)).to(x.dtype)
+    return y, row_of(y)[0] if y.numel() else z.new_zeros((3, weight.shape[0]))
+
+
+def rival(
+    x: Tensor, weight: Tensor, stats: Tensor | None = None, factor: Tensor | None = None, shift: Tensor | None = None, *, act: str = "none"
+) -> Any:  # fmt: skip
+    """Compute the same by PyTorch's own operators, each a pass, for a comparison of times."""
+    if stats is not None:
+        x = ACTIVATIONS[act](F.batch_norm(x, stats[0], stats[1], factor, shift, False))
+    y = F.conv2d(x, weight)
+    return y, torch.batch_norm_stats(y, 1e-5) if y.is_cuda else y
+
+
+def supports(
+    x: Tensor, weight: Tensor, stats: Tensor | None = None, factor: Tensor | None = None, shift: Tensor | None = None, *, act: str = "none"
+) -> str:  # fmt: skip
+    """Return "" where the kernel takes these arguments, else the reason why not; the weight packed or not."""
+    if x.dim() != 4 or x.dtype not in DTYPES or weight.dtype != x.dtype:
+        return "no map and weight of one of float32, bfloat16 and float16"
+    if weight.numel() != weight.shape[0] * x.shape[1]:
+        return f"a weight {tuple(weight.shape)} is no 1x1 kernel over {x.shape[1]} channels"
+    if act not in SLOPES or (stats is None and act != "none"):
+        return f"activation {act}" if act not in SLOPES else "an activation without a BatchNorm"
+    if stats is not None and (stats.shape != (3, x.shape[1]) or stats.dtype != torch.float32 or not stats.is_contiguous()):
+        return "statistics are not three float32 for each channel"
+    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype not in DTYPES or not p.is_contiguous()) for p in (factor, shift)):
+        return "weight and bias of the BatchNorm are not one for each channel"
+    if pixel_stride(x) is None:
+        return "not in channels_last memory"
+    wide = x.numel() // max(1, x.shape[1]) * weight.shape[0]
+    return "" if reachable(x) and max(wide, x.numel()) < 2**31 - 2**24 else "larger than 32-bit indices reach"
+
+
+def tiles(rows: int, outputs: int, inner: int, itemsize: int, widest: int = 128) -> list[dict[str, int]]:
+    """Return launch parameters of a product, the best guess first: a tile's rows, columns and depth, warps, stages, programs."""
+    columns = max(16, min(widest if itemsize == 2 else 64, triton.next_power_of_2(outputs)))
+    deep = 64 if itemsize == 2 else 16
+    depth = max(16, min(deep, triton.next_power_of_2(inner)))
+    high = max(16, min(128 if itemsize == 2 else 64, triton.next_power_of_2(rows)))
+    low, narrow, shallow = max(16, high // 2), max(16, columns // 2), max(16, depth // 2)
+    # A normalised operand passes through registers: deep tiles of 128 x 128 spill.
+    wanted = [(high, columns, shallow, 8, 4, 2), (low, columns, depth, 4, 3, 3), (high, narrow, depth, 8, 3, 3)]
+    wanted += [(low, columns, shallow, 4, 4, 3), (low, narrow, depth, 4, 4, 4), (high, columns, depth, 8, 3, 2)]
+    found: list[dict[str, int]] = []
+    for bm, bn, bk, warps, stages, blocks in dict.fromkeys(wanted):
+        found.append({"BM": bm, "BN": bn, "BK": bk, "warps": warps, "stages": stages, "blocks": blocks})
+    return found
+
+
+def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
+    """Return launch parameters, the best guess first; see `tiles`."""
+    return tiles(x.numel() // max(1, x.shape[1]), weight.shape[0], x.shape[1], x.element_size())
+
+
+def partial_product(
+    x: Tensor, weight: Tensor, stats: Tensor | None, factor: Tensor | None, shift: Tensor | None, act: str, out: Tensor, config: Any
+) -> Tensor:  # fmt: skip
+    """Write the map; return float32 (R, 3, K), the statistics of the programs' rows, for `_norm.join`."""
+    rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
+    x_step, out_step = pixel_stride(x) or cin, pixel_stride(out) or cout
+    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, out_step)
+    across = triton.cdiv(cout, config["BN"])
+    parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
+    partials = torch.empty((parts, 3, cout), dtype=torch.float32, device=x.device)
+    forward_kernel[(across, parts)](
+        x, weight, stats, factor, shift, out, partials, rows, cin // v, cout // vo, x_step // v, out_step // vo, ACT=act, V=v, VO=vo,
+        BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
+    )  # fmt: skip
+    return partials
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    stats: Tensor | None = None,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    act: str = "none",
+    out: tuple[Tensor, Tensor] | None = None,
+    config: dict[str, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run the kernels; arguments as in `reference`, but the weight packed (K, C). The map of `out` may be a channel slice."""
+    n, _, h, w = x.shape
+    k = weight.shape[0]
+    y, row = out or (empty_map(n, k, h, w, x), torch.empty((3, k), dtype=torch.float32, device=x.device))
+    if x.numel() == 0:
+        return y, row.zero_()
+    if config is None:
+        tensors = (x, weight, stats, factor, shift)
+        config = chosen("pointwise_stats", (*tensors, act), lambda: configs(x, weight), lambda c: launch(*tensors, act=act, config=c))
+    with followed_by_ours(True):
+        partials = partial_product(x, weight, stats, factor, shift, act, y, config)
+    join(partials, row, None, None, 0.0, 0.0, raw=True)
+    return y, row
+
+
+def cost(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:
+    """Return (floating-point operations, bytes that must move); the weight packed or not."""
+    pixels, cin, cout = x.numel() // max(1, x.shape[1]), x.shape[1], weight.shape[0]
+    return 2 * pixels * cin * cout, x.element_size() * (pixels * (cin + cout) + cin * cout) + 12 * cout
+
+
+CASES: list[dict[str, Any]] = [
+    {"name": "plain", "shape": (2, 16, 5, 7), "outputs": 24},
+    {"name": "norm, relu", "shape": (2, 32, 4, 5), "outputs": 16, "act": "relu"},
+    {"name": "odd channels", "shape": (2, 7, 5, 5), "outputs": 9, "act": "relu6"},
+    {"name": "slice", "shape": (1, 24, 5, 3), "outputs": 40, "act": "hardswish", "wide": 48},
+    {"name": "1x1 image", "shape": (3, 40, 1, 1), "outputs": 8, "act": "silu"},
+    {"name": "deep", "shape": (1, 144, 3, 3), "outputs": 16, "act": "relu6"},
+    {"name": "batch 0", "shape": (0, 16, 4, 4), "outputs": 8, "act": "relu"},
+]
+"""`shape` (N, C, H, W) of the input; `act`: a BatchNorm and this; `wide`: maps are slices of maps this wide."""
+
+_REAL = ((96, 112, 16, "none"), (16, 112, 96, ""), (144, 56, 24, "relu6"), (24, 56, 144, ""), (576, 14, 96, "relu6"), (96, 14, 576, ""))
+_REAL += ((64, 56, 256, "relu"), (256, 56, 64, ""), (512, 14, 2048, "relu"), (1024, 14, 256, ""), (256, 14, 1024, "relu"))
+_REAL += ((160, 56, 128, "relu"), (512, 28, 128, "relu"), (896, 14, 128, "relu"))
+LARGE_CASES: list[dict[str, Any]] = [
+    {"name": f"{n}x{c}@{px} to {k} {act}".strip(), "shape": (n, c, px, px), "outputs": k, "act": act}
+    for n in (256, 32)
+    for c, px, k, act in _REAL
+]
+
+
+def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments of a case."""
+    channels, outputs, act = case["shape"][1], case["outputs"], case.get("act", "")
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=generator.device).to(device)
+
+    args: dict[str, Any] = {"x": sliced(case["shape"], case.get("wide", 0), dtype, device, generator)}
+    args["weight"] = (draw(outputs, channels, 1, 1) / channels**0.5).to(dtype)
+    if act:
+        args |= {"stats": torch.stack([draw(channels), 0.5 + draw(channels).abs(), torch.zeros(channels, device=device)])}
+        args |= {"factor": 1 + 0.3 * draw(channels), "shift": draw(channels), "act": act}
+    return args
+
+
+@torch.library.custom_op("kernelzoo::pointwise_stats", mutates_args=())
+def pointwise_stats(
+    x: Tensor,
+    weight: Tensor,
+    stats: Tensor | None = None,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    act: str = "none",
+) -> list[Tensor]:
+    """Compute `reference` by the kernels where they can run."""
+    tensors = (stats, factor, shift)
+    if kernels_run(x) and not supports(x, weight, *tensors, act=act):
+        return list(launch(x, PACK["weight"](weight), *tensors, act=act))
+    y, row = reference(x, weight, *tensors, act=act)
+    return [y.contiguous(memory_format=torch.channels_last), row]
+
+
+@pointwise_stats.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    stats: Tensor | None = None,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    act: str = "none",
+) -> list[Tensor]:
+    kind = torch.promote_types(x.dtype, torch.float32)
+    return [empty_map(x.shape[0], weight.shape[0], *x.shape[2:], like=x), x.new_empty((3, weight.shape[0]), dtype=kind)]

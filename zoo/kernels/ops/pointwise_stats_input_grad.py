@@ -1,0 +1,177 @@
+"""The way back through a 1x1 convolution and the activation before it, with the sums that the BatchNorm before that needs."""
+
+# Triton's launch takes more than the kernel's parameters.
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.kernels.ops import pointwise_stats
+from zoo.kernels.ops._activation import SLOPES
+from zoo.kernels.ops._fold import SMS
+from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._norm_grad import add
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._pointwise_stats import input_kernel
+from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+PACK = pointwise_stats.PACK
+
+
+def reference(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    act: str = "none",
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradient before the activation of `pointwise_stats`, and its sums.
+
+    Args:
+        gradient: of the output, a map (N, K, H, W).
+        weight: (K, C, 1, 1).
+        x: the input, a map (N, C, H, W).
+        stats: float32 (3, C), the statistics that `x` was normalised by.
+        factor: the BatchNorm's weight (C,), or None for ones.
+        shift: its bias (C,), or None for zeros.
+        act: a name of `SLOPES`.
+
+    Returns:
+        The gradient of the normalised map (N, C, H, W) in the dtype of `gradient`; float32 (2, C) with its sums over pixels and those
+        of its product with the normalised map: the gradients of bias and weight, and all that the gradient of `x` still needs.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    mean, inverse = (row[:, None, None] for row in stats.to(wide)[:2])
+    normal = (x.to(wide) - mean) * inverse
+    scale, offset = (fill if p is None else p.to(wide)[:, None, None] for p, fill in ((factor, 1.0), (shift, 0.0)))
+    g = F.conv2d(gradient.to(wide), weight.flatten(1).t()[:, :, None, None].to(wide)) * SLOPES[act](normal * scale + offset)
+    g = g.to(gradient.dtype).to(wide)
+    return g.to(gradient.dtype), torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])
+
+
+def supports(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    act: str = "none",
+) -> str:
+    """Return "" where the kernel takes these arguments, else the reason why not; the weight packed or not."""
+    if gradient.dim() != 4 or gradient.dtype not in DTYPES or (gradient.shape[0], *gradient.shape[2:]) != (x.shape[0], *x.shape[2:]):
+        return "a gradient of other pixels, or not of float32, bfloat16 or float16"
+    if gradient.shape[1] != weight.shape[0] or gradient.dtype != weight.dtype:
+        return "a gradient of other channels or another type than the weight"
+    if pixel_stride(gradient) is None or not reachable(gradient):
+        return "not in channels_last memory, or larger than 32-bit indices reach"
+    return pointwise_stats.supports(x, weight, stats, factor, shift, act=act)
+
+
+def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
+    """Return launch parameters, the best guess first; see `pointwise_stats.tiles`."""
+    return pointwise_stats.tiles(x.numel() // max(1, x.shape[1]), x.shape[1], weight.shape[0], x.element_size(), widest=64)
+
+
+def launch(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    act: str = "none",
+    out: tuple[Tensor, Tensor] | None = None,
+    config: dict[str, int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run the kernels; arguments as in `reference`, but the weight packed (K, C). The map of `out` may be a channel slice."""
+    n, cin, h, w = x.shape
+    to, sums = out or (empty_map(n, cin, h, w, gradient), torch.empty((2, cin), dtype=torch.float32, device=x.device))
+    if x.numel() == 0:
+        return to, sums.zero_()
+    if config is None:
+        tensors = (gradient, weight, x, stats, factor, shift)
+        config = chosen(
+            "pointwise_stats_input_grad",
+            (*tensors, act),
+            lambda: configs(*tensors),
+            lambda c: launch(*tensors, act=act, config=c),
+        )
+    rows, cout = n * h * w, weight.shape[0]
+    g_step, x_step, out_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin, pixel_stride(to) or cin
+    v, vo = math.gcd(16, cin, x_step, out_step), math.gcd(16, cout, g_step)
+    across = triton.cdiv(cin, config["BN"])
+    parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
+    partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
+    with followed_by_ours(True):
+        input_kernel[(across, parts)](
+            gradient, weight, x, stats, factor, shift, to, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v, out_step // v,
+            ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"],
+            num_stages=config["stages"], **overlap(x),
+        )  # fmt: skip
+    add(partials, sums)
+    return to, sums
+
+
+def cost(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:
+    """Return (floating-point operations, bytes that must move); the weight packed or not."""
+    moved = gradient.numel() * gradient.element_size() + 2 * x.numel() * x.element_size() + weight.numel() * weight.element_size()
+    return 2 * gradient.numel() * x.shape[1], moved + 8 * x.shape[1]
+
+
+CASES = [case for case in pointwise_stats.CASES if "act" in case]
+LARGE_CASES = [case for case in pointwise_stats.LARGE_CASES if case["act"]]
+
+
+def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments of a case."""
+    n, _, h, w = case["shape"]
+    return {"gradient": sliced((n, case["outputs"], h, w), case.get("wide", 0) and case["outputs"] + 16, dtype, device, generator)} | (
+        pointwise_stats.make(case, dtype, device, generator)
+    )
+
+
+@torch.library.custom_op("kernelzoo::pointwise_stats_input_grad", mutates_args=())
+def pointwise_stats_input_grad(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    act: str = "none",
+) -> list[Tensor]:
+    """Compute `reference` by the kernels where they can run."""
+    tensors = (x, stats, factor, shift)
+    if kernels_run(x) and not supports(gradient, weight, *tensors, act=act):
+        return list(launch(gradient, PACK["weight"](weight), *tensors, act=act))
+    of_z, sums = reference(gradient, weight, *tensors, act=act)
+    return [of_z.contiguous(memory_format=torch.channels_last), sums]
+
+
+@pointwise_stats_input_grad.register_fake
+def _(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    act: str = "none",
+) -> list[Tensor]:
+    kind = torch.promote_types(x.dtype, torch.float32)
+    return [empty_map(*x.shape, like=gradient), x.new_empty((2, x.shape[1]), dtype=kind)]

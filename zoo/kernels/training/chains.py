@@ -1,0 +1,204 @@
+"""Find in a recording what one kernel does: BatchNorm + residual + activation, depthwise convolutions, gates, max pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.training import kernels
+from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.joins import join
+from zoo.kernels.training.record import Call, Recording, Ref
+from zoo.kernels.training.replay import Chain, Step, counters
+
+_BATCH_NORM = {
+    "input": None, "running_mean": None, "running_var": None, "weight": None, "bias": None,
+    "training": False, "momentum": 0.1, "eps": 1e-5,
+}  # fmt: skip
+_SHARED = {**_BATCH_NORM, "training": True, "group": None}
+_CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+_ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
+_MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
+
+
+def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step], list[Chain], dict[int, list[int]]]:
+    """Replace chains of a recording's calls by steps of one kernel each.
+
+    Args:
+        recording: of a network.
+        without: chains to leave as they are, by the value that they make, and why.
+
+    Returns:
+        the steps in order; all chains that were found, those left as they are with a note; buffers that only count.
+    """
+    counted, gone = counters(recording)
+    finder = Finder(recording, gone)
+    found: list[Placed] = []
+    taken = finder.taken = set(gone)
+    for index, call in enumerate(recording.calls):
+        if index in taken:
+            continue
+        for rule in _RULES.get(call.name, ()):
+            if (made := rule(finder, index, call)) is not None and not taken & set(made[1]):
+                made[0].note = without.get(made[0].makes, "")
+                found.append(made)
+                taken.update(made[1])
+                break
+    found = join(finder, found, without)
+    at = {indices[-1]: chain for chain, indices in found if not chain.note}
+    gone = gone.union(*(indices for chain, indices in found if not chain.note))
+    steps: list[Step] = []
+    for index, call in enumerate(recording.calls):
+        if index in at:
+            steps.append(at[index])
+        elif index not in gone:
+            steps.append(call)
+    return steps, [chain for chain, _ in found], counted
+
+
+def _arguments(call: Call, names: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a call's arguments by name, or None where it has others."""
+    if len(call.args) > len(names) or not call.kwargs.keys() <= names.keys():
+        return None
+    return {**names, **dict(zip(names, call.args, strict=False)), **call.kwargs}
+
+
+def _activation(call: Call) -> str | None:
+    """Return the name of the activation that a call computes, None where it is none that kernels know."""
+    name = call.name.removesuffix("_")
+    if name in ("relu", "relu6", "hardswish", "silu", "hardsigmoid"):
+        return name
+    if name == "hardtanh":
+        given = _arguments(call, {"input": None, "min_val": -1.0, "max_val": 1.0, "inplace": False})
+        return "relu6" if given is not None and (given["min_val"], given["max_val"]) == (0, 6) else None
+    if name == "leaky_relu":
+        given = _arguments(call, {"input": None, "negative_slope": 0.01, "inplace": False})
+        return None if given is None else f"leaky_relu_{given['negative_slope']:g}"
+    return None
+
+
+Found = Placed | None
+
+
+def _plain(call: Call) -> bool:
+    return call.grad and call.autocast is None
+
+
+def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
+    given = _arguments(call, _SHARED if call.name == "shared_batch_norm" else _BATCH_NORM)
+    if given is None or not _plain(call) or not isinstance(given["momentum"], float) or not given["training"]:
+        return None
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    x, weight, bias, mean, var = (given[name] for name in names)
+    if any(not isinstance(part, Ref) for part in (x, weight, bias, mean, var)) or len(finder.values[x].shape) != 4:
+        return None
+    number, indices, inner = int(call.result), [index], []
+    residual, act = None, "none"
+    if (after := finder.follower(number)) is not None and (other := _added(finder, finder.calls[after], number)) is not None:
+        grown = [*indices, after], [*inner, number]
+        if finder.untouched([x, weight, bias, mean, var, other], grown[0]) and finder.hidden(grown[1], after):
+            (indices, inner), residual, number = grown, other, int(finder.calls[after].result)
+    if (after := finder.follower(number)) is not None and _plain(finder.calls[after]):
+        name = _activation(finder.calls[after])
+        grown = [*indices, after], [*inner, number]
+        reads = [x, weight, bias, mean, var, *([] if residual is None else [residual])]
+        if name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after):
+            (indices, inner), act, number = grown, name, int(finder.calls[after].result)
+    parameters: list[Tensor | None] = [finder.like(part) for part in (weight, bias, mean, var)]
+    other = None if residual is None else finder.like(residual)
+    if kernels.batch_norm_act_refuses(finder.device, finder.like(x), parameters, other, act):
+        return None
+    run = partial(kernels.batch_norm_act, momentum=given["momentum"], eps=given["eps"], act=act, group=given.get("group"))
+    reads = (x, weight, bias, mean, var, *(() if residual is None else (residual,)))
+    options = {
+        "momentum": given["momentum"],
+        "eps": given["eps"],
+        "act": act,
+        "group": given.get("group"),
+        "residual": residual is not None,
+    }
+    words = call.name + ("" if residual is None else " + residual") + ("" if act == "none" else f" + {act}")
+    chain, indices = _chain(finder, words, run, reads, number, indices)
+    chain.norm = options
+    return chain, indices
+
+
+def _added(finder: Finder, call: Call, number: int) -> int | None:
+    """Return the other operand where a call adds two maps of one shape and dtype and leaves that one as it is."""
+    if call.name not in _ADD or not _plain(call) or len(call.args) != 2 or call.kwargs or not all(isinstance(a, Ref) for a in call.args):
+        return None
+    first, second = (int(arg) for arg in call.args)
+    other = second if first == number else first
+    a, b = finder.values[number], finder.values[other]
+    if other == number or a.shape != b.shape or a.dtype != b.dtype or call.writes - {a.memory}:
+        return None
+    return other
+
+
+def _depthwise(finder: Finder, index: int, call: Call) -> Found:
+    given = _arguments(call, _CONV2D)
+    if given is None or not _plain(call) or given["bias"] is not None or isinstance(given["padding"], str):
+        return None
+    x, weight = finder.values[given["input"]], finder.values[given["weight"]]
+    if len(x.shape) != 4 or not 1 < given["groups"] == x.shape[1] == weight.shape[0]:
+        return None
+    out = finder.values[call.result]
+    stride, padding, dilation = (_pair(given[name]) for name in ("stride", "padding", "dilation"))
+    read, taken, made = (finder.like(number) for number in (given["input"], given["weight"], call.result))
+    if kernels.depthwise_conv_refuses(finder.device, read, taken, made, stride, padding, dilation):
+        return None
+    run = partial(_run_depthwise, dtype=out.dtype, stride=stride, padding=padding, dilation=dilation)
+    return _chain(finder, f"depthwise {weight.shape[2]}x{weight.shape[3]}", run, (given["input"], given["weight"]), call.result, [index])
+
+
+def _run_depthwise(x: Tensor, weight: Tensor, *, dtype: torch.dtype, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    return kernels.depthwise_conv(x.to(dtype), weight, stride, padding, dilation)  # what autocast does before a convolution
+
+
+def _gate(finder: Finder, index: int, call: Call) -> Found:
+    if not _plain(call) or len(call.args) != 2 or call.kwargs or call.writes or not all(isinstance(a, Ref) for a in call.args):
+        return None
+    for x, gate in (call.args, call.args[::-1]):
+        a, b = finder.values[x], finder.values[gate]
+        fits = len(a.shape) == 4 and b.shape == (*a.shape[:2], 1, 1) != a.shape and a.dtype == b.dtype
+        if fits and not kernels.scale_channels_refuses(finder.device, finder.like(x), finder.like(gate)):
+            return _chain(finder, "scale_channels", kernels.scale_channels, (x, gate), call.result, [index])
+    return None
+
+
+def _max_pool(finder: Finder, index: int, call: Call) -> Found:
+    given = _arguments(call, _MAX_POOL)
+    if given is None or not _plain(call) or given["return_indices"] or _pair(given["dilation"]) != (1, 1):
+        return None
+    x = finder.values[given["input"]]
+    if len(x.shape) != 4 or not isinstance(call.result, Ref):
+        return None
+    kernel = _pair(given["kernel_size"])
+    window = {"kernel": kernel, "stride": _pair(given["stride"]) if given["stride"] else kernel, "padding": _pair(given["padding"])}
+    if kernels.max_pool_refuses(finder.device, finder.like(given["input"]), **window, ceil_mode=bool(given["ceil_mode"])):
+        return None
+    run = partial(kernels.max_pool, **window, ceil_mode=bool(given["ceil_mode"]))
+    return _chain(finder, f"max_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
+
+
+def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int, ...], makes: int, indices: list[int]) -> Placed:
+    return Chain(op, run, tuple(int(r) for r in reads), int(makes), tuple(finder.calls[i] for i in indices)), tuple(indices)
+
+
+_RULES: dict[str, tuple[Callable[[Finder, int, Call], Found], ...]] = {
+    "batch_norm": (_batch_norm,),
+    "shared_batch_norm": (_batch_norm,),
+    "conv2d": (_depthwise,),
+    "max_pool2d": (_max_pool,),
+    "boolean_dispatch.<locals>.fn": (_max_pool,),
+    **dict.fromkeys(_MUL, (_gate,)),
+}

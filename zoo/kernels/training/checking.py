@@ -1,0 +1,322 @@
+"""The proof before training: each chain, then the whole network, forward and backward, against float32 and beside plain autocast."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, natural_images, products
+from zoo.kernels.training import shared
+from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.record import Recording, name_of
+from zoo.kernels.training.replay import Chain, Replay, bind
+
+DRAWS = 4
+"""Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
+SCATTER = 2.0
+"""Standard errors of the mean over these sets by which a ratio may be too high: deep networks of fresh weights amplify any rounding."""
+
+OUTLIER = 4.0
+"""How many times worse than PyTorch's a single tensor's error may be; what is wrong is worse by orders."""
+SHARE = 0.05
+"""In half precision, this share of its rounding is the order of a sum, whatever a gradient's own dtype."""
+SMALL = 0.1
+"""A tensor's error is measured by its own norm, but by no less than this share of the mean of all of its kind."""
+
+KINDS = ("outputs", "input gradient", "parameter gradients", "statistics")
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a check has found: chains that are left alone, by their last value's number, and the errors of the whole."""
+
+    without: dict[int, str] = field(default_factory=dict)
+    errors: dict[str, Parity] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Results:
+    """What a step makes, in the order of `KINDS`."""
+
+    groups: tuple[list[Tensor], ...]
+
+
+class Check:
+    """Compares a recording's chains with what they stand for, then the whole with the network; the network itself isn't touched."""
+
+    def __init__(self, network: nn.Module, recording: Recording, args: Any, kwargs: Any, device: torch.device) -> None:
+        self.network, self.recording, self.args, self.kwargs, self.device = network, recording, args, kwargs, device
+        casts = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+        self.dtype = casts[1] if casts[0] else next((p.dtype for p in network.parameters()), torch.float32)
+        self.exact = torch.float64 if self.dtype == torch.float32 else torch.float32
+
+    def verdict(self) -> Verdict:
+        """Compare; Untraceable where even without chains the replay is wrong."""
+        verdict = Verdict()
+        with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
+            wrong = ""
+            ratios, verdict.without = self._chains()
+            suspects = sorted(ratios, key=lambda makes: -ratios[makes])
+            for share in (0.0, 0.25, 0.5, 1.0):  # the whole may be worse though each chain alone is not: the worst go first
+                blamed = suspects[: math.ceil(share * len(suspects))] if share < 1 else self._all()
+                without = dict.fromkeys(blamed, f"the whole network was wrong with it: {wrong}") | verdict.without
+                verdict.errors, wrong = self._whole(without)
+                if not wrong:
+                    verdict.without = without
+                    return verdict
+        raise Untraceable(f"what was recorded computes something else; {wrong}")
+
+    def _all(self) -> list[int]:
+        """Return what every chain makes, and every part of one."""
+        _, found, _ = steps_of(self.recording, {})
+        parts = [part for chain in found for part in (chain, *chain.pieces)]
+        return [part.makes for part in parts if isinstance(part, Chain)]
+
+    def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
+        """Copy the network, in its mode."""
+        memo = shared.groups(self.network)
+        for tensor in (*self.network.parameters(), *self.network.buffers()):
+            moved = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
+            memo[id(tensor)] = nn.Parameter(moved, tensor.is_floating_point()) if isinstance(tensor, nn.Parameter) else moved
+        return shared.lonely(copy.deepcopy(self.network, memo))
+
+    def _leaves(self, dtype: torch.dtype | None, seed: int) -> list[Any]:
+        """Return the flat arguments of a call, those of floating numbers asking for gradients."""
+        leaves = []
+        for leaf in pytree.tree_leaves((self.args, self.kwargs)):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                made = natural_images(tuple(leaf.shape), self.device, seed).to(leaf.dtype).to(dtype or leaf.dtype)
+                last = leaf.dim() == 4 and leaf.is_cuda  # as a fast network lays them out
+                made = made.contiguous(memory_format=torch.channels_last) if last else made
+                leaves.append(made.requires_grad_())
+            else:
+                leaves.append(leaf)
+        return leaves
+
+    def _results(self, twin: nn.Module, call: Callable[[list[Any]], Any], leaves: list[Any], seed: int) -> _Results:
+        """Run a step with a fixed gradient of the outputs, which no loss rounds."""
+        outputs = [out for out in pytree.tree_leaves(call(leaves)) if isinstance(out, Tensor) and out.requires_grad]
+        generator = torch.Generator().manual_seed(100 + seed)
+        gradients = [torch.randn(out.shape, generator=generator).to(out.device, out.dtype) for out in outputs]
+        learnt = list(twin.parameters())
+        asked = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+        found = torch.autograd.grad(outputs, [*asked, *learnt], gradients, allow_unused=True) if outputs else ()
+        of_inputs, of_parameters = found[: len(asked)], found[len(asked) :]
+        statistics = [buffer for buffer in twin.buffers() if buffer.is_floating_point()]
+        groups = [[out.detach() for out in outputs], list(of_inputs), list(of_parameters), statistics]
+        return _Results(tuple([t if t is not None else torch.zeros(()) for t in group] for group in groups))
+
+    def _whole(self, without: dict[int, str]) -> tuple[dict[str, Parity], str]:
+        """Return the errors of the replay and of the plain network by kind, over more and more sets of images until they pass.
+
+        Of several tensors it is the geometric mean of their errors that is compared, which one tensor's luck moves little; and no
+        single tensor may be `OUTLIER` times worse.
+        """
+        steps, _, counted = steps_of(self.recording, without)
+        replay = Replay(self.recording, steps, counted)
+        _, spec = pytree.tree_flatten((self.args, self.kwargs))
+
+        def plainly(module: nn.Module) -> Callable[[list[Any]], Any]:
+            def call(leaves: list[Any]) -> Any:
+                args, kwargs = pytree.tree_unflatten(leaves, spec)
+                return module(*args, **kwargs)
+
+            return call
+
+        logs: dict[str, list[tuple[list[float], list[float]]]] = {kind: [] for kind in KINDS}
+        parities: dict[str, Parity] = {}
+        wrong = ""
+        for draw in range(DRAWS):
+            exact, eager, fast = self._twin(self.exact), self._twin(), self._twin()
+            with torch.autocast(self.device.type, enabled=False):
+                right = self._results(exact, plainly(exact), self._leaves(self.exact, draw), draw)
+            usual = self._results(eager, plainly(eager), self._leaves(None, draw), draw)
+            places = replay.at(fast)
+            got = self._results(fast, lambda leaves, places=places: replay(places, leaves), self._leaves(None, draw), draw)
+            count = next((leaf.shape[0] for leaf in self._leaves(None, 0) if isinstance(leaf, Tensor) and leaf.dim()), 1) * (draw + 1)
+            wrong = ""
+            for index, kind in enumerate(KINDS):
+                logs[kind].append(tuple(_logs(of.groups[index], right.groups[index]) for of in (got, usual)))  # pyright: ignore[reportArgumentType]
+                ours, plain = ([sum(column) / (draw + 1) for column in zip(*rows, strict=True)] for rows in zip(*logs[kind], strict=True))
+                if not ours:
+                    continue
+                parities[kind] = Parity(math.exp(sum(ours) / len(ours)), math.exp(sum(plain) / len(plain)), count)
+                worst = max(
+                    math.exp(a) / max(OUTLIER * math.exp(max(b, sum(plain) / len(plain))), FLOAT32_FLOOR)
+                    for a, b in zip(ours, plain, strict=True)
+                )
+                if not parities[kind].passes(FLOAT32_FLOOR) and _surely_worse(logs[kind]):
+                    wrong = wrong or f"{kind}: {parities[kind]}"
+                elif not worst <= 1:
+                    wrong = wrong or f"{kind}: one tensor's error is {worst * OUTLIER:.1f} times PyTorch's"
+            if not wrong:
+                break
+        return parities, wrong
+
+    def _chains(self) -> tuple[dict[int, float], dict[int, str]]:
+        """Compare every chain with the calls that it stands for, on the values that reach it.
+
+        Returns:
+            by the value that a chain makes, how many times PyTorch's its error is, of those that may be used; of the others the reason.
+        """
+        ratios: dict[int, float] = {}
+        wrong: dict[int, str] = {}
+        seen: set[tuple[int, str]] = set()
+        while True:  # a chain that falls back may leave smaller ones in its place
+            steps, found, counted = steps_of(self.recording, wrong)
+            fresh = {(chain.makes, chain.op) for chain in found if not chain.note} - seen
+            if not fresh:
+                return {chain.makes: ratios[chain.makes] for chain in found if not chain.note}, wrong
+            seen |= fresh
+            self._compare_chains(steps, counted, fresh, ratios, wrong)
+
+    def _compare_chains(
+        self, steps: list[Any], counted: dict[int, list[int]], fresh: set[tuple[int, str]], ratios: dict[int, float], wrong: dict[int, str]
+    ) -> None:
+        """Go through the network once, and note how each of the chains in `fresh` compares."""
+        twin = self._twin()
+        replay = Replay(self.recording, [], counted)
+        slots = replay.slots(replay.at(twin), self._leaves(None, 0))
+        last: dict[int, int] = {number: index for index, step in enumerate(steps) for number in step.reads}
+        with torch.no_grad():
+            for index, step in enumerate(steps):
+                if isinstance(step, Chain):
+                    if (step.makes, step.op) in fresh:
+                        with torch.enable_grad():
+                            ratio, reason = self._compared(step, [slots[number] for number in step.reads])
+                        if reason:
+                            wrong[step.makes] = reason
+                        else:
+                            ratios[step.makes] = ratio
+                    calls: Sequence[Any] = step.calls
+                else:
+                    calls = (step,)
+                for bound in bind(calls, range(len(slots)), set()):
+                    bound.run(slots)
+                for number in step.reads:
+                    if last[number] == index and number not in self.recording.outputs:
+                        slots[number] = None
+
+    def _compared(self, chain: Chain, reads: list[Tensor]) -> tuple[float, str]:
+        """Return how many times its calls' error a chain's is, and in what it is worse than they may be, "" where it isn't."""
+        places = [self.recording.values[number].place is not None for number in chain.reads]
+
+        def plain(tensors: list[Tensor]) -> Tensor:
+            slots: dict[int, Any] = dict(zip(chain.reads, tensors, strict=True))
+            for bound in bind(chain.calls, [chain.makes], set(chain.reads)):
+                bound.run(slots)  # pyright: ignore[reportArgumentType]
+            return slots[chain.makes]
+
+        def ours(tensors: list[Tensor]) -> Tensor:
+            made = chain.run(*tensors)
+            return made if chain.row_out is None else made[0]
+
+        gradient: list[Tensor] = []
+        compared: list[str] = []
+        values = [self.recording.values[number] for number in chain.reads]
+        names = [value.place[1] if value.place is not None else f"map {index}" for index, value in enumerate(values)]
+
+        def results(run: Callable[[list[Tensor]], Tensor], dtype: torch.dtype | None) -> list[Tensor]:
+            given = []
+            for tensor, own in zip(reads, places, strict=True):
+                twin = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
+                learns = twin.is_floating_point() and (not own or tensor.requires_grad or isinstance(tensor, nn.Parameter))
+                given.append(twin.requires_grad_(learns))
+            asked = [tensor for tensor in given if tensor.requires_grad]
+            out = run([tensor.clone() if tensor.requires_grad and not own else tensor for tensor, own in zip(given, places, strict=True)])
+            if not gradient:
+                drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.device, self.dtype)
+                gradient.append(drawn.contiguous(memory_format=_format(out)))
+            found = torch.autograd.grad(out, asked, gradient[0].to(out.dtype))
+            still = [i for i, (t, own) in enumerate(zip(given, places, strict=True)) if own and not t.requires_grad]
+            still = [i for i in still if given[i].is_floating_point()]
+            compared[:] = ["output", *(f"gradient of {names[i]}" for i, t in enumerate(given) if t.requires_grad)]
+            compared.extend(f"statistic {names[i]}" for i in still)
+            return [out.detach(), *found, *(given[i] for i in still)]
+
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                right = results(plain, self.exact)
+            usual = results(plain, None)
+            got = results(ours, None)
+        except Exception as error:  # a kernel that doesn't compile, say
+            return math.inf, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        ratio = 0.0
+        floor = FLOAT32_FLOOR if self.dtype == torch.float32 else SHARE * torch.finfo(self.dtype).eps
+        spread = [c for what, c in zip(compared, right, strict=True) if what == "statistic running_var"]
+        deviation = float(spread[0].double().sqrt().norm()) * 0.1 if spread else 0.0
+        for what, a, b, c in zip(compared, got, usual, right, strict=True):
+            if a.shape != c.shape or a.dtype != b.dtype:
+                return math.inf, f"{what}: {a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
+            least = deviation if what == "statistic running_mean" else 0.0  # a mean of nearly nothing is measured by what it is of
+            own, eager = (math.exp(_logs([t], [c], least)[0]) for t in (a, b))
+            allowed = max(ALLOWED * eager, floor)
+            if not own <= allowed:
+                return math.inf, f"{what}: relative error {own:.1e}, PyTorch's {eager:.1e}"
+            ratio = max(ratio, own / allowed)
+        return ratio, ""
+
+
+def casts_of(device: torch.device) -> torch.autocast:
+    """Return the autocast as it is, but without its memory, which would keep copies of the copies."""
+    kind = device.type
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)
+
+
+def _format(like: Tensor) -> torch.memory_format:
+    last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _surely_worse(logs: list[tuple[list[float], list[float]]]) -> bool:
+    """Tell whether the ratio of errors is above the allowed one by more than its scatter over the sets of images."""
+    ratios = [sum(ours) / len(ours) - sum(plain) / len(plain) for ours, plain in logs]
+    mean = sum(ratios) / len(ratios)
+    if len(ratios) < DRAWS or not math.isfinite(mean):
+        return True
+    deviation = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / (len(ratios) - 1))
+    return mean - SCATTER * deviation / math.sqrt(len(ratios)) > math.log(ALLOWED)
+
+
+def _logs(got: list[Tensor], right: list[Tensor], least: float = 0.0) -> list[float]:
+    """Return the logarithm of each tensor's relative error; infinite where a number is missing.
+
+    A tensor that is small beside the others, as the gradient of a shift that the next BatchNorm takes out again, is measured by them.
+    """
+    sizes = [float(torch.linalg.vector_norm(b, dtype=torch.float64)) for b in right]
+    floor = least + SMALL * math.sqrt(sum(size * size for size in sizes) / max(1, len(sizes))) + 1e-30
+    found = []
+    for a, b, size in zip(got, right, sizes, strict=True):
+        error = float(torch.linalg.vector_norm(a.to(b.dtype) - b, dtype=torch.float64)) / max(size, floor)
+        found.append(math.log(max(error, 1e-12)) if math.isfinite(error) else math.inf)
+    return found
+
+
+class _Calm(TorchFunctionMode):
+    """Makes drawing functions give their mean: rounding is compared, not luck; and nobody's random numbers are used up."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func) if kwargs.get("generator") is None else ""  # the check's own draws have one
+        if "dropout" in name:
+            return args[0] if args else kwargs["input"]
+        if name == "bernoulli_":
+            return args[0].fill_(1)
+        if name in ("uniform_", "normal_", "random_", "exponential_"):
+            return args[0].fill_(0.5)
+        if name in ("rand", "randn", "rand_like", "randn_like", "bernoulli"):
+            return (
+                torch.full_like(args[0], 0.5)
+                if isinstance(args[0], Tensor)
+                else torch.full(args if isinstance(args[0], int) else args[0], 0.5)
+            )
+        return func(*args, **kwargs)

@@ -1,0 +1,157 @@
+"""Keep a chain where it is faster than what it stands for: both ways are timed, there and back, at the shapes of the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.training import kernels
+from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.record import Recording
+from zoo.kernels.training.replay import Chain, Step, bind
+
+Timer = Callable[[Callable[[], object]], float]
+"""Microseconds of a call."""
+Times = dict[Any, tuple[float, float]]
+"""What was measured, by what it depends on: a chain's microseconds, and those of what it would be divided into."""
+
+MARGIN = 0.98
+"""A chain that isn't faster by a fiftieth goes: each of PyTorch's own functions that stays needs no kernel to be compiled."""
+
+
+def timer(device: torch.device) -> Timer | None:
+    """Return the clock of a device: launches in a CUDA graph; None on a CPU, where chains are PyTorch's functions."""
+    if device.type != "cuda":
+        return None
+    from zoo.kernels.timing import NotCapturable, event_time_us, graph_time_us
+
+    def time(call: Callable[[], object]) -> float:
+        try:
+            return graph_time_us(call)
+        except NotCapturable:
+            return event_time_us(call, target_ms=20.0)
+
+    return time
+
+
+def slower(recording: Recording, without: dict[int, str], known: Times, clock: Timer, most: int = 0) -> dict[int, str]:
+    """Return the chains that are no faster than PyTorch, or than the smaller chains in them, by what they make, and why.
+
+    Args:
+        recording: of a network, at the shapes that count.
+        without: chains that are not used anyway.
+        known: earlier measurements; new ones are added.
+        clock: measures.
+        most: launch parameters to try for each kernel first; 0 takes the first guesses.
+    """
+    found: dict[int, str] = {}
+    done: set[tuple[int, str]] = set()
+    while True:
+        _, chains, _ = steps_of(recording, without | found)
+        fresh = [chain for chain in chains if not chain.note and (chain.makes, chain.op) not in done]
+        if not fresh:
+            return found
+        saved = {chain.reads[0]: chain for chain in chains if chain.norm and not chain.note}
+        for chain in fresh:
+            done.add((chain.makes, chain.op))
+            ours, theirs = times(recording, chain, saved.get(chain.makes), known, clock, most)
+            if ours > MARGIN * theirs:
+                found[chain.makes] = f"no faster: {ours:.0f} us, without it {theirs:.0f} us"
+
+
+def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times, clock: Timer, most: int = 0) -> tuple[float, float]:
+    """Return the microseconds of a chain, and of what it would be divided into.
+
+    Args:
+        recording: of the network.
+        chain: the chain.
+        behind: the BatchNorm that reads what it makes, for which it takes the statistics if it can.
+        known: earlier measurements.
+        clock: measures.
+        most: launch parameters to try first.
+    """
+    key = _key(recording, chain)
+    if key not in known:
+        pieces: Sequence[Step] = chain.pieces or chain.calls
+        try:
+            call = _there_and_back(recording, [chain], chain.reads, chain.makes)
+            with kernels.tuning(recording.device, most):
+                call()
+            ours = clock(call)
+            theirs = clock(_there_and_back(recording, pieces, chain.reads, chain.makes))
+            if chain.row_out is not None and behind is not None:
+                ours -= _statistics_us(recording, chain, behind, clock)
+        except RuntimeError:  # no room for both beside what the caller holds, say: the chain is right, and stays
+            return 0.0, 0.0
+        known[key] = (ours, theirs)
+    return known[key]
+
+
+def measured(recording: Recording, chain: Chain, known: Times) -> tuple[float, float] | tuple[None, None]:
+    """Return what `times` has measured of a chain, if it has."""
+    return known.get(_key(recording, chain), (None, None))
+
+
+def _key(recording: Recording, chain: Chain) -> Any:
+    shapes = tuple((recording.values[n].shape, recording.values[n].dtype) for n in (*chain.reads, chain.makes))
+    calls = tuple((call.name, repr([a for a in call.args if not isinstance(a, int)]), repr(call.kwargs)) for call in chain.calls)
+    return chain.op, shapes, calls
+
+
+def _there_and_back(recording: Recording, steps: Sequence[Step], reads: Sequence[int], makes: int) -> Callable[[], object]:
+    """Return a call that computes steps and their gradients on made-up values."""
+    given = {number: _made_up(recording, number) for number in reads}
+    bound = bind([_alone(step) for step in steps], [makes], set(reads))
+    room = 1 + max(len(recording.values), *(n for step in steps for n in ((step.row_out or 0,) if isinstance(step, Chain) else (0,))))
+    asked = [tensor for tensor in given.values() if tensor.requires_grad]
+    shape = recording.values[makes]
+    gradient = _map(torch.randn(shape.shape, dtype=torch.float32, device=recording.device).to(shape.dtype))
+
+    def call() -> object:
+        slots: list[Any] = [None] * room
+        for number, tensor in given.items():
+            slots[number] = tensor
+        with torch.enable_grad():
+            for step in bound:
+                step.run(slots)
+            return torch.autograd.grad(slots[makes], asked, gradient)
+
+    return call
+
+
+def _alone(step: Step) -> Step:
+    """Return a chain that takes no statistics from another one."""
+    if isinstance(step, Chain) and step.row_in is not None:
+        return Chain(step.op, step.run, step.reads, step.makes, step.calls, norm=step.norm, row_out=step.row_out)
+    return step
+
+
+def _made_up(recording: Recording, number: int) -> Tensor:
+    value = recording.values[number]
+    drawn = torch.rand(value.shape, dtype=torch.float32, device=recording.device) + 0.5
+    drawn = drawn if value.place is not None else drawn - 1.0
+    still = value.place is not None and value.place[1].startswith("running_")
+    return _map(drawn.to(value.dtype)).requires_grad_(not still and value.dtype.is_floating_point)
+
+
+def _map(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def _statistics_us(recording: Recording, chain: Chain, behind: Chain, clock: Timer) -> float:
+    """Return what the BatchNorm behind saves where its statistics are there."""
+    given = [_made_up(recording, number) for number in behind.reads]
+    row = torch.rand((3, given[0].shape[1]), device=recording.device) + 0.5
+    del chain
+
+    def call(**options: Any) -> Callable[[], object]:
+        def run() -> object:
+            with torch.no_grad():
+                return behind.run(*given, **options)
+
+        return run
+
+    return max(0.0, clock(call()) - clock(call(row=row)))

@@ -1,0 +1,91 @@
+"""Join BatchNorms with the 1x1 convolutions beside them: one kernel applies, multiplies and takes the result's statistics.
+
+The activated map between a BatchNorm and a 1x1 convolution is then never in memory, and the BatchNorm behind a 1x1 convolution has
+its statistics when the map is written: they travel as a `row` from chain to chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+import torch
+
+from zoo.kernels.training import kernels
+from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.record import Call, Ref
+from zoo.kernels.training.replay import Chain
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def join(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
+    """Return the chains with BatchNorms and 1x1 convolutions joined, in the order of their last calls.
+
+    Args:
+        finder: of the recording.
+        found: the chains so far.
+        without: values whose chains stay as they are, and why.
+    """
+    norms = {chain.makes: place for place in found if (chain := place[0]).norm and not chain.note}
+    after = {place[0].reads[0]: place for place in norms.values()}
+    rows = count(len(finder.values))
+    finder.taken = set()
+    joined = list(found)
+    for index, call in enumerate(finder.calls):
+        if not _pointwise(finder, call):
+            continue
+        x, kernel, makes = int(call.args[0]), int(call.args[1]), int(call.result)
+        norm = norms.get(x)
+        if norm is not None and (place := _normalised(finder, norm, index, kernel, makes)) is not None:
+            if makes not in without:
+                joined.remove(norm)
+                place[0].row_out = next(rows)
+                joined.append(place)
+                continue
+            joined.append((replace(place[0], note=without[makes]), ()))
+            continue
+        if makes in after and not kernels.conv_stats_refuses(finder.device, finder.like(x), finder.like(kernel)):
+            chain = Chain("1x1, statistics", kernels.conv_stats, (x, kernel), makes, (call,), note=without.get(makes, ""))
+            chain.row_out = None if chain.note else next(rows)
+            joined.append((chain, (index,)))
+    made = {chain.makes: chain.row_out for chain, _ in joined if chain.row_out is not None}
+    for chain, _ in joined:
+        if chain.norm:
+            chain.row_in = made.get(chain.reads[0])
+    return sorted(joined, key=lambda place: place[1][-1] if place[1] else -1)
+
+
+def _normalised(finder: Finder, norm: Placed, index: int, kernel: int, makes: int) -> Placed | None:
+    """Return BatchNorm, activation and a 1x1 convolution as one chain, if nobody else reads what is between them."""
+    chain, indices = norm
+    options = chain.norm
+    if options is None or options["residual"] or finder.follower(chain.makes) != index:
+        return None
+    together = (*indices, index)
+    inner = [number for i in indices for number in finder.calls[i].makes]
+    if not finder.untouched(chain.reads, together) or not finder.hidden(inner, index):
+        return None
+    parts = [finder.like(number) for number in (*chain.reads, kernel)]
+    if kernels.norm_act_conv_refuses(finder.device, *parts, act=options["act"]):
+        return None
+    told = {name: value for name, value in options.items() if name != "residual"}
+    run = partial(kernels.norm_act_conv, **told)
+    calls = (*chain.calls, finder.calls[index])
+    return Chain(
+        f"{chain.op} + 1x1", run, (*chain.reads, kernel), makes, calls, norm=options, pieces=(chain, finder.calls[index])
+    ), together
+
+
+def _pointwise(finder: Finder, call: Call) -> bool:
+    """Tell a 1x1 convolution in half precision whose kernels could be joined with a BatchNorm."""
+    if call.name != "conv2d" or call.kwargs or not call.grad or call.autocast is not None or len(call.args) < 2:
+        return False
+    defaults = [None, 1, 0, 1, 1]
+    bias, stride, padding, dilation, groups = [*call.args[2:], *defaults[len(call.args) - 2 :]]
+    if bias is not None or groups != 1 or not all(isinstance(arg, Ref) for arg in call.args[:2]):
+        return False
+    plain = all(value in (want, (want, want), [want, want]) for value, want in ((stride, 1), (padding, 0), (dilation, 1)))
+    x, kernel, out = (finder.values[number] for number in (*call.args[:2], call.result))
+    return plain and kernel.shape[2:] == (1, 1) and len(x.shape) == 4 and x.dtype == out.dtype and out.dtype in HALF

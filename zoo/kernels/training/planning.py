@@ -1,0 +1,111 @@
+"""What a kind of call will run: recorded, checked, timed, and the same in all processes that exchange statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.parity import Parity
+from zoo.kernels.report import Row
+from zoo.kernels.training import choosing, shared
+from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.checking import Check, Verdict, casts_of
+from zoo.kernels.training.record import Recording, record
+from zoo.kernels.training.replay import Replay
+
+IMAGES = 16
+"""Images that a check computes with, where a batch has more."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """A replay that has passed."""
+
+    replay: Replay
+    rows: list[Row]
+    parity: Parity | None
+    notes: list[str]
+
+
+@dataclass(slots=True)
+class Known:
+    """What was found before: another number of images needs no other check, and no shape needs to be timed twice."""
+
+    verdicts: dict[Any, Verdict] = field(default_factory=dict)
+    slow: dict[Any, dict[int, str]] = field(default_factory=dict)
+    times: choosing.Times = field(default_factory=dict)
+    most: int = 0
+    """Launch parameters that are tried for each kernel before it is timed."""
+
+
+def checked(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known, clock: choosing.Timer | None = None
+) -> Checked:
+    """Record a network, and replace of its chains those that compute what they should and are faster.
+
+    Args:
+        network: in the mode to be recorded, under the autocast to be recorded.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        known: what was found before; what is found is added.
+        clock: times chains, so that none stays that is slower than PyTorch; None times nothing.
+
+    Raises:
+        Untraceable: it can't be recorded, or without any chain a replay still computes something else; here or in another process.
+    """
+    device = next((leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), torch.device("cpu"))
+    recording = record(network, args, kwargs, device)
+    key = _kind(recording, device)
+    shapes = (key, *(recording.values[number].shape for _, number in recording.inputs))
+    try:
+        verdict = known.verdicts.get(key) or _verdict(network, recording, args, kwargs, device)
+        slow: dict[int, str] = {}
+        if clock is not None:
+            with casts_of(device), shared.alone():
+                slow = known.slow.get(shapes) or choosing.slower(recording, verdict.without, known.times, clock, known.most)
+        outcome = verdict.without, slow
+    except Untraceable as error:
+        verdict, outcome = Verdict(), error
+    except (RuntimeError, ValueError, TypeError) as error:  # a kernel that fails at another shape, or no room for the copies
+        first = next(iter(str(error).splitlines()), "")
+        verdict, outcome = Verdict(), Untraceable(f"it can't be checked: {type(error).__name__}: {first}")
+    verdict.without, slow = shared.agreed(recording.calls, outcome)
+    known.verdicts[key], known.slow[shapes] = verdict, slow
+    steps, found, counted = steps_of(recording, slow | verdict.without)
+    notes = [f"{kind}: {parity}" for kind, parity in verdict.errors.items()]
+    worst = max(verdict.errors.values(), key=lambda p: p.fast / max(p.eager, 1e-12), default=None)
+    rows = []
+    for chain in found:
+        ours, theirs = choosing.measured(recording, chain, known.times)
+        name, shape = "aten" if chain.note else chain.op, recording.values[chain.makes].shape
+        rows.append(Row(chain.layers, name, shape, theirs if chain.note else ours, theirs, note=chain.note))
+    return Checked(Replay(recording, steps, counted), rows, worst, notes)
+
+
+def _verdict(network: nn.Module, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Verdict:
+    """Check a network with `IMAGES` at most, if it computes each image as it does beside more."""
+    if (fewer := _few(args, kwargs)) is not None:
+        few = record(network, *fewer, device)
+        if _kind(few, device) == _kind(recording, device):
+            return Check(network, few, *fewer, device).verdict()
+    return Check(network, recording, args, kwargs, device).verdict()
+
+
+def _kind(recording: Recording, device: torch.device) -> Any:
+    """Return what a verdict holds for: the calls and the shapes without the number of images."""
+    casts = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+    shapes = tuple(value.shape[1:] if value.place is None else value.shape for value in recording.values)
+    return tuple((call.name, call.layer) for call in recording.calls), shapes, casts
+
+
+def _few(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Cut arguments to `IMAGES`; None where there are no more."""
+    counts = {leaf.shape[0] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(counts) != 1 or counts <= set(range(IMAGES + 1)):
+        return None
+    return pytree.tree_map(lambda leaf: leaf[:IMAGES] if isinstance(leaf, Tensor) and leaf.dim() else leaf, (args, kwargs))

@@ -1,0 +1,271 @@
+"""Call what was recorded again, under autograd, with the network's own parameters as they are at each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.training.record import Call, Recording, Ref, name_of
+
+
+class Moved(Exception):
+    """A parameter isn't where or what it was when the network was recorded."""
+
+
+@dataclass(eq=False, slots=True)
+class Chain:
+    """Calls that one kernel does.
+
+    Attributes:
+        op: its name, as `why` shows it.
+        run: takes the tensors of `reads` in order, and returns the one that the last call makes.
+        reads: values.
+        makes: the value.
+        calls: what it stands for, in order.
+        note: why it isn't used; empty where it is.
+        norm: the options of a BatchNorm at its beginning.
+        row_in: where the statistics of its first map are, if another chain has taken them.
+        row_out: where it puts the statistics of what it makes; it returns them beside it.
+        pieces: chains and calls that it could be divided into.
+    """
+
+    op: str
+    run: Callable[..., Any]
+    reads: tuple[int, ...]
+    makes: int
+    calls: tuple[Call, ...]
+    note: str = ""
+    norm: dict[str, Any] | None = None
+    row_in: int | None = None
+    row_out: int | None = None
+    pieces: tuple[Any, ...] = ()
+
+    @property
+    def layers(self) -> str:
+        """The modules whose work it does."""
+        return " ".join(dict.fromkeys(call.layer for call in self.calls if call.layer))
+
+
+Step = Call | Chain
+
+
+@dataclass(eq=False, slots=True)
+class _Bound:
+    """A step with what it needs at every call looked up."""
+
+    run: Callable[[list[Any]], Any]
+    frees: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Replay:
+    """The steps of a recording, in order.
+
+    Args:
+        recording: of a network.
+        steps: calls and chains that stand for them.
+        counters: parameters and buffers that each call only adds an integer to, by the integer.
+    """
+
+    recording: Recording
+    steps: list[Step]
+    counters: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._bound = bind(self.steps, [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
+        self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in _values(chain))])
+        self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
+
+    def _kept(self) -> set[int]:
+        return {v.number for v in self.recording.values if v.place is not None or v.constant is not None}
+
+    @property
+    def chains(self) -> list[Chain]:
+        """The chains that are used."""
+        return [step for step in self.steps if isinstance(step, Chain)]
+
+    def at(self, network: nn.Module) -> Places:
+        """Find the places of parameters and buffers in a network of the recorded structure."""
+        return Places(self.recording, network)
+
+    def slots(self, places: Places, leaves: Sequence[Any]) -> list[Any]:
+        """Return a list with a place for each value, filled with what is there before the first step.
+
+        Raises:
+            Moved: a parameter is not what it was.
+        """
+        slots: list[Any] = [None] * self._room
+        for index, number in self.recording.inputs:
+            slots[number] = leaves[index]
+        for number, constant in self._constants:
+            slots[number] = constant
+        places.fill(slots)
+        return slots
+
+    def __call__(self, places: Places, leaves: Sequence[Any]) -> Any:
+        """Run the network: flat arguments in, what it returns out."""
+        slots = self.slots(places, leaves)
+        if self.counters:
+            with torch.no_grad():
+                for count, numbers in self.counters.items():
+                    torch._foreach_add_([slots[number] for number in numbers], count)  # pyright: ignore[reportPrivateImportUsage]
+        for step in self._bound:
+            step.run(slots)
+            for number in step.frees:
+                slots[number] = None
+        return pytree.tree_unflatten(
+            [slots[leaf] if isinstance(leaf, Ref) else leaf for leaf in self.recording.outputs], self.recording.spec
+        )
+
+
+class Places:
+    """Where a network keeps what a recording reads: looked up at each call, for optimisers, averages and FSDP put other tensors there."""
+
+    def __init__(self, recording: Recording, network: nn.Module) -> None:
+        self._found: list[tuple[int, dict[str, Any], str, tuple[int, ...], torch.dtype]] = []
+        self._tied: list[tuple[dict[str, Any], str, dict[str, Any], str]] = []
+        for value in recording.values:
+            if value.place is not None:
+                self._found.append((value.number, *_slot(network, *value.place), value.shape, value.dtype))
+                for other in recording.tied.get(value.place, ()):
+                    self._tied.append((*_slot(network, *value.place), *_slot(network, *other)))
+
+    def fill(self, slots: list[Any]) -> None:
+        """Put the present tensors into a list by their numbers; Moved where one is another kind of thing now."""
+        for number, holder, name, shape, dtype in self._found:
+            tensor: Any = holder.get(name)
+            if type(tensor) not in _PLAIN or tensor.dtype != dtype or tensor.shape != shape:
+                raise Moved(name)
+            slots[number] = tensor
+        for holder, name, other, other_name in self._tied:
+            if holder[name] is not other.get(other_name):
+                raise Moved(other_name)
+
+
+_PLAIN = (nn.Parameter, Tensor, nn.Buffer)
+
+
+def _slot(network: nn.Module, path: str, name: str) -> tuple[dict[str, Any], str]:
+    try:
+        owner = network.get_submodule(path)
+    except AttributeError as error:
+        raise Moved(path) from error
+    return (owner._parameters if name in owner._parameters else owner._buffers), name  # pyright: ignore[reportReturnType]
+
+
+def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_Bound]:
+    """Make steps quick to run: arguments prepared, and each value let go behind its last reader, as a forward's variables go.
+
+    Args:
+        steps: in order.
+        wanted: values to be there at the end.
+        keep: values that are not let go.
+    """
+    last: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        makes = _values(step) if isinstance(step, Chain) else step.makes
+        for number in (*step.reads, *makes):
+            last[number] = index
+    gone: dict[int, list[int]] = {}
+    for number, index in last.items():
+        if number not in wanted and number not in keep:
+            gone.setdefault(index, []).append(number)
+    return [_Bound(_runner(step), tuple(gone.get(index, ()))) for index, step in enumerate(steps)]
+
+
+def _values(chain: Chain) -> tuple[int, ...]:
+    return (chain.makes, *(row for row in (chain.row_in, chain.row_out) if row is not None))
+
+
+def _runner(step: Step) -> Callable[[list[Any]], None]:
+    return _chain_runner(step) if isinstance(step, Chain) else _call_runner(step)
+
+
+def _chain_runner(chain: Chain) -> Callable[[list[Any]], None]:
+    run, reads, makes, row_in, row_out = chain.run, chain.reads, chain.makes, chain.row_in, chain.row_out
+
+    def step(slots: list[Any]) -> None:
+        slots[makes] = run(*[slots[number] for number in reads])
+
+    def step_with_rows(slots: list[Any]) -> None:
+        arguments = [slots[number] for number in reads]
+        made = run(*arguments) if row_in is None else run(*arguments, row=slots[row_in])
+        if row_out is None:
+            slots[makes] = made
+        else:
+            slots[makes], slots[row_out] = made
+
+    return step if row_in is None and row_out is None else step_with_rows
+
+
+def _call_runner(call: Call) -> Callable[[list[Any]], None]:
+    func, result = call.func, call.result
+    flat, spec = pytree.tree_flatten((call.args, call.kwargs))
+    refs = [(index, int(leaf)) for index, leaf in enumerate(flat) if isinstance(leaf, Ref)]
+    simple = not call.kwargs and all(not isinstance(arg, tuple | list | dict) or not _has_ref(arg) for arg in call.args)
+    template = list(call.args)
+    if simple:
+        refs = [(index, int(arg)) for index, arg in enumerate(call.args) if isinstance(arg, Ref)]
+
+    def call_it(slots: list[Any]) -> Any:
+        if simple:
+            args = template.copy()
+            for index, number in refs:
+                args[index] = slots[number]
+            return func(*args)
+        leaves = flat.copy()
+        for index, number in refs:
+            leaves[index] = slots[number]
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        return func(*args, **kwargs)
+
+    def step(slots: list[Any]) -> None:
+        out = call_it(slots)
+        if isinstance(result, Ref):
+            slots[result] = out
+        else:
+            for ref, leaf in zip(pytree.tree_leaves(result), pytree.tree_leaves(out), strict=True):
+                if isinstance(ref, Ref):
+                    slots[ref] = leaf
+
+    if call.grad and call.autocast is None:
+        return step
+
+    def inside(slots: list[Any]) -> None:
+        casts = call.autocast
+        device = next((slots[n].device.type for n in call.reads), "cpu")
+        with (
+            nullcontext() if call.grad else torch.no_grad(),
+            nullcontext() if casts is None else torch.autocast(device, casts[1], casts[0]),
+        ):
+            step(slots)
+
+    return inside
+
+
+def _has_ref(argument: Any) -> bool:
+    return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(argument))
+
+
+def counters(recording: Recording) -> tuple[dict[int, list[int]], set[int]]:
+    """Find the calls that only count, as BatchNorm's `num_batches_tracked`: the buffers by what is added, and the calls' indices."""
+    found: dict[int, list[int]] = {}
+    calls: set[int] = set()
+    read: dict[int, int] = {}
+    for call in recording.calls:
+        for number in call.reads:
+            read[number] = read.get(number, 0) + 1
+    for index, call in enumerate(recording.calls):
+        if name_of(call.func) == "add_" and len(call.args) == 2 and not call.kwargs and isinstance(call.args[0], Ref):
+            value, count = recording.values[call.args[0]], call.args[1]
+            counts = type(count) is int and value.place is not None and value.dtype == torch.int64
+            if counts and read[value.number] == 1 and call.args[0] not in recording.outputs:
+                found.setdefault(count, []).append(value.number)
+                calls.add(index)
+    return found, calls

@@ -1,0 +1,243 @@
+"""`fast_step(model, loss, optimizer)`: a whole step of training, on a GPU as one CUDA graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.kernels.training.optimizing import Prepared
+
+EAGER_STEPS = 3
+"""Steps of a new shape that run as they are before one is captured: libraries and optimisers make what they keep in the first ones."""
+KEPT_GRAPHS = 4
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A captured step and the tensors that it reads and writes."""
+
+    graph: Any
+    images: Tensor
+    target: Tensor
+    loss: Tensor
+    gradients: list[Tensor | None]
+
+
+class FastStep:
+    """A step of training: forward, loss, backward and optimiser; `fast_step` makes it.
+
+    On a CPU, and where no CUDA graph can be captured, the same calls run one by one.
+
+    Attributes:
+        unchanged: why steps are not replayed as a graph; empty where they are, or will be after `EAGER_STEPS` of a shape.
+        inside: whether the optimiser is a part of the graph.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Tensor], Tensor],
+        optimizer: torch.optim.Optimizer,
+        dtype: torch.dtype | None,
+        scaler: Any,
+        clip: float | None,
+    ) -> None:
+        self.model, self.loss, self.optimizer, self.scaler, self.clip = model, loss, optimizer, scaler, clip
+        self.device = next(model.parameters()).device
+        self.dtype = dtype
+        self.unchanged = "a CPU has no CUDA graphs" if self.device.type != "cuda" else _refused(model)
+        self._prepared = Prepared(optimizer) if not self.unchanged else None
+        self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
+        self._eager: dict[Any, int] = {}
+        self._pool: Any = None
+        self._stream: Any = None
+        self._last: _Graph | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether the optimiser is a part of the graph."""
+        return self._prepared is not None and self._prepared.inside and self.scaler is None
+
+    def __call__(self, images: Tensor, target: Tensor) -> Tensor:
+        """Do one step.
+
+        Args:
+            images: what the model takes, on its device.
+            target: what the loss takes beside the model's outputs.
+
+        Returns:
+            the loss before the step, a scalar on the device that no later step overwrites; nobody waits for it.
+        """
+        if self._prepared is None:
+            return self._plainly(images, target)
+        if self._prepared.renew():
+            self._forget()
+        key = self._key(images, target)
+        if (captured := self._graphs.get(key)) is None:
+            if self._eager.get(key, 0) < EAGER_STEPS or self.unchanged:
+                self._eager[key] = self._eager.get(key, 0) + 1
+                return self._aside(images, target)
+            captured = self._capture(images, target)
+            if captured is None:
+                return self._aside(images, target)
+            self._graphs[key] = captured
+            while len(self._graphs) > KEPT_GRAPHS:
+                torch.cuda.synchronize(self.device)
+                self._graphs.popitem(last=False)
+        else:
+            captured.images.copy_(images, non_blocking=True)
+            captured.target.copy_(target, non_blocking=True)
+        self._graphs.move_to_end(key)
+        if captured is not self._last:
+            for parameter, gradient in zip(self._parameters(), captured.gradients, strict=True):
+                parameter.grad = gradient
+            self._last = captured
+        captured.graph.replay()
+        self._finish()
+        return captured.loss.clone()
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _key(self, images: Tensor, target: Tensor) -> Any:
+        """Return what a graph holds for: shapes, modes, numbers that are part of it, and where everything lies."""
+        assert self._prepared is not None
+        shapes = (images.shape, images.dtype, images.stride(), target.shape, target.dtype)
+        modes = tuple(module.training for module in self.model.modules())
+        memory = tuple(p.data_ptr() for p in self.model.parameters())
+        learns = tuple(p.requires_grad for p in self.model.parameters())
+        return shapes, modes, memory, learns, self._prepared.numbers()
+
+    def _casts(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, self.dtype, self.dtype is not None, cache_enabled=False)
+
+    def _learn(self, images: Tensor, target: Tensor) -> Tensor:
+        """Forward, loss and backward."""
+        with self._casts():
+            loss = self.loss(self.model(images), target)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return loss.detach()
+
+    def _clip(self) -> None:
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self._parameters(), self.clip)
+
+    def _finish(self, everything: bool = False) -> None:
+        """Do what of a step is no part of the graph."""
+        if self.scaler is not None:
+            if self.clip is not None:
+                self.scaler.unscale_(self.optimizer)
+            self._clip()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif everything or not self.inside:
+            self._clip()
+            self.optimizer.step()
+
+    def _plainly(self, images: Tensor, target: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._learn(images, target)
+        self._finish(everything=True)
+        return loss
+
+    def _aside(self, images: Tensor, target: Tensor) -> Tensor:
+        """Do a step as it is, on a stream of its own: what it leaves behind must not tie a capture to the caller's stream."""
+        stream = self._stream = self._stream or torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            loss = self._plainly(images, target)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        for tensor in (images, target):
+            tensor.record_stream(stream)
+        self._last = None
+        return loss
+
+    def _capture(self, images: Tensor, target: Tensor) -> _Graph | None:
+        """Capture a step, which is not done thereby; None where that is impossible."""
+        self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
+        own, right = images.clone(), target.clone()
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # others may pin memory meanwhile
+                loss = self._learn(own, right)
+                if self.inside:
+                    self._clip()
+                    self.optimizer.step()
+        except RuntimeError as error:
+            first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            self.unchanged = f"the step can't be captured: {first}"
+            warnings.warn(f"fast_step runs its calls one by one: {self.unchanged}", stacklevel=3)
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.synchronize(self.device)
+            return None
+        return _Graph(graph, own, right, loss, [p.grad for p in self._parameters()])
+
+    def _forget(self) -> None:
+        """Begin without graphs: the optimiser has other tensors now."""
+        torch.cuda.synchronize(self.device)
+        self._graphs.clear()
+        self._eager.clear()
+        self._last = None
+
+
+def _refused(model: nn.Module) -> str:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return "DistributedDataParallel exchanges gradients outside of a graph"
+    if any(hasattr(module, "unshard") for module in model.modules()):
+        return "FSDP gathers parameters outside of a graph"
+    return ""
+
+
+def fast_step(
+    model: nn.Module,
+    loss: Callable[[Any, Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    dtype: torch.dtype | str | None = "auto",
+    scaler: Any = None,
+    clip: float | None = None,
+) -> FastStep:
+    """Return a function that does a whole step of training: `step(images, target)` gives the loss.
+
+    On a GPU the step is captured into a CUDA graph after its first `EAGER_STEPS` calls of a shape, which are steps like all others, so
+    nothing of the model, the optimiser or the random numbers has to be put back; another shape gets a graph of its own. A rate that a
+    scheduler or the caller changes is heeded: it is a tensor that the graph reads. Other numbers of the optimiser are part of the
+    graph, which is captured anew when they change. Optimisers without a form for graphs run behind it.
+
+    Args:
+        model: a network in train mode, best `fast(model, train=True)`.
+        loss: takes the model's outputs and the target, returns a scalar.
+        optimizer: over the model's parameters. On a GPU SGD, Adam and AdamW become fused, and rates become tensors.
+        dtype: of autocast; "auto" is bfloat16 on GPUs that have it, float16 with a scaler, none on a CPU. None leaves it out.
+        scaler: a `torch.amp.GradScaler`, for float16.
+        clip: the largest norm of the gradients.
+
+    Returns:
+        the step.
+
+    Raises:
+        ValueError: the model has no parameters.
+
+    Examples:
+        >>> model = fast(ResNet50().cuda(), train=True)                                  # doctest: +SKIP
+        >>> step = fast_step(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1, 0.9))    # doctest: +SKIP
+        >>> step(images, labels)                                                         # doctest: +SKIP
+    """
+    first = next(model.parameters(), None)
+    if first is None:
+        raise ValueError(f"{type(model).__name__} has no parameters to train")
+    if isinstance(dtype, str):
+        if dtype != "auto":
+            raise ValueError(f'dtype is a torch.dtype, None or "auto", got {dtype!r}')
+        half = torch.float16 if scaler is not None else torch.bfloat16
+        dtype = half if first.device.type == "cuda" else None
+    return FastStep(model, loss, optimizer, dtype, scaler, clip)
