@@ -9,7 +9,7 @@ What the environment can say; it is read at each call:
                         local network is asked only by the full SHA-256
     ZOO_REGISTRY        folders with further tables, separated as in PATH
     ZOO_USER_REGISTRY   the folder that `add` writes to, instead of `kernelzoo/registry` in the user's configuration folder
-    ZOO_FROZEN=1        only what a record or a lock has a full hash of; nothing new is pinned
+    ZOO_FROZEN=1        only what a record or a lock has a full hash of, hashed again at each load; nothing new is pinned
     HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY, ... as huggingface_hub and httpx2 read them
 """
 

@@ -141,12 +141,18 @@ class Cache:
             return None
         if checkpoint.format == "safetensors":
             return self._intact({"source": checkpoint.sources[0], "source_sha256": checkpoint.sha256, "sha256": checkpoint.sha256})
-        return next((found for _, facts in self.conversions(checkpoint.sha256) if (found := self._intact(facts))), None)
+        made = (facts for _, facts in self.conversions(checkpoint.sha256) if _agrees(facts, checkpoint))
+        return next((found for facts in made if (found := self._intact(facts))), None)
 
     def conversions(self, source_sha256: str = "*") -> list[tuple[Path, dict[str, Any]]]:
         """List the notes of what was made of a file, or of all, the latest version of a converter first and a bundle's word last."""
         notes = sorted((self.root / "derived").glob(f"{source_sha256}.*.json"), key=_version, reverse=True)
         return [(note, facts) for note in notes if (facts := _facts(note))]
+
+    def converted_here(self, installed: Installed) -> bool:
+        """Whether a converter of this cache's own made the file, so that not only a bundle says what it was made of."""
+        notes = self.conversions(installed.source_sha256)
+        return any(facts["sha256"] == installed.sha256 and not note.name.endswith(f".{BUNDLE}.json") for note, facts in notes)
 
     def _intact(self, facts: dict[str, Any]) -> Installed | None:
         sha256, size = facts["sha256"], facts.get("size")
@@ -343,7 +349,9 @@ def same_file(source: str, ref: dict[str, Any]) -> bool:
 
 
 def _agrees(ref: dict[str, Any], checkpoint: Checkpoint) -> bool:
-    return ref["source_sha256"].startswith(checkpoint.sha256 or checkpoint.sha256_prefix or "")
+    """Whether a note may speak for the record: of the right file, and of that very file where nothing had to be made of it."""
+    right = ref["source_sha256"].startswith(checkpoint.sha256 or checkpoint.sha256_prefix or "")
+    return right and (checkpoint.format != "safetensors" or ref["sha256"] == ref["source_sha256"])
 
 
 def _packaged(source: str, checkpoint: Checkpoint) -> Installed | None:

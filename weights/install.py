@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from weights.cache import Cache, Installed, key, read_json
@@ -13,7 +14,7 @@ from weights.collecting import keep_projects
 from weights.delivery import Arrived, Delivery, check_complete
 from weights.errors import CorruptCache, MalformedFile, Offline, UnsupportedFormat, WeightsError
 from weights.part import disk
-from weights.pinning import Pin, admit, check_fingerprint, frozen_by, remember, same_tensors
+from weights.pinning import Pin, admit, check_fingerprint, frozen_by, hearsay, remember, same_tensors
 from weights.reading import hashes, load
 from weights.record import Checkpoint
 from weights.registry import checkpoints
@@ -55,8 +56,13 @@ def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, prog
 
 
 def obtain(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True) -> Installed:
-    """Do as `get` does, and pin nothing: whoever writes a lock writes all of it, or nothing."""
-    return _obtain(Cache(), checkpoint, to_safetensors, progress, None)[0]
+    """Do as `get` does for whoever writes a lock: nothing is pinned here, and the sources are asked for what only others told."""
+    cache = Cache()
+    installed, pin = _obtain(cache, checkpoint, to_safetensors, progress, None)
+    if checkpoint.sha256 or pin or not hearsay(cache, checkpoint):
+        return installed
+    log.warning("%s came from another place than its sources, which proves no more than a prefix: asking them", _title(checkpoint))
+    return renew(checkpoint, to_safetensors=to_safetensors, progress=progress)
 
 
 def _obtain(
@@ -64,14 +70,14 @@ def _obtain(
 ) -> tuple[Installed, Pin | None]:
     checkpoint, pin = admit(cache, checkpoint, frozen)
     keep_projects(cache)
-    if found := _warm(cache, checkpoint, pin):
+    if found := _warm(cache, checkpoint, pin, frozen):
         cache.sweep()
         cache.touch(found)
         return found, pin
     if checkpoint.format != "safetensors" and to_safetensors is None:
         raise UnsupportedFormat(f"{_title(checkpoint)} is a {checkpoint.format} file: pass to_safetensors to have it converted.")
     try:
-        return _install(cache, checkpoint, to_safetensors, progress, pin), pin
+        return _install(cache, checkpoint, to_safetensors, progress, pin, frozen=frozen), pin
     except Offline as error:
         if cache.quarantined:
             raise CorruptCache(f"{'; '.join(cache.quarantined)}. {error}") from error
@@ -97,6 +103,8 @@ def open_weights(
 ) -> memoryview:
     """Get a checkpoint and load it; a file that was damaged in the cache is moved aside and fetched again, once.
 
+    Frozen, what is in the cache is hashed with SHA-256, whatever `verify` says: its notes are not believed.
+
     Returns:
         The bytes of its safetensors file, in private, writable memory, as `load` returns them.
 
@@ -104,6 +112,8 @@ def open_weights(
         CorruptCache: the damaged file can't be replaced, since it is offline, read-only, or part of the package.
         WeightsError: whatever `get` and `load` raise.
     """
+    if verify == "stamp" and frozen_by(frozen):
+        verify = "load"
     installed = get(checkpoint, to_safetensors=to_safetensors, progress=progress, frozen=frozen)
     try:
         return load(installed, verify)
@@ -161,14 +171,21 @@ def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool
 
 
 def _install(
-    cache: Cache, checkpoint: Checkpoint, convert: Converter | None, progress: bool, pin: Pin | None, anew: bool = False
+    cache: Cache,
+    checkpoint: Checkpoint,
+    convert: Converter | None,
+    progress: bool,
+    pin: Pin | None,
+    *,
+    frozen: bool | None = None,
+    anew: bool = False,
 ) -> Installed:
     copies = 1 if checkpoint.format == "safetensors" else 2
     delivery = Delivery(cache, checkpoint, pin, cache.partial, copies=copies, progress=progress, anew=anew)
     cache.prepare()
     keep_projects(cache)
     with cache.lock(delivery.name):
-        if not anew and (found := _warm(cache, checkpoint, pin)):
+        if not anew and (found := _warm(cache, checkpoint, pin, frozen)):
             return found
         cache.sweep(spare=delivery.name)
         installed = delivery.take(lambda arrived: _kept(cache, checkpoint, convert, pin, arrived))
@@ -178,12 +195,14 @@ def _install(
     return installed
 
 
-def _warm(cache: Cache, checkpoint: Checkpoint, pin: Pin | None) -> Installed | None:
+def _warm(cache: Cache, checkpoint: Checkpoint, pin: Pin | None, frozen: bool | None) -> Installed | None:
     """Find what is installed; a conversion with other tensors than a lock names is passed over, and made anew."""
-    found = cache.lookup(checkpoint)
-    if found is None or pin is None or same_tensors(cache, found, pin):
+    found, switch = cache.lookup(checkpoint), frozen_by(frozen)
+    if found and switch:
+        found = replace(found, blake3=None)  # so that a load compares with the lock's hash, not with the cache's own note
+    if found is None or same_tensors(cache, checkpoint, found, pin, switch):
         return found
-    log.warning("%s: %s was made of the right file and has other tensors than %s names", _title(checkpoint), found.path, pin.path)
+    log.warning("%s: %s is not known to have the tensors of the right file: making it anew", _title(checkpoint), found.path)
     return None
 
 

@@ -128,14 +128,19 @@ class Lock:
         """Replace the file at once or not at all.
 
         Raises:
+            BadLock: what would be written could not be read again.
             OSError: the folder can't be written.
         """
-        path = path.resolve()
+        path, text = path.resolve(), self.render()
+        try:
+            parse(text, path)
+        except BadLock as error:
+            raise BadLock(f"{path} stays as it is, what would be written can't be read again: {str(error).removesuffix(_TODO)}") from error
         sweep(path.parent)
         temporary = fresh(path.parent, _digest(str(path)), "json")
         try:
             with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(self.render())
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

@@ -24,6 +24,7 @@ from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
 from weights.reading import load, read_file
 from weights.record import Checkpoint
+from weights.sources import switched_on
 
 log = logging.getLogger("weights")
 TRIES = 20
@@ -63,8 +64,7 @@ def frozen_by(wanted: bool | None = None) -> str | None:
     """
     if wanted is not None:
         return "frozen" if wanted else None
-    value = os.environ.get("ZOO_FROZEN", "")
-    return f"ZOO_FROZEN={value}" if value.strip().lower() in ("1", "true", "yes", "on") else None
+    return switched_on("ZOO_FROZEN")
 
 
 def key_of(checkpoint: Checkpoint) -> str:
@@ -134,8 +134,8 @@ def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pi
     """
     if checkpoint.sha256 or (pin and pin.settled) or all(source.startswith(("file:", "package:")) for source in checkpoint.sources):
         return
-    if not pin and any((cache.ref(source) or {}).get("by") for source in checkpoint.sources):
-        return  # a bundle's or a mirror's word is no first sight of what the source has
+    if not pin and hearsay(cache, checkpoint):
+        return
     places = [path for path in (project_lock(), user_lock()) if path is not None]
     path = next((path for path in places if (pin and path == pin.path) or _writable(path)), None)
     if path is None:
@@ -155,8 +155,13 @@ def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pi
         log.warning("%s is not pinned: %s can't be written (%s)", key_of(checkpoint), path, error)
 
 
+def hearsay(cache: Cache, checkpoint: Checkpoint) -> bool:
+    """Whether a bundle or a mirror says what is installed: that is no first sight of what the source has."""
+    return any((cache.ref(source) or {}).get("by") for source in checkpoint.sources)
+
+
 def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entry:
-    """Describe an installed checkpoint as locks do.
+    """Describe an installed checkpoint as locks do, without the tensors where a bundle says what they were made of.
 
     Raises:
         CorruptCache: its file changed since.
@@ -170,7 +175,8 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
         sources.append(_at(source, gave.get("commit"), installed.source))
     if installed.sha256 == installed.source_sha256:
         size = installed.size_bytes
-    count, tensors = _tensors(cache, installed)
+    own = installed.sha256 == installed.source_sha256 or cache.converted_here(installed)
+    count, tensors = _tensors(cache, installed) if own else (None, None)
     facts = {"size": size, "tensors": count, "fingerprint": tensors}
     return Entry(key_of(checkpoint), checkpoint.format, tuple(sources), checkpoint.license, installed.source_sha256, **facts)
 
@@ -225,39 +231,53 @@ def check_serial(cache: Cache, path: Path, serial: int, switch: str | None) -> N
             cache.write_json(note, {"path": str(path), "serial": serial})
 
 
-def check_fingerprint(checkpoint: Checkpoint, pin: Pin | None, made: Path, place: str) -> None:
+def check_fingerprint(checkpoint: Checkpoint, pin: Pin | None, made: Path, place: str) -> bool:
     """Compare what was made of a foreign file with the tensors that a lock says are in it.
+
+    Returns:
+        Whether a lock says so.
 
     Raises:
         HashMismatch: they are others.
         MalformedFile: it is no safetensors file.
     """
-    shipped = Lock.read(SHIPPED_LOCK).entries.get(key_of(checkpoint)) if SHIPPED_LOCK.is_file() else None
-    holds = [(pin.entry, pin.path)] if pin else []
-    holds += [(shipped, SHIPPED_LOCK)] if shipped and shipped.sha256 == checkpoint.sha256 else []
-    wanted = next(((entry, path) for entry, path in holds if entry.fingerprint), None)
+    wanted = _locked_tensors(checkpoint, pin)
     if wanted is None:
-        return
+        return False
     count, found = fingerprint(read_file(made)[1], place)
     if found != wanted[0].fingerprint:
         raise HashMismatch(
             f"{place}: {wanted[1]} says that its {wanted[0].tensors} tensors have the fingerprint {wanted[0].fingerprint}, and "
             f"what was made of it has {count} with {found}. Nothing was installed. Is the converter another version?"
         )
+    return True
 
 
-def same_tensors(cache: Cache, installed: Installed, pin: Pin) -> bool:
+def same_tensors(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pin | None, switch: str | None) -> bool:
     """Whether an installed file has the tensors that a lock names.
 
     The lock's hash is that of the file as it was served. Where that very file is installed, its tensors follow from its hash; where
-    another was made of it, only a note of this cache says so, and an older converter may have written it.
+    another was made of it, only a note of this cache says so, and an older converter or a bundle may have written it. Frozen, they are
+    counted anew, and where no lock names them, a bundle's word is not enough.
     """
-    if pin.entry.fingerprint is None or installed.sha256 == installed.source_sha256:
+    if installed.sha256 == installed.source_sha256 or not (switch or (pin and pin.entry.fingerprint)):
         return True
+    wanted = _locked_tensors(checkpoint, pin)
+    if wanted is None:
+        return cache.converted_here(installed)
     try:
-        return _tensors(cache, installed) == (pin.entry.tensors, pin.entry.fingerprint)
-    except (CorruptCache, MalformedFile):  # whoever loads it finds that out, and has it fetched again
+        return _tensors(cache, installed, noted=not switch) == (wanted[0].tensors, wanted[0].fingerprint)
+    except CorruptCache:  # whoever loads it finds that out, and has it fetched again
         return True
+    except MalformedFile:
+        return False
+
+
+def _locked_tensors(checkpoint: Checkpoint, pin: Pin | None) -> tuple[Entry, Path] | None:
+    if pin and pin.entry.fingerprint:
+        return pin.entry, pin.path
+    shipped = Lock.read(SHIPPED_LOCK).entries.get(key_of(checkpoint)) if SHIPPED_LOCK.is_file() else None
+    return (shipped, SHIPPED_LOCK) if shipped and shipped.fingerprint and shipped.sha256 == checkpoint.sha256 else None
 
 
 def changed(who: str, pinned: str, found: str | None, now: str, name: str) -> ChangedUpstream:
@@ -268,10 +288,10 @@ def changed(who: str, pinned: str, found: str | None, now: str, name: str) -> Ch
     return error
 
 
-def _tensors(cache: Cache, installed: Installed) -> tuple[int, str]:
-    """Count and hash the tensors of an installed file, once for its content."""
+def _tensors(cache: Cache, installed: Installed, noted: bool = True) -> tuple[int, str]:
+    """Count and hash the tensors of an installed file, once for its content where the cache's note of them will do."""
     note = cache.root / "tensors" / f"{installed.sha256}.json"
-    known = read_json(note) or {}
+    known = (noted and read_json(note)) or {}
     if isinstance(count := known.get("tensors"), int) and isinstance(found := known.get("fingerprint"), str):
         return count, found
     count, found = fingerprint(load(installed), str(installed.path))

@@ -166,6 +166,9 @@ def _typed(table: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> d
 
 
 def _consistent(row: Checkpoint, classes_known: bool) -> None:
+    for name in ("tag", "license"):
+        if not re.fullmatch(r"\S(.*\S)?", getattr(row, name)):
+            raise BadRecord(f"{name} is one line of text without spaces around it, got {getattr(row, name)!r}")
     if row.format not in FORMATS:
         raise BadRecord(f"format is one of {', '.join(FORMATS)}, got {row.format!r}")
     for source in row.sources:

@@ -53,10 +53,13 @@ class Gone(SourceUnavailable):
 
 def offline() -> str | None:
     """Name the switch that forbids the network, "ZOO_OFFLINE=1" for example; None if it is allowed."""
-    for name in ("ZOO_OFFLINE", "HF_HUB_OFFLINE"):
-        if (value := os.environ.get(name, "")).strip().lower() in ("1", "true", "yes", "on"):
-            return f"{name}={value}"
-    return None
+    return switched_on("ZOO_OFFLINE") or switched_on("HF_HUB_OFFLINE")
+
+
+def switched_on(name: str) -> str | None:
+    """Write a switch of the environment as "ZOO_FROZEN=1" where it is on; any word but those for off is on, since it protects."""
+    value = os.environ.get(name, "")
+    return None if value.strip().lower() in ("", "0", "false", "no", "off", "n") else f"{name}={value}"
 
 
 def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:

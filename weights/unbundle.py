@@ -18,11 +18,11 @@ from weights.auditing import diff
 from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
 from weights.cache import BUNDLE, Cache, Installed
 from weights.delivery import check_complete
-from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, SizeMismatch, SourceUnavailable
+from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.lock import Lock, parse
 from weights.part import disk, require
-from weights.pinning import admit, check_fingerprint
+from weights.pinning import admit, check_fingerprint, frozen_by
 from weights.reading import hashes, read_file
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
@@ -213,12 +213,17 @@ def _plan(
     if held.sha256 and held.sha256 != one.source_sha256:
         raise HashMismatch(f"{place}: a lock pins {one.model}:{one.tag} to sha256 {held.sha256}, the bundle has {one.source_sha256}.")
     # the bundle says what its tensors were made of, the lock knows them
-    check_fingerprint(replace(row, sha256=one.source_sha256), pin, blob.path, f"{place}, {one.name}")
+    known = check_fingerprint(replace(row, sha256=one.source_sha256), pin, blob.path, f"{place}, {one.name}")
     _compare_installs(cache, row, one, place)
     registered = None if here else user_folder() / f"{one.name}.toml"
     there = cache.lookup(row)
     if there and there.source_sha256 == one.source_sha256 and hashes(there.path)[0] == there.sha256:
         return _Plan(one, row, there, False, registered, written)
+    if not known and one.blob != one.source_sha256 and (switch := frozen_by()):
+        raise NotLocked(
+            f"{place}: no lock has the fingerprint of {one.model}:{one.tag}, whose tensors are the sender's word, and {switch} takes none. "
+            f"Where it can be fetched: zoo lock {one.model}:{one.tag}"
+        )
     return _Plan(one, row, replace(blob, source=row.sources[0], source_sha256=one.source_sha256), True, registered, written)
 
 

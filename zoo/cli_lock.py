@@ -92,6 +92,8 @@ def _write(path: Path, names: list[str], old: Mapping[str, Entry], renewed: bool
         before = old.get(entry.key)
         if before and before.sha256 == entry.sha256 and before.commit:  # seen at that commit first; a warm cache may not know it
             entry = replace(entry, sources=before.sources, size=entry.size or before.size)
+        if before and before.sha256 == entry.sha256 and not entry.fingerprint:
+            entry = replace(entry, tensors=before.tensors, fingerprint=before.fingerprint)
         found[entry.key] = entry
     if renewed and user_lock().is_file():  # its older pins would hold wherever there is no project
         update(cache, user_lock(), lambda entries: {**entries, **{key: found[key] for key in found.keys() & entries.keys()}})

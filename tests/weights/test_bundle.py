@@ -24,6 +24,7 @@ from blake3 import blake3
 
 import weights
 from weights import Cache, Checkpoint, archive
+from weights.adding import to_toml
 from weights.bundle import ELSEWHERE, Contents, Member, bundle, read_contents
 from weights.errors import (
     BadRecord,
@@ -39,7 +40,8 @@ from weights.errors import (
     WeightsError,
 )
 from weights.fingerprint import fingerprint
-from weights.lock import Lock, parse
+from weights.lock import Entry, Lock, parse
+from weights.pinning import entry_of
 from weights.unbundle import unbundle
 
 Make = Callable[..., Checkpoint]
@@ -234,6 +236,37 @@ def test_frozen_a_bundles_own_word_admits_nothing_and_a_lock_does(
         with contextlib.nullcontext() if kind is None else pytest.raises(kind, match="a lock pins ResNet20:test"):
             unbundle(tar)
     assert bytes(weights.open_weights(weights.find("ResNet20", "test"))) == data
+
+
+def test_frozen_what_a_bundle_converted_counts_only_where_a_lock_knows_its_tensors(
+    record: Make, data: bytes, safetensors: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "w.pth").write_bytes(PICKLE)
+    row, theirs = record((tmp_path / "w.pth").as_uri(), format="pytorch", sha256=of(PICKLE), num_classes=10), safetensors(seed=5)
+    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made: made.write_bytes(theirs) and None)
+    leave(monkeypatch, tmp_path)
+    (tmp_path / "elsewhere" / "registry").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "registry" / "ResNet20.test.toml").write_text(to_toml(row))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZOO_FROZEN", "1")
+    for _ in range(2):
+        with pytest.raises(
+            NotLocked, match="no lock has the fingerprint of ResNet20:test, whose tensors are the sender's word, and ZOO_FROZEN=1"
+        ):
+            unbundle(tmp_path / "zoo.tar")
+        assert not any((tmp_path / "elsewhere" / "cache" / "blobs" / "sha256").iterdir())
+        entry = Entry("ResNet20:test", "pytorch", row.sources, "unstated", of(PICKLE))
+        Lock({entry.key: entry}, 1).write(tmp_path / "weights.lock")  # a full hash of what it was made of says nothing of its tensors
+    count, tensors = fingerprint(memoryview(theirs), "")
+    Lock({entry.key: replace(entry, tensors=count, fingerprint=tensors)}, 2).write(tmp_path / "weights.lock")
+    unbundle(tmp_path / "zoo.tar")
+    assert bytes(weights.open_weights(row)) == theirs
+    Lock({entry.key: entry}, 3).write(tmp_path / "weights.lock")
+    installed = weights.get(row, frozen=False)
+    assert entry_of(Cache(), row, installed).fingerprint is None  # nor does a lock that is written here take the sender's word
+    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made: made.write_bytes(data) and None)) == data
+    assert bytes(weights.open_weights(row)) == data
+    assert entry_of(Cache(), row, weights.get(row)).fingerprint == fingerprint(memoryview(data), "")[1]
 
 
 def test_labels_of_the_users_own_are_installed_beside_the_record(

@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,7 +157,7 @@ def test_a_lock_that_is_no_text_is_refused(lock: Path) -> None:
 
 
 def test_a_fingerprint_without_the_hash_of_its_file_is_refused(lock: Path) -> None:
-    Lock({one.key: one for one in (entry("a"), entry("b", sha256=None))}, 1).write(lock)
+    lock.write_text(Lock({one.key: one for one in (entry("a"), entry("b", sha256=None))}, 1).render())
     with pytest.raises(BadLock, match=r"line \d+: ResNet50:b has a fingerprint and no sha256"):  # or it would be passed over in silence
         Lock.read(lock)
 
@@ -185,6 +186,21 @@ def test_a_lock_is_replaced_at_once_or_not_at_all(lock: Path, monkeypatch: pytes
             Lock({}, 8).write(lock)
     assert lock.read_bytes() == before
     assert [path.name for path in lock.parent.iterdir()] == ["weights.lock"]
+
+
+@pytest.mark.parametrize("fact", [{"license": ""}, {"license": "MIT\nor not"}, {"sources": ()}, {"size": -1}])
+def test_a_lock_that_could_not_be_read_again_does_not_replace_a_good_one(lock: Path, fact: dict[str, Any]) -> None:
+    before = lock.read_bytes()
+    with pytest.raises(BadLock, match=rf"{lock} stays as it is, what would be written can't be read again: .*line \d+: {next(iter(fact))}"):
+        Lock({"ResNet50:a": entry("a", **fact)}, 8).write(lock)
+    assert lock.read_bytes() == before
+    assert [path.name for path in lock.parent.iterdir()] == ["weights.lock"]
+
+
+@pytest.mark.parametrize("fact", [{"license": ""}, {"license": "MIT\nor not"}, {"license": "MIT "}, {"tag": "a\nb"}, {"tag": ""}])
+def test_a_record_that_no_lock_could_name_is_refused(fact: dict[str, str]) -> None:
+    with pytest.raises(weights.BadRecord, match=f"{next(iter(fact))} is one line of text"):
+        weights.adhoc("ResNet20", "https://example.org/w.safetensors", **{"tag": "mine"} | fact)
 
 
 def test_the_nearest_lock_upwards_is_the_projects(lock: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

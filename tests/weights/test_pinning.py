@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import subprocess
 import sys
@@ -13,14 +14,16 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from blake3 import blake3
 from hubserver import HubServer
 
 import weights
 from weights import BadLock, Cache, ChangedUpstream, Checkpoint, HashMismatch, NotLocked, SourceUnavailable, delivery, pinning
 from weights.auditing import check
+from weights.cache import stamp_of
 from weights.fetch import Expected, Progress
 from weights.fingerprint import fingerprint
-from weights.install import renew
+from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.part import Part
 from weights.pinning import entry_of, public, update
@@ -298,6 +301,76 @@ def test_a_mirror_is_held_to_the_pin_and_its_lie_is_no_change_upstream(
     assert not isinstance(caught.value, ChangedUpstream)
     (mirror / digest(data)).write_bytes(data)
     assert bytes(weights.open_weights(row)) == data
+
+
+def test_whoever_writes_a_lock_asks_the_source_itself_for_what_a_mirror_told(
+    hub: HubServer, record: Make, safetensors: Bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, crafted = collision(safetensors)
+    row = record(hub.file("w.safetensors", good), sha256_prefix=digest(good)[:6])
+    (tmp_path / "mirror").mkdir()
+    (tmp_path / "mirror" / "w.safetensors").write_bytes(crafted)
+    with monkeypatch.context() as patch:
+        patch.setenv("ZOO_MIRROR", str(tmp_path / "mirror"))
+        assert weights.get(row).sha256 == digest(crafted)  # six digits can be forged, so
+        assert not user_lock().exists()
+    assert obtain(row).sha256 == digest(good)
+    assert entry_of(Cache(), row, weights.get(row)).sha256 == digest(good)
+    hub.heal()
+    assert obtain(row).sha256 == digest(good)
+    assert hub.log == []
+
+
+@pytest.mark.parametrize("verify", ["load", "stamp"])
+def test_frozen_a_cache_whose_file_and_notes_were_changed_together_is_not_believed(
+    hub: HubServer, record: Make, data: bytes, sha: str, safetensors: Bytes, own_cache: Path, verify: str
+) -> None:
+    row, other = record(hub.file("w", data), sha256=sha), safetensors(seed=7)
+    installed = weights.get(row)
+
+    def change(**facts: str) -> None:
+        (note,) = (own_cache / "refs").iterdir()
+        note.write_text(json.dumps(json.loads(note.read_text()) | {"blake3": blake3(other).hexdigest()} | facts))
+
+    def put(name: str) -> None:
+        path = Cache().blob(name)
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_bytes(other)
+
+    put(sha)
+    change()
+    if verify == "stamp":
+        Cache().keep_stamp(sha, stamp_of(installed.path.stat()))
+    assert bytes(weights.open_weights(row, verify=verify)) == other  # not frozen, a cache is as trusted as its folder
+    assert bytes(weights.open_weights(row, verify=verify, frozen=True)) == data
+    put(digest(other))
+    change(sha256=digest(other))
+    assert bytes(weights.open_weights(row, verify=verify, frozen=True)) == data
+
+
+def test_frozen_the_tensors_of_a_conversion_are_counted_not_read_from_a_note(
+    hub: HubServer, record: Make, data: bytes, safetensors: Bytes, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, other = record(hub.file("w.pth", b"a pickle"), format="pytorch", sha256=digest(b"a pickle")), safetensors(seed=7)
+    count, right = fingerprint(memoryview(data), "")
+    entry = Entry("ResNet20:test", "pytorch", row.sources, "unstated", row.sha256, tensors=count, fingerprint=right)
+    Lock({entry.key: entry}, 1).write(tmp_path / "weights.lock")
+    old = weights.get(row, to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    monkeypatch.chdir(tmp_path)
+    blob = Cache().blob(digest(other))
+    blob.parent.mkdir(exist_ok=True)
+    blob.write_bytes(other)
+    (own_cache / "tensors" / f"{digest(other)}.json").write_text(json.dumps({"tensors": count, "fingerprint": right}))
+    for note in (*(own_cache / "refs").iterdir(), *(own_cache / "derived").iterdir()):
+        note.write_text(note.read_text().replace(old.sha256, digest(other)).replace(old.blake3 or "", blake3(other).hexdigest()))
+    assert bytes(weights.open_weights(row)) == other
+    assert bytes(weights.open_weights(row, frozen=True, to_safetensors=lambda source, made: made.write_bytes(data) and None)) == data
+    (note,) = (own_cache / "derived").iterdir()
+    note.write_text(note.read_text().replace(digest(data), digest(other)).replace(digest(b"a pickle"), digest(other)))
+    for ref in (own_cache / "refs").iterdir():
+        ref.unlink()
+    assert bytes(weights.open_weights(row, frozen=True, to_safetensors=lambda source, made: made.write_bytes(data) and None)) == data
 
 
 def test_s2_a_prefix_in_a_lock_never_satisfies(hub: HubServer, record: Make, data: bytes, sha: str, project: Path) -> None:

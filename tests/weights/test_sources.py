@@ -27,6 +27,8 @@ from weights.errors import (
     SourceUnavailable,
     UnsupportedFormat,
 )
+from weights.pinning import frozen_by
+from weights.sources import offline
 
 SOURCE = "hf://acme/wheels/model.safetensors"
 GET = "import sys, weights; print(weights.get(weights.adhoc('ResNet20', sys.argv[1]), progress=False).sha256)"
@@ -132,6 +134,17 @@ def test_offline_names_its_switch_at_once_and_opens_no_socket(
         took.append(time.perf_counter() - began)
     assert min(took) < 0.05
     assert not own_cache.exists()
+
+
+@pytest.mark.parametrize("switch", ["ZOO_OFFLINE", "HF_HUB_OFFLINE", "ZOO_FROZEN"])
+def test_a_switch_that_protects_is_on_at_any_word_but_those_for_off(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = frozen_by if switch == "ZOO_FROZEN" else offline
+    for word in ("1", "2", "y", "Y", "True", " on ", "frozen", "enabled", "flase"):
+        monkeypatch.setenv(switch, word)
+        assert name() == f"{switch}={word}"
+    for word in ("", " ", "0", "No", "false", "OFF", "n"):
+        monkeypatch.setenv(switch, word)
+        assert name() is None
 
 
 def test_a_warm_cache_asks_nothing_of_the_network(hub: HubServer, record: Make, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
