@@ -27,6 +27,7 @@ from weights import Cache, Checkpoint, archive
 from weights.bundle import ELSEWHERE, Contents, Member, bundle, read_contents
 from weights.errors import (
     BadRecord,
+    CacheNotWritable,
     CorruptCache,
     HashMismatch,
     LimitExceeded,
@@ -502,6 +503,26 @@ def test_an_interrupted_unbundle_leaves_nothing(tar: Path, tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         unbundle(tar, progress=stop)
     assert installed(tmp_path / "elsewhere") == {}
+
+
+@pytest.mark.parametrize("old", [None, b"n01\tdog\n"])
+def test_a_record_that_can_not_be_written_leaves_none_registered(
+    tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bytes | None
+) -> None:
+    folder, replaced = tmp_path / "elsewhere" / "registry", Path.replace
+    folder.mkdir(parents=True)
+    if old:
+        (folder / "ResNet20.test.labels.tsv").write_bytes(old)
+
+    def fails(self: Path, target: Path) -> Path:
+        if target.name == "ResNet20.test.toml":  # the labels have their name by then
+            raise OSError(errno.EIO, "Input/output error")
+        return replaced(self, target)
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(CacheNotWritable):
+        unbundle(tar, labels=none)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == ({"ResNet20.test.labels.tsv": old} if old else {})
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
