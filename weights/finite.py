@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from weights.errors import MalformedFile, NonFinite
 from weights.part import disk
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 CHUNK = 1 << 20
 MASKS = {
@@ -26,7 +22,7 @@ MASKS = {
 """Of each kind of number, by its name in safetensors: the bits that are all set in NaN and infinity and in nothing else."""
 
 
-def check_values(data: Buffer, dtype: str, name: str, place: str) -> None:
+def check_values(data: memoryview, dtype: str, name: str, place: str) -> None:
     """See that each value of a tensor, or of a part of one, is a finite number; whole numbers are.
 
     Raises:

@@ -333,7 +333,7 @@ def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
             flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-            check_values(flat, called[str(tensor.dtype).removeprefix("torch.")], name, str(path))
+            check_values(flat.data, called[str(tensor.dtype).removeprefix("torch.")], name, str(path))
     return tensors
 
 

@@ -505,24 +505,31 @@ def test_an_interrupted_unbundle_leaves_nothing(tar: Path, tmp_path: Path) -> No
     assert installed(tmp_path / "elsewhere") == {}
 
 
-@pytest.mark.parametrize("old", [None, b"n01\tdog\n"])
 def test_a_record_that_can_not_be_written_leaves_none_registered(
-    tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bytes | None
+    record: Make, data: bytes, safetensors: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, replaced = tmp_path / "elsewhere" / "registry", Path.replace
+    rows = []
+    for tag, content in (("a", data), ("b", safetensors(500, 1))):
+        (tmp_path / tag).write_bytes(content)
+        rows.append(record((tmp_path / tag).as_uri(), tag=tag, sha256=of(content), num_classes=10))
+    bundle(rows, tmp_path / "zoo.tar")
+    leave(monkeypatch, tmp_path)
+    folder, replaced, done = tmp_path / "elsewhere" / "registry", Path.replace, []
     folder.mkdir(parents=True)
-    if old:
-        (folder / "ResNet20.test.labels.tsv").write_bytes(old)
+    (folder / "ResNet20.b.toml").write_text("# an old file without a record\n")
 
     def fails(self: Path, target: Path) -> Path:
-        if target.name == "ResNet20.test.toml":  # the labels have their name by then
+        if target.name == "ResNet20.a.toml":
+            done.extend(path.name for path in folder.glob("*.toml"))
             raise OSError(errno.EIO, "Input/output error")
         return replaced(self, target)
 
-    monkeypatch.setattr(Path, "replace", fails)
-    with pytest.raises(CacheNotWritable):
-        unbundle(tar, labels=none)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == ({"ResNet20.test.labels.tsv": old} if old else {})
+    with monkeypatch.context() as patched, pytest.raises(CacheNotWritable):
+        patched.setattr(Path, "replace", fails)
+        unbundle(tmp_path / "zoo.tar")
+    assert done == ["ResNet20.b.toml"]
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("ResNet20.b.toml", "# an old file without a record\n")]
+    assert len(unbundle(tmp_path / "zoo.tar")) == 2
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
