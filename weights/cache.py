@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from weights.errors import CacheNotWritable, NoSpace
 from weights.part import disk, fresh, newest, sweep
+from weights.regular import read_regular
 
 if TYPE_CHECKING:
     from weights.record import Checkpoint
@@ -306,7 +307,7 @@ def key(text: str) -> str:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a note; None if it is missing, damaged or no table."""
     try:
-        facts = json.loads(path.read_bytes())
+        facts = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
     return facts if isinstance(facts, dict) else None

@@ -94,6 +94,16 @@ class MalformedFile(ConvertError):
     """A weight file violates its format."""
 
 
+class NonFinite(MalformedFile):
+    """A weight is NaN or infinite.
+
+    Attributes:
+        tensor: its name in the file.
+    """
+
+    tensor: str = ""
+
+
 class LimitExceeded(MalformedFile):
     """A weight file asks for more memory, tensors or dimensions than any network needs."""
 

@@ -12,16 +12,20 @@ from pathlib import Path
 from weights.cache import Cache, Installed, key, read_json
 from weights.collecting import keep_projects
 from weights.delivery import Arrived, Delivery, check_complete
-from weights.errors import CorruptCache, MalformedFile, Offline, UnsupportedFormat, WeightsError
-from weights.part import disk
+from weights.errors import CorruptCache, HashMismatch, MalformedFile, Offline, UnsupportedFormat, WeightsError
+from weights.finite import check_file
+from weights.part import Part, disk
 from weights.pinning import Pin, admit, check_fingerprint, frozen_by, hearsay, remember, same_tensors
 from weights.reading import hashes, load
 from weights.record import Checkpoint
 from weights.registry import checkpoints
 
 log = logging.getLogger("weights")
-Converter = Callable[[Path, Path], None]
-"""Reads a foreign file and writes the safetensors; its attribute `version`, if it has one, says which way of doing so it is."""
+Converter = Callable[[Path, Path], str | None]
+"""Reads a foreign file and writes the safetensors; its attribute `version`, if it has one, says which way of doing so it is.
+
+It returns the SHA-256 of the bytes that it converted, so that a file which changed after its proof is found; None is taken on trust.
+"""
 
 
 def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True, frozen: bool | None = None) -> Installed:
@@ -214,8 +218,9 @@ def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: 
             ready, sha256, blake3, size_bytes = part.path, part.sha256, part.blake3, part.size
         else:
             ready = made = cache.temporary(checkpoint.sha256 or key(checkpoint.sources[0]))
-            sha256, blake3, size_bytes = _converted(convert, part.path, made, arrived.remote.source)
+            sha256, blake3, size_bytes = _converted(convert, part, made, arrived.remote.source)
             check_fingerprint(checkpoint, pin, made, arrived.remote.source)
+        check_file(ready, arrived.remote.source)
         part.close()
         installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, arrived.remote.url, part.sha256)
     finally:
@@ -228,11 +233,14 @@ def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: 
     return installed
 
 
-def _converted(convert: Converter | None, source: Path, made: Path, place: str) -> tuple[str, str, int]:
+def _converted(convert: Converter | None, part: Part, made: Path, place: str) -> tuple[str, str, int]:
     """Have the verified bytes converted; an error of the converter is one of the file, and one of the system is one of this machine."""
     assert convert is not None  # get() has seen to it
+    source = part.path
     try:
-        convert(source, made)
+        read = convert(source, made)
+        if read is not None and read != part.sha256:
+            raise HashMismatch(f"{place} changed on this disk after it had come: expected sha256 {part.sha256}, got {read}. Is it shared?")
         check_complete(made, made.stat().st_size, place)
         return hashes(made)
     except WeightsError as error:

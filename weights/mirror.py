@@ -117,6 +117,8 @@ def index(folder: Path) -> list[Mirrored]:
             raise ValueError(f"its layout is {facts['kernelzoo_mirror']!r}, this version writes {VERSION}")
         files = [Mirrored(**{**one, "weights": tuple(one["weights"])}) for one in facts["files"]]
         for one in files:
+            if not all(isinstance(title, str) for title in one.weights):
+                raise ValueError(f"the weights of {one.name!r} are names, got {one.weights!r}")
             if not NAME.fullmatch(one.name) or one.name == INDEX or not re.fullmatch(r"[0-9a-f]{64}", one.sha256) or not one.size > 0:
                 raise ValueError(f"{one.name!r} is no file of a mirror")
     except FileNotFoundError:

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from functools import lru_cache
@@ -19,6 +20,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from weights.errors import CacheNotWritable, NoSpace, WeightsError
+from weights.regular import read_regular
 
 IDLE_S = 600.0
 """A part of another machine, container or boot is copied and continued when nothing was written to it for so long."""
@@ -133,7 +135,7 @@ class Part:
     def _adopt(self, key: str) -> str | None:
         names = [(path, name) for path in self.folder.glob(f"{key}.*.part") if (name := _NAME.fullmatch(path.name))]
         names = [(path, name) for path, name in names if _note(path)[0] == self.url]
-        orphans = [(path, name) for path, name in names if not lives(path, name, IDLE_S) and os.access(path, os.R_OK)]
+        orphans = [(path, name) for path, name in names if not lives(path, name, IDLE_S) and _readable(path)]
         for orphan, name in sorted(orphans, key=lambda found: _size(found[0]), reverse=True):
             with contextlib.suppress(OSError):  # another process was faster, or may not be robbed
                 if name["scope"] != _scope():  # its owner may only sleep, and would go on writing into what we publish
@@ -226,6 +228,12 @@ def _beside(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
+def _readable(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return os.access(path, os.R_OK) and stat.S_ISREG(path.lstat().st_mode)
+    return False
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -235,7 +243,7 @@ def _size(path: Path) -> int:
 
 def _note(path: Path) -> tuple[str, str, int] | tuple[None, None, None]:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        note = json.loads(_beside(path).read_bytes())
+        note = json.loads(read_regular(_beside(path)))
         if isinstance(note["url"], str) and isinstance(note["etag"], str) and isinstance(note["total"], int):
             return note["url"], note["etag"], note["total"]
     return None, None, None

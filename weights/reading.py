@@ -6,7 +6,6 @@ import hashlib
 import mmap
 import os
 import queue
-import stat
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from blake3 import blake3
 
 from weights.cache import Cache, Installed, stamp_of
 from weights.errors import CorruptCache, SourceUnavailable
+from weights.regular import open_regular
 
 CHUNK = 2 << 20
 SETTLED_S = 0.1
@@ -112,15 +112,10 @@ def hashes(path: Path) -> tuple[str, str, int]:
 
 def _open(path: Path) -> int:
     """Open a regular file: no link is followed, and a pipe does not block us."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        fd = os.open(path, flags)
+        return open_regular(path)
     except OSError as error:
         raise CorruptCache(f"{path} can't be opened: {error.strerror}.") from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise CorruptCache(f"{path} is no regular file.")
-    return fd
 
 
 def _read(fd: int, size: int, hasher: Any, path: Path) -> memoryview:

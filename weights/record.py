@@ -172,6 +172,8 @@ def _consistent(row: Checkpoint, classes_known: bool) -> None:
     if row.format not in FORMATS:
         raise BadRecord(f"format is one of {', '.join(FORMATS)}, got {row.format!r}")
     for source in row.sources:
+        if re.search("[\ud800-\udfff]", source):
+            raise BadRecord(f"a source is text that UTF-8 can write, as a lock must, got {source!r}")
         scheme = source.partition(":")[0]
         loopback = scheme == "http" and urlsplit(source).hostname in ("127.0.0.1", "localhost", "::1")
         if scheme.lower() == "http" and not loopback:

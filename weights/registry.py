@@ -16,9 +16,12 @@ from typing import Any
 
 from weights.errors import BadRecord, NoPretrainedWeights, UnknownWeights
 from weights.record import Checkpoint, record
+from weights.regular import read_regular
 
 log = logging.getLogger("weights")
 SHIPPED = Path(__file__).parent / "registry"
+NOWHERE = Path(os.devnull, "kernelzoo", "registry")
+"""Stands for a folder that can't be entered: nothing is ever found in it, and nothing can be written."""
 TAG = r"[A-Za-z0-9][A-Za-z0-9_.+-]*"
 
 
@@ -151,7 +154,20 @@ def user_folder() -> Path:
         return Path(named).expanduser().absolute()
     from platformdirs import user_config_path
 
-    return user_config_path("kernelzoo", appauthor=False) / "registry"
+    folder = user_config_path("kernelzoo", appauthor=False) / "registry"
+    try:
+        folder.stat()
+    except PermissionError:  # HOME is another user's, as in a container that runs as `--user 1000`
+        _warn_of_home(folder)
+        return NOWHERE
+    except OSError:
+        pass
+    return folder
+
+
+@lru_cache(maxsize=1)
+def _warn_of_home(folder: Path) -> None:
+    log.warning("%s can't be entered: nothing of your own is read or kept there; set HOME, or ZOO_USER_REGISTRY to a folder", folder)
 
 
 _PREFIX = re.compile(r'^sha256_prefix\s*=\s*"([0-9a-f]{6,64})"', re.MULTILINE)
@@ -176,7 +192,12 @@ def _rows(wanted: Callable[[str], bool]) -> list[Located]:
     rows: list[Located] = []
     for folder, rank in _folders():
         for path in sorted(folder.glob("*.toml")):
-            stat = path.stat()
+            if path.name.startswith("."):  # an editor's lock or copy: Emacs' is a link to nowhere
+                continue
+            try:
+                stat = path.stat()
+            except OSError as error:
+                raise BadRecord(f"{path}: {error.strerror}") from error
             text = _text(path, stat.st_mtime_ns, stat.st_size)
             if wanted(text):
                 parts = [t for t in re.split(r"^(?=\[)", text, flags=re.MULTILINE) if wanted(t)] if folder == SHIPPED else [text]
@@ -188,7 +209,7 @@ def _rows(wanted: Callable[[str], bool]) -> list[Located]:
 def _text(path: Path, mtime_ns: int, size_bytes: int) -> str:
     del mtime_ns, size_bytes  # in the key: a file that changed is read again
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecord(f"{path}: {error}") from error
 
@@ -197,7 +218,7 @@ def _text(path: Path, mtime_ns: int, size_bytes: int) -> str:
 def _parse(text: str, path: Path) -> tuple[Checkpoint, ...]:
     try:
         models = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadRecord(f"{path}: {error}") from error
     rows = []
     for model, tables in models.items():

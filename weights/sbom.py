@@ -33,6 +33,8 @@ def lock_entries(path: Path | None) -> tuple[Path, list[Entry]]:
     found = path or project_lock()
     if found is None:
         raise SourceUnavailable("no weights.lock lies here or above: name one with --lock FILE.")
+    if found.exists() and not found.is_file():
+        raise SourceUnavailable(f"{found} is no regular file: name a lock with --lock FILE.")
     try:
         return found, list(Lock.read(found).entries.values())
     except OSError as error:

@@ -20,6 +20,7 @@ from weights.cache import BUNDLE, Cache, Installed
 from weights.delivery import check_complete
 from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
+from weights.finite import check_file
 from weights.lock import Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
@@ -172,6 +173,8 @@ def _staged(cache: Cache, reader: Reader, member: Member, path: Path, known: boo
                     file.write(data)
         archive.check(str(path), member.name, sha256, hasher.hexdigest())
         check_complete(place, member.size, f"{path}, {member.name}")
+        if not known:
+            check_file(place, f"{path}, {member.name}")
         yield Installed(place, sha256, fast.hexdigest(), member.size, str(path), sha256)
     finally:
         if not known:
@@ -287,13 +290,15 @@ def _compare_installs(cache: Cache, row: Checkpoint, one: Carried, place: str) -
 
 
 def _commit(cache: Cache, plans: list[_Plan]) -> None:
-    """Give everything its name: contents first, then the notes that lead to them, the records last."""
-    with contextlib.ExitStack() as records:
+    """Give everything its name: contents first, then the notes that lead to them, the records last, all of them or none."""
+    before: dict[Path, bytes | None] = {}
+    with _restored(before), contextlib.ExitStack() as records:
         for plan in plans:
             written = [(plan.record, to_toml(plan.row).encode())] if plan.record else []
             for path, data in [*written, *([plan.labels] if plan.labels else [])]:  # the last entered is the first to appear
                 with disk(path.parent):
                     path.parent.mkdir(parents=True, exist_ok=True)
+                    before[path] = path.read_bytes() if path.is_file() else None
                 records.enter_context(atomic(path)).write(data)
         for plan in plans:
             if plan.new:
@@ -305,6 +310,22 @@ def _commit(cache: Cache, plans: list[_Plan]) -> None:
                 if plan.row.format != "safetensors":
                     cache.derive(installed, BUNDLE)
                 cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size, by="bundle")
+
+
+@contextlib.contextmanager
+def _restored(before: dict[Path, bytes | None]) -> Iterator[None]:
+    """Put back, when anything goes wrong, what was at these paths before; None stands for nothing."""
+    try:
+        yield
+    except BaseException:
+        for path, data in before.items():
+            with contextlib.suppress(OSError):
+                if data is None:
+                    path.unlink(missing_ok=True)
+                elif path.read_bytes() != data:
+                    with atomic(path) as file:
+                        file.write(data)
+        raise
 
 
 def _said(plan: _Plan, proof: str) -> Unbundled:

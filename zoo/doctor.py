@@ -171,7 +171,7 @@ def _registry() -> Iterator[Finding]:
     except weights.WeightsError as error:
         yield Finding("registry", "records", "broken", str(error), "mend or delete that table; everything else waits for it")
         return
-    own = sum(1 for _ in user_folder().glob("*.toml"))
+    own = sum(1 for path in user_folder().glob("*.toml") if not path.name.startswith("."))
     yield Finding("registry", "records", "ok", f"{len(rows)} checkpoints, {own} of your own in {user_folder()}")
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import mmap
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from weights import (
     UnsupportedFormat,
     WeightsMismatch,
 )
+from weights.finite import check_values
 from zoo.classes import choose_classes
 from zoo.dilation import dilate
 from zoo.filling import assign
@@ -139,18 +138,22 @@ def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
     return network
 
 
-def to_safetensors(source: Path, destination: Path) -> None:
+def to_safetensors(source: Path, destination: Path) -> str:
     """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied.
 
     A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote.
+
+    Returns:
+        The SHA-256 of the bytes that were converted: they were read once, and whoever writes to the file meanwhile comes too late.
     """
-    with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        named_wrongly = safetensors.is_safetensors(data)
-    if named_wrongly:
-        shutil.copyfile(source, destination)
-    else:
-        with sandbox.read(source, "pytorch") as opened:
-            safetensors.save_stored(opened.tensors, destination)
+    sha256, data = weights.read_file(source)
+    if safetensors.is_safetensors(data):
+        destination.write_bytes(data)
+        return sha256
+    with sandbox.read(source, "pytorch", data=data) as opened:
+        del data  # the reader has its own copy
+        safetensors.save_stored(opened.tensors, destination)
+    return sha256
 
 
 def add_file(
@@ -273,9 +276,9 @@ def _read(
         record = _unknown(model, str(path), sha256=sha256)
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer) as opened:
-                return _recognised(record, sha256), _loaded(opened.tensors)
+                return _recognised(record, sha256), _loaded(opened.tensors, path)
         noted = _noted(record, safetensors.metadata(buffer), model)
-        return noted or _recognised(record, sha256), safetensors.tensors(buffer)
+        return noted or _recognised(record, sha256), _finite(safetensors.tensors(buffer), path)
     record = find_record(model, None if source is None else os.fspath(source))
     buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes:
@@ -309,7 +312,7 @@ def _foreign(
             raise
         foreign = open_foreign(path, model, framework=format, headless=True, **chosen, **options)
     with foreign.source:
-        tensors = _loaded(foreign.adopted.tensors)
+        tensors = _loaded(foreign.adopted.tensors, path)
     sha256 = file_sha256(path)
     known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
     record, told = _unknown(model, str(path), **known), _steps(foreign.preprocessing)
@@ -318,10 +321,20 @@ def _foreign(
     return replace(record, preprocessing=replace(record.preprocessing, **told)), tensors
 
 
-def _loaded(tensors: Mapping[str, Stored]) -> dict[str, Tensor]:
+def _loaded(tensors: Mapping[str, Stored], path: Path) -> dict[str, Tensor]:
     from convert.formats._torch import as_tensor
 
-    return {name: as_tensor(stored.array()).contiguous() for name, stored in tensors.items()}
+    return _finite({name: as_tensor(stored.array()).contiguous() for name, stored in tensors.items()}, path)
+
+
+def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return tensors of a file that nothing was installed of, which is where NaN is refused otherwise."""
+    called = {dtype: name for name, (_, dtype) in safetensors.DTYPES.items()}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+            check_values(flat.data, called[str(tensor.dtype).removeprefix("torch.")], name, str(path))
+    return tensors
 
 
 def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) -> Checkpoint | None:

@@ -28,6 +28,7 @@ from weights.adding import to_toml
 from weights.bundle import ELSEWHERE, Contents, Member, bundle, read_contents
 from weights.errors import (
     BadRecord,
+    CacheNotWritable,
     CorruptCache,
     HashMismatch,
     LimitExceeded,
@@ -535,6 +536,34 @@ def test_an_interrupted_unbundle_leaves_nothing(tar: Path, tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         unbundle(tar, progress=stop)
     assert installed(tmp_path / "elsewhere") == {}
+
+
+def test_a_record_that_can_not_be_written_leaves_none_registered(
+    record: Make, data: bytes, safetensors: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = []
+    for tag, content in (("a", data), ("b", safetensors(500, 1))):
+        (tmp_path / tag).write_bytes(content)
+        rows.append(record((tmp_path / tag).as_uri(), tag=tag, sha256=of(content), num_classes=10))
+    bundle(rows, tmp_path / "zoo.tar")
+    leave(monkeypatch, tmp_path)
+    folder, replaced, done = tmp_path / "elsewhere" / "registry", Path.replace, []
+    folder.mkdir(parents=True)
+    (folder / "ResNet20.b.toml").write_text("# an old file without a record\n")
+
+    def fails(self: Path, target: Path) -> Path:
+        if target.name == "ResNet20.a.toml":
+            done.extend(path.name for path in folder.glob("*.toml"))
+            raise OSError(errno.EIO, "Input/output error")
+        return replaced(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", fails)
+        with pytest.raises(CacheNotWritable):
+            unbundle(tmp_path / "zoo.tar")
+    assert done == ["ResNet20.b.toml"]
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("ResNet20.b.toml", "# an old file without a record\n")]
+    assert len(unbundle(tmp_path / "zoo.tar")) == 2
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])

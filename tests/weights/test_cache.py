@@ -19,7 +19,7 @@ from hubserver import HubServer
 
 import weights
 from weights import Cache, Checkpoint, cache, part
-from weights.errors import CacheNotWritable, CorruptCache, MalformedFile, SourceUnavailable, UnsupportedFormat
+from weights.errors import CacheNotWritable, CorruptCache, HashMismatch, MalformedFile, SourceUnavailable, UnsupportedFormat
 
 Make = Callable[..., Checkpoint]
 Cached = Callable[[], dict[str, bytes]]
@@ -77,6 +77,19 @@ def test_a_converter_that_fails_leaves_nothing(hub: HubServer, record: Make, cac
         raise error
 
     with pytest.raises(MalformedFile):
+        weights.get(record(hub.file("w.pth", PICKLE), format="pytorch"), to_safetensors=convert)
+    assert cached() == {}
+
+
+def test_a_file_that_changed_between_its_proof_and_its_conversion_is_refused(
+    hub: HubServer, record: Make, data: bytes, cached: Cached, own_cache: Path
+) -> None:
+    def convert(source: Path, destination: Path) -> str:
+        source.write_bytes(PICKLE[::-1])  # another process, that has the same cache
+        destination.write_bytes(data)
+        return hashlib.sha256(source.read_bytes()).hexdigest()
+
+    with pytest.raises(HashMismatch, match="changed on this disk after it had come"):
         weights.get(record(hub.file("w.pth", PICKLE), format="pytorch"), to_safetensors=convert)
     assert cached() == {}
 

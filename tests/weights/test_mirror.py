@@ -152,7 +152,19 @@ def test_offline_nothing_is_asked(record: Make, tmp_path: Path, monkeypatch: pyt
         mirror(tmp_path / "m", [record("https://example.org/w.safetensors", sha256="0" * 64)])
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"kernelzoo_mirror": 1, "files": [{"name": "../x"}]}', '{"kernelzoo_mirror": 9, "files": []}'])
+NUMBERED = {"name": "w", "size": 1, "sha256": "0" * 64, "format": "pytorch", "license": "MIT", "weights": [1]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"kernelzoo_mirror": 1, "files": [{"name": "../x"}]}',
+        '{"kernelzoo_mirror": 9, "files": []}',
+        json.dumps({"kernelzoo_mirror": 1, "files": [NUMBERED]}),
+    ],
+)
 def test_a_folder_with_another_index_is_left_alone(tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
     with pytest.raises(BadRecord, match="is no index of a mirror"):

@@ -84,6 +84,7 @@ def test_a_table_becomes_a_record() -> None:
         ({"preprocessing": {**TABLE["preprocessing"], "resize": 2.5}}, "preprocessing.resize is a int | None, got 2.5"),
         ({"preprocessing": {**TABLE["preprocessing"], "mean": ["a"]}}, "preprocessing.mean is a tuple[float, ...]"),
         ({"preprocessing": {**TABLE["preprocessing"], "std": [1, 2]}}, "mean and std need one number per channel each"),
+        ({"sources": ["https://example.org/\udc80"]}, "a source is text that UTF-8 can write"),
         ({"preprocessing": 3}, "preprocessing is a Preprocessing, got 3"),
     ],
 )
@@ -162,6 +163,7 @@ def test_a_changed_file_is_read_again(folder: Path) -> None:
     [
         ("[Net.v1]\nx = ", "a.toml: Invalid"),
         ("Net = 3", "Net holds no tables"),
+        ("Net = " + "[" * 5000 + "]" * 5000, "a.toml: maximum recursion depth exceeded"),
         ("[Net]\nv1 = 3", "Net holds no tables"),
         (f'[Net."a/b"]{TEXT}', r"a tag is letters, digits and _ \. \+ -, got 'a/b'"),
         (f"[Net.v1]{TEXT}lr = 3\n", r"a.toml \[Net.v1\]: unknown key 'lr'"),

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import weights
 import zoo
-from weights import BadRecord, MalformedFile, NoPretrainedWeights, UnknownWeights, WeightsMismatch
+from convert import sandbox
+from convert.source import Source
+from weights import BadRecord, MalformedFile, NonFinite, NoPretrainedWeights, UnknownWeights, WeightsMismatch
 from zoo import (
     CATALOGUE,
     VGG11,
@@ -33,7 +35,7 @@ from zoo import (
     SqueezeNet1_1,
     trained,
 )
-from zoo.trained import add_file
+from zoo.trained import add_file, to_safetensors
 
 
 def small_variants() -> list[type[Model]]:
@@ -486,3 +488,30 @@ def test_a_url_is_judged_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> Non
     with pytest.raises(MalformedFile, match=r"text\.pth is no PyTorch file") as caught:
         trained(ResNet20, (tmp_path / "text.pth").as_uri())
     assert ".part" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
+def test_a_weight_that_is_no_number_is_refused_by_the_tensors_name(tmp_path: Path, suffix: str, wrong: float) -> None:
+    state = random_state(ResNet20)
+    name = next(name for name in state if name.endswith("running_var"))
+    state[name][3] = wrong
+    path = saved(state, tmp_path / f"w{suffix}")
+    for source in (path, path.as_uri()):
+        with pytest.raises(NonFinite, match=f"the tensor '{name}' holds NaN or an infinity"):
+            trained(ResNet20, source, progress=False)
+
+
+def test_the_bytes_that_were_proven_are_the_ones_that_are_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = random_state(ResNet20)
+    path, other = saved(state, tmp_path / "w.pth"), saved(dict.fromkeys(state, torch.zeros(1)), tmp_path / "other.pth")
+    sha256, read = hashlib.sha256(path.read_bytes()).hexdigest(), sandbox.read
+
+    def late(source: Path, *args: Any, **options: Any) -> Source:
+        source.write_bytes(other.read_bytes())  # another process, that has the same cache, while the reader starts
+        return read(source, *args, **options)
+
+    monkeypatch.setattr(sandbox, "read", late)
+    assert to_safetensors(path, tmp_path / "made") == sha256
+    assert load_file(tmp_path / "made").keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(tmp_path / "made").items())
