@@ -24,8 +24,12 @@ TORCHVISION = {
 }
 
 
+LARGE = ("ResNet152", "ResNeXt101_32x8d", "ResNeXt101_64x4d", "WideResNet101_2")
+"""More of the blocks that others have too."""
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in LARGE else name for name in TORCHVISION])
 def test_logits_and_gradients_equal_torchvisions(name: str) -> None:
     assert_equal(CATALOGUE[name], getattr(models, TORCHVISION[name]), size=64)
 
