@@ -6,16 +6,89 @@ import contextlib
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from zoo.bench.peers import OURS
+from zoo.bench.machine import facts
+from zoo.bench.peers import OURS, Way
+from zoo.bench.record import today
+from zoo.bench.subject import tf32
+from zoo.model import Model
+
+FEWEST = 5
+"""Rounds that the slowest network gets too."""
 
 
 class DeviceLost(RuntimeError):
     """A way has broken the device's context: nothing more can be measured in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run measures.
+
+    Attributes:
+        models: networks of the catalogue.
+        batches: images in a call.
+        ways: ours and its peers.
+        device: where.
+        dtype: of the ways that are not bound to float32.
+        rounds: samples of each way.
+        tune: what `fast` is to tune: "none", "quick" or "full".
+    """
+
+    models: Sequence[type[Model]]
+    batches: Sequence[int]
+    ways: Sequence[Way]
+    device: torch.device
+    dtype: torch.dtype
+    rounds: int = 20
+    tune: str = "quick"
+
+    def about(self) -> dict[str, Any]:
+        """Describe the device, the versions and the settings, for the record."""
+        return {**facts(self.device), "dtype": str(self.dtype).removeprefix("torch."), "tune": self.tune, "date": today()}
+
+
+def measured(plan: Plan, cls: type[Model], batch: int, act: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Return a cell that `act` fills; where it fails, all ways say so. The device and its settings are left as they were."""
+    start = time.monotonic()
+    cell: dict[str, Any] = {"model": cls.__name__, "batch": batch, "size": cls.input_size, "date": today(), "ways": {}}
+    benchmark = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True  # stock PyTorch at its best: cuDNN may choose by timing
+    try:
+        with current(plan.device), tf32(False):  # a way that uses TF32 says so call by call
+            act(cell)
+    except Exception as error:
+        cell["failed"] = words(error)
+        for way in plan.ways:
+            if "failed" not in cell["ways"].get(way.name, {}):
+                cell["ways"][way.name] = {"failed": f"the cell failed: {words(error)}"}
+        cell["device_lost"] = isinstance(error, DeviceLost)
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        forget(plan.device)
+    cell["seconds"] = round(time.monotonic() - start, 1)
+    return cell
+
+
+def rounds_of(cell: dict[str, Any], plan: Plan, calls: dict[str, Callable[[], Any]], budget_us: float) -> int:
+    """Run every way once more beside all others, drop those that fail so, and note how many rounds the rest gets; 0 if none is left."""
+    spans = {}
+    for name in list(calls):  # what fits alone may not fit beside the others
+        took = attempt(cell["ways"][name], plan.device, partial(span, calls[name], plan.device))
+        if took is None:
+            del calls[name]
+        else:
+            spans[name] = took
+    if not calls:
+        return 0
+    cell["rounds"] = max(min(FEWEST, plan.rounds), min(plan.rounds, int(budget_us / sum(max(2000.0, 2 * one) for one in spans.values()))))
+    return cell["rounds"]
 
 
 def attempt(row: dict[str, Any], device: torch.device, act: Callable[[], Any]) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import torch
 from torch import Tensor
 
 from zoo.bench.cell import DeviceLost as DeviceLost
-from zoo.bench.cell import attempt, compare, current, forget, span, words
+from zoo.bench.cell import Plan as Plan
+from zoo.bench.cell import attempt, compare, measured, rounds_of
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.floor import floor_us
-from zoo.bench.machine import facts
 from zoo.bench.peers import OURS, WARMUPS, Call, Way
-from zoo.bench.record import Record, today
-from zoo.bench.subject import Subject, relative_error, subject, tf32
+from zoo.bench.record import Record
+from zoo.bench.subject import Subject, relative_error, subject
 from zoo.kernels.plan import clear_workspaces
 from zoo.model import Model
 
@@ -33,35 +32,7 @@ OUR_SLACK, PEER_SLACK = 1.1, 2.0
 EXACT_LIMIT, TF32_LIMIT = 1e-4, 5e-2
 """Allowed relative error of float32, whose sums have another order, and of TF32, whose operands have ten bits."""
 CELL_US = 20e6
-"""Time that the rounds of a cell may take: a large network gets fewer of them, never below `FEWEST`."""
-FEWEST = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run measures.
-
-    Attributes:
-        models: networks of the catalogue.
-        batches: images in a call.
-        ways: ours and its peers.
-        device: where.
-        dtype: of the ways that are not bound to float32.
-        rounds: samples of each way.
-        tune: what `fast` is to tune: "none", "quick" or "full".
-    """
-
-    models: Sequence[type[Model]]
-    batches: Sequence[int]
-    ways: Sequence[Way]
-    device: torch.device
-    dtype: torch.dtype
-    rounds: int = 20
-    tune: str = "quick"
-
-    def about(self) -> dict[str, Any]:
-        """Describe the device, the versions and the settings, for the record."""
-        return {**facts(self.device), "dtype": str(self.dtype).removeprefix("torch."), "tune": self.tune, "date": today()}
+"""Time that the rounds of a cell may take, about."""
 
 
 def run(
@@ -131,24 +102,7 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
         `latency_us` with `_low` and `_high` (10th and 90th percentile), `roofline` (share of it); or `failed`, and no figures.
         `failed` of the cell itself where there is no reference.
     """
-    start = time.monotonic()
-    cell: dict[str, Any] = {"model": cls.__name__, "batch": batch, "size": cls.input_size, "date": today(), "ways": {}}
-    benchmark = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True  # stock PyTorch at its best: cuDNN may choose by timing
-    try:
-        with current(plan.device), tf32(False):  # a way that uses TF32 says so call by call
-            _measure(cell, plan, cls, batch, watch or clock(plan.device))
-    except Exception as error:
-        cell["failed"] = words(error)
-        for way in plan.ways:
-            if "failed" not in cell["ways"].get(way.name, {}):
-                cell["ways"][way.name] = {"failed": f"the cell failed: {words(error)}"}
-        cell["device_lost"] = isinstance(error, DeviceLost)
-    finally:
-        torch.backends.cudnn.benchmark = benchmark
-        forget(plan.device)
-    cell["seconds"] = round(time.monotonic() - start, 1)
-    return cell
+    return measured(plan, cls, batch, lambda cell: _measure(cell, plan, cls, batch, watch or clock(plan.device)))
 
 
 def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, watch: Clock) -> None:
@@ -165,17 +119,8 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
         if call is not None:
             calls[way.name] = call
     with torch.inference_mode():
-        spans = {}
-        for name in list(calls):  # all of them are there now: what fits alone may not fit beside the others
-            took = attempt(cell["ways"][name], plan.device, partial(span, calls[name], plan.device))
-            if took is None:
-                del calls[name]
-            else:
-                spans[name] = took
-        if not calls:
+        if not (rounds := rounds_of(cell, plan, calls, CELL_US)):
             return
-        rounds = max(min(FEWEST, plan.rounds), min(plan.rounds, int(CELL_US / sum(max(2000.0, 2 * one) for one in spans.values()))))
-        cell["rounds"] = rounds
         throughput, latency = watch.throughput(calls, rounds), watch.latency(calls, rounds)
     for name in calls:
         _note(cell["ways"][name], batch, throughput[name], latency[name], cell["floor_us"])

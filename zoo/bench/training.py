@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zoo.bench import cell as cells
 from zoo.bench import inference
-from zoo.bench.cell import DeviceLost, attempt, compare, current, forget, span, words
+from zoo.bench.cell import attempt, compare, forget, measured, rounds_of
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.machine import facts
 from zoo.bench.peers import OURS, Way
 from zoo.bench.record import Record, today
-from zoo.bench.subject import Subject, subject, tf32
+from zoo.bench.subject import Subject, subject
 from zoo.layers import StochasticDepth
 from zoo.model import Model
 
@@ -33,7 +34,6 @@ RATE, MOMENTUM, DECAY = 1e-3, 0.9, 1e-4
 LIMIT, EXACT_LIMIT = 1.5, 2e-2
 """Allowed error of a step over plain autocast's, and of float32 steps, whose sums have another order."""
 CELL_US = 30e6
-FEWEST = 5
 
 MODULE = "fast-module"
 """Ours without the graph."""
@@ -42,7 +42,7 @@ Step = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(inference.Plan):
+class Plan(cells.Plan):
     """What a run measures."""
 
     def about(self) -> dict[str, Any]:
@@ -167,24 +167,12 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
         second over the fastest peer's), `memory_ratio` (our memory over `compile`'s) and `ways`: by name `build_s`, `error`, `limit`,
         `memory_mib`, `images_s`, `us`, `us_low`, `us_high` (10th and 90th percentile); or `failed`, and no figures.
     """
-    start = time.monotonic()
-    cell: dict[str, Any] = {"model": cls.__name__, "batch": batch, "size": cls.input_size, "date": today(), "ways": {}}
-    benchmark = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        with current(plan.device), tf32(False), torch.enable_grad():
+
+    def act(cell: dict[str, Any]) -> None:
+        with torch.enable_grad():
             _measure(cell, plan, cls, batch, watch or clock(plan.device))
-    except Exception as error:
-        cell["failed"] = words(error)
-        for way in plan.ways:
-            if "failed" not in cell["ways"].get(way.name, {}):
-                cell["ways"][way.name] = {"failed": f"the cell failed: {words(error)}"}
-        cell["device_lost"] = isinstance(error, DeviceLost)
-    finally:
-        torch.backends.cudnn.benchmark = benchmark
-        forget(plan.device)
-    cell["seconds"] = round(time.monotonic() - start, 1)
-    return cell
+
+    return measured(plan, cls, batch, act)
 
 
 def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, watch: Clock) -> None:
@@ -201,17 +189,8 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
         step = attempt(row, plan.device, partial(_build, way, s, half, plan.tune, row, right, limit))
         if step is not None:
             steps[way.name] = step
-    spans = {}
-    for name in list(steps):
-        took = attempt(cell["ways"][name], plan.device, partial(span, steps[name], plan.device))
-        if took is None:
-            del steps[name]
-        else:
-            spans[name] = took
-    if not steps:
+    if not (rounds := rounds_of(cell, plan, steps, CELL_US)):
         return
-    rounds = max(min(FEWEST, plan.rounds), min(plan.rounds, int(CELL_US / sum(max(2000.0, 2 * one) for one in spans.values()))))
-    cell["rounds"] = rounds
     for name, samples in watch.throughput(steps, rounds).items():
         row = cell["ways"][name]
         row["us"], row["us_low"], row["us_high"] = median_and_spread(samples)

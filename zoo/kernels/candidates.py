@@ -14,6 +14,7 @@ from torch import Tensor
 from zoo.kernels import ops
 from zoo.kernels.graph import Node
 from zoo.kernels.merge import is_depthwise, is_stem
+from zoo.kernels.place import Place
 
 ATEN = "aten"
 """The candidate that every step has: its definition in plain PyTorch, in the plan's dtype."""
@@ -227,6 +228,22 @@ def packed(module: Any, node: Node, static: dict[str, Any], weights: Weights | N
 def _dense(value: Any) -> Any:
     """Put a kernel into the memory format that ATen reads beside channels_last maps."""
     return value.contiguous(memory_format=torch.channels_last) if isinstance(value, Tensor) and value.dim() == 4 else value
+
+
+def packed_image(node: Node, image: Tensor) -> Tensor:
+    """Pack the image for a stem kernel."""
+    stem = ops.load("stem")
+    how = stem.packing(node.attrs["weight"].shape, node.attrs["stride"], node.attrs["padding"], tuple(image.shape))
+    return ops.load("image").launch(image, **how, dtype=image.dtype)
+
+
+def empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
+    """Return memory for a value as a plan lays it out, maybe a channel slice of its buffer; nothing is written."""
+    spot = places.get(source)
+    shape = source.shape if spot is None else (source.shape[0], spot.buffer.shape[1], *source.shape[2:])
+    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    whole = torch.empty(shape, dtype=setting.dtype, device=setting.device, memory_format=layout)
+    return whole if spot is None else whole[:, spot.offset : spot.offset + source.shape[1]]
 
 
 def _packed_stem(op: str, node: Node, static: dict[str, Any], weights: Weights | None) -> dict[str, Any]:

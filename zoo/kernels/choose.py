@@ -15,7 +15,20 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, OTHERS, Bound, Candidate, Setting, bind, candidates, op_names
+from zoo.kernels.candidates import (
+    ATEN,
+    FOREIGN,
+    IMAGE_OPS,
+    OTHERS,
+    Bound,
+    Candidate,
+    Setting,
+    bind,
+    candidates,
+    empty,
+    op_names,
+    packed_image,
+)
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.compiling import Compilers, Task
 from zoo.kernels.graph import Graph, Node
@@ -165,15 +178,6 @@ def guess(node: Node, places: dict[Node, Place], setting: Setting) -> Candidate:
 
 def _blanks(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:
     return [empty(source, places, setting) for source in node.inputs]
-
-
-def empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
-    """Return memory for a value as a plan lays it out, maybe a channel slice of its buffer; nothing is written."""
-    spot = places.get(source)
-    shape = source.shape if spot is None else (source.shape[0], spot.buffer.shape[1], *source.shape[2:])
-    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    whole = torch.empty(shape, dtype=setting.dtype, device=setting.device, memory_format=layout)
-    return whole if spot is None else whole[:, spot.offset : spot.offset + source.shape[1]]
 
 
 def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:
@@ -326,20 +330,13 @@ def _call(node: Node, candidate: Candidate, inputs: list[Tensor], places: dict[N
         if bound is None:
             bound = bind(node, candidate, setting)
             if candidate.op in IMAGE_OPS:
-                given[0] = pack(node, inputs[0])
+                given[0] = packed_image(node, inputs[0])
         with followed_by_ours(candidate.op not in FOREIGN):
             return bound(given, out)
 
     from zoo.kernels.ops._overlap import followed_by_ours
 
     return call
-
-
-def pack(node: Node, image: Tensor) -> Tensor:
-    """Pack the image for a stem kernel."""
-    stem = ops.load("stem")
-    how = stem.packing(node.attrs["weight"].shape, node.attrs["stride"], node.attrs["padding"], tuple(image.shape))
-    return ops.load("image").launch(image, **how, dtype=image.dtype)
 
 
 def _own_stream(device: torch.device) -> None:

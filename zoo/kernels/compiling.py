@@ -1,6 +1,6 @@
 """Compile kernels in processes of their own, which need no GPU and leave what they make in Triton's cache on disk.
 
-Compilers written in Python wait for each other within a process: MobileNetV2 took four minutes there on sixteen cores. A process here
+Compilers written in Python wait for each other within a process: MobileNetV2 took four minutes so on an H200. A process here
 gets a step without its numbers, launches the kernel on memory that it never touches, and stops before the launch itself.
 """
 
@@ -22,7 +22,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from zoo.kernels.candidates import IMAGE_OPS, Candidate, Setting, bind
+from zoo.kernels.candidates import IMAGE_OPS, Candidate, Setting, bind, empty, packed_image
 from zoo.kernels.graph import Node
 from zoo.kernels.place import Place
 
@@ -69,7 +69,7 @@ class Compilers:
         """
         if len(tasks) < WORTH:
             return set(range(len(tasks)))
-        waiting, done, failed = deque(range(len(tasks))), set[int](), list[str]()
+        waiting, done, failed = deque(range(len(tasks))), list[int](), list[str]()
         processes = self._processes(len(tasks))
         threads = [threading.Thread(target=_feed, args=(process, tasks, waiting, done, failed), daemon=True) for process in processes]
         for thread in threads:
@@ -83,14 +83,14 @@ class Compilers:
                         process.kill()
                         process.wait()
             if progress is not None:
-                progress(len(done), len(tasks), tasks[max(done, default=0)].candidate.op)
+                progress(len(done), len(tasks), tasks[done[-1] if done else 0].candidate.op)
             next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
         for process in (gone := [process for process in processes if process.poll() is not None]):
             _end(process)
         self._idle = [process for process in processes if process not in gone]
         for reason in failed:
             _log.debug("not compiled: %s", reason)
-        return done if done or late else set(range(len(tasks)))
+        return set(done) if done or late else set(range(len(tasks)))
 
     def _processes(self, tasks: int) -> list[subprocess.Popen[bytes]]:
         """Return as many processes as tasks and cores ask for, those that there are and new ones."""
@@ -129,7 +129,7 @@ def _environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
 
-def _feed(process: subprocess.Popen[bytes], tasks: Sequence[Task], waiting: deque[int], done: set[int], failed: list[str]) -> None:
+def _feed(process: subprocess.Popen[bytes], tasks: Sequence[Task], waiting: deque[int], done: list[int], failed: list[str]) -> None:
     """Give a process one task after the other, until none is left or the process has gone."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -140,7 +140,7 @@ def _feed(process: subprocess.Popen[bytes], tasks: Sequence[Task], waiting: dequ
             if reason := pickle.load(process.stdout):
                 failed.append(reason)
             else:
-                done.add(index)
+                done.append(index)
 
 
 def _send(pipe: IO[bytes], value: Any) -> None:
@@ -179,7 +179,6 @@ def _exchange(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
 
 def compile_task(task: Task) -> None:
     """Compile a portable task, in a process whose launches stop before they launch (`stop_at_launch`)."""
-    from zoo.kernels.choose import empty, pack
     from zoo.kernels.ops._overlap import followed_by_ours
 
     node = replace(task.node, attrs=_exchange(task.node.attrs, Blank, lambda blank: torch.zeros(blank.shape, dtype=blank.dtype)))
@@ -187,7 +186,7 @@ def compile_task(task: Task) -> None:
     inputs = [empty(source, places, task.setting) for source in node.inputs]
     bound = bind(node, task.candidate, task.setting)
     if task.candidate.op in IMAGE_OPS:
-        inputs[0] = pack(node, inputs[0])
+        inputs[0] = packed_image(node, inputs[0])
     out = empty(node, places, task.setting) if node in places and node.op not in ("join", "depthwise_squeeze") else None
     with followed_by_ours(task.followed), torch.no_grad():
         bound(inputs, out)
