@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from zoo.kernels.ops._exchange import gathered
+
 
 def share_norms(model: nn.Module) -> None:
     """Let every BatchNorm take its statistics over all processes, in place; names and tensors stay as they are."""
@@ -100,9 +102,7 @@ class _Normal(torch.autograd.Function):
     ) -> Tensor:
         x, size = _dense(x), dist.get_world_size(group)
         mean, inverse = torch.batch_norm_stats(x, eps)
-        every = torch.empty(size, 2 * len(mean), dtype=mean.dtype, device=mean.device)
-        dist.all_gather_into_tensor(every, torch.cat((mean, inverse)), group)
-        means, inverses = every.split(len(mean), 1)
+        means, inverses = gathered(torch.cat((mean, inverse))[None], group).split(len(mean), 1)
         counts = torch.full((size,), x.numel() // x.shape[1], dtype=mean.dtype, device=mean.device)
         mean, inverse = torch.batch_norm_gather_stats_with_counts(
             x, means.contiguous(), inverses.contiguous(), running_mean, running_var, factor, eps, counts

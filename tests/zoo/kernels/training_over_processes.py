@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from zoo import fast, why
 from zoo.finetuning.norms import share_norms
+from zoo.kernels.training import fast_step
 
 
 class Net(nn.Module):
@@ -42,6 +44,14 @@ def learn(called: Any, parameters: Any, x: Tensor) -> None:
         optimizer.step()
 
 
+def steps(called: nn.Module, parameters: Any, x: Tensor) -> str:
+    optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)
+    step = fast_step(called, lambda outputs, target: (outputs - target).square().mean(), optimizer, dtype=None)
+    for _ in range(2):
+        step(x, torch.zeros(4))
+    return step.unchanged
+
+
 def whole(network: nn.Module) -> dict[str, Tensor]:
     """All tensors, those that were divided put together."""
     found: dict[str, Any] = {name: tensor.detach() for name, tensor in (*network.named_parameters(), *network.named_buffers())}
@@ -55,7 +65,7 @@ def main(rank: int, store: str, out: str) -> None:
     torch.manual_seed(0)
     network, found = Net().train(), {}
     x = torch.randn(2, 4, 3, 8, 8)[rank]
-    for name in ("copied", "shared", "divided", "divided in parts"):
+    for name in ("copied", "shared", "stepped", "stepped as it is", "divided", "divided in parts"):
         eager, quick = copy.deepcopy(network), copy.deepcopy(network)
         if name == "shared":
             share_norms(eager)
@@ -69,6 +79,12 @@ def main(rank: int, store: str, out: str) -> None:
                 fully_shard(eager.stem, mesh=mesh)
             learn(fully_shard(eager, mesh=mesh), eager.parameters(), x)
             learn(fully_shard(model, mesh=mesh), model.parameters(), x)
+        elif name.startswith("stepped"):
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            if name == "stepped as it is":
+                wrapped.register_comm_hook(None, allreduce_hook)
+            learn(nn.parallel.DistributedDataParallel(eager), eager.parameters(), x)
+            found[name, "unchanged"] = steps(wrapped, quick.parameters(), x)
         else:
             learn(nn.parallel.DistributedDataParallel(eager), eager.parameters(), x)
             learn(nn.parallel.DistributedDataParallel(model), quick.parameters(), x)

@@ -16,6 +16,7 @@ from torch import Tensor
 Config = dict[str, Any]
 
 _found: dict[tuple[Any, ...], Config] = {}
+_guessed: dict[tuple[Any, ...], Config] = {}
 _most = 0  # of the process: the way back runs in a thread of autograd's
 
 
@@ -50,15 +51,14 @@ def chosen(name: str, args: tuple[Any, ...], candidates: Callable[[], list[Confi
     Returns:
         The fastest one where it was timed, else the first.
     """
-    most = _most
-    if not most and not _found:
-        return candidates()[0]
-    known = key(name, args)
+    known, most = key(name, args), _most
     if known in _found:
         return _found[known]
-    configs = candidates()
     if not most:
-        return configs[0]
+        if known not in _guessed:  # listing takes milliseconds where candidates are weighed, and a step asks a hundred times
+            _guessed[known] = candidates()[0]
+        return _guessed[known]
+    configs = candidates()
     times: dict[int, float] = {}
     with tuning(0), torch.no_grad():
         for index, config in enumerate(configs[:most]):

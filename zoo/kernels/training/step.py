@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from zoo.kernels.training.exchanging import Exchange
 from zoo.kernels.training.optimizing import Prepared
 
 EAGER_STEPS = 3
@@ -52,7 +54,8 @@ class FastStep:
         self.model, self.loss, self.optimizer, self.scaler, self.clip = model, loss, optimizer, scaler, clip
         self.device = next(model.parameters()).device
         self.dtype = dtype
-        self.unchanged = "a CPU has no CUDA graphs" if self.device.type != "cuda" else _refused(model)
+        self.unchanged = _refused(model) or ("a CPU has no CUDA graphs" if self.device.type != "cuda" else "")
+        self._exchange = Exchange(model) if isinstance(model, DistributedDataParallel) and not Exchange.refuses(model) else None
         self._prepared = Prepared(optimizer) if not self.unchanged else None
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._eager: dict[Any, int] = {}
@@ -119,9 +122,18 @@ class FastStep:
         return torch.autocast(self.device.type, self.dtype, self.dtype is not None, cache_enabled=False)
 
     def _learn(self, images: Tensor, target: Tensor) -> Tensor:
-        """Forward, loss and backward."""
+        """Forward, loss and backward, of several processes together."""
+        if self._exchange is None:
+            return self._there_and_back(self.model, images, target)
+        self._exchange.spread()
+        with self._exchange.stand_ins() as learnt:
+            loss = self._there_and_back(self._exchange.network, images, target)
+        self._exchange.average(learnt)
+        return loss
+
+    def _there_and_back(self, model: nn.Module, images: Tensor, target: Tensor) -> Tensor:
         with self._casts():
-            loss = self.loss(self.model(images), target)
+            loss = self.loss(model(images), target)
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return loss.detach()
 
@@ -190,8 +202,8 @@ class FastStep:
 
 
 def _refused(model: nn.Module) -> str:
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return "DistributedDataParallel exchanges gradients outside of a graph"
+    if isinstance(model, DistributedDataParallel) and (reason := Exchange.refuses(model)):
+        return f"DistributedDataParallel exchanges gradients outside of a graph: {reason}"
     if any(hasattr(module, "unshard") for module in model.modules()):
         return "FSDP gathers parameters outside of a graph"
     return ""
@@ -214,7 +226,8 @@ def fast_step(
     graph, which is captured anew when they change. Optimisers without a form for graphs run behind it.
 
     Args:
-        model: a network in train mode, best `fast(model, train=True)`.
+        model: a network in train mode, best `fast(model, train=True)`, or DistributedDataParallel around it, whose exchange of
+            gradients and buffers the step then does itself, inside of the graph.
         loss: takes the model's outputs and the target, returns a scalar.
         optimizer: over the model's parameters. On a GPU SGD, Adam and AdamW become fused, and rates become tensors.
         dtype: of autocast; "auto" is bfloat16 on GPUs that have it, float16 with a scaler, none on a CPU. None leaves it out.
