@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,23 @@ WORTH = 5
 _log = logging.getLogger("zoo.kernels")
 
 
+class Work(Protocol):
+    """Something to compile."""
+
+    @property
+    def name(self) -> str:
+        """What progress shows."""
+        ...
+
+    def portable(self) -> Work:
+        """Return what a process is sent: no tensor with data is in it."""
+        ...
+
+    def compile(self) -> None:
+        """Compile, in a process whose launches stop before they launch (`stop_at_launch`)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A kernel to compile: a step, where its maps lie, what computes it, and whether a kernel of ours follows."""
@@ -45,6 +62,35 @@ class Task:
     candidate: Candidate
     followed: bool = True
 
+    @property
+    def name(self) -> str:
+        """The op."""
+        return self.candidate.op
+
+    def portable(self) -> Task:
+        """Return the task without weights, and without the rest of its graph."""
+        node = self.node
+        sources = {source: replace(source, inputs=[], attrs={}) for source in node.inputs}
+        alone = replace(node, inputs=[sources[source] for source in node.inputs], attrs=_exchange(node.attrs, Tensor, _blank))
+        places = {sources[source]: self.places[source] for source in sources if source in self.places}
+        if node in self.places:
+            places[alone] = self.places[node]
+        return replace(self, node=alone, places=places, setting=replace(self.setting, device=torch.device("cpu")))
+
+    def compile(self) -> None:
+        """Compile; of a portable task."""
+        from zoo.kernels.ops._overlap import followed_by_ours
+
+        node = replace(self.node, attrs=_exchange(self.node.attrs, Blank, lambda blank: torch.zeros(blank.shape, dtype=blank.dtype)))
+        places = {node if where is self.node else where: spot for where, spot in self.places.items()}
+        inputs = [empty(source, places, self.setting) for source in node.inputs]
+        bound = bind(node, self.candidate, self.setting)
+        if self.candidate.op in IMAGE_OPS:
+            inputs[0] = packed_image(node, inputs[0])
+        out = empty(node, places, self.setting) if node in places and node.op not in ("join", "depthwise_squeeze") else None
+        with followed_by_ours(self.followed), torch.no_grad():
+            bound(inputs, out)
+
 
 class Compilers:
     """Processes that compile for GPUs of one compute capability; they start with the first tasks, and end with `close`."""
@@ -54,7 +100,7 @@ class Compilers:
         self._idle: list[subprocess.Popen[bytes]] = []
 
     def compile(
-        self, tasks: Sequence[Task], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
+        self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
     ) -> set[int]:
         """Compile as many tasks as the time allows, in their order.
 
@@ -83,7 +129,7 @@ class Compilers:
                         process.kill()
                         process.wait()
             if progress is not None:
-                progress(len(done), len(tasks), tasks[done[-1] if done else 0].candidate.op)
+                progress(len(done), len(tasks), tasks[done[-1] if done else 0].name)
             next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
         for process in (gone := [process for process in processes if process.poll() is not None]):
             _end(process)
@@ -129,14 +175,14 @@ def _environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
 
-def _feed(process: subprocess.Popen[bytes], tasks: Sequence[Task], waiting: deque[int], done: list[int], failed: list[str]) -> None:
+def _feed(process: subprocess.Popen[bytes], tasks: Sequence[Work], waiting: deque[int], done: list[int], failed: list[str]) -> None:
     """Give a process one task after the other, until none is left or the process has gone."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(IndexError, OSError, EOFError, pickle.UnpicklingError):
         while True:
             index = waiting.popleft()
-            _send(process.stdin, portable(tasks[index]))
+            _send(process.stdin, tasks[index].portable())
             if reason := pickle.load(process.stdout):
                 failed.append(reason)
             else:
@@ -156,17 +202,6 @@ class Blank:
     dtype: torch.dtype
 
 
-def portable(task: Task) -> Task:
-    """Return a task without weights, and without the rest of its graph."""
-    node = task.node
-    sources = {source: replace(source, inputs=[], attrs={}) for source in node.inputs}
-    alone = replace(node, inputs=[sources[source] for source in node.inputs], attrs=_exchange(node.attrs, Tensor, _blank))
-    places = {sources[source]: task.places[source] for source in sources if source in task.places}
-    if node in task.places:
-        places[alone] = task.places[node]
-    return replace(task, node=alone, places=places, setting=replace(task.setting, device=torch.device("cpu")))
-
-
 def _blank(tensor: Tensor) -> Blank:
     return Blank(tuple(tensor.shape), tensor.dtype)
 
@@ -175,21 +210,6 @@ def _exchange(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return by(value)
     return {name: _exchange(inner, kind, by) for name, inner in value.items()} if isinstance(value, dict) else value
-
-
-def compile_task(task: Task) -> None:
-    """Compile a portable task, in a process whose launches stop before they launch (`stop_at_launch`)."""
-    from zoo.kernels.ops._overlap import followed_by_ours
-
-    node = replace(task.node, attrs=_exchange(task.node.attrs, Blank, lambda blank: torch.zeros(blank.shape, dtype=blank.dtype)))
-    places = {node if where is task.node else where: spot for where, spot in task.places.items()}
-    inputs = [empty(source, places, task.setting) for source in node.inputs]
-    bound = bind(node, task.candidate, task.setting)
-    if task.candidate.op in IMAGE_OPS:
-        inputs[0] = packed_image(node, inputs[0])
-    out = empty(node, places, task.setting) if node in places and node.op not in ("join", "depthwise_squeeze") else None
-    with followed_by_ours(task.followed), torch.no_grad():
-        bound(inputs, out)
 
 
 class _Absent:
@@ -240,11 +260,11 @@ def main() -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            task = pickle.load(pipe)
+            task: Work = pickle.load(pipe)
         except EOFError:
             return
         try:
-            compile_task(task)
+            task.compile()
             _send(answers, "")
         except Exception as error:  # the compiler's own errors share no base
-            _send(answers, f"{task.candidate}: {type(error).__name__}: {error}")
+            _send(answers, f"{task.name}: {type(error).__name__}: {error}")

@@ -16,7 +16,7 @@ from zoo.kernels import compiling
 from zoo.kernels.build import understand
 from zoo.kernels.candidates import FOREIGN, Candidate, Setting, candidates
 from zoo.kernels.choose import _blanks, _compiled
-from zoo.kernels.compiling import Compilers, Task, portable
+from zoo.kernels.compiling import Compilers, Task
 from zoo.kernels.program import COMPUTED
 
 SETTING = Setting(torch.device("cpu"), torch.bfloat16)
@@ -91,7 +91,7 @@ def test_where_no_process_can_compile_the_caller_does(monkeypatch: pytest.Monkey
 
 def test_a_portable_task_carries_no_weights_and_no_other_step() -> None:
     task = max(tasks_of(zoo.SqueezeNet1_1, 64), key=lambda task: task.node.attrs["weight"].numel() if "weight" in task.node.attrs else 0)
-    light = portable(task)
+    light = task.portable()
     assert isinstance(light.node.attrs["weight"], compiling.Blank)
     assert light.node.attrs["weight"].shape == tuple(task.node.attrs["weight"].shape)
     assert all(not source.inputs and not source.attrs for source in light.node.inputs)

@@ -38,6 +38,11 @@ def assume(capable: bool) -> None:
     _assumed = capable
 
 
+def assumed() -> bool:
+    """Tell whether this process only compiles, for a GPU that it doesn't use."""
+    return _assumed is not None
+
+
 @functools.cache
 def _capable(index: int) -> bool:
     return torch.cuda.get_device_capability(index)[0] >= 9

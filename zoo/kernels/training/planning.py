@@ -15,6 +15,7 @@ from zoo.kernels.report import Row
 from zoo.kernels.training import choosing, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, casts_of
+from zoo.kernels.training.compiling import compile_chains
 from zoo.kernels.training.record import Recording, record
 from zoo.kernels.training.replay import Replay
 
@@ -63,7 +64,10 @@ def checked(
     key = _kind(recording, device)
     shapes = (key, *(recording.values[number].shape for _, number in recording.inputs))
     try:
-        verdict = known.verdicts.get(key) or _verdict(network, recording, args, kwargs, device)
+        check = None if key in known.verdicts else _check(network, recording, args, kwargs, device)
+        if check is not None or (clock is not None and shapes not in known.slow):
+            compile_chains([recording] if check is None else [check.recording, recording])
+        verdict = known.verdicts[key] if check is None else check.verdict()
         slow: dict[int, str] = {}
         if clock is not None:
             with casts_of(device), shared.alone():
@@ -87,13 +91,13 @@ def checked(
     return Checked(Replay(recording, steps, counted), rows, worst, notes)
 
 
-def _verdict(network: nn.Module, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Verdict:
-    """Check a network with `IMAGES` at most, if it computes each image as it does beside more."""
+def _check(network: nn.Module, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Check:
+    """Return the check of a network: with `IMAGES` at most, if it computes each image as it does beside more."""
     if (fewer := _few(args, kwargs)) is not None:
         few = record(network, *fewer, device)
         if _kind(few, device) == _kind(recording, device):
-            return Check(network, few, *fewer, device).verdict()
-    return Check(network, recording, args, kwargs, device).verdict()
+            return Check(network, few, *fewer, device)
+    return Check(network, recording, args, kwargs, device)
 
 
 def _kind(recording: Recording, device: torch.device) -> Any:

@@ -1,0 +1,91 @@
+"""Compile what chains launch before they are checked and timed, in processes beside each other: one after the other takes minutes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.compiling import Compilers
+from zoo.kernels.training import kernels
+from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.record import Recording
+from zoo.kernels.training.replay import Chain
+
+Blank = tuple[tuple[int, ...], torch.dtype, bool]
+"""Shape, dtype, and whether a gradient is asked of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainWork:
+    """A chain, there and back, on tensors without data.
+
+    Attributes:
+        name: the chain's.
+        run: as the chain's, without a group of processes.
+        reads: what it takes.
+        makes: what it gives.
+        row: whether it can be told statistics: both ways are compiled.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    reads: tuple[Blank, ...]
+    makes: Blank
+    row: bool
+
+    def portable(self) -> ChainWork:
+        """Return itself: there is no data in it."""
+        return self
+
+    def compile(self) -> None:
+        """Run it, in a process whose launches stop before they launch."""
+        for options in ({}, {"row": torch.empty((3, self.reads[0][0][1]), device="meta")}) if self.row else ({},):
+            given = [_tensor(blank) for blank in self.reads]
+            with torch.enable_grad():
+                made = self.run(*given, **options)
+                made = made[0] if isinstance(made, tuple) else made
+                torch.autograd.grad(made, [t for t in given if t.requires_grad], _tensor(self.makes).detach(), allow_unused=True)
+
+
+def _tensor(blank: Blank) -> Tensor:
+    shape, dtype, learns = blank
+    return kernels.stand_in(shape, dtype).detach().requires_grad_(learns)
+
+
+def compile_chains(recordings: Sequence[Recording]) -> None:
+    """Compile the kernels of all chains of some recordings on one GPU, as many beside each other as there are cores."""
+    device = recordings[0].device
+    if not kernels.on_kernels(device):
+        return
+    found = {key: work for recording in recordings for key, work in _works(recording)}
+    with closing(Compilers(torch.cuda.get_device_capability(device))) as compilers:
+        compilers.compile(list(found.values()))
+
+
+def _works(recording: Recording) -> Iterator[tuple[Any, ChainWork]]:
+    """Yield what there is to compile, with all that it depends on."""
+    waiting = list(steps_of(recording, {})[1])
+    while waiting:
+        chain = waiting.pop()
+        waiting += [piece for piece in chain.pieces if isinstance(piece, Chain)]
+        run: Any = chain.run
+        if isinstance(run, partial) and run.keywords.get("group") is not None:
+            run = partial(run.func, *run.args, **{**run.keywords, "group": None})
+        work = ChainWork(chain.op, run, tuple(_blank(recording, n) for n in chain.reads), _blank(recording, chain.makes), bool(chain.norm))
+        try:
+            yield pickle.dumps(work), work
+        except (pickle.PicklingError, AttributeError, TypeError):  # it is compiled when it is called first
+            continue
+
+
+def _blank(recording: Recording, number: int) -> Blank:
+    value = recording.values[number]
+    still = value.place is not None and value.place[1].startswith("running_")
+    return tuple(value.shape), value.dtype, value.dtype.is_floating_point and not still
