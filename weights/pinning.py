@@ -83,10 +83,10 @@ def pins(entries: Mapping[str, Entry], checkpoint: Checkpoint) -> list[Entry]:
 
 def _recorded(entry: Entry, asked: Iterable[Place]) -> tuple[str, ...]:
     """Name the sources of an entry's record, where only they tell which revision of a Hub's repository was asked for."""
-    model, _, tag = entry.key.partition(":")
     repositories = {place[1] for place in asked if place[0] == "hf"}
-    if "://" in entry.key or repositories.isdisjoint(map(place_of, entry.sources)):
+    if not repositories or "://" in entry.key or repositories.isdisjoint(map(place_of, entry.sources)):
         return ()
+    model, _, tag = entry.key.partition(":")
     return next((one.row.sources for one in located(model) if one.row.tag == tag), ())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
@@ -63,7 +62,8 @@ def _spelt(source: str) -> Place | None:
     return url.scheme, host, str(port or _PORTS.get(url.scheme)), url.path, url.query
 
 
-def pinned_at(key: str, sources: Iterable[str], recorded: Iterable[str] = ()) -> Iterator[Place]:
+@lru_cache(maxsize=4096)
+def pinned_at(key: str, sources: tuple[str, ...], recorded: tuple[str, ...] = ()) -> frozenset[Place]:
     """List the places that an entry of a lock speaks of.
 
     Args:
@@ -72,12 +72,12 @@ def pinned_at(key: str, sources: Iterable[str], recorded: Iterable[str] = ()) ->
         recorded: the sources of the record of that name, which have the revision that was asked for.
     """
     named = [_spelt(key) if "://" in key else None, *map(asked_at, recorded)]
-    asked = [place for place in named if place]
-    found = [place for source in sources if (place := _spelt(source))]
-    yield from asked
+    asked = {place for place in named if place}
+    found = {place for source in sources if (place := _spelt(source))}
+    hub = set()
     for place in found:
-        yield place
         if place[0] == "hf":
-            revisions = [place[2], *(one[2] for one in asked if one[:2] == place[:2])]
-            files = [place[3], *([""] if place[3] == _USUAL else [])]
-            yield from ((*place[:2], revision, file) for revision in revisions for file in files)
+            revisions = {place[2], *(one[2] for one in asked if one[:2] == place[:2])}
+            files = {place[3], "" if place[3] == _USUAL else place[3]}
+            hub |= {(*place[:2], revision, file) for revision in revisions for file in files}
+    return frozenset(asked | found | hub)

@@ -25,6 +25,7 @@ from weights.finite import check_file
 from weights.lock import Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
+from weights.places import plain
 from weights.reading import hashes, read_file
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
@@ -272,10 +273,12 @@ def _compare(here: Checkpoint, theirs: Checkpoint, one: Carried, what: str) -> N
     if not one.source_sha256.startswith(here.sha256 or here.sha256_prefix or ""):
         raise HashMismatch(f"{what}: expected sha256 {here.sha256 or f'{here.sha256_prefix}…'}, got {one.source_sha256}. {todo}")
     differ = [name for name in IDENTITY if getattr(here, name) != getattr(theirs, name)]
-    if not (here.sha256 or here.sha256_prefix or set(here.sources) & set(theirs.sources)):
-        differ.append("sources")
-    if differ:
-        said = "; ".join(f"{name} is {getattr(here, name)!r} here and {getattr(theirs, name)!r} there" for name in differ)
+    places = [tuple(map(plain, row.sources)) for row in (here, theirs)]  # the queries stayed where the bundle was written
+    facts = {name: (getattr(here, name), getattr(theirs, name)) for name in differ}
+    if not (here.sha256 or here.sha256_prefix or set(places[0]) & set(places[1])):
+        facts["sources"] = places[0], places[1]
+    if facts:
+        said = "; ".join(f"{name} is {ours!r} here and {others!r} there" for name, (ours, others) in facts.items())
         raise BadRecord(f"{what}: {said}. {todo}")
 
 

@@ -50,7 +50,7 @@ def write(path: Path, names: Sequence[str] = (), *, renewed: bool = False, progr
         ChangedUpstream: something else is pinned, and `renewed` is false.
         WeightsError: whatever `weights.get` raises.
     """
-    cache, old = Cache(), Lock.read(path).entries if path.is_file() else {}
+    cache, old = Cache(), Lock.read(path).entries if path.exists() else {}
     made: list[tuple[Checkpoint, Entry]] = []
     failed: dict[str, str] = {}
     for name in names or list(old):
@@ -75,7 +75,7 @@ def remove(path: Path, names: Sequence[str]) -> Written:
     Raises:
         UnknownWeights: it has no such name; it stays as it was.
     """
-    old = Lock.read(path).entries if path.is_file() else {}
+    old = Lock.read(path).entries if path.exists() else {}
     gone = {name if name in old else key_of(_record(name, old)) for name in names}
     if unknown := sorted(gone - old.keys()):
         raise UnknownWeights(f"{path} has no {', '.join(unknown)}; it has {', '.join(old) or 'nothing'}.")

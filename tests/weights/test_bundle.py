@@ -758,6 +758,22 @@ def test_what_came_only_in_a_bundle_is_not_looked_for_on_this_disk(
         weights.get(row, to_safetensors=lambda source, made: None)
 
 
+def test_what_came_in_a_bundle_and_no_source_has_any_more_is_told_with_both(
+    hub: HubServer, record: Make, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = record(hub.file("w.safetensors", data), sha256=of(data), num_classes=10)
+    bundle([row], tmp_path / "zoo.tar")
+    leave(monkeypatch, tmp_path)
+    unbundle(tmp_path / "zoo.tar")
+    monkeypatch.delenv("ZOO_OFFLINE")
+    Cache().blob(of(data)).unlink()
+    del hub.bodies["w.safetensors"]
+    with pytest.raises(
+        SourceUnavailable, match=r"(?s)no source delivered ResNet20 test:.*HTTP 404.*unbundle it again: zoo unbundle .*zoo\.tar$"
+    ):
+        weights.get(weights.find("ResNet20", "test"))
+
+
 def test_frozen_a_conversion_that_a_bundle_brought_is_told_with_a_way_that_works_here(
     record: Make, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -796,6 +812,14 @@ def test_a_query_of_an_address_does_not_travel_and_that_is_said(
     ] * 2
     assert "s3cret" not in caplog.text
     leave(monkeypatch, tmp_path)
+    (tmp_path / "elsewhere" / "registry").mkdir(parents=True)
+    table = tmp_path / "elsewhere" / "registry" / "ResNet20.test.toml"
+    table.write_text(to_toml(record(f"{hub.url}/files/other?token=t0p", num_classes=10)))
+    with pytest.raises(BadRecord, match=rf"sources is \('{hub.url}/files/other',\) here and \('{url}',\) there"):
+        unbundle(tmp_path / "zoo.tar")
+    table.write_text(to_toml(record(f"{url}?token=of+theirs", num_classes=10)))  # a team's table, with a key of each
+    assert [one.registered for one in unbundle(tmp_path / "zoo.tar")] == [None]
+    shutil.rmtree(tmp_path / "elsewhere")
     unbundle(tmp_path / "zoo.tar")
     assert weights.find("ResNet20", "test").sources == (url,)
     assert bytes(weights.open_weights(weights.find("ResNet20", "test"))) == data
