@@ -16,7 +16,7 @@ from hubserver import HubServer
 import weights
 from weights import Checkpoint, registry
 from weights.cache import key
-from weights.errors import BadLock, BadRecord, CacheNotWritable, SourceUnavailable
+from weights.errors import BadLock, BadRecord, CacheNotWritable
 from weights.part import Part
 from weights.sbom import lock_entries
 
