@@ -9,9 +9,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from weights.errors import BadRecord, UnknownWeights
-from weights.install import Converter, get
+from weights.errors import BadRecord, NotLocked, UnknownWeights
+from weights.install import Converter, get, renew
 from weights.part import disk
+from weights.pinning import frozen_by
 from weights.record import Checkpoint, Preprocessing
 from weights.registry import TAG, adhoc, checkpoints, located, user_folder
 
@@ -33,6 +34,7 @@ def add(
     Raises:
         BadRecord: the name is taken, a fact is of the wrong name, type or value, or another of the user's own is the default.
         SourceUnavailable: the file does not exist.
+        NotLocked: ZOO_FROZEN is set.
         WeightsError: whatever `get` raises.
     """
     if not re.fullmatch(TAG, tag):
@@ -49,7 +51,10 @@ def add(
         raise BadRecord(f"say num_classes, how many {model} {tag} tells apart.")
     if row.default and (taken := [one for one in located(model) if one.rank == 0 and one.row.default and one.row.tag != tag]):
         raise BadRecord(f"{taken[0]} is your default of {model}; take default = true away there before giving it to {tag}.")
-    installed = get(row, to_safetensors=to_safetensors)
+    local = all(source.startswith("file:") for source in row.sources)  # what it has now is meant, whatever a lock pins of it
+    if local and (switch := frozen_by()):
+        raise NotLocked(f"{file} is not added: its bytes are in no lock, and {switch} admits nothing new. Add it once without.")
+    installed = (renew if local else get)(row, to_safetensors=to_safetensors)
     row = replace(row, sha256=installed.source_sha256)
     with disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from weights.cache import PACKAGE, Cache, read_json
 from weights.errors import MalformedFile, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock
-from weights.pinning import check_serial, frozen_by, key_of, place_of
+from weights.pinning import check_serial, frozen_by, key_of
+from weights.places import Place, asked_at, pinned_at, place_of
 from weights.reading import read_file
 from weights.record import Checkpoint
 from weights.registry import checkpoints
@@ -39,7 +40,7 @@ class Audit:
 
     Attributes:
         path: of the lock.
-        entries: how many it has.
+        entries: how many were looked at, all of them if none were named.
         proven: keys of those whose bytes are in the cache, or in the package, and were hashed just now.
         absent: keys of those that are not in the cache, which is no difference.
         differences: what is not as it says.
@@ -52,8 +53,12 @@ class Audit:
     differences: list[Difference]
 
 
-def check(path: Path) -> Audit:
-    """Compare every entry of a lock with the records and with the content of the cache, which is hashed anew; nothing is changed.
+def check(path: Path, keys: Collection[str] | None = None) -> Audit:
+    """Compare entries of a lock with the records and with the content of the cache, which is hashed anew; nothing is changed.
+
+    Args:
+        path: of the lock.
+        keys: of the entries; None means all.
 
     Raises:
         BadLock: the lock is damaged or was edited; the message names the line. Or it is older than one seen before, and nothing new
@@ -62,12 +67,14 @@ def check(path: Path) -> Audit:
     lock, cache = Lock.read(path), Cache()
     check_serial(cache, path, lock.serial, frozen_by())
     records = {key_of(row): row for row in checkpoints()}
+    claims = _claims(lock, records)
+    chosen = {key: entry for key, entry in lock.entries.items() if keys is None or key in keys}
     proven: list[str] = []
     absent: list[str] = []
     differences: list[Difference] = []
-    for key, entry in sorted(lock.entries.items()):
+    for key, entry in sorted(chosen.items()):
         row = records.get(key)
-        found = list(_record(entry, row))
+        found = [*_record(entry, row), *_others(entry, row, claims)]
         if entry.sha256 is None and path != SHIPPED_LOCK:
             found.append(Difference(key, "sha256", "a full hash", f"only {entry.sha256_prefix}" if entry.sha256_prefix else None))
         found += _notes(cache, entry, row)
@@ -79,7 +86,7 @@ def check(path: Path) -> Audit:
             absent.append(key)
         elif not found:
             proven.append(key)
-    return Audit(path, len(lock.entries), proven, absent, differences)
+    return Audit(path, len(chosen), proven, absent, differences)
 
 
 def diff(first: Lock, second: Lock) -> list[Difference]:
@@ -123,6 +130,29 @@ def _record(entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:
     for what, locked, recorded in pairs:
         if locked != recorded:
             yield Difference(entry.key, what, _text(locked), _text(recorded))
+
+
+def _claims(lock: Lock, records: Mapping[str, Checkpoint]) -> dict[Place, dict[tuple[str, str], str]]:
+    """Map each place to what entries and records of any name say of its bytes: (name, "pinned" or "recorded") to hash or prefix."""
+    found: dict[Place, dict[tuple[str, str], str]] = {}
+    for key, entry in lock.entries.items():
+        for place in pinned_at(key, entry.sources, records[key].sources if key in records else ()) if entry.sha256 else ():
+            found.setdefault(place, {})[key, "pinned"] = entry.sha256 or ""
+    for key, row in records.items():
+        for source in row.sources if row.sha256 or row.sha256_prefix else ():
+            if place := asked_at(source):
+                found.setdefault(place, {})[key, "recorded"] = row.sha256 or row.sha256_prefix or ""
+    return found
+
+
+def _others(entry: Entry, row: Checkpoint | None, claims: Mapping[Place, Mapping[tuple[str, str], str]]) -> Iterator[Difference]:
+    """Compare with what other names say of the same sources."""
+    said: dict[tuple[str, str], str] = {}
+    for place in pinned_at(entry.key, entry.sources, row.sources if row else ()):
+        said |= claims.get(place, {})
+    for (key, how), known in sorted(said.items()):
+        if key != entry.key and entry.sha256 and not entry.sha256.startswith(known):
+            yield Difference(entry.key, f"{how} for {key}, of the same source", entry.sha256, known)
 
 
 def _notes(cache: Cache, entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:

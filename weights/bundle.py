@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,17 +31,17 @@ from weights.errors import BadRecord, LimitExceeded, MalformedFile
 from weights.fingerprint import fingerprint
 from weights.install import Converter, get
 from weights.lock import Entry, Lock
+from weights.places import ELSEWHERE, plain, public
 from weights.reading import read_file
 from weights.record import Checkpoint
 from weights.registry import TAG
 
+log = logging.getLogger("weights")
 MANIFEST, LOCK, LICENCES = "bundle.json", "weights.lock", "LICENCES.txt"
 VERSION = 1
 MANIFEST_LIMIT = 4 << 20
 SMALL_LIMIT = 256 << 20
 """Bytes of all members together that are held in memory: records, labels, golden outputs."""
-ELSEWHERE = "file:///in-a-bundle/"
-"""Stands for a folder of the machine that wrote the bundle, whose name is nobody's business."""
 HEX = re.compile(r"[0-9a-f]{64}")
 MODEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -133,6 +134,9 @@ def bundle(
     path, cache = Path(path).absolute(), Cache()
     if path.is_dir():
         raise BadRecord(f"{path} is a folder: name the file, {path / 'zoo.tar'}.")
+    if nameless := [row for row in rows if not re.fullmatch(TAG, row.tag)]:
+        what = f"{nameless[0].model} of {public(nameless[0].tag)} has no tag by which the other side could call it"
+        raise BadRecord(f"{what}: give it one first, zoo add FILE --model {nameless[0].model} --tag mine.")
     carried: dict[str, tuple[Carried, Checkpoint, Path]] = {}
     entries: dict[str, Entry] = {}
     small: dict[str, bytes] = {}
@@ -247,9 +251,18 @@ def _counts(size: Any, least: int = 1) -> bool:
 
 
 def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
-    """Take out of a record what holds on this machine only, and put in the hash that was seen here."""
-    sources = [source if not source.startswith("file:") else ELSEWHERE + urlsplit(source).path.rpartition("/")[2] for source in row.sources]
-    return replace(row, sources=tuple(sources), sha256=installed.source_sha256, default=False)
+    """Take out of a record what holds on this machine only, and what may be a key, and put in the hash that was seen here."""
+    sources = []
+    for source in row.sources:
+        if source.startswith("file:"):
+            sources.append(ELSEWHERE + urlsplit(source).path.rpartition("/")[2])
+        elif (kept := plain(source)) == source:
+            sources.append(source)
+        else:
+            sources.append(kept)
+            why = "it may hold a key, and a bundle goes to others"
+            log.warning("%s %s: the query of %s is left out, since %s", row.model, row.tag, public(source), why)
+    return replace(row, sources=tuple(dict.fromkeys(sources)), sha256=installed.source_sha256, default=False)
 
 
 def _licences(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:

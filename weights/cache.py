@@ -63,8 +63,9 @@ class Installed:
         sha256: of this file.
         blake3: of this file, recorded at its install; None where nobody recorded it.
         size_bytes: of this file.
-        source: the URL that served it.
+        source: the URL that served it, its query but as a hash: that may hold a key to somebody's storage.
         source_sha256: of the bytes that were served, which differs when they were converted.
+        frozen: whether it was asked for frozen, so that whoever loads it believes no note of the cache.
     """
 
     path: Path
@@ -73,6 +74,7 @@ class Installed:
     size_bytes: int
     source: str
     source_sha256: str
+    frozen: bool = False
 
 
 class Cache:
@@ -175,11 +177,29 @@ class Cache:
         return _facts(self.root / "refs" / f"{key(source)}.json")
 
     def record(
-        self, source: str, installed: Installed, commit: str | None, stamp: list[int] | None, source_size: int, by: str = ""
+        self,
+        source: str,
+        installed: Installed,
+        commit: str | None,
+        stamp: list[int] | None,
+        source_size: int,
+        by: str = "",
+        bundle: Path | None = None,
     ) -> None:
-        """Note what a source gave, so that it is found again and must give the same; `by` names who says so if it was not the source."""
+        """Note what a source gave, so that it is found again and must give the same.
+
+        Args:
+            source: of the record.
+            installed: what came of it.
+            commit: of the Hub's repository, where one is known.
+            stamp: of a file on this machine.
+            source_size: bytes of what the source served.
+            by: who says that the source gave it, if it was not the source.
+            bundle: the file that brought it.
+        """
         seen = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        more = {"commit": commit, "seen": seen, "stamp": stamp, "source_size": source_size} | ({"by": by} if by else {})
+        more: dict[str, Any] = {"commit": commit, "seen": seen, "stamp": stamp, "source_size": source_size}
+        more |= ({"by": by} if by else {}) | ({"bundle": str(bundle)} if bundle else {})
         self.write_json(self.root / "refs" / f"{key(source)}.json", _noted(installed) | more)
 
     def derive(self, installed: Installed, version: str) -> None:
@@ -314,7 +334,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _noted(installed: Installed) -> dict[str, Any]:
-    facts = {f.name: getattr(installed, f.name) for f in fields(installed) if f.name not in ("path", "size_bytes")}
+    facts = {f.name: getattr(installed, f.name) for f in fields(installed) if f.name not in ("path", "size_bytes", "frozen")}
     return facts | {"size": installed.size_bytes}
 
 

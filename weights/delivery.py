@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weights import patience as limits
-from weights.cache import Cache, key, stamp_of
+from weights.cache import BUNDLE, Cache, key, stamp_of
 from weights.elsewhere import announced_copy, elsewhere
 from weights.errors import (
     BadRecord,
@@ -31,6 +32,7 @@ from weights.fetch import Expected, changed_upstream, fetch
 from weights.part import Part, disk, require
 from weights.patience import patiently
 from weights.pinning import Pin, key_of
+from weights.places import ELSEWHERE
 from weights.progress import bar
 from weights.record import Checkpoint
 from weights.sources import Gone, Remote, candidates, check_announced, local_path, mirror_note, offline, resolve
@@ -102,9 +104,12 @@ class Delivery:
         self._places = [(place, source) for place, source in candidates(checkpoint) if not anew or place == source]
         self.name = checkpoint.sha256 or key(checkpoint.sources[0])
         self._title = f"{checkpoint.model} {checkpoint.tag}"
-        local = self._others or any(place.startswith(("file:", "package:")) for place, _ in self._places)
+        places = [place for place, _ in self._places if not place.startswith(ELSEWHERE)]
+        local = self._others or any(place.startswith(("file:", "package:")) for place in places)
+        if not (places or local):
+            raise SourceUnavailable(f"{self._title} is not in {cache.root}.{self._bundled()}")
         if (switch := offline()) and not local:
-            todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}"
+            todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}{self._bundled()}"
             raise Offline(f"{self._title} is not in {cache.root}, and {switch} forbids the network. {todo}")
 
     def take(self, use: Callable[[Arrived], T]) -> T:
@@ -205,9 +210,21 @@ class Delivery:
         check_announced(remote, expected.sha256)
         return remote
 
+    def _bundled(self) -> str:
+        """Say which file brought it, where a bundle did: then that brings it again."""
+        notes = [note for source in self._row.sources if (note := self._cache.ref(source)) and note.get("by") == BUNDLE]
+        notes = [note for note in notes if note["source_sha256"] == (self._row.sha256 or note["source_sha256"])]
+        if not notes and not any(source.startswith(ELSEWHERE) for source in self._row.sources):
+            return ""
+        named = next((str(note["bundle"]) for note in notes if note.get("bundle")), None)
+        if named is None:
+            return " It came in a bundle, unbundle it again: zoo unbundle FILE"
+        there = "" if os.path.exists(named) else ", which is not there now: name the file where it is"  # noqa: PTH110  a note may say anything
+        return f" It came in a bundle, unbundle it again: zoo unbundle {named}{there}"
+
     def _together(self, failures: list[WeightsError]) -> WeightsError:
         """Make one error of those of all sources; wrong bytes are the gravest, and a switch the easiest to mend."""
-        note = mirror_note(self._row)
+        note = mirror_note(self._row) + self._bundled()
         if len(failures) == 1 and not note:
             return failures[0]
         kinds = [type(failure) for failure in failures]

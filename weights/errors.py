@@ -24,6 +24,10 @@ class SourceUnavailable(WeightsError, OSError):
     """No source could deliver: unreachable, refused, missing, or too slow."""
 
 
+class NoSuchFile(SourceUnavailable, FileNotFoundError):
+    """A file or folder that was named is not there."""
+
+
 class RateLimited(SourceUnavailable):
     """The server asks to wait longer than we are willing to.
 

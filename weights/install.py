@@ -9,16 +9,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from weights.cache import Cache, Installed, key, read_json
+from weights.cache import Cache, Installed, key, read_json, same_file, stamp_of
 from weights.collecting import keep_projects
 from weights.delivery import Arrived, Delivery, check_complete
-from weights.errors import CorruptCache, HashMismatch, MalformedFile, Offline, UnsupportedFormat, WeightsError
+from weights.errors import (
+    CorruptCache,
+    HashMismatch,
+    MalformedFile,
+    NotLocked,
+    Offline,
+    SourceUnavailable,
+    UnsupportedFormat,
+    WeightsError,
+)
 from weights.finite import check_file
 from weights.part import Part, disk
-from weights.pinning import Pin, admit, check_fingerprint, frozen_by, hearsay, remember, same_tensors
+from weights.pinning import Pin, admit, check_fingerprint, frozen_by, hearsay, key_of, remember, same_tensors
+from weights.places import ELSEWHERE, public
 from weights.reading import hashes, load
 from weights.record import Checkpoint
 from weights.registry import checkpoints
+from weights.sources import local_path
 
 log = logging.getLogger("weights")
 Converter = Callable[[Path, Path], str | None]
@@ -54,8 +65,9 @@ def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, prog
     """
     cache = Cache()
     installed, pin = _obtain(cache, checkpoint, to_safetensors, progress, frozen)
-    if not frozen_by(frozen):
-        remember(cache, checkpoint, installed, pin)
+    if frozen_by(frozen):
+        return replace(installed, frozen=True)
+    remember(cache, checkpoint, installed, pin)
     return installed
 
 
@@ -75,6 +87,8 @@ def _obtain(
     checkpoint, pin = admit(cache, checkpoint, frozen)
     keep_projects(cache)
     if found := _warm(cache, checkpoint, pin, frozen):
+        if pin and not pin.recorded:
+            _tell_of_changes(cache, checkpoint, found, pin)
         cache.sweep()
         cache.touch(found)
         return found, pin
@@ -82,9 +96,15 @@ def _obtain(
         raise UnsupportedFormat(f"{_title(checkpoint)} is a {checkpoint.format} file: pass to_safetensors to have it converted.")
     try:
         return _install(cache, checkpoint, to_safetensors, progress, pin, frozen=frozen), pin
-    except Offline as error:
-        if cache.quarantined:
+    except SourceUnavailable as error:
+        if cache.quarantined and isinstance(error, Offline):
             raise CorruptCache(f"{'; '.join(cache.quarantined)}. {error}") from error
+        if (switch := frozen_by(frozen)) and cache.lookup(checkpoint):
+            name = key_of(checkpoint)
+            what = f"no lock has the fingerprint of {name}, whose tensors in this cache are a bundle's word, and {switch} takes none"
+            todo = f"On a machine that can fetch the file: zoo lock {name}; then bring its weights.lock here, into your project's folder"
+            anew = "" if all(source.startswith(ELSEWHERE) for source in checkpoint.sources) else f" To make them anew failed: {error}"
+            raise NotLocked(f"{what}. {todo}.{anew}") from error
         raise
 
 
@@ -107,7 +127,7 @@ def open_weights(
 ) -> memoryview:
     """Get a checkpoint and load it; a file that was damaged in the cache is moved aside and fetched again, once.
 
-    Frozen, what is in the cache is hashed with SHA-256, whatever `verify` says: its notes are not believed.
+    Frozen, what is in the cache is hashed with SHA-256, whatever `verify` says: its notes are not believed, see `load`.
 
     Returns:
         The bytes of its safetensors file, in private, writable memory, as `load` returns them.
@@ -116,8 +136,6 @@ def open_weights(
         CorruptCache: the damaged file can't be replaced, since it is offline, read-only, or part of the package.
         WeightsError: whatever `get` and `load` raise.
     """
-    if verify == "stamp" and frozen_by(frozen):
-        verify = "load"
     installed = get(checkpoint, to_safetensors=to_safetensors, progress=progress, frozen=frozen)
     try:
         return load(installed, verify)
@@ -203,11 +221,26 @@ def _warm(cache: Cache, checkpoint: Checkpoint, pin: Pin | None, frozen: bool | 
     """Find what is installed; a conversion with other tensors than a lock names is passed over, and made anew."""
     found, switch = cache.lookup(checkpoint), frozen_by(frozen)
     if found and switch:
-        found = replace(found, blake3=None)  # so that a load compares with the lock's hash, not with the cache's own note
+        found = replace(found, frozen=True)
     if found is None or same_tensors(cache, checkpoint, found, pin, switch):
         return found
     log.warning("%s: %s is not known to have the tensors of the right file: making it anew", _title(checkpoint), found.path)
     return None
+
+
+def _tell_of_changes(cache: Cache, checkpoint: Checkpoint, found: Installed, pin: Pin) -> None:
+    """Say that a file of this machine is no longer what a lock pins: whoever writes to it may wait for what is in it now."""
+    for source in checkpoint.sources:
+        if not source.startswith("file:") or source.startswith(ELSEWHERE) or same_file(source, cache.ref(source) or {}):
+            continue
+        with contextlib.suppress(OSError, ValueError):  # where it is gone, or can't be read, or no note can be written
+            path = local_path(source)
+            stamp = stamp_of(path.stat())
+            if hashes(path)[0] == found.source_sha256:  # only its times are others, and the next call need not read it
+                cache.record(source, found, None, stamp, stamp[2])
+            else:
+                todo = f"what was pinned is loaded. If you trust what the file has now: zoo lock --update {key_of(checkpoint)}"
+                log.warning("%s is no longer the file that %s pins: %s", path, pin.path, todo)
 
 
 def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: Pin | None, arrived: Arrived) -> Installed:
@@ -222,7 +255,7 @@ def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: 
             check_fingerprint(checkpoint, pin, made, arrived.remote.source)
         check_file(ready, arrived.remote.source)
         part.close()
-        installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, arrived.remote.url, part.sha256)
+        installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, public(arrived.remote.url), part.sha256)
     finally:
         if made is not None:
             with contextlib.suppress(OSError):

@@ -27,9 +27,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from weights.errors import BadLock
+from weights.errors import BadLock, NoSuchFile
 from weights.part import fresh, sweep
 from weights.registry import user_folder
+from weights.regular import read_regular
 
 NAME = "weights.lock"
 SHIPPED_LOCK = Path(__file__).parent / NAME
@@ -114,9 +115,14 @@ class Lock:
 
         Raises:
             BadLock: it is not as `render` writes it; the message names file and line.
-            FileNotFoundError: there is none.
+            NoSuchFile: there is none.
         """
-        status = path.stat()
+        try:
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NoSuchFile(f"there is no lock {path}: check the path; zoo lock NAME writes one.") from error
+        except OSError as error:
+            raise _unreadable(path, error) from error
         return _read(path, status.st_mtime_ns, status.st_size, status.st_ino)
 
     def render(self) -> str:
@@ -215,6 +221,11 @@ def find_locks() -> list[Path]:
 _TODO = "Restore it from version control, or delete it and let `zoo lock` write it anew."
 
 
+def _unreadable(path: Path, error: OSError) -> BadLock:
+    todo = "a lock is a file that zoo lock NAME writes; look who may read it, and whether its disk is well"
+    return BadLock(f"{path} can't be read ({error.strerror}): {todo}.")
+
+
 def _bad(path: Path, line: int, what: str) -> BadLock:
     return BadLock(f"{path}, line {line}: {what}. {_TODO}")
 
@@ -225,9 +236,9 @@ def _read(path: Path, mtime_ns: int, size_bytes: int, inode: int) -> Lock:
     if size_bytes > MOST_BYTES:
         raise BadLock(f"{path} has {size_bytes:,} bytes, and no lock more than {MOST_BYTES:,}. {_TODO}")
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
-        raise BadLock(f"{path} can't be read ({error.strerror}). {_TODO}") from error
+        raise _unreadable(path, error) from error
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -24,7 +24,7 @@ from weights.cache import Cache
 from weights.delivery import Delivery
 from weights.errors import BadRecord, CorruptCache
 from weights.part import Part, disk, sweep
-from weights.pinning import Pin, admit
+from weights.pinning import Pin, admit, hearsay, remember_served
 from weights.reading import hashes
 from weights.record import Checkpoint
 from weights.sources import Remote
@@ -74,7 +74,7 @@ def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = T
 
     Raises:
         BadRecord: the folder has files under that name that are not a mirror's, or others than a record or a lock names.
-        NotLocked: a file has no full hash in a record or a lock, and ZOO_FROZEN is set.
+        NotLocked: a file has no full hash in a record or a lock, and ZOO_FROZEN is set. What is admitted for the first time is pinned.
         WeightsError: a file could not be had; what was finished before stays, and is in the index.
     """
     folder = Path(folder).expanduser().absolute()
@@ -161,12 +161,15 @@ def _fetched(folder: Path, row: Checkpoint, held: Checkpoint, pin: Pin | None, f
     found = cache.lookup(held)
     unconverted = [(found.path.as_uri(), row.sources[0])] if found and found.sha256 == found.source_sha256 else []
     also = [(Remote(url, url), source) for url, source in unconverted]
+    first_hand = {url for url, _ in unconverted if not hearsay(cache, row)}
     delivery = Delivery(cache, held, pin, incoming, progress=progress, also=also)
     with disk(folder):
         incoming.mkdir(exist_ok=True)
     sweep(incoming, spare=delivery.name)
     try:
-        kept = delivery.take(lambda arrived: _kept(folder, row, _name(row) or arrived.part.sha256, arrived.part, files))
+        kept, arrived = delivery.take(lambda came: (_kept(folder, row, _name(row) or came.part.sha256, came.part, files), came))
+        if not arrived.by or arrived.remote.url in first_hand:
+            remember_served(cache, row, kept.sha256, kept.size, (arrived.source, arrived.commit, arrived.remote.url), pin)
         sweep(incoming, done=delivery.name)
     finally:
         with contextlib.suppress(OSError):  # a part that can be resumed stays

@@ -7,11 +7,10 @@ empty cache; it is asked first, and its hash stands in for the one that a record
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache as cache_once
 from pathlib import Path
@@ -22,13 +21,14 @@ from weights.collecting import keep_projects
 from weights.errors import BadLock, CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, MalformedFile, NoSpace, NotLocked
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
+from weights.places import Place, asked_at, hub_parts, pinned_at, place_of, public
 from weights.reading import load, read_file
 from weights.record import Checkpoint
+from weights.registry import located
 from weights.sources import switched_on
 
 log = logging.getLogger("weights")
 TRIES = 20
-_HUB = re.compile(r"(hf://[\w.-]+/[\w.-]+)(@[^/]+)?(/.+)?")
 _warned: set[tuple[Path, int]] = set()
 _checked: dict[tuple[Path, Path], int] = {}
 
@@ -51,8 +51,8 @@ class Pin:
 
     def commit(self, source: str) -> str | None:
         """The commit at which this source of the Hub was first seen."""
-        places = (_HUB.fullmatch(one) for one in self.entry.sources)
-        same = (match[2] for match in places if match and match[1] == place_of(source) and match[2])
+        places = (hub_parts(one) for one in self.entry.sources)
+        same = (parts[1] for parts in places if parts and parts[0] == place_of(source))
         return next((revision[1:] for revision in same if re.fullmatch(r"@[0-9a-f]{40}", revision)), None)
 
 
@@ -72,15 +72,22 @@ def key_of(checkpoint: Checkpoint) -> str:
     return public(checkpoint.tag) if "://" in checkpoint.tag else f"{checkpoint.model}:{checkpoint.tag}"
 
 
-def public(source: str) -> str:
-    """Leave a URL's query out, which may hold a key that opens somebody's storage; a hash of it tells two of them apart."""
-    base, query, secret = source.partition("?")
-    return f"{base}?{hashlib.sha256(secret.encode()).hexdigest()[:12]}" if query and "://" in base else source
+def pins(entries: Mapping[str, Entry], checkpoint: Checkpoint) -> list[Entry]:
+    """List what holds a checkpoint, entries with full hashes: that of its name first, then those of other names for one of its sources."""
+    name = key_of(checkpoint)
+    asked = {place for source in checkpoint.sources if (place := asked_at(source))}
+    own, rest = entries.get(name), (entry for entry in entries.values() if entry.key != name and entry.sha256)
+    others = [entry for entry in rest if not asked.isdisjoint(pinned_at(entry.key, entry.sources, _recorded(entry, asked)))]
+    return [own, *others] if own and own.sha256 else others
 
 
-def place_of(source: str) -> str:
-    """Name where a source is, without the Hub's revision and file."""
-    return match[1] if (match := _HUB.fullmatch(source)) else public(source)
+def _recorded(entry: Entry, asked: Iterable[Place]) -> tuple[str, ...]:
+    """Name the sources of an entry's record, where only they tell which revision of a Hub's repository was asked for."""
+    repositories = {place[1] for place in asked if place[0] == "hf"}
+    if not repositories or "://" in entry.key or repositories.isdisjoint(map(place_of, entry.sources)):
+        return ()
+    model, _, tag = entry.key.partition(":")
+    return next((one.row.sources for one in located(model) if one.row.tag == tag), ())
 
 
 def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> tuple[Checkpoint, Pin | None]:
@@ -102,21 +109,31 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
             continue
         lock = Lock.read(path)
         check_serial(cache, path, lock.serial, switch)
-        entry = lock.entries.get(name)
-        if entry is None or entry.sha256 is None:
-            continue
-        if path == project and not entry.sha256.startswith(known):
-            raise changed(f"{path} pins {name} to", entry.sha256, known, "its record says", name)
-        if path == project or not _stale(entry, checkpoint):
-            pin = Pin(entry, path, checkpoint.sha256 is not None, path == (project or path))
-        else:
-            log.info("%s has %s as it was before its record was changed", path, name)
+        held = pins(lock.entries, checkpoint)
+        if path != project and (outdated := [entry for entry in held if _stale(entry, checkpoint)]):
+            log.info("%s has %s as it was before its record was changed", path, ", ".join(entry.key for entry in outdated))
+            held = [entry for entry in held if entry not in outdated]
+        if held:
+            _agree(path, held, known, name)
+            pin = Pin(held[0], path, checkpoint.sha256 is not None, path == (project or path))
     if cache.root.is_dir() and (serial := _shipped_serial()):
         check_serial(cache, SHIPPED_LOCK, serial, switch)
     if switch and pin is None and checkpoint.sha256 is None:
         part = f", only the prefix {checkpoint.sha256_prefix}" if checkpoint.sha256_prefix else ""
         raise NotLocked(f"no lock has a full hash of {name}{part}, and {switch} admits nothing new. Once without it: zoo lock {name}")
     return (replace(checkpoint, sha256=pin.entry.sha256) if pin else checkpoint), pin
+
+
+def _agree(path: Path, held: list[Entry], known: str, name: str) -> None:
+    """Refuse a record, or a second entry, that says something else of one source; whichever name is asked for, it has one content."""
+    for entry in held:
+        if not (entry.sha256 or "").startswith(known):
+            who = "its record says" if entry.key == name else f"and the record of {name}, which has the same source, says"
+            raise changed(f"{path} pins {entry.key} to", entry.sha256 or "", known, who, entry.key)
+    for entry in held[1:]:
+        if entry.sha256 != held[0].sha256:
+            now = f"and {entry.key}, which has the same source, to"
+            raise changed(f"{path} pins {held[0].key} to", held[0].sha256 or "", entry.sha256, now, name)
 
 
 def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pin | None) -> None:
@@ -132,10 +149,42 @@ def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pi
         ChangedUpstream: another process has pinned the name to other bytes meanwhile.
         BadLock: the lock is damaged.
     """
-    if checkpoint.sha256 or (pin and pin.settled) or all(source.startswith(("file:", "package:")) for source in checkpoint.sources):
+    if _settled(checkpoint, pin) or (not pin and hearsay(cache, checkpoint)):
         return
-    if not pin and hearsay(cache, checkpoint):
+    _write(cache, checkpoint, installed.source_sha256, lambda: entry_of(cache, checkpoint, installed), pin)
+
+
+def remember_served(
+    cache: Cache, checkpoint: Checkpoint, sha256: str, size: int, gave: tuple[str, str | None, str], pin: Pin | None
+) -> None:
+    """Do as `remember` does for a file that is kept as it was served, so that nobody has counted its tensors.
+
+    Args:
+        cache: has the notes of locks.
+        checkpoint: the record as the registry has it.
+        sha256: of the file that came.
+        size: of the same, in bytes.
+        gave: which source, of which commit, by which URL.
+        pin: what a lock knew of it before.
+    """
+    if _settled(checkpoint, pin):
         return
+    sources = tuple(_at(source, gave[1] if source == gave[0] else None, gave[2]) for source in checkpoint.sources)
+    entry = Entry(key_of(checkpoint), checkpoint.format, sources, checkpoint.license, sha256, size=size)
+    _write(cache, checkpoint, sha256, lambda: entry, pin)
+
+
+def _settled(checkpoint: Checkpoint, pin: Pin | None) -> bool:
+    """Whether nothing is to be pinned: a hash is known or pinned already, or it is a file of this machine's that has no record."""
+    if checkpoint.sha256 or (pin and pin.settled):
+        return True
+    if not all(source.startswith(("file:", "package:")) for source in checkpoint.sources):
+        return False
+    rows = (one.row for one in located(checkpoint.model) if one.row.tag == checkpoint.tag)
+    return not any(row.sources == checkpoint.sources and row.sha256 is None for row in rows)
+
+
+def _write(cache: Cache, checkpoint: Checkpoint, sha256: str, describe: Callable[[], Entry], pin: Pin | None) -> None:
     places = [path for path in (project_lock(), user_lock()) if path is not None]
     path = next((path for path in places if (pin and path == pin.path) or _writable(path)), None)
     if path is None:
@@ -144,9 +193,9 @@ def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pi
         return
     try:
         there = Lock.read(path).entries.get(key_of(checkpoint)) if path.is_file() else None
-        if there and there.sha256 == installed.source_sha256:  # another process of many that began together was faster
+        if there and there.sha256 == sha256:  # another process of many that began together was faster
             return
-        entry = pin.entry if pin else entry_of(cache, checkpoint, installed)
+        entry = pin.entry if pin and pin.entry.key == key_of(checkpoint) else describe()
         update(cache, path, lambda entries: _added(entries, entry, checkpoint, path))
         log.info("pinned %s to sha256 %s in %s", entry.key, entry.sha256, path)
     except CorruptCache:  # whoever loads it finds that out, and says so
@@ -179,6 +228,23 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
     count, tensors = _tensors(cache, installed) if own else (None, None)
     facts = {"size": size, "tensors": count, "fingerprint": tensors}
     return Entry(key_of(checkpoint), checkpoint.format, tuple(sources), checkpoint.license, installed.source_sha256, **facts)
+
+
+def repinned(entries: Mapping[str, Entry], made: Iterable[tuple[Checkpoint, Entry]]) -> dict[str, Entry]:
+    """Put what sources give today into the entries that hold them, under whichever names, so that a lock does not contradict itself.
+
+    Args:
+        entries: of the lock.
+        made: records, and the entries of what their sources gave.
+    """
+    new = dict(entries)
+    for row, entry in made:
+        at = {place_of(source): source for source in entry.sources}
+        for one in pins(entries, row):
+            sources = tuple(at.get(place_of(source), source) for source in one.sources)
+            other = replace(entry, key=one.key, format=one.format, sources=sources, license=one.license)
+            new[one.key] = entry if one.key == entry.key else other
+    return new
 
 
 def update(cache: Cache, path: Path, change: Callable[[Mapping[str, Entry]], Mapping[str, Entry]]) -> Lock:
@@ -282,7 +348,7 @@ def _locked_tensors(checkpoint: Checkpoint, pin: Pin | None) -> tuple[Entry, Pat
 
 def changed(who: str, pinned: str, found: str | None, now: str, name: str) -> ChangedUpstream:
     """Make the error of bytes that differ from the pinned ones; its message has both hashes and what to do."""
-    todo = f"What was installed before still loads. If you trust the new bytes: zoo lock --update {name}"
+    todo = f"If you trust the new bytes: zoo lock --update {name}"
     error = ChangedUpstream(f"{who} sha256 {pinned}, {now} {found}. {todo}" if found else f"{who} sha256 {pinned}, and {now}. {todo}")
     error.pinned, error.found = pinned, found
     return error
@@ -306,24 +372,26 @@ def _added(entries: Mapping[str, Entry], entry: Entry, checkpoint: Checkpoint, p
     there = entries.get(entry.key)
     if there is not None and there.sha256 == entry.sha256:
         return entries
-    if there is None or there.sha256 is None or _stale(there, checkpoint):
-        return {**entries, entry.key: entry}
-    raise changed(f"{path} pins {entry.key} to", there.sha256, entry.sha256, "and now came", entry.key)
+    for one in pins(entries, checkpoint):
+        if one.sha256 != entry.sha256 and not _stale(one, checkpoint):
+            raise changed(f"{path} pins {one.key} to", one.sha256 or "", entry.sha256, "and now came", one.key)
+    return {**entries, entry.key: entry}
 
 
 def _at(source: str, commit: str | None, served: str) -> str:
     """Write the commit and the file into a source of the Hub, so that it names one thing for ever."""
-    match = _HUB.fullmatch(source)
-    if not match or not commit:
+    parts = hub_parts(source)
+    if not parts or not commit:
         return public(source)
     found = re.search(rf"/resolve/{commit}/(.+)$", urlsplit(served).path)
-    return f"{match[1]}@{commit}{match[3] or (f'/{found[1]}' if found else '')}"
+    return f"{parts[0]}@{commit}{parts[2] or (f'/{found[1]}' if found else '')}"
 
 
 def _stale(entry: Entry, checkpoint: Checkpoint) -> bool:
     """Whether the record was changed since: it says another hash, or names none of the places any more."""
     contradicts = not (entry.sha256 or "").startswith(checkpoint.sha256 or checkpoint.sha256_prefix or "")
-    return contradicts or {place_of(source) for source in entry.sources}.isdisjoint(map(place_of, checkpoint.sources))
+    elsewhere = {place_of(source) for source in entry.sources}.isdisjoint(map(place_of, checkpoint.sources))
+    return contradicts or (elsewhere and entry.key == key_of(checkpoint))
 
 
 def _writable(path: Path) -> bool:

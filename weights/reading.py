@@ -18,6 +18,7 @@ from blake3 import blake3
 from weights.cache import Cache, Installed, stamp_of
 from weights.errors import CorruptCache, SourceUnavailable
 from weights.regular import open_regular
+from weights.sources import switched_on
 
 CHUNK = 2 << 20
 SETTLED_S = 0.1
@@ -33,6 +34,7 @@ def load(installed: Installed, verify: str = "load") -> memoryview:
             "stamp" maps the file, copy-on-write and without hashing, if its device, inode, size and times are those of an earlier
             full check; else it does as "load" and keeps the stamp, where the cache can be written. A mapping is as good as the file
             stays: if another process truncates it in place, touching the lost pages kills this process with SIGBUS.
+            Frozen, by ZOO_FROZEN or because `installed` was asked for so, neither stamp nor BLAKE3 is believed: SHA-256 is computed.
 
     Raises:
         CorruptCache: the file is gone, or not what was installed; it was moved to quarantine, and `get` fetches it again.
@@ -40,7 +42,7 @@ def load(installed: Installed, verify: str = "load") -> memoryview:
     """
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
-    cache = Cache()
+    cache, frozen = Cache(), installed.frozen or switched_on("ZOO_FROZEN")
     try:
         fd = _open(installed.path)
         try:
@@ -48,9 +50,10 @@ def load(installed: Installed, verify: str = "load") -> memoryview:
             if before.st_size != installed.size_bytes or not before.st_size:
                 raise CorruptCache(f"{installed.path}: expected {installed.size_bytes:,} bytes, got {before.st_size:,}.")
             cache.touch(installed)
-            if verify == "stamp" and cache.stamp(installed.sha256) == stamp_of(before):
+            if verify == "stamp" and not frozen and cache.stamp(installed.sha256) == stamp_of(before):
                 return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
-            wanted, hasher = (installed.blake3, blake3()) if installed.blake3 else (installed.sha256, hashlib.sha256())
+            fast = None if frozen else installed.blake3  # the cache's own note
+            wanted, hasher = (fast, blake3()) if fast else (installed.sha256, hashlib.sha256())
             data = _read(fd, before.st_size, hasher, installed.path)
             if hasher.hexdigest() != wanted:
                 raise CorruptCache(f"{installed.path}: expected {hasher.name} {wanted}, got {hasher.hexdigest()}.")

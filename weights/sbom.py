@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from weights.errors import SourceUnavailable
+from weights.errors import NoSuchFile
 from weights.lock import Entry, Lock, project_lock
 from weights.record import Checkpoint
 from weights.registry import checkpoints
@@ -27,18 +27,13 @@ def lock_entries(path: Path | None) -> tuple[Path, list[Entry]]:
     """Read a lock, by default the nearest `weights.lock` upwards of the working folder.
 
     Raises:
-        SourceUnavailable: there is none.
-        BadLock: it is no lock.
+        NoSuchFile: there is none.
+        BadLock: it is no lock, or can't be read.
     """
     found = path or project_lock()
     if found is None:
-        raise SourceUnavailable("no weights.lock lies here or above: name one with --lock FILE.")
-    if found.exists() and not found.is_file():
-        raise SourceUnavailable(f"{found} is no regular file: name a lock with --lock FILE.")
-    try:
-        return found, list(Lock.read(found).entries.values())
-    except OSError as error:
-        raise SourceUnavailable(f"{found} can't be read: {error.strerror}.") from error
+        raise NoSuchFile("no weights.lock lies here or above: zoo lock NAME writes one, and --lock FILE names another.")
+    return found, list(Lock.read(found).entries.values())
 
 
 def sbom(project: str, entries: Iterable[Entry], version: str) -> str:

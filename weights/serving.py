@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from weights.cache import Cache
-from weights.errors import BadRecord, SourceUnavailable
+from weights.errors import BadRecord, NoSuchFile, SourceUnavailable
 from weights.mirror import INDEX, VERSION, index
 
 log = logging.getLogger("weights")
@@ -52,13 +52,13 @@ def files_of(folder: str | Path | None) -> Callable[[], Mapping[str, Served]]:
         folder: of a mirror; None serves the blobs of the cache, by their SHA-256.
 
     Raises:
-        SourceUnavailable: there is no such folder, or it has no index.
+        NoSuchFile: there is no such folder, or it has no index.
     """
     if folder is None:
         return _blobs
     place = Path(folder).expanduser().absolute()
     if not (place / INDEX).is_file():
-        raise SourceUnavailable(f"{place} is no mirror, it has no {INDEX}: zoo mirror {folder} MODEL... makes one.")
+        raise NoSuchFile(f"{place} is no mirror, it has no {INDEX}: zoo mirror {folder} MODEL... makes one.")
     known: list[Any] = [None, {}]
 
     def listed() -> Mapping[str, Served]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from weights.archive import atomic
-from weights.errors import BadSignature, MissingLibrary, SourceUnavailable, WeightsError
+from weights.errors import BadSignature, MissingLibrary, NoSuchFile, SourceUnavailable, WeightsError
 
 LARGEST = 64 << 20
 """Bytes of a signature that is read at all."""
@@ -40,7 +40,7 @@ def sign(what: str | Path, key: str | Path, signature: str | Path | None = None,
 
     Raises:
         BadSignature: the key can't be read or is of another kind, or the signature would lie in the folder that it signs.
-        SourceUnavailable: there is no such file.
+        NoSuchFile: there is no such file.
         MissingLibrary: model-signing is not installed.
         NoSpace, CacheNotWritable: the signature can't be written.
     """
@@ -71,7 +71,7 @@ def verify_signature(what: str | Path, signature: str | Path, key: str | Path) -
 
     Raises:
         BadSignature: it is another's, of other bytes, damaged or stripped, or there are files that were not signed.
-        SourceUnavailable: there is no such file.
+        NoSuchFile: there is no such file.
         MissingLibrary: model-signing is not installed.
     """
     what, signature = _there(what), _there(signature)
@@ -104,6 +104,8 @@ def _there(path: str | Path) -> Path:
     path = Path(path).absolute()
     try:
         mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoSuchFile(f"{path} can't be read: there is no such file. Check the name.") from error
     except OSError as error:
         raise SourceUnavailable(f"{path} can't be read: {error.strerror}.") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from weights import patience as limits
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
 from weights.patience import Again, check_status, proxies, within
+from weights.places import ELSEWHERE
 
 if TYPE_CHECKING:
     from weights.record import Checkpoint
@@ -196,6 +197,9 @@ def _plain(source: str, commit: str | None) -> Remote:
 
 def _file(source: str, commit: str | None) -> Remote:
     del commit
+    if source.startswith(ELSEWHERE):
+        name = source.removeprefix(ELSEWHERE)
+        raise SourceUnavailable(f"{name} came in a bundle, from a folder of the machine that wrote it, and is nowhere else here.")
     if urlsplit(source).netloc not in ("", "localhost"):
         raise InsecureSource(f"{source} names another machine; a file on this one is file:///path")
     return Remote(source, source)

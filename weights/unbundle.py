@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from blake3 import blake3
 
@@ -18,12 +19,13 @@ from weights.auditing import diff
 from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
 from weights.cache import BUNDLE, Cache, Installed
 from weights.delivery import check_complete
-from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NotLocked, SizeMismatch, SourceUnavailable
+from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NoSuchFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
 from weights.lock import Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
+from weights.places import plain
 from weights.reading import hashes, read_file
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
@@ -82,6 +84,7 @@ def unbundle(
         What became of each checkpoint.
 
     Raises:
+        NoSuchFile: there is none.
         MalformedFile: it is no bundle, or a member is not what it should be; the message names it.
         HashMismatch: so it is, by its bytes; or its lock, a lock here, the registry, or an earlier install has another file of that name.
         NotLocked: neither the registry nor a lock here has a full hash of a checkpoint, and ZOO_FROZEN is set.
@@ -91,12 +94,7 @@ def unbundle(
     """
     path, cache = Path(path).expanduser(), Cache()
     with contextlib.ExitStack() as stack:
-        try:
-            if not path.is_file():
-                raise SourceUnavailable(f"{path} is no file; zoo bundle writes one.")
-            file = stack.enter_context(path.open("rb", buffering=0))
-        except OSError as error:
-            raise SourceUnavailable(f"{path} can't be read: {error}.") from error
+        file = stack.enter_context(_opened(path))
         reader = Reader(file, str(path), progress)
         text = reader.first(MANIFEST, MANIFEST_LIMIT)
         contents = read_contents(text, str(path))
@@ -121,8 +119,22 @@ def unbundle(
         _compare_lock(contents, small, staged, str(path))
         golden = [small.get(f"golden/{plan.one.name}.safetensors") for plan in plans]
         proofs = [check(plan.row, plan.installed, data) if check else "not compared" for plan, data in zip(plans, golden, strict=True)]
-        _commit(cache, plans)
+        _commit(cache, plans, path.resolve())
         return [_said(plan, proof) for plan, proof in zip(plans, proofs, strict=True)]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        file = path.open("rb", buffering=0) if path.is_file() or not path.exists() else None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NoSuchFile(f"{path} is not there: name the file that zoo bundle wrote.") from error
+    except OSError as error:
+        raise SourceUnavailable(f"{path} can't be read: {error.strerror}.") from error
+    if file is None:
+        raise MalformedFile(f"{path} is no file, and a bundle is one: name what zoo bundle wrote.")
+    with file:
+        yield file
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +224,13 @@ def _plan(
             row = replace(row, labels=str(written[0]))
     if row.format == "safetensors" and one.blob != one.source_sha256:
         raise MalformedFile(f"{place}: the blob of {one.name} has another hash than the file that it is. It was changed.")
-    held, pin = admit(cache, row if here else replace(row, sha256=None))  # the bundle's own word is no record's hash
+    name, switch = f"{one.model}:{one.tag}", frozen_by()
+    todo = f"On a machine that has it: zoo lock {name}; then bring its weights.lock here, into the folder where you call zoo unbundle"
+    try:
+        held, pin = admit(cache, row if here else replace(row, sha256=None))  # the bundle's own word is no record's hash
+    except NotLocked as error:
+        what = f"{place}: neither the registry nor a lock here has a full hash of {name}, and {switch} takes no bundle's own word"
+        raise NotLocked(f"{what}. {todo}; or, if you trust who wrote the bundle, unbundle it once without {switch}.") from error
     if held.sha256 and held.sha256 != one.source_sha256:
         raise HashMismatch(f"{place}: a lock pins {one.model}:{one.tag} to sha256 {held.sha256}, the bundle has {one.source_sha256}.")
     # the bundle says what its tensors were made of, the lock knows them
@@ -222,10 +240,9 @@ def _plan(
     there = cache.lookup(row)
     if there and there.source_sha256 == one.source_sha256 and hashes(there.path)[0] == there.sha256:
         return _Plan(one, row, there, False, registered, written)
-    if not known and one.blob != one.source_sha256 and (switch := frozen_by()):
+    if not known and one.blob != one.source_sha256 and switch:
         raise NotLocked(
-            f"{place}: no lock has the fingerprint of {one.model}:{one.tag}, whose tensors are the sender's word, and {switch} takes none. "
-            f"Where it can be fetched: zoo lock {one.model}:{one.tag}"
+            f"{place}: no lock has the fingerprint of {name}, whose tensors are the sender's word, and {switch} takes none. {todo}."
         )
     return _Plan(one, row, replace(blob, source=row.sources[0], source_sha256=one.source_sha256), True, registered, written)
 
@@ -256,10 +273,12 @@ def _compare(here: Checkpoint, theirs: Checkpoint, one: Carried, what: str) -> N
     if not one.source_sha256.startswith(here.sha256 or here.sha256_prefix or ""):
         raise HashMismatch(f"{what}: expected sha256 {here.sha256 or f'{here.sha256_prefix}…'}, got {one.source_sha256}. {todo}")
     differ = [name for name in IDENTITY if getattr(here, name) != getattr(theirs, name)]
-    if not (here.sha256 or here.sha256_prefix or set(here.sources) & set(theirs.sources)):
-        differ.append("sources")
-    if differ:
-        said = "; ".join(f"{name} is {getattr(here, name)!r} here and {getattr(theirs, name)!r} there" for name in differ)
+    places = [tuple(map(plain, row.sources)) for row in (here, theirs)]  # the queries stayed where the bundle was written
+    facts = {name: (getattr(here, name), getattr(theirs, name)) for name in differ}
+    if not (here.sha256 or here.sha256_prefix or set(places[0]) & set(places[1])):
+        facts["sources"] = places[0], places[1]
+    if facts:
+        said = "; ".join(f"{name} is {ours!r} here and {others!r} there" for name, (ours, others) in facts.items())
         raise BadRecord(f"{what}: {said}. {todo}")
 
 
@@ -289,7 +308,7 @@ def _compare_installs(cache: Cache, row: Checkpoint, one: Carried, place: str) -
             raise HashMismatch(f"{place}: {source} gave sha256 {before} when it was installed here, the bundle has {one.source_sha256}.")
 
 
-def _commit(cache: Cache, plans: list[_Plan]) -> None:
+def _commit(cache: Cache, plans: list[_Plan], bundle: Path) -> None:
     """Give everything its name: contents first, then the notes that lead to them, the records last, all of them or none."""
     before: dict[Path, bytes | None] = {}
     with _restored(before), contextlib.ExitStack() as records:
@@ -309,7 +328,7 @@ def _commit(cache: Cache, plans: list[_Plan]) -> None:
                 installed = replace(plan.installed, path=path)
                 if plan.row.format != "safetensors":
                     cache.derive(installed, BUNDLE)
-                cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size, by="bundle")
+                cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size, BUNDLE, bundle)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from weights import MalformedFile
 from zoo.console import JsonOption, QuietOption, err, escape, names, out, print_json
 
 ModelsArgument = Annotated[
@@ -68,8 +69,8 @@ def _signed(file: Path, signature: Path | None, key: Path | None) -> str | None:
         return None
     from weights.signing import verify_signature
 
-    if not file.is_file():
-        raise typer.BadParameter(f"{file} is no file; a bundle is one", param_hint="FILE")
+    if file.is_dir():
+        raise MalformedFile(f"{file} is no file, and a bundle is one: name what zoo bundle wrote.")
     return verify_signature(file, signature, key)[file.name]
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +22,12 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from hubserver import HubServer
 
 import weights
 from weights import Cache, Checkpoint, archive
 from weights.adding import to_toml
-from weights.bundle import ELSEWHERE, Contents, Member, bundle, read_contents
+from weights.bundle import Contents, Member, bundle, read_contents
 from weights.errors import (
     BadRecord,
     CacheNotWritable,
@@ -34,6 +36,7 @@ from weights.errors import (
     LimitExceeded,
     MalformedFile,
     NoSpace,
+    NoSuchFile,
     NotLocked,
     OutputsDiffer,
     SizeMismatch,
@@ -43,6 +46,7 @@ from weights.errors import (
 from weights.fingerprint import fingerprint
 from weights.lock import Entry, Lock, parse
 from weights.pinning import entry_of
+from weights.places import ELSEWHERE, public
 from weights.unbundle import unbundle
 
 Make = Callable[..., Checkpoint]
@@ -227,8 +231,10 @@ def test_frozen_a_bundles_own_word_admits_nothing_and_a_lock_does(
     tar: Path, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZOO_FROZEN", "1")
-    with pytest.raises(NotLocked, match="no lock has a full hash of ResNet20:test, and ZOO_FROZEN=1 admits nothing new"):
+    said = "neither the registry nor a lock here has a full hash of ResNet20:test, and ZOO_FROZEN=1 takes no bundle's own word"
+    with pytest.raises(NotLocked, match=f"{said}.*zoo lock ResNet20:test; then bring its weights.lock here") as refused:
         unbundle(tar)
+    assert "Once without it: zoo lock" not in str(refused.value)  # here is nothing that it could be made of
     assert installed(tmp_path / "elsewhere") == {}
     (entry,) = parse(members(tar)["weights.lock"].decode(), tar).entries.values()
     monkeypatch.chdir(tmp_path)
@@ -252,7 +258,9 @@ def test_frozen_what_a_bundle_converted_counts_only_where_a_lock_knows_its_tenso
     monkeypatch.setenv("ZOO_FROZEN", "1")
     for _ in range(2):
         with pytest.raises(
-            NotLocked, match="no lock has the fingerprint of ResNet20:test, whose tensors are the sender's word, and ZOO_FROZEN=1"
+            NotLocked,
+            match=r"no lock has the fingerprint of ResNet20:test, whose tensors are the sender's word, and ZOO_FROZEN=1.*"
+            "On a machine that has it: zoo lock ResNet20:test; then bring its weights.lock here",
         ):
             unbundle(tmp_path / "zoo.tar")
         assert not any((tmp_path / "elsewhere" / "cache" / "blobs" / "sha256").iterdir())
@@ -442,8 +450,10 @@ def test_another_kind_of_file_is_no_bundle(tmp_path: Path, start: bytes) -> None
     (tmp_path / "x").write_bytes(start.ljust(3000, b"x"))
     with pytest.raises(MalformedFile, match="is no bundle of kernelzoo"):
         unbundle(tmp_path / "x")
-    with pytest.raises(SourceUnavailable, match="is no file"):
+    with pytest.raises(MalformedFile, match="is no file, and a bundle is one"):
         unbundle(tmp_path)
+    with pytest.raises(NoSuchFile, match="is not there: name the file that zoo bundle wrote"):
+        unbundle(tmp_path / "none.tar")
 
 
 def test_a_record_of_the_same_name_that_says_otherwise_is_a_conflict(tar: Path, row: Checkpoint, data: bytes, tmp_path: Path) -> None:
@@ -622,8 +632,6 @@ def test_large_files_are_never_in_memory(record: Make, tmp_path: Path, safetenso
 
 
 def test_a_full_disk_is_noticed_before_the_first_byte(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(NoSpace, match="bytes are needed"):
@@ -710,3 +718,117 @@ def test_a_bundles_word_is_no_first_sight(
     unbundle(tar)
     assert bytes(weights.open_weights(row)) == safetensors(seed=1)
     assert not user_lock().exists()
+
+
+def test_what_came_in_a_bundle_and_is_gone_is_brought_back_by_the_bundle(tar: Path, data: bytes, tmp_path: Path) -> None:
+    unbundle(tar)
+    row = weights.find("ResNet20", "test")
+    for _ in range(2):
+        Cache().blob(of(data)).unlink()
+        with pytest.raises(SourceUnavailable, match=rf"It came in a bundle, unbundle it again: zoo unbundle {tar}$"):
+            weights.open_weights(row)
+        unbundle(tar)
+        assert bytes(weights.open_weights(row)) == data
+    Cache().blob(of(data)).unlink()
+    tar.rename(tmp_path / "moved.tar")
+    with pytest.raises(SourceUnavailable, match=rf"zoo unbundle {tar}, which is not there now: name the file where it is$"):
+        weights.open_weights(row)
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_what_came_only_in_a_bundle_is_not_looked_for_on_this_disk(
+    record: Make, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: str
+) -> None:
+    (tmp_path / "w.pth").write_bytes(PICKLE)
+    row = record((tmp_path / "w.pth").as_uri(), format="pytorch", sha256=of(PICKLE), num_classes=10)
+    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    leave(monkeypatch, tmp_path)
+    monkeypatch.setenv("ZOO_OFFLINE", offline)
+    unbundle(tmp_path / "zoo.tar")
+    row, cache = weights.find("ResNet20", "test"), Cache()
+    cache.blob(of(data)).unlink()
+    (tmp_path / "mirror").mkdir()
+    for mirror in ("", str(tmp_path / "mirror")):
+        monkeypatch.setenv("ZOO_MIRROR", mirror)
+        with pytest.raises(SourceUnavailable, match=r"(?s)It came in a bundle, unbundle it again: zoo unbundle .*zoo\.tar") as refused:
+            weights.get(row, to_safetensors=lambda source, made: None)
+        assert "can't be read" not in str(refused.value)
+    shutil.rmtree(cache.root)
+    with pytest.raises(SourceUnavailable, match=r"is not in .*It came in a bundle, unbundle it again: zoo unbundle FILE"):
+        weights.get(row, to_safetensors=lambda source, made: None)
+
+
+def test_what_came_in_a_bundle_and_no_source_has_any_more_is_told_with_both(
+    hub: HubServer, record: Make, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = record(hub.file("w.safetensors", data), sha256=of(data), num_classes=10)
+    bundle([row], tmp_path / "zoo.tar")
+    leave(monkeypatch, tmp_path)
+    unbundle(tmp_path / "zoo.tar")
+    monkeypatch.delenv("ZOO_OFFLINE")
+    Cache().blob(of(data)).unlink()
+    del hub.bodies["w.safetensors"]
+    with pytest.raises(
+        SourceUnavailable, match=r"(?s)no source delivered ResNet20 test:.*HTTP 404.*unbundle it again: zoo unbundle .*zoo\.tar$"
+    ):
+        weights.get(weights.find("ResNet20", "test"))
+
+
+def test_frozen_a_conversion_that_a_bundle_brought_is_told_with_a_way_that_works_here(
+    record: Make, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "w.pth").write_bytes(PICKLE)
+    row = record((tmp_path / "w.pth").as_uri(), format="pytorch", sha256=of(PICKLE), num_classes=10)
+    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    theirs = entry_of(Cache(), row, weights.get(row))
+    leave(monkeypatch, tmp_path)
+    unbundle(tmp_path / "zoo.tar")
+    row = weights.find("ResNet20", "test")
+    with pytest.raises(
+        NotLocked, match=r"no lock has the fingerprint of ResNet20:test.*zoo lock ResNet20:test; then bring its weights.lock"
+    ):
+        weights.open_weights(row, to_safetensors=lambda source, made: None, frozen=True)
+    Lock({theirs.key: theirs}, 1).write(tmp_path / "weights.lock")  # as `zoo lock` writes it where the file is
+    monkeypatch.chdir(tmp_path)
+    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made: None, frozen=True)) == data
+
+
+def test_a_query_of_an_address_does_not_travel_and_that_is_said(
+    hub: HubServer,
+    record: Make,
+    data: bytes,
+    tmp_path: Path,
+    own_cache: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = hub.file("w.safetensors", data)
+    row = record(f"{url}?token=s3cret", f"{url}?token=s3cret&again#part", num_classes=10)
+    bundle([row], tmp_path / "zoo.tar")
+    assert b"s3cret" not in (tmp_path / "zoo.tar").read_bytes()
+    assert not [path for path in own_cache.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]  # caches travel too
+    assert [f"the query of {public(source)} is left out" in said for source, said in zip(row.sources, caplog.messages, strict=True)] == [
+        True
+    ] * 2
+    assert "s3cret" not in caplog.text
+    leave(monkeypatch, tmp_path)
+    (tmp_path / "elsewhere" / "registry").mkdir(parents=True)
+    table = tmp_path / "elsewhere" / "registry" / "ResNet20.test.toml"
+    table.write_text(to_toml(record(f"{hub.url}/files/other?token=t0p", num_classes=10)))
+    with pytest.raises(BadRecord, match=rf"sources is \('{hub.url}/files/other',\) here and \('{url}',\) there"):
+        unbundle(tmp_path / "zoo.tar")
+    table.write_text(to_toml(record(f"{url}?token=of+theirs", num_classes=10)))  # a team's table, with a key of each
+    assert [one.registered for one in unbundle(tmp_path / "zoo.tar")] == [None]
+    shutil.rmtree(tmp_path / "elsewhere")
+    unbundle(tmp_path / "zoo.tar")
+    assert weights.find("ResNet20", "test").sources == (url,)
+    assert bytes(weights.open_weights(weights.find("ResNet20", "test"))) == data
+
+
+def test_what_has_no_tag_is_not_bundled(record: Make, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").write_bytes(data)
+    row = record((tmp_path / "w.safetensors").as_uri(), tag="https://example.org/w?token=s3cret", num_classes=10)
+    with pytest.raises(BadRecord, match=r"has no tag by which the other side could call it: .* zoo add FILE --model ResNet20") as refused:
+        bundle([row], tmp_path / "zoo.tar")
+    assert "s3cret" not in str(refused.value)
+    assert not (tmp_path / "zoo.tar").exists()

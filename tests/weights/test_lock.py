@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 import weights
-from weights import BadLock, HashMismatch, MalformedFile
+from weights import BadLock, HashMismatch, MalformedFile, NoSuchFile
 from weights.auditing import check, diff
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, find_locks, project_lock, user_lock
@@ -169,9 +170,24 @@ def test_a_lock_that_can_not_be_opened_is_told(lock: Path, how: str, monkeypatch
         lock.mkdir()
     else:
         error = PermissionError(13, "Permission denied") if how == "permission" else OSError(5, "Input/output error")
-        monkeypatch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(error))
-    with pytest.raises(BadLock, match=rf"{lock} can't be read \(.*\)\. Restore it from version control"):
+        monkeypatch.setattr("weights.lock.read_regular", lambda path: (_ for _ in ()).throw(error))
+    with pytest.raises(BadLock, match=rf"{lock} can't be read \(.*\): a lock is a file that zoo lock NAME writes; look who may read it"):
         Lock.read(lock)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_pipe_in_a_locks_place_is_not_waited_for(lock: Path) -> None:
+    lock.unlink()
+    os.mkfifo(lock)
+    with pytest.raises(BadLock, match="It is no regular file"):
+        Lock.read(lock)
+
+
+def test_a_lock_that_is_not_there_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "none.lock", tmp_path / "file" / "none.lock"):
+        with pytest.raises(NoSuchFile, match=rf"there is no lock {path}: check the path; zoo lock NAME writes one"):
+            Lock.read(path)
 
 
 def test_a_lock_is_replaced_at_once_or_not_at_all(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from hubserver import HubServer
 
 import weights
 from weights import Cache, Checkpoint, sources
-from weights.errors import BadRecord, HashMismatch, InsecureSource, Offline, SourceUnavailable
+from weights.errors import BadRecord, ChangedUpstream, HashMismatch, InsecureSource, Offline, SourceUnavailable
 from weights.fetch import Expected, fetch
-from weights.lock import Entry, Lock
+from weights.lock import Entry, Lock, user_lock
 from weights.mirror import index, mirror
 from weights.part import Part
 from weights.serving import Server, files_of
@@ -388,3 +388,56 @@ def test_a_redirect_of_the_mirror_leads_to_https_or_nowhere(lan: Server, monkeyp
     with pytest.raises(InsecureSource):
         fetch(sources.resolve(f"{LAN}/{of(data)}"), part, Expected(of(data)))
     part.discard()
+
+
+# -- locks
+
+
+def test_what_a_mirror_fetches_first_is_pinned(
+    hub: HubServer, data: bytes, record: Make, safetensors: Callable[..., bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, commit = hub.file("w.safetensors", data), hub.repo("acme/wheels", {"model.safetensors": data})
+    rows = [record(url, tag="a"), record("hf://acme/wheels", tag="b")]
+    mirror(tmp_path / "m", rows)
+    entries = Lock.read(user_lock()).entries
+    assert {key: (entry.sha256, entry.size, entry.fingerprint) for key, entry in entries.items()} == {
+        "ResNet20:a": (of(data), len(data), None),
+        "ResNet20:b": (of(data), len(data), None),
+    }
+    assert entries["ResNet20:b"].sources == (f"hf://acme/wheels@{commit}/model.safetensors",)
+    new = safetensors(seed=5)
+    hub.file("w.safetensors", new)
+    with pytest.raises(ChangedUpstream, match=rf"says sha256 {of(data)}, got {of(new)}"):
+        mirror(tmp_path / "another", [rows[0]])
+    monkeypatch.setenv("ZOO_FROZEN", "1")
+    with pytest.raises(ChangedUpstream):
+        weights.get(rows[0])
+
+
+def test_a_mirror_of_a_mirror_is_no_first_sight(
+    hub: HubServer, data: bytes, record: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = record(hub.file("w.safetensors", data), sha256_prefix=of(data)[:8])
+    monkeypatch.setenv("ZOO_MIRROR", str(tmp_path / "first"))
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "w.safetensors").write_bytes(data)
+    mirror(tmp_path / "second", [row])
+    weights.get(row)  # of that mirror too, and no first sight either
+    mirror(tmp_path / "third", [row])
+    assert not user_lock().exists()
+    monkeypatch.delenv("ZOO_MIRROR")
+    Cache().blob(of(data)).unlink()
+    mirror(tmp_path / "fourth", [row])
+    assert Lock.read(user_lock()).entries["ResNet20:test"].sha256 == of(data)
+
+
+def test_what_the_cache_has_from_the_source_itself_is_a_first_sight_for_a_mirror(
+    hub: HubServer, data: bytes, record: Make, tmp_path: Path
+) -> None:
+    row = record(hub.file("w.safetensors", data))
+    weights.get(row)
+    user_lock().unlink()
+    hub.heal()
+    mirror(tmp_path / "m", [row])
+    assert Lock.read(user_lock()).entries["ResNet20:test"].sha256 == of(data)
+    assert hub.gets() == []

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from hubserver import HubServer
 
 import weights
 from weights import BadLock, Cache, ChangedUpstream, Checkpoint, HashMismatch, NotLocked, SourceUnavailable, delivery, pinning
+from weights.adding import to_toml
 from weights.auditing import check
 from weights.cache import stamp_of
 from weights.fetch import Expected, Progress
@@ -27,6 +29,7 @@ from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.part import Part
 from weights.pinning import entry_of, public, update
+from weights.places import ELSEWHERE
 from weights.sources import Remote
 
 Make = Callable[..., Checkpoint]
@@ -589,3 +592,160 @@ def test_an_unreachable_pin_is_unavailable_not_changed(hub: HubServer, data: byt
     with pytest.raises(SourceUnavailable) as caught:
         weights.get(named("hf://acme/wheels"))
     assert not isinstance(caught.value, ChangedUpstream)
+
+
+def table(folder: Path, tag: str, *sources: str, **facts: str) -> Checkpoint:
+    """Write a row of a registry of the project's own, as a user does, and find it."""
+    folder.mkdir(exist_ok=True)
+    row = weights.adhoc(
+        "ResNet20", sources[0], **{"tag": tag, "sources": list(sources), "num_classes": 10, "format": "safetensors"} | facts
+    )
+    (folder / f"{tag}.toml").write_text(to_toml(row))
+    return weights.find("ResNet20", tag)
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tables").mkdir()
+    monkeypatch.setenv("ZOO_REGISTRY", str(tmp_path / "tables"))
+    return tmp_path / "tables"
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_pin_of_a_source_holds_whichever_name_asks_for_it(
+    hub: HubServer, data: bytes, sha: str, safetensors: Bytes, project: Path, own_cache: Path, tables: Path, frozen: bool
+) -> None:
+    url, new = hub.file("w.safetensors", data), safetensors(seed=5)
+    weights.get(named(url))
+    locked = project.read_bytes()
+    elsewhere(own_cache)
+    hub.file("w.safetensors", new)
+    hub.heal()
+    with pytest.raises(ChangedUpstream, match=rf"says sha256 {sha}, got {digest(new)}"):
+        weights.open_weights(table(tables, "mine", url), frozen=frozen)
+    hub.heal()
+    for facts in ({"sha256": digest(new)}, {"sha256_prefix": digest(new)[:8]}):
+        with pytest.raises(
+            ChangedUpstream, match=rf"{project} pins {url} to sha256 {sha}, and the record of ResNet20:mine.*zoo lock --update {url}"
+        ):
+            weights.open_weights(table(tables, "mine", url, **facts), frozen=frozen)
+    assert (hub.log, project.read_bytes()) == ([], locked)  # known before anybody is asked
+    hub.file("w.safetensors", data)
+    assert bytes(weights.open_weights(table(tables, "mine", url), frozen=frozen)) == data
+
+
+def test_a_pin_of_a_record_holds_its_address_too_and_the_hubs_revision(
+    hub: HubServer, data: bytes, safetensors: Bytes, project: Path, own_cache: Path, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.repo("acme/wheels", {"model.safetensors": data})
+    weights.get(table(tables, "mine", "hf://acme/wheels"))
+    assert list(Lock.read(project).entries) == ["ResNet20:mine", "ResNet50:mine"]
+    elsewhere(own_cache)
+    later = hub.repo("acme/wheels", {"model.safetensors": safetensors(seed=5)})
+    asked = ("hf://acme/wheels", "hf://acme/wheels@main/model.safetensors", f"hf://acme/wheels@{commit}")
+    for source in asked:
+        assert bytes(weights.open_weights(named(source), frozen=True)) == data
+    with pytest.raises(NotLocked):
+        weights.get(named(f"hf://acme/wheels@{later}"), frozen=True)
+    assert bytes(weights.open_weights(named(f"hf://acme/wheels@{later}"))) == safetensors(seed=5)  # another revision is another source
+    monkeypatch.delenv("ZOO_REGISTRY")
+    assert bytes(weights.open_weights(named(f"hf://acme/wheels@{commit}/model.safetensors"), frozen=True)) == data
+
+
+def test_what_the_user_saw_first_at_an_address_holds_for_a_record_of_it(
+    hub: HubServer,
+    data: bytes,
+    sha: str,
+    safetensors: Bytes,
+    own_cache: Path,
+    tables: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = hub.file("w.safetensors", data)
+    weights.get(named(url))
+    rmtree(own_cache)
+    hub.file("w.safetensors", safetensors(seed=5))
+    with pytest.raises(ChangedUpstream, match=sha):
+        weights.get(table(tables, "mine", url))
+    new = digest(safetensors(seed=5))
+    assert weights.get(table(tables, "mine", url, sha256=new)).sha256 == new  # a record's own hash outranks the user's first sight
+    hub.file("w.safetensors", data)
+    rmtree(own_cache)
+    Lock({}, 1).write(tmp_path / "weights.lock")
+    monkeypatch.chdir(tmp_path)
+    weights.get(table(tables, "mine", url))
+    assert [(key, entry.key, entry.sha256) for key, entry in Lock.read(tmp_path / "weights.lock").entries.items()] == [
+        ("ResNet20:mine", "ResNet20:mine", sha)
+    ]
+
+
+def test_a_lock_that_pins_one_source_to_two_contents_is_told(hub: HubServer, data: bytes, sha: str, project: Path, tables: Path) -> None:
+    url = hub.file("w.safetensors", data)
+    weights.get(named(url))
+    entries = Lock.read(project).entries
+    other = replace(entries[url], key="ResNet20:mine", sha256="1" * 64, fingerprint=None, tensors=None)
+    Lock({**entries, other.key: other}, 9).write(project)
+    with pytest.raises(ChangedUpstream, match=rf"pins ResNet20:mine to sha256 {'1' * 64}, and {url}, which has the same source, to {sha}"):
+        weights.get(table(tables, "mine", url))
+    found = {(one.key, one.what, one.locked, one.found) for one in check(project).differences}
+    assert (url, "pinned for ResNet20:mine, of the same source", sha, "1" * 64) in found
+    assert ("ResNet20:mine", f"pinned for {url}, of the same source", "1" * 64, sha) in found
+
+
+def test_a_check_finds_a_record_that_says_something_else_of_a_pinned_source(
+    hub: HubServer, data: bytes, sha: str, project: Path, tables: Path
+) -> None:
+    url = hub.file("w.safetensors", data)
+    weights.get(named(url))
+    table(tables, "mine", url, sha256="1" * 64)
+    differences = check(project, {url}).differences
+    assert [(one.what, one.locked, one.found) for one in differences] == [("recorded for ResNet20:mine, of the same source", sha, "1" * 64)]
+    assert check(project, {url}).entries == 1
+
+
+def test_bundles_of_two_machines_may_have_files_of_one_name(
+    record: Make, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = Entry("ResNet20:theirs", "safetensors", (f"{ELSEWHERE}best.safetensors",), "MIT", "1" * 64)
+    Lock({entry.key: entry}, 1).write(tmp_path / "weights.lock")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w").write_bytes(data)
+    row = record(f"{ELSEWHERE}best.safetensors", (tmp_path / "w").as_uri(), tag="mine", sha256=digest(data))
+    assert bytes(weights.open_weights(row)) == data
+
+
+def test_a_record_of_a_file_of_this_machine_is_pinned_at_first_sight_and_a_change_of_it_told(
+    data: bytes, sha: str, safetensors: Bytes, tables: Path, tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, new = tmp_path / "w.safetensors", safetensors(seed=5)
+    file.write_bytes(data)
+    row = table(tables, "mine", file.as_uri())
+    weights.get(row)
+    assert Lock.read(user_lock()).entries["ResNet20:mine"].sha256 == sha
+    file.touch()
+    assert bytes(weights.open_weights(row)) == data
+    assert caplog.messages == []
+    file.write_bytes(new)
+    assert bytes(weights.open_weights(row)) == data
+    said = rf"{file} is no longer the file that {user_lock()} pins: what was pinned is loaded\. .*: zoo lock --update ResNet20:mine"
+    assert [bool(re.fullmatch(said, message)) for message in caplog.messages] == [True]
+    rmtree(own_cache)
+    with pytest.raises(ChangedUpstream, match=rf"says sha256 {sha}, got {digest(new)}.*zoo lock --update ResNet20:mine"):
+        weights.get(row)
+    file.unlink()
+    with pytest.raises(SourceUnavailable, match="can't be read: No such file"):
+        weights.get(row)
+
+
+def test_adding_a_file_takes_what_it_has_now_and_nothing_frozen(
+    data: bytes, safetensors: Bytes, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, new = tmp_path / "w.safetensors", safetensors(seed=5)
+    file.write_bytes(data)
+    weights.get(table(tables, "pinned", file.as_uri()))
+    file.write_bytes(new)
+    assert weights.add(file, "ResNet20", "mine", num_classes=10).sha256 == digest(new)
+    monkeypatch.setenv("ZOO_FROZEN", "1")
+    with pytest.raises(NotLocked, match=r"w.safetensors is not added: its bytes are in no lock, and ZOO_FROZEN=1 admits nothing new"):
+        weights.add(file, "ResNet20", "second", num_classes=10)

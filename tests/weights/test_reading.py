@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 import weights
 from weights import Installed, reading
+from weights.cache import stamp_of
 from weights.errors import CorruptCache, SourceUnavailable
 
 
@@ -179,3 +181,21 @@ def test_what_can_not_be_read_is_named(tmp_path: Path) -> None:
     for name, why in reasons.items():
         with pytest.raises(SourceUnavailable, match=why):
             weights.read_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("by", ["variable", "keyword"])
+def test_frozen_a_stamp_is_not_believed_by_whoever_loads_directly(
+    installed: Installed, safetensors: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    other, cache = safetensors(5 * reading.CHUNK + 12_345, 7), weights.Cache()
+    if by == "keyword":
+        installed = weights.get(weights.adhoc("ResNet20", installed.source, tag="test", sha256=installed.sha256), frozen=True)
+    installed.path.chmod(0o644)
+    installed.path.write_bytes(other)
+    cache.keep_stamp(installed.sha256, stamp_of(installed.path.stat()))
+    forged = replace(installed, blake3=blake3(other).hexdigest())
+    if by == "variable":
+        assert bytes(weights.load(forged, "stamp")) == other  # not frozen, a cache is as trusted as its folder
+        monkeypatch.setenv("ZOO_FROZEN", "1")
+    with pytest.raises(CorruptCache, match=f"expected sha256 {installed.sha256}"):
+        weights.load(forged, "stamp")

@@ -16,7 +16,7 @@ from hubserver import HubServer
 import weights
 from weights import Checkpoint, registry
 from weights.cache import key
-from weights.errors import BadRecord, CacheNotWritable, SourceUnavailable
+from weights.errors import BadLock, BadRecord, CacheNotWritable
 from weights.part import Part
 from weights.sbom import lock_entries
 
@@ -86,7 +86,7 @@ def test_a_link_to_nowhere_among_the_records_is_named(own: Path) -> None:
 
 
 def test_a_device_is_no_lock() -> None:
-    with pytest.raises(SourceUnavailable, match="/dev/zero is no regular file"):
+    with pytest.raises(BadLock, match=r"/dev/zero can't be read \(It is no regular file\)"):
         lock_entries(Path("/dev/zero"))
 
 

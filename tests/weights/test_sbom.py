@@ -11,7 +11,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 import weights
-from weights.errors import BadLock, SourceUnavailable
+from weights.errors import BadLock, NoSuchFile
 from weights.lock import Entry, Lock
 from weights.sbom import lock_entries, sbom
 
@@ -112,7 +112,7 @@ def test_the_nearest_lock_upwards_is_taken(lock: Path, monkeypatch: pytest.Monke
 
 def test_no_lock_and_a_broken_one_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SourceUnavailable, match="name one with --lock FILE"):
+    with pytest.raises(NoSuchFile, match=r"no weights\.lock lies here or above: zoo lock NAME writes one, and --lock FILE names another"):
         lock_entries(None)
     (tmp_path / "weights.lock").write_text("version = 2")
     with pytest.raises(BadLock, match=r"weights\.lock, line 1"):

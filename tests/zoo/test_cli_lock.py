@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 
 import pytest
 from hubserver import HubServer
 
+import weights
 from convert.formats import safetensors
-from weights import ChangedUpstream, NotLocked
+from weights import ChangedUpstream, NoSpace, NotLocked
+from weights.adding import to_toml
 from weights.lock import SHIPPED_LOCK, Lock, user_lock
-from zoo import ResNet20, trained
+from zoo import ResNet20, locking, trained
 from zoo.cli import main
 
 
@@ -191,8 +196,9 @@ def test_what_is_locked_by_an_address_with_a_query_stays_as_it_is(
     assert main(["lock"]) == main(["lock", hidden]) == 0
     assert (Lock.read(project).entries, hub.log) == (before, [])
     capsys.readouterr()
-    assert main(["lock", "--update"]) == 3
-    assert "name it as you first did, with the whole address" in capsys.readouterr().err.replace("\n", " ")
+    for again, code in ((["lock", "--update"], 1), (["lock", "--update", hidden], 3)):
+        assert main(again) == code
+        assert "name it as you first did, with the whole address" in capsys.readouterr().err.replace("\n", " ")
     hub.file("w.safetensors", wheels(tmp_path / "w"))
     assert main(["lock", "--update", signed]) == 0
     assert Lock.read(project).entries[hidden].sha256 != before[hidden].sha256
@@ -204,3 +210,308 @@ def test_the_shipped_lock_is_made_by_one_command(tmp_path: Path, capsys: pytest.
     assert main(["lock", "--shipped", str(tmp_path)]) == 0
     assert capsys.readouterr().out.endswith(" entries, serial 1\n")
     assert Lock.read(tmp_path / "weights.lock").entries == Lock.read(SHIPPED_LOCK).entries
+
+
+def row(tag: str, source: str, **facts: str) -> str:
+    """Write a table of a registry as a user does."""
+    made = weights.adhoc("ResNet20", source, **{"tag": tag, "num_classes": 10, "format": "safetensors", "license": "MIT"} | facts)
+    return to_toml(made)
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tables").mkdir()
+    monkeypatch.setenv("ZOO_REGISTRY", str(tmp_path / "tables"))
+    return tmp_path / "tables" / "ours.toml"
+
+
+@pytest.fixture
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Call the command with --frozen, and thaw what it leaves in the environment."""
+
+    def call(*arguments: str) -> int:
+        with monkeypatch.context() as patch:
+            patch.setenv("ZOO_FROZEN", "0")
+            return main(["--frozen", *arguments])
+
+    return call
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("asked", ["url", "ResNet20:mine"])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_update_renews_a_source_under_every_name_that_the_lock_has_for_it(
+    hub: HubServer,
+    project: Path,
+    tmp_path: Path,
+    tables: Path,
+    own_cache: Path,
+    capsys: pytest.CaptureFixture[str],
+    asked: str,
+    recorded: bool,
+    frozen: Callable[..., int],
+) -> None:
+    old, new = wheels(tmp_path / "w"), wheels(tmp_path / "w")
+    url = hub.file("w.safetensors", old)
+    assert main(["lock", url]) == 0
+    tables.write_text(row("mine", url))
+    assert main(["lock", "ResNet20:mine"]) == 0
+    assert {key: entry.sha256 for key, entry in Lock.read(project).entries.items()} == {url: digest(old), "ResNet20:mine": digest(old)}
+    hub.file("w.safetensors", new)
+    tables.write_text(row("mine", url, **({"sha256": digest(new)} if recorded else {})))
+    rmtree(own_cache)
+    assert main(["pull", "ResNet20", "-w", "mine"]) == main(["lock", "ResNet20:mine"]) == 1
+    capsys.readouterr()
+    assert main(["lock", "--update", url if asked == "url" else asked]) == 0
+    assert capsys.readouterr().out.count("changed") == 2
+    assert {entry.sha256 for entry in Lock.read(project).entries.values()} == {digest(new)}
+    assert frozen("pull", "ResNet20", "-w", "mine") == 0
+
+
+def test_an_update_does_not_contradict_the_record_of_another_name(
+    hub: HubServer, project: Path, tmp_path: Path, tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = wheels(tmp_path / "w"), wheels(tmp_path / "w")
+    url = hub.file("w.safetensors", old)
+    tables.write_text(row("mine", url, sha256=digest(old)))
+    tables.with_name("b.toml").write_text(row("other", url))
+    assert main(["lock", "ResNet20:mine", "ResNet20:other"]) == 0
+    before = project.read_bytes()
+    hub.file("w.safetensors", new)
+    capsys.readouterr()
+    assert main(["lock", "--update", "ResNet20:other"]) == 1
+    assert (
+        f"ResNet20:other now has sha256 {digest(new)}, and ResNet20:mine, which has the same source, {digest(old)} by its record"
+        in said(capsys)
+    )
+    assert project.read_bytes() == before
+
+
+def test_a_lock_that_is_named_keeps_its_pins_too(
+    hub: HubServer, tmp_path: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new, file = wheels(tmp_path / "w"), wheels(tmp_path / "w"), tmp_path / "theirs.lock"
+    url = hub.file("w.safetensors", old)
+    assert main(["lock", url, "--file", str(file)]) == 0
+    before = file.read_bytes()
+    rmtree(own_cache)
+    hub.file("w.safetensors", new)
+    capsys.readouterr()
+    assert main(["lock", url, "--file", str(file)]) == 1
+    assert f"pins {url} to sha256 {digest(old)}" in said(capsys)
+    assert file.read_bytes() == before
+
+
+def test_a_check_of_names_looks_at_them_only(
+    hub: HubServer, project: Path, tmp_path: Path, tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = hub.file("w.safetensors", wheels(tmp_path / "w"))
+    assert main(["lock", "ResNet20", url]) == 0
+    tables.write_text(row("gone", url))
+    assert main(["lock", "ResNet20:gone"]) == 0
+    tables.write_text(row("mine", url))
+    capsys.readouterr()
+    for names, entries in ((["ResNet20"], 1), ([url], 1), (["ResNet20", url], 2), (["ResNet20:mine"], 2)):  # that is pinned by its source
+        assert main(["lock", "--check", "--json", *names]) == (names == ["ResNet20:mine"])
+        (audit, *shipped) = json.loads(capsys.readouterr().out)
+        assert (Path(audit["path"]), audit["entries"]) == (project, entries)
+        assert len(shipped) == ("ResNet20" in names)
+    assert main(["lock", "--check"]) == main(["lock", "--check", "ResNet20:gone"]) == 1  # its record is
+    capsys.readouterr()
+    for name in ("VGG19", "https://example.org/w.safetensors"):
+        assert main(["lock", "--check", name, "ResNet20"]) == 3
+        told = said(capsys)
+        assert f"has a full hash of {name}; zoo lock {name} writes it down" in told
+        assert str(project) in told
+    assert main(["lock", "--check", "nonsense"]) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--check", "--update", "ResNet20"],
+        ["--check", "--remove", "ResNet20"],
+        ["--update", "--remove", "ResNet20"],
+        ["--check", "diff", "other.lock"],
+        ["--diff", "other.lock", "--check"],
+        ["--diff", "other.lock", "diff", "third.lock"],
+        ["--diff", "other.lock", "second.lock", "third.lock"],
+        ["diff", "other.lock", "second.lock", "--file", "third.lock"],
+        ["diff", "other.lock", "--update"],
+        ["--shipped", ".", "--check"],
+        ["--shipped", ".", "ResNet20"],
+        ["--remove"],
+    ],
+)
+def test_two_things_at_once_are_misspelt_and_nothing_is_dropped_in_silence(project: Path, arguments: list[str]) -> None:
+    assert main(["lock", "ResNet20"]) == 0
+    before = project.read_bytes()
+    assert main(["lock", *arguments]) == 2
+    assert [(path.name, path.read_bytes()) for path in project.parent.iterdir()] == [("weights.lock", before)]
+
+
+def test_one_vanished_record_does_not_keep_the_others_from_the_lock(
+    hub: HubServer, project: Path, tmp_path: Path, tables: Path, own_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = [hub.file(f"{name}.safetensors", wheels(tmp_path / "w")) for name in "ab"]
+    tables.write_text(row("gone", urls[0]))
+    assert main(["lock", "ResNet20", "ResNet20:gone", urls[1]]) == 0
+    before = dict(Lock.read(project).entries)
+    tables.unlink()
+    del hub.bodies["b.safetensors"]  # and the source of another is gone
+    rmtree(own_cache)
+    thinned = {**before, "ResNet20:cifar10": replace(before["ResNet20:cifar10"], license="unstated")}
+    Lock(thinned, 2).write(project)
+    capsys.readouterr()
+    assert main(["lock", "--json"]) == 1
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert {key: entry["state"] for key, entry in told["entries"].items()} == {
+        "ResNet20:cifar10": "changed",
+        "ResNet20:gone": "failed",
+        urls[1]: "failed",
+    }
+    assert list(told["failed"]) == ["ResNet20:gone", urls[1]]
+    assert "ResNet20:gone stays in" in shown.err
+    assert "ResNet20 has no checkpoint 'gone'" in shown.err
+    assert Lock.read(project).entries == before
+    assert main(["lock", "ResNet20:gone"]) == 3  # named, it is all or nothing
+    assert main(["lock", "--remove", "ResNet20:gone", urls[1]]) == main(["lock"]) == 0
+
+
+def test_a_full_disk_is_no_fault_of_one_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["lock", "ResNet20"]) == 0
+
+    def full(*args: object, **more: object) -> None:
+        raise NoSpace("the disk is full")
+
+    monkeypatch.setattr("zoo.locking.obtain", full)
+    with pytest.raises(NoSpace):
+        locking.write(project)
+
+
+def test_a_record_of_a_file_of_this_machine_can_be_locked(
+    project: Path, tmp_path: Path, tables: Path, capsys: pytest.CaptureFixture[str], frozen: Callable[..., int]
+) -> None:
+    file, old = tmp_path / "w.safetensors", wheels(tmp_path / "w.safetensors")
+    tables.write_text(row("mine", file.as_uri()))
+    assert frozen("pull", "ResNet20", "-w", "mine") == 3
+    assert "Once without it: zoo lock ResNet20:mine" in said(capsys)
+    assert main(["lock", "ResNet20:mine", file.as_uri()]) == 0
+    assert {entry.sha256 for entry in Lock.read(project).entries.values()} == {digest(old)}
+    assert frozen("pull", "ResNet20", "-w", "mine") == frozen("pull", "ResNet20", "-w", file.as_uri()) == 0
+    new = wheels(file)
+    capsys.readouterr()
+    assert main(["lock"]) == 0
+    assert "is no longer the file that" in said(capsys)
+    assert main(["lock", "--update"]) == 0
+    assert {entry.sha256 for entry in Lock.read(project).entries.values()} == {digest(new)}
+
+
+@pytest.mark.parametrize("path", ["./w.safetensors", "w.safetensors", "sub/w.pth", "~/w", "..", "ResNet20:./w.safetensors", "/none/w"])
+def test_a_path_is_not_locked_and_that_is_said_with_what_to_do(
+    project: Path, path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project.parent / "w.safetensors").write_bytes(b"")
+    for command in (["lock"], ["lock", "--update"], ["lock", "--remove"], ["lock", "--check"]):
+        assert main([*command, path]) == 3
+        told = said(capsys)
+        assert f"{path.removeprefix('ResNet20:')} is a path, and a lock holds names and addresses" in told
+        assert "zoo add" in told
+        assert "file:///" in told
+    assert not project.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lock", "--check", "--file", "MISSING"],
+        ["lock", "--check", "ResNet20", "--file", "MISSING"],
+        ["lock", "diff", "MISSING", "there.lock"],
+        ["lock", "diff", "there.lock", "MISSING"],
+        ["lock", "--diff", "MISSING", "--file", "there.lock"],
+        ["lock", "--diff", "there.lock", "--file", "MISSING"],
+        ["lock", "diff", "there.lock"],
+        ["lock", "MISSING"],
+        ["sbom"],
+        ["sbom", "--lock", "MISSING"],
+        ["unbundle", "MISSING"],
+        ["unbundle", "MISSING", "--signature", "there.lock", "--key", "there.lock"],
+        ["unbundle", "there.lock", "--signature", "MISSING", "--key", "there.lock"],
+        ["verify", "MISSING", "--signature", "there.lock", "--key", "there.lock"],
+        ["verify", "there.lock", "--signature", "MISSING", "--key", "there.lock"],
+        ["sign", "MISSING", "--key", "there.lock"],
+        ["sign", "there.lock", "--key", "MISSING"],
+        ["mirror", "MISSING", "--serve"],
+        ["add", "MISSING", "--model", "ResNet20", "--tag", "mine"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("missing", ["./none", "./there.lock/none"])
+def test_a_file_that_is_not_there_has_one_exit_code_and_a_message_that_says_what_to_do(
+    arguments: list[str], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Lock({}, 1).write(tmp_path / "there.lock")
+    assert main([missing if one == "MISSING" else one for one in arguments]) == 3
+    told = said(capsys)
+    assert "error: " in told
+    assert "Errno" not in told
+    assert "Traceback" not in told
+    assert any(todo in told for todo in ("zoo ", "Check the name", "name the file", "takes a tag")), told
+    assert [path.name for path in tmp_path.iterdir()] == ["there.lock"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lock", "--check", "--file", "folder"],
+        ["lock", "diff", "folder", "folder"],
+        ["lock", "ResNet20", "--file", "folder"],
+        ["sbom", "--lock", "folder"],
+        ["unbundle", "folder"],
+    ],
+    ids=" ".join,
+)
+def test_a_folder_in_a_files_place_can_not_be_used(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert main(arguments) == 1
+    assert "Errno" not in said(capsys)
+
+
+def test_frozen_a_bundle_goes_in_by_the_way_that_its_refusal_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], frozen: Callable[..., int]
+) -> None:
+    import torch
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+    monkeypatch.chdir(there)
+    torch.save(ResNet20().state_dict(), there / "w.pth")  # so that it is the sender's word what became of it
+    assert main(["add", "w.pth", "--model", "ResNet20", "--tag", "mine"]) == main(["bundle", "ResNet20:mine", "-q"]) == 0
+    monkeypatch.setenv("ZOO_CACHE", str(here / "cache"))
+    own = os.environ["ZOO_USER_REGISTRY"]
+    monkeypatch.setenv("ZOO_USER_REGISTRY", str(here / "own" / "registry"))
+    monkeypatch.chdir(here)
+    capsys.readouterr()
+    assert frozen("unbundle", "../there/zoo.tar") == 3
+    assert "On a machine that has it: zoo lock ResNet20:mine; then bring its weights.lock here" in said(capsys)
+    with monkeypatch.context() as patch:
+        patch.setenv("ZOO_CACHE", str(there / "cache"))
+        patch.setenv("ZOO_USER_REGISTRY", own)
+        patch.chdir(there)
+        assert main(["lock", "ResNet20:mine"]) == 0
+    (here / "weights.lock").write_bytes((there / "weights.lock").read_bytes())
+    assert frozen("unbundle", "../there/zoo.tar", "-q") == 0
+    assert frozen("pull", "ResNet20", "-w", "mine") == 0

@@ -156,16 +156,16 @@ def test_a_network_that_nobody_knows_is_not_installed(
         (["bundle", "ResNet20:none"], 3),
         (["bundle", "DenseNet264"], 3),
         (["bundle"], 2),
-        (["unbundle", "missing.tar"], 4),
+        (["unbundle", "missing.tar"], 3),
         (["unbundle", "zoo.tar", "--signature", "x.sig"], 2),
         (["mirror", "m", "ResNet20", "--serve"], 2),
-        (["mirror", "m", "--serve"], 4),
+        (["mirror", "m", "--serve"], 3),
         (["mirror", "m", "ResNet51"], 3),
         (["verify", "zoo.tar"], 2),
-        (["verify", "--signature", "x.sig", "--key", "x.pem", "missing"], 4),
-        (["sign", "missing", "--key", "x.pem"], 4),
-        (["sbom"], 4),
-        (["sbom", "--lock", "missing.lock"], 4),
+        (["verify", "--signature", "x.sig", "--key", "x.pem", "missing"], 3),
+        (["sign", "missing", "--key", "x.pem"], 3),
+        (["sbom"], 3),
+        (["sbom", "--lock", "missing.lock"], 3),
     ],
 )
 def test_a_mistake_has_one_message_and_a_code(
@@ -209,8 +209,8 @@ def test_a_signed_bundle_is_verified_before_it_is_installed(tar: Path, tmp_path:
     (folder / tar.name).write_bytes(tar.read_bytes())
     assert main(["sign", str(folder), "--key", str(tmp_path / "ours.key")]) == 0
     capsys.readouterr()
-    assert main(["unbundle", str(folder), "--signature", f"{folder}.sig", "--key", str(tmp_path / "ours.pub")]) == 2
-    assert "is no file; a bundle is one" in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert main(["unbundle", str(folder), "--signature", f"{folder}.sig", "--key", str(tmp_path / "ours.pub")]) == 1
+    assert "is no file, and a bundle is one" in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "elsewhere").exists()
     assert main(["unbundle", str(tar), *signed, str(tmp_path / "ours.pub")]) == 0
     logging.getLogger("weights").setLevel(logging.NOTSET)

@@ -1,0 +1,83 @@
+"""Where a source is: one spelling of each place, so that what is known of it holds for every name that leads there."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from urllib.parse import unquote, urlsplit
+
+ELSEWHERE = "file:///in-a-bundle/"
+"""Stands for a folder of the machine that wrote a bundle, whose name is nobody's business; nothing can be fetched from there."""
+Place = tuple[str, ...]
+"""A URL in one spelling; of the Hub "hf", repository, revision and file, "" where the repository's only one is meant."""
+_HUB = re.compile(r"(hf://[\w.-]+/[\w.-]+)(@[^/]+)?(/.+)?")
+_PORTS = {"http": 80, "https": 443}
+_USUAL = "model.safetensors"
+"""The file that a repository's own name means, where it has one of that name."""
+
+
+def public(source: str) -> str:
+    """Leave a URL's query out, which may hold a key that opens somebody's storage; a hash of it tells two of them apart."""
+    base, query, secret = source.partition("?")
+    return f"{base}?{hashlib.sha256(secret.encode()).hexdigest()[:12]}" if query and "://" in base else source
+
+
+def plain(source: str) -> str:
+    """Leave all of a URL's query and fragment out, for what goes to strangers: even a hash of a short secret could be guessed."""
+    return re.split(r"[?#]", source, maxsplit=1)[0] if "://" in source else source
+
+
+def hub_parts(source: str) -> tuple[str, str, str] | None:
+    """Take a source of the Hub apart: "hf://org/repo", "@revision" or "", "/file" or ""; None of any other."""
+    match = _HUB.fullmatch(source)
+    return (match[1], match[2] or "", match[3] or "") if match else None
+
+
+def place_of(source: str) -> str:
+    """Name where a source is, without the Hub's revision and file."""
+    parts = hub_parts(source)
+    return parts[0] if parts else public(source)
+
+
+def asked_at(source: str) -> Place | None:
+    """Spell the place that a source names in one way; None where it is of the package, or on a machine that is out of reach."""
+    return _spelt(public(source))
+
+
+@lru_cache(maxsize=4096)
+def _spelt(source: str) -> Place | None:
+    """Spell a source whose query is a hash already, as locks have it."""
+    if source.startswith(("package:", ELSEWHERE)):
+        return None
+    if parts := hub_parts(source):
+        return "hf", parts[0], unquote(parts[1][1:]) or "main", parts[2][1:]
+    try:
+        url = urlsplit(source)
+        host, port = url.hostname or "", url.port
+    except ValueError:
+        return (source,)
+    if url.scheme == "file":
+        return "file", unquote(url.path)
+    return url.scheme, host, str(port or _PORTS.get(url.scheme)), url.path, url.query
+
+
+@lru_cache(maxsize=4096)
+def pinned_at(key: str, sources: tuple[str, ...], recorded: tuple[str, ...] = ()) -> frozenset[Place]:
+    """List the places that an entry of a lock speaks of.
+
+    Args:
+        key: of the entry, a place itself where somebody named one.
+        sources: of the entry; those of the Hub have the commit and the file that were found there.
+        recorded: the sources of the record of that name, which have the revision that was asked for.
+    """
+    named = [_spelt(key) if "://" in key else None, *map(asked_at, recorded)]
+    asked = {place for place in named if place}
+    found = {place for source in sources if (place := _spelt(source))}
+    hub = set()
+    for place in found:
+        if place[0] == "hf":
+            revisions = {place[2], *(one[2] for one in asked if one[:2] == place[:2])}
+            files = {place[3], "" if place[3] == _USUAL else place[3]}
+            hub |= {(*place[:2], revision, file) for revision in revisions for file in files}
+    return frozenset(asked | found | hub)
