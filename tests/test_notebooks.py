@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
 def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["01_predict_and_features.ipynb", "02_finetune.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == ["01_predict_and_features.ipynb", "02_finetune.ipynb", "03_convert_with_proof.ipynb", "04_kernels.ipynb"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
