@@ -23,7 +23,7 @@ highlight_language = "none"
 pygments_dark_style = "monokai"
 
 CONTENTS = {
-    "Begin": ["tour"],
+    "Begin": ["tour", "proven"],
     "Tasks": ["predict", "features", "embed", "finetune", "convert", "gpu", "training", "airgap", "adding"],
     "Coming from": ["from-torchvision", "from-timm", "from-metalhead"],
     "Tables": ["models", "formats", "cli", "benchmarks"],

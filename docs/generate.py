@@ -1,7 +1,7 @@
 """Write the pages that follow from the registries, or say which are stale.
 
-    python docs/generate.py            # writes models.md, accuracy-speed.svg, formats.md, cli.md beside this file
-    python docs/generate.py --check    # writes nothing; exit code 1 and their names if any would change
+python docs/generate.py            # writes models.md, accuracy-speed.svg, formats.md, cli.md beside this file
+python docs/generate.py --check    # writes nothing; exit code 1 and their names if any would change
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,16 +63,36 @@ def test_every_page_can_be_reached_from_the_first_one() -> None:
         page = ahead.pop().resolve()
         if page not in seen and page.suffix == ".md":
             seen.add(page)
-            ahead += [page.parent / target.partition("#")[0] for target in documents.links(page) if "://" not in target and target[0] != "#"]
+            ahead += [
+                page.parent / target.partition("#")[0] for target in documents.links(page) if "://" not in target and target[0] != "#"
+            ]
     assert {page.name for page in DOCS.glob("*.md")} <= {page.name for page in seen}
 
 
 # The build, and the pages that are written by a program.
 
 
+def build(folder: Path, into: Path) -> subprocess.CompletedProcess[str]:
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(into / "trees")]
+    return subprocess.run([sys.executable, "-m", "sphinx", *options, str(folder), str(into / "html")], capture_output=True, text=True)
+
+
 def test_the_documents_build_without_a_warning(tmp_path: Path) -> None:
     built = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(tmp_path / "html"), "-d", str(tmp_path / "trees")],
+        [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-W",
+            "--keep-going",
+            "-q",
+            "-b",
+            "html",
+            str(DOCS),
+            str(tmp_path / "html"),
+            "-d",
+            str(tmp_path / "trees"),
+        ],
         capture_output=True,
         text=True,
     )
@@ -80,7 +101,9 @@ def test_the_documents_build_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
-    (tmp_path / "conf.py").write_text((DOCS / "conf.py").read_text(encoding="utf-8").replace("CONTENTS = {", "CONTENTS = {} and {"), encoding="utf-8")
+    (tmp_path / "conf.py").write_text(
+        (DOCS / "conf.py").read_text(encoding="utf-8").replace("CONTENTS = {", "CONTENTS = {} and {"), encoding="utf-8"
+    )
     (tmp_path / "index.md").write_text("# Here\n\n[there](index.md#nowhere)\n", encoding="utf-8")
     built = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(tmp_path), str(tmp_path / "html")], capture_output=True, text=True
@@ -104,12 +127,20 @@ def test_what_is_stale_is_named(generate: ModuleType) -> None:
     assert generate.stale({"models.md": "", "index.md": documents.read(DOCS / "index.md"), "new.md": ""}) == ["models.md", "new.md"]
 
 
-SAMPLE = [next(cls for cls in CATALOGUE.values() if cls.family() is family) for family in dict.fromkeys(c.family() for c in CATALOGUE.values())]
+SAMPLE = [
+    next(cls for cls in CATALOGUE.values() if cls.family() is family) for family in dict.fromkeys(c.family() for c in CATALOGUE.values())
+]
+
+
+def test_a_network_of_every_family_is_counted() -> None:
+    assert {cls.family() for cls in SAMPLE} == {cls.family() for cls in CATALOGUE.values()}
 
 
 @pytest.mark.parametrize("cls", SAMPLE, ids=lambda cls: cls.__name__)
 def test_multiply_adds_are_those_of_the_page(models: ModuleType, cls: type[Model]) -> None:
-    assert re.search(rf"^\| {cls.__name__} \| {cls.params:,} \| {models.gmacs(cls):.3g} \|", documents.read(DOCS / "models.md"), re.MULTILINE)
+    assert re.search(
+        rf"^\| {cls.__name__} \| {cls.params:,} \| {models.gmacs(cls):.3g} \|", documents.read(DOCS / "models.md"), re.MULTILINE
+    )
 
 
 def test_multiply_adds_are_those_that_publishers_state() -> None:
@@ -157,7 +188,7 @@ def spoken(page: Path) -> list[tuple[list[str], str]]:
             words = shlex.split(part)
             while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                 words.pop(0)
-            if words[:1] == ["zoo"] or ("-m", "zoo") in zip(words, words[1:], strict=False):
+            if words[:1] == ["zoo"] or ("-m", "zoo") in pairwise(words):
                 found.append((words[words.index("zoo") + 1 :], where))
     return found
 
@@ -166,7 +197,11 @@ def spoken(page: Path) -> list[tuple[list[str], str]]:
 def test_every_command_exists_with_its_options(page: Path, generate: ModuleType) -> None:
     known, wrong = generate.commands.commands(), []
     for words, where in spoken(page):
-        words = [word for word in words if word not in ("--frozen", "--version", "--install-completion")] if words[0].startswith("--") else words
+        words = (
+            [word for word in words if word not in ("--frozen", "--version", "--install-completion")]
+            if words[0].startswith("--")
+            else words
+        )
         if not words or words == ["COMMAND", "--help"]:
             continue
         name, *rest = words
@@ -191,22 +226,24 @@ def test_scripts_modules_and_targets_of_the_console_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for line, where in documents.commands(page):
         wrong += [f"{where}: {name}" for name in re.findall(r"^make ([a-z-]+)", line) if name not in targets]
-        wrong += [f"{where}: {file}" for file in re.findall(r"python ((?:recipes|tests|docs)/\S+\.py)", line) if not (ROOT / file).is_file()]
+        wrong += [
+            f"{where}: {file}" for file in re.findall(r"python ((?:recipes|tests|docs)/\S+\.py)", line) if not (ROOT / file).is_file()
+        ]
         for module in re.findall(r"-m ((?:zoo|weights|convert)[\w.]*)", line):
             if importlib.util.find_spec(module) is None:
                 wrong.append(f"{where}: {module}")
     assert wrong == []
 
 
-# The README.
+# Counts.
 
 
-def test_the_readme_counts_right() -> None:
-    text = documents.read(ROOT / "README.md")
+def test_what_is_counted_is_counted_right() -> None:
+    text = documents.read(DOCS / "proven.md")
     rows = weights.checkpoints()
     full = sum(row.sha256 is not None for row in rows)
     prefix = sum(row.sha256 is None and row.sha256_prefix is not None for row in rows)
-    assert f"{len(zoo.CATALOGUE)} networks" in text
+    assert f"{len(zoo.CATALOGUE)} networks" in documents.read(ROOT / "README.md")
     assert f"({full} rows)" in text
     assert f"({prefix} rows)" in text
     assert f"({len(rows) - full - prefix} rows)" in text

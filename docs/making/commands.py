@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import typer
-from making.tables import generated, page, table
 
+from making.tables import generated, page, table
 from zoo.cli import EXIT_CODES, app
 
 PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}

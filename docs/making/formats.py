@@ -5,31 +5,37 @@ from __future__ import annotations
 import inspect
 from types import ModuleType
 
-from making.tables import generated, page, table
-
 from convert.formats import formats
 from convert.names import NAMINGS, of_format
+from making.tables import generated, page, table
 
 HEAD = """\
 # Formats and namings
 
-A *format* is a container and how each kind of layer is stored in it; a *naming* is which of a file's modules is which of ours. They are independent: {formats} formats
-and {namings} namings, not their product. `zoo inspect FILE` tells both, `zoo convert` takes either after `--from` and `--to`, and the destination's ending chooses its
-format. [How conventions are decided and proven](convert.md), [how to add one](adding.md).
+A *format* is a container and how each kind of layer is stored in it; a *naming* is which of a file's modules is which of ours. They are
+independent: {formats} formats and {namings} namings, not their product. `zoo inspect FILE` tells both, `zoo convert` takes either after
+`--from` and `--to`, and the destination's ending chooses its format. [How conventions are decided and proven](convert.md),
+[how to add one](adding.md).
 
 ## Formats
 """
 READING = """\
-*Told by*: a format whose files begin with something of their own is told by that; the others by their structure, and are asked last. The ending of a source's name is
-no evidence, but for TensorFlow's checkpoints and files without any mark. *Its namings* occur in few formats; those that may occur in any are below. No reader needs the framework, runs code of the file or unpickles it
+*Told by*: a format whose files begin with something of their own is told by that; the others by their structure, and are asked last. The
+ending of a source's name is no evidence, but for TensorFlow's checkpoints and files without any mark. *Its namings* occur in few formats;
+those that may occur in any are below. No reader needs the framework, runs code of the file or unpickles it
 ([strangers' files](weights.md#strangers-files)).
 
 ## Namings
 
-`trained` and `zoo convert` try those of the file's format, torchvision's and timm's first, and take the first that gives every tensor a place and leaves none of ours
-empty. *Knows*: what else the naming tells of a network, so that it need not be given.
+`trained` and `zoo convert` try those of the file's format, torchvision's and timm's first, and take the first that gives every tensor a
+place and leaves none of ours empty. *Knows*: what else the naming tells of a network, so that it need not be given.
 """
-FACTS = {"options": "constructor options", "preprocessing": "preprocessing", "order": "the order of a file without names", "mend": "older spellings"}
+FACTS = {
+    "options": "constructor options",
+    "preprocessing": "preprocessing",
+    "order": "the order of a file without names",
+    "mend": "older spellings",
+}
 
 
 def write() -> dict[str, str]:

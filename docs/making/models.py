@@ -9,7 +9,6 @@ from pathlib import Path
 
 from making.plot import Point, plot
 from making.tables import generated, page, table
-
 from weights import Checkpoint
 from weights.registry import SHIPPED, located
 from zoo import CATALOGUE, Model
@@ -25,15 +24,17 @@ NOTHING = "-"
 HEAD = """\
 # Networks and checkpoints
 
-{networks} networks, {checkpoints} checkpoints. `zoo list` and `zoo info` show the same on the command line, `zoo list --min-top1 78 --max-params 30M` chooses.
+{networks} networks, {checkpoints} checkpoints. `zoo list` and `zoo info` show the same on the command line;
+`zoo list --min-top1 78 --max-params 30M` chooses.
 
-- **GMACs**: 10⁹ multiply-adds of convolutions and products for one image of the size beside it, counted on the meta device (`zoo.bench.floor.work`);
-  twice as many floating-point operations. A test compares the count with what torchvision publishes.
-- **Top-1** is what the publisher states, in percent, for the preprocessing in the checkpoint's record, on ImageNet-1k's validation images unless another set is
-  named. In the first table of a family it is the default checkpoint's, the one that `trained(NETWORK)` takes.
-- **Images/s** of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from [the record](benchmarks.md); a dash where nothing was measured.
-- **Hash**: *full* if the SHA-256 is public, *prefix* if only its first digits are, *pinned* if nothing is published and the hash that came first is kept in
-  your lock ([weights](weights.md#the-lock)).
+- **GMACs**: 10⁹ multiply-adds of convolutions and products for one image of the size beside it, counted on the meta device
+  (`zoo.bench.floor.work`); twice as many floating-point operations. A test compares the count with what torchvision publishes.
+- **Top-1** is what the publisher states, in percent, for the preprocessing in the checkpoint's record, on ImageNet-1k's validation images
+  unless another set is named. In the first table of a family it is the default checkpoint's, the one that `trained(NETWORK)` takes.
+- **Images/s** of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from [the record](benchmarks.md); a dash where
+  nothing was measured.
+- **Hash**: *full* if the SHA-256 is public, *prefix* if only its first digits are, *pinned* if nothing is published and the hash that came
+  first is kept in your lock ([weights](weights.md#the-lock)).
 - **Licence**: as the publisher states it for the file; *unstated* where nobody does.
 """
 PLOT = """\
@@ -41,8 +42,9 @@ PLOT = """\
 
 ![Top-1 accuracy over images a second of every network that was measured]({picture})
 
-Images a second at batch {batch}, as above; of each network's checkpoints the best top-1 among those whose images have the size that was timed. Networks on the line
-are those that no other one beats in both. {shown} of {networks} networks are shown: of the others no speed is measured, or no such accuracy known.
+Images a second at batch {batch}, as above; of each network's checkpoints the best top-1 among those whose images have the size that was
+timed. Networks on the line are those that no other one beats in both. {shown} of {networks} networks are shown: of the others no speed is
+measured, or no such accuracy known.
 """
 
 
@@ -112,7 +114,9 @@ def write(record: Record, count: Callable[[type[Model]], float] = gmacs) -> dict
     for family, members in families.items():
         says = f"{(inspect.getdoc(family) or '').splitlines()[0]} [Paper]({family.paper})."
         parts += [f"## {family.__name__}", says, _networks(members), _checkpoints(members)]
-    picture = plot(points, f"images a second, fast() at batch {batch}, {about['device']}, {about['dtype']}", "top-1 %, ImageNet-1k validation")
+    picture = plot(
+        points, f"images a second, fast() at batch {batch}, {about['device']}, {about['dtype']}", "top-1 %, ImageNet-1k validation"
+    )
     return {"models.md": page(*filter(None, parts)), PICTURE: picture}
 
 
@@ -138,7 +142,11 @@ def _networks(members: list[Variant]) -> str:
     rows = []
     for one in members:
         cls, row = one.cls, one.default
-        facts = [f"`{row.tag}`", _metric(row, "top1"), row.license] if row else ["none" if not one.rows else "none is the default", NOTHING, NOTHING]
+        facts = (
+            [f"`{row.tag}`", _metric(row, "top1"), row.license]
+            if row
+            else ["none" if not one.rows else "none is the default", NOTHING, NOTHING]
+        )
         speeds = [f"{one.speed[batch]:,.0f}" if batch in one.speed else NOTHING for batch in (1, 32, 256)]
         rows.append([cls.__name__, f"{cls.params:,}", f"{one.gmacs:.3g}", str(cls.input_size), *facts, *speeds])
     return table(headings, rows, right=(1, 2, 3, 5, 7, 8, 9))
@@ -152,7 +160,9 @@ def _checkpoints(members: list[Variant]) -> str:
             name = one.cls.__name__ if row is one.rows[0] else ""
             on = "" if row.metrics_data == IMAGENET else row.metrics_data or NOTHING
             crop = row.preprocessing.crop or row.preprocessing.resize
-            rows.append([name, f"`{row.tag}`", _metric(row, "top1"), _metric(row, "top5"), on, str(crop or NOTHING), row.license, _hash(row)])
+            rows.append(
+                [name, f"`{row.tag}`", _metric(row, "top1"), _metric(row, "top5"), on, str(crop or NOTHING), row.license, _hash(row)]
+            )
     return table(headings, rows, right=(2, 3, 5)) if rows else "No checkpoint is known."
 
 
@@ -167,5 +177,3 @@ def _hash(row: Checkpoint) -> str:
 def record() -> Record:
     """Read the measurements that the page shows."""
     return Record.read(RECORD)
-
-

@@ -15,7 +15,8 @@ INK, FAINT, GRID, FRONT, DOT = "#1b1f23", "#59636e", "#e6e9ec", "#1a7f4b", "#4f8
 RADIUS = 5
 AROUND = ((1, 0), (-1, 0), (1, -1), (-1, 1), (0, -1), (0, 1), (-1, -1), (1, 1))
 ABOVE = ((1, -1), (-1, 1), *AROUND)
-"""Directions in which a name may stand from its dot, the liked ones first; y points down. The second are for dots on the line, which falls."""
+"""Directions in which a name may stand from its dot, the liked ones first; y points down. The second are for dots on the line, which
+falls."""
 
 Box = tuple[float, float, float, float]
 
@@ -65,7 +66,8 @@ def plot(points: Sequence[Point], x_title: str, y_title: str) -> str:
         lines.append(_text(LEFT - 8, at + 4, str(y), FAINT, "end"))
     lines.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, x_title, INK, "middle"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    lines.append(f'<text x="20" y="{middle:.1f}" fill="{INK}" text-anchor="middle" transform="rotate(-90 20 {middle:.1f})">{escape(y_title)}</text>')
+    turned = f'transform="rotate(-90 20 {middle:.1f})"'
+    lines.append(f'<text x="20" y="{middle:.1f}" fill="{INK}" text-anchor="middle" {turned}>{escape(y_title)}</text>')
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(p.x, p.y) for p in front))
     lines.append(f'<polyline points="{path}" fill="none" stroke="{FRONT}" stroke-width="1.5" stroke-dasharray="5 4"/>')
     places = {point: place(point.x, point.y) for point in points}
