@@ -15,6 +15,8 @@ from zoo.cli import EXIT_CODES, app
 
 PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 """What stands for a value of a type, where the command names nothing better."""
+TYPERS_OWN = ("install_completion", "show_completion")
+"""Options that typer adds, with words of its own that change with its version."""
 HEAD = """\
 # The command `zoo`
 
@@ -48,7 +50,7 @@ def _usage(name: str, command: Any) -> str:
 
 def _parameters(name: str, command: Any) -> Iterator[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name not in TYPERS_OWN]
     types = get_type_hints(_function(name)) if name else {}
     if arguments:
         yield table(["argument", "is"], [[f"`{_argument(p)}`", _help(p)] for p in arguments])
@@ -71,7 +73,8 @@ def _argument(parameter: Any) -> str:
 def _spelling(parameter: Any, types: dict[str, Any]) -> str:
     value = "" if parameter.is_flag else f" {parameter.metavar or _placeholder(types[parameter.name])}"
     names = [*parameter.opts, *parameter.secondary_opts]
-    return " ".join(f"`{name}{value if name.startswith('--') else ''}`" for name in names)
+    long = [name for name in names if name.startswith("--")] or names
+    return " ".join(f"`{name}{value if name in long else ''}`" for name in names)
 
 
 def _placeholder(annotation: Any) -> str:

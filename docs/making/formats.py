@@ -22,8 +22,8 @@ independent: {formats} formats and {namings} namings, not their product. `zoo in
 READING = """\
 *Told by*: a format whose files begin with something of their own is told by that; the others by their structure, and are asked last. The
 ending of a source's name is no evidence, but for TensorFlow's checkpoints and files without any mark. *Its namings* occur in few formats;
-those that may occur in any are below. No reader needs the framework, runs code of the file or unpickles it
-([strangers' files](weights.md#strangers-files)).
+those that may occur in any are below. Orbax folders are read and not written; what is written for Flux was read back by the readers here,
+not by Julia. No reader needs the framework, runs code of the file or unpickles it ([strangers' files](weights.md#strangers-files)).
 
 ## Namings
 
