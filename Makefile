@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean faults faults-files faults-network faults-long
+.PHONY: demo test lint format docs docs-pages clean faults faults-files faults-network faults-long
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kernelzoo needs Python 3.11 or newer; make PYTHON=python3.12 …")'
@@ -36,9 +36,19 @@ lint: $(BIN)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The documentation as HTML in build/docs; a warning is an error, as in the tests.
+docs: $(BIN)/.installed
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+	@echo build/docs/index.html
+
+# The pages that follow from the registries, the command and the record of measurements.
+docs-pages: $(BIN)/.installed
+	$(BIN)/python docs/generate.py
+
 format: $(BIN)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .faults .faults-files.json demo.png
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .faults .faults-files.json demo.png

@@ -2,46 +2,262 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
 
+import documents
 import pytest
+from documents import DOCS, PAGES, ROOT
 
 import weights
 import zoo
+from zoo import CATALOGUE, Model
 
-ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module("generate")
+
+
+@pytest.fixture
+def models(generate: ModuleType) -> ModuleType:
+    del generate
+    return importlib.import_module("making.models")
+
+
+# Links.
+
+
+@named
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
-    assert [t for t in targets if "://" not in t and not (page.parent / t).exists()] == []
+    wrong = []
+    for target in documents.links(page):
+        if "://" in target:
+            parts = urlsplit(target)
+            if parts.scheme != "https" or "." not in (parts.hostname or ""):
+                wrong.append(target)
+            continue
+        file, _, anchor = target.partition("#")
+        leads = page.parent / file if file else page
+        if not leads.exists() or (anchor and anchor not in documents.anchors(leads)):
+            wrong.append(target)
+    assert wrong == []
 
 
-def test_the_readme_counts_right() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_every_page_can_be_reached_from_the_first_one() -> None:
+    seen, ahead = set(), [DOCS / "index.md"]
+    while ahead:
+        page = ahead.pop().resolve()
+        if page not in seen and page.suffix == ".md":
+            seen.add(page)
+            ahead += [
+                page.parent / target.partition("#")[0] for target in documents.links(page) if "://" not in target and target[0] != "#"
+            ]
+    assert {page.name for page in DOCS.glob("*.md")} <= {page.name for page in seen}
+
+
+# The build, and the pages that are written by a program.
+
+
+def build(folder: Path, into: Path) -> subprocess.CompletedProcess[str]:
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(into / "trees")]
+    return subprocess.run([sys.executable, "-m", "sphinx", *options, str(folder), str(into / "html")], capture_output=True, text=True)
+
+
+def test_the_documents_build_without_a_warning(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "sphinx",
+            "-W",
+            "--keep-going",
+            "-q",
+            "-b",
+            "html",
+            str(DOCS),
+            str(tmp_path / "html"),
+            "-d",
+            str(tmp_path / "trees"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert (built.returncode, built.stderr) == (0, "")
+    assert (tmp_path / "html" / "index.html").is_file()
+
+
+def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "conf.py").write_text(
+        (DOCS / "conf.py").read_text(encoding="utf-8").replace("CONTENTS = {", "CONTENTS = {} and {"), encoding="utf-8"
+    )
+    (tmp_path / "index.md").write_text("# Here\n\n[there](index.md#nowhere)\n", encoding="utf-8")
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(tmp_path), str(tmp_path / "html")], capture_output=True, text=True
+    )
+    assert built.returncode != 0
+    assert "nowhere" in built.stderr
+
+
+def test_what_is_written_from_registries_is_not_stale(generate: ModuleType, models: ModuleType) -> None:
+    counted = dict(re.findall(r"^\| (\w+) \| [\d,]+ \| ([\d.]+) \|", documents.read(DOCS / "models.md"), re.MULTILINE))
+    assert set(counted) == set(CATALOGUE)
+
+    def count(cls: type[Model]) -> float:
+        """What the page says, as it is counted elsewhere: all of them would take ten seconds."""
+        return float(counted[cls.__name__])
+
+    assert generate.stale({**models.write(models.record(), count), **generate.formats.write(), **generate.commands.write()}) == []
+
+
+@pytest.mark.parametrize("record", sorted(DOCS.glob("benchmarks-*.json")), ids=lambda path: path.name)
+def test_the_page_of_measurements_is_that_of_its_records(record: Path) -> None:
+    """If it is stale: zoo bench --from-json RECORD --docs docs/benchmarks.md."""
+    from zoo.bench import page
+    from zoo.bench.record import Record
+
+    measured = Record.read(record)
+    begin, end = page.marks(measured)
+    shown = documents.read(DOCS / "benchmarks.md").partition(begin)[2].partition(end)[0].strip()
+    pictures = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", shown)
+    make = page.training_section if "training" in begin else page.section
+    assert make(measured, pictures).strip() == shown
+
+
+def test_what_is_stale_is_named(generate: ModuleType) -> None:
+    assert generate.stale({"models.md": "", "index.md": documents.read(DOCS / "index.md"), "new.md": ""}) == ["models.md", "new.md"]
+
+
+SAMPLE = [
+    next(cls for cls in CATALOGUE.values() if cls.family() is family) for family in dict.fromkeys(c.family() for c in CATALOGUE.values())
+]
+
+
+def test_a_network_of_every_family_is_counted() -> None:
+    assert {cls.family() for cls in SAMPLE} == {cls.family() for cls in CATALOGUE.values()}
+
+
+@pytest.mark.parametrize("cls", SAMPLE, ids=lambda cls: cls.__name__)
+def test_multiply_adds_are_those_of_the_page(models: ModuleType, cls: type[Model]) -> None:
+    assert re.search(
+        rf"^\| {cls.__name__} \| {cls.params:,} \| {models.gmacs(cls):.3g} \|", documents.read(DOCS / "models.md"), re.MULTILINE
+    )
+
+
+def test_multiply_adds_are_those_that_publishers_state() -> None:
+    page = dict(re.findall(r"^\| (\w+) \| [\d,]+ \| ([\d.]+) \|", documents.read(DOCS / "models.md"), re.MULTILINE))
+    stated = {
+        row.model: row.gmacs
+        for row in weights.checkpoints()
+        if row.gmacs and row.preprocessing.crop == CATALOGUE[row.model].input_size and not row.options.get("aux_logits")
+    }
+    assert len(stated) > 30
+    far = {name: (float(page[name]), gmacs) for name, gmacs in stated.items() if abs(float(page[name]) - gmacs) > 0.01 * gmacs + 0.0015}
+    assert far == {}
+
+
+def test_names_in_the_plot_do_not_overlap(models: ModuleType) -> None:
+    plot = importlib.import_module("making.plot")
+    points = [plot.Point(f"MobileNetV{n}_Large", 1000 * 1.17**n, 70 + (n * 37 % 11)) for n in range(30)]
+    places = {point: (70 + 28 * number, 300 + 20 * (point.y - 75)) for number, point in enumerate(points)}
+    boxes = list(plot._labels(places, points[:5]).values())
+    assert not any(plot._overlap(one, other) for number, one in enumerate(boxes) for other in boxes[:number])
+
+
+def test_the_same_figures_give_the_same_picture(models: ModuleType) -> None:
+    plot = importlib.import_module("making.plot")
+    points = [plot.Point("a", 10.0, 70.0), plot.Point("b", 100.0, 60.0), plot.Point("c & d", 9.0, 60.0)]
+    drawn = plot.plot(points, "x", "y")
+    assert drawn == plot.plot(points[::-1], "x", "y")
+    assert "c &amp; d" in drawn
+    assert drawn.count(plot.FRONT) == 5  # two dots, two names and the line
+
+
+# Commands.
+
+
+def _options(command: Any) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+
+
+def spoken(page: Path) -> list[tuple[list[str], str]]:
+    """Every call of `zoo` in a page's console blocks, as words, and where."""
+    found = []
+    for line, where in documents.commands(page):
+        for part in re.split(r"\s(?:&&|;|\||>)\s", line):
+            words = shlex.split(part)
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                words.pop(0)
+            if words[:1] == ["zoo"] or ("-m", "zoo") in pairwise(words):
+                found.append((words[words.index("zoo") + 1 :], where))
+    return found
+
+
+@named
+def test_every_command_exists_with_its_options(page: Path, generate: ModuleType) -> None:
+    known, wrong = generate.commands.commands(), []
+    for words, where in spoken(page):
+        words = (
+            [word for word in words if word not in ("--frozen", "--version", "--install-completion")]
+            if words[0].startswith("--")
+            else words
+        )
+        if not words or words == ["COMMAND", "--help"]:
+            continue
+        name, *rest = words
+        if name not in known:
+            wrong.append(f"{where}: zoo {name}")
+            continue
+        takes = {"--help", *_options(known[name])}
+        given = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+        wrong += [f"{where}: zoo {name} {option}" for option in given if option not in takes]
+    assert wrong == []
+
+
+def test_commands_are_found_in_the_documents() -> None:
+    calls = [words for page in PAGES for words, _ in spoken(page)]
+    assert len(calls) > 80
+    assert {"convert", "bundle", "finetune", "lock"} <= {words[0] for words in calls}
+
+
+@named
+def test_scripts_modules_and_targets_of_the_console_exist(page: Path) -> None:
+    wrong = []
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for line, where in documents.commands(page):
+        wrong += [f"{where}: {name}" for name in re.findall(r"^make ([a-z-]+)", line) if name not in targets]
+        wrong += [
+            f"{where}: {file}" for file in re.findall(r"python ((?:recipes|tests|docs)/\S+\.py)", line) if not (ROOT / file).is_file()
+        ]
+        for module in re.findall(r"-m ((?:zoo|weights|convert)[\w.]*)", line):
+            if importlib.util.find_spec(module) is None:
+                wrong.append(f"{where}: {module}")
+    assert wrong == []
+
+
+# Counts.
+
+
+def test_what_is_counted_is_counted_right() -> None:
+    text = documents.read(DOCS / "proven.md")
     rows = weights.checkpoints()
     full = sum(row.sha256 is not None for row in rows)
     prefix = sum(row.sha256 is None and row.sha256_prefix is not None for row in rows)
-    assert f"{len(zoo.CATALOGUE)} networks" in text
+    assert f"{len(zoo.CATALOGUE)} networks" in documents.read(ROOT / "README.md")
     assert f"({full} rows)" in text
     assert f"({prefix} rows)" in text
     assert f"({len(rows) - full - prefix} rows)" in text
-
-
-def test_the_readmes_code_names_what_exists() -> None:
-    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert code is not None
-    names = re.search(r"from zoo import (.*)", code[1])
-    assert names is not None
-    assert [name for name in names[1].split(", ") if not hasattr(zoo, name)] == []
-    compile(code[1], "README.md", "exec")
-
-
-def test_every_command_of_the_readme_exists() -> None:
-    from zoo.cli import app
-
-    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert set(re.findall(r"^\$ zoo (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)) <= known

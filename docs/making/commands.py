@@ -1,0 +1,102 @@
+"""docs/cli.md: every command of `zoo` with its arguments and options, as the command itself knows them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import typer
+
+from making.tables import generated, page, table
+from zoo.cli import EXIT_CODES, app
+
+PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+"""What stands for a value of a type, where the command names nothing better."""
+TYPERS_OWN = ("install_completion", "show_completion")
+"""Options that typer adds, with words of its own that change with its version."""
+HEAD = """\
+# The command `zoo`
+
+{count} commands. `zoo COMMAND --help` shows the same, `zoo --install-completion` completes networks' names in your shell.
+
+{codes}
+"""
+
+
+def commands() -> dict[str, Any]:
+    """Return every command by its name, in the order of the help: objects with `params` and `help`, as the parser has them."""
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands)
+
+
+def write() -> dict[str, str]:
+    """Return the text of the page by its name in docs/."""
+    group: Any = typer.main.get_command(app)
+    found = commands()
+    parts = [generated("zoo/cli.py"), HEAD.format(count=len(found), codes=EXIT_CODES), "## zoo", *_parameters("", group)]
+    for name, command in found.items():
+        parts += [f"## zoo {name}", *_words(command.help), "```console\n$ " + _usage(name, command) + "\n```", *_parameters(name, command)]
+    return {"cli.md": page(*parts)}
+
+
+def _usage(name: str, command: Any) -> str:
+    options = any(parameter.param_type_name == "option" for parameter in command.params)
+    arguments = [_argument(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
+    return " ".join([f"zoo {name}", *(["[OPTIONS]"] if options else []), *arguments])
+
+
+def _parameters(name: str, command: Any) -> Iterator[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name not in TYPERS_OWN]
+    types = get_type_hints(_function(name)) if name else {}
+    if arguments:
+        yield table(["argument", "is"], [[f"`{_argument(p)}`", _help(p)] for p in arguments])
+    if options:
+        yield table(["option", "is", "left out"], [[_spelling(p, types), _help(p), _default(p)] for p in options])
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Return the function of a command, whose annotations say what its options take."""
+    registered = [one for one in app.registered_commands if one.callback is not None]
+    return next(one.callback for one in registered if one.callback and name == (one.name or one.callback.__name__.replace("_", "-")))
+
+
+def _argument(parameter: Any) -> str:
+    shown = parameter.metavar or parameter.name.upper()
+    shown = shown if parameter.nargs == 1 or "..." in shown else f"{shown}..."
+    return shown if parameter.required or shown.startswith("[") else f"[{shown}]"
+
+
+def _spelling(parameter: Any, types: dict[str, Any]) -> str:
+    value = "" if parameter.is_flag else f" {parameter.metavar or _placeholder(types[parameter.name])}"
+    names = [*parameter.opts, *parameter.secondary_opts]
+    long = [name for name in names if name.startswith("--")] or names
+    return " ".join(f"`{name}{value if name in long else ''}`" for name in names)
+
+
+def _placeholder(annotation: Any) -> str:
+    """Return what stands for one value of `list[Path] | None`; of a literal its words."""
+    inner = [part for part in get_args(annotation) if part is not type(None)]
+    if inner and isinstance(inner[0], str):
+        return "|".join(inner)
+    return _placeholder(inner[0]) if inner else PLACEHOLDERS[annotation]
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if parameter.required:
+        return "an error"
+    return "" if parameter.is_flag or value is None or value in ((), [], "") else f"`{value}`"
+
+
+def _help(parameter: Any) -> str:
+    return " ".join(_words(parameter.help))
+
+
+def _words(text: str | None) -> list[str]:
+    """Return help as paragraphs of Markdown; rich's marks, which are for terminals, are left out."""
+    paragraphs = inspect.cleandoc(text or "").split("\n\n")
+    return [re.sub(r"\[/?(?:bold|dim|red|green|yellow)\]", "", " ".join(part.split())) for part in paragraphs if part.strip()]

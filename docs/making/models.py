@@ -1,0 +1,179 @@
+"""docs/models.md and its picture: every network of the catalogue, every checkpoint that ships, and what was measured of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from making.plot import Point, plot
+from making.tables import generated, page, table
+from weights import Checkpoint
+from weights.registry import SHIPPED, located
+from zoo import CATALOGUE, Model
+from zoo.bench.floor import work
+from zoo.bench.peers import OURS
+from zoo.bench.record import Record
+
+RECORD = Path(__file__).parents[1] / "benchmarks-h200.json"
+PICTURE = "accuracy-speed.svg"
+IMAGENET = "ImageNet-1k validation"
+NOTHING = "-"
+
+HEAD = """\
+# Networks and checkpoints
+
+{networks} networks, {checkpoints} checkpoints. `zoo list` and `zoo info` show the same on the command line;
+`zoo list --min-top1 78 --max-params 30M` chooses.
+
+- **GMACs**: 10⁹ multiply-adds of convolutions and products for one image of the size beside it, counted on the meta device
+  (`zoo.bench.floor.work`); twice as many floating-point operations. A test compares the count with what torchvision publishes.
+- **Top-1** is what the publisher states, in percent, for the preprocessing in the checkpoint's record, on ImageNet-1k's validation images
+  unless another set is named. In the first table of a family it is the default checkpoint's, the one that `trained(NETWORK)` takes.
+- **Images/s** of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from [the record](benchmarks.md); a dash where
+  nothing was measured.
+- **Hash**: *full* if the SHA-256 is public, *prefix* if only its first digits are, *pinned* if nothing is published and the hash that came
+  first is kept in your lock ([weights](weights.md#the-lock)).
+- **Licence**: as the publisher states it for the file; *unstated* where nobody does.
+"""
+PLOT = """\
+## Accuracy against speed
+
+![Top-1 accuracy over images a second of every network that was measured]({picture})
+
+Images a second at batch {batch}, as above; of each network's checkpoints the best top-1 among those whose images have the size that was
+timed. Networks on the line are those that no other one beats in both. {shown} of {networks} networks are shown: of the others no speed is
+measured, or no such accuracy known.
+"""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the page says of a network.
+
+    Attributes:
+        cls: the network.
+        gmacs: 10^9 multiply-adds for one image.
+        rows: its checkpoints.
+        speed: images a second of `fast` by batch.
+    """
+
+    cls: type[Model]
+    gmacs: float
+    rows: tuple[Checkpoint, ...]
+    speed: dict[int, float]
+
+    @property
+    def default(self) -> Checkpoint | None:
+        """The checkpoint that `trained` takes."""
+        return next((row for row in self.rows if row.default), self.rows[0] if len(self.rows) == 1 else None)
+
+    def best(self) -> float | None:
+        """Return the best accuracy on ImageNet at the size that speeds are measured at."""
+        sized = [row for row in self.rows if row.metrics_data == IMAGENET and row.preprocessing.crop == self.cls.input_size]
+        return max((row.metrics["top1"] for row in sized if "top1" in row.metrics), default=None)
+
+
+def gmacs(cls: type[Model]) -> float:
+    """Count a network's multiply-adds for one image of its size, in 10^9."""
+    return sum(one.flop for one in work(cls, 1)) / 2e9
+
+
+def variants(record: Record, count: Callable[[type[Model]], float] = gmacs) -> list[Variant]:
+    """Gather what is known of each network, in the catalogue's order; of the registry only what ships."""
+    found: dict[str, list[Checkpoint]] = {}
+    for one in located():
+        if one.path.parent == SHIPPED:
+            found.setdefault(one.row.model, []).append(one.row)
+    return [Variant(cls, count(cls), tuple(found.get(name, ())), _speeds(record, name)) for name, cls in CATALOGUE.items()]
+
+
+def write(record: Record, count: Callable[[type[Model]], float] = gmacs) -> dict[str, str]:
+    """Return the texts of the page and its picture by their names in docs/.
+
+    Args:
+        record: what was measured.
+        count: gives a network's multiply-adds in 10^9; counting all of them takes ten seconds.
+    """
+    known = variants(record, count)
+    about = record.about
+    head = HEAD.format(
+        networks=len(known),
+        checkpoints=sum(len(one.rows) for one in known),
+        device=about["device"],
+        dtype=about["dtype"],
+        torch=about["versions"]["torch"],
+    )
+    batch, points = _points(known)
+    families: dict[type[Model], list[Variant]] = {}
+    for one in known:
+        families.setdefault(one.cls.family(), []).append(one)
+    seen = PLOT.format(picture=PICTURE, batch=batch, shown=len(points), networks=len(known))
+    parts = [generated("zoo/__init__.py, weights/registry and benchmarks-h200.json"), head, seen]
+    for family, members in families.items():
+        says = f"{(inspect.getdoc(family) or '').splitlines()[0]} [Paper]({family.paper})."
+        parts += [f"## {family.__name__}", says, _networks(members), _checkpoints(members)]
+    picture = plot(
+        points, f"images a second, fast() at batch {batch}, {about['device']}, {about['dtype']}", "top-1 %, ImageNet-1k validation"
+    )
+    return {"models.md": page(*filter(None, parts)), PICTURE: picture}
+
+
+def _speeds(record: Record, name: str) -> dict[int, float]:
+    ours = {cell["batch"]: cell["ways"].get(OURS, {}) for cell in record.cells if cell["model"] == name}
+    return {batch: way["images_s"] for batch, way in ours.items() if "images_s" in way}
+
+
+def _points(known: list[Variant]) -> tuple[int, list[Point]]:
+    """Choose the batch at which most networks can be shown, the largest of several, and return it with their points."""
+    by_batch: dict[int, list[Point]] = {}
+    for one in known:
+        top1 = one.best()
+        for batch, speed in one.speed.items():
+            if top1 is not None:
+                by_batch.setdefault(batch, []).append(Point(one.cls.__name__, speed, top1))
+    batch = max(by_batch, key=lambda size: (len(by_batch[size]), size))
+    return batch, by_batch[batch]
+
+
+def _networks(members: list[Variant]) -> str:
+    headings = ["network", "parameters", "GMACs", "px", "default checkpoint", "top-1", "licence", "images/s at 1", "at 32", "at 256"]
+    rows = []
+    for one in members:
+        cls, row = one.cls, one.default
+        facts = (
+            [f"`{row.tag}`", _metric(row, "top1"), row.license]
+            if row
+            else ["none" if not one.rows else "none is the default", NOTHING, NOTHING]
+        )
+        speeds = [f"{one.speed[batch]:,.0f}" if batch in one.speed else NOTHING for batch in (1, 32, 256)]
+        rows.append([cls.__name__, f"{cls.params:,}", f"{one.gmacs:.3g}", str(cls.input_size), *facts, *speeds])
+    return table(headings, rows, right=(1, 2, 3, 5, 7, 8, 9))
+
+
+def _checkpoints(members: list[Variant]) -> str:
+    headings = ["network", "checkpoint", "top-1", "top-5", "images", "px", "licence", "hash"]
+    rows: list[list[str]] = []
+    for one in members:
+        for row in one.rows:
+            name = one.cls.__name__ if row is one.rows[0] else ""
+            on = "" if row.metrics_data == IMAGENET else row.metrics_data or NOTHING
+            crop = row.preprocessing.crop or row.preprocessing.resize
+            rows.append(
+                [name, f"`{row.tag}`", _metric(row, "top1"), _metric(row, "top5"), on, str(crop or NOTHING), row.license, _hash(row)]
+            )
+    return table(headings, rows, right=(2, 3, 5)) if rows else "No checkpoint is known."
+
+
+def _metric(row: Checkpoint, name: str) -> str:
+    return f"{row.metrics[name]:.2f}" if name in row.metrics else NOTHING
+
+
+def _hash(row: Checkpoint) -> str:
+    return "full" if row.sha256 else "prefix" if row.sha256_prefix else "pinned"
+
+
+def record() -> Record:
+    """Read the measurements that the page shows."""
+    return Record.read(RECORD)

@@ -1,0 +1,113 @@
+"""The README's table: what it says of other libraries is what they do here, and its figures are those of the records."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+from pathlib import Path
+
+import documents
+import pytest
+import timm
+import torch
+import torchvision
+from documents import DOCS, ROOT
+
+from zoo.bench.record import Record
+
+pytestmark = pytest.mark.reference
+README = documents.read(ROOT / "README.md")
+
+
+def row(start: str) -> list[str]:
+    """The cells of the row that begins so: ours, torchvision's, timm's, keras.applications', Metalhead's, the proofs."""
+    line = next(line for line in README.splitlines() if line.startswith(f"| {start}"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_the_table_names_proofs_that_exist() -> None:
+    lines = [line for line in README.splitlines() if line.startswith("| ")]
+    head = next(number for number, line in enumerate(lines) if "torchvision" in line and "shown by" in line)
+    rows = lines[head + 1 :]
+    assert len(rows) >= 6
+    for line in rows:
+        proofs = line.strip("|").split("|")[-1]
+        tests = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", proofs)
+        pages = re.findall(r"\]\((docs/[\w.-]+)", proofs)
+        assert tests or pages, line
+        for file, name in tests:
+            assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {name}"
+        assert all((ROOT / page).is_file() for page in pages)
+
+
+def test_what_the_others_do_with_another_number_of_classes(tmp_path: Path) -> None:
+    import keras
+
+    with pytest.raises(ValueError, match="num_classes"):
+        torchvision.models.resnet50(weights="IMAGENET1K_V1", num_classes=10)
+    with pytest.raises(ValueError, match="classes"):
+        keras.applications.ResNet50(weights="imagenet", classes=10)
+    torch.save(timm.create_model("mobilenetv3_small_050").state_dict(), tmp_path / "small.pth")
+    overlay = {"file": str(tmp_path / "small.pth")}
+    assert timm.create_model("mobilenetv3_small_050", pretrained=True, pretrained_cfg_overlay=overlay, num_classes=10).num_classes == 10
+    assert row("another number of classes")[1:4] == ["a ValueError", "yes", "a ValueError"]
+
+
+def test_torch_hub_does_not_look_at_a_cached_file_again(tmp_path: Path) -> None:
+    """torchvision's weights, and timm's that come by URL, are loaded by this function."""
+    file = io.BytesIO()
+    torch.save({"weight": torch.zeros(1)}, file)
+    (tmp_path / "resnet50-11ad3fa6.pth").write_bytes(file.getvalue())
+    assert "load_state_dict_from_url" in inspect.getsource(torchvision.models._api.WeightsEnum.get_state_dict)
+    url = "https://download.pytorch.org/models/resnet50-11ad3fa6.pth"
+    loaded = torch.hub.load_state_dict_from_url(url, str(tmp_path), check_hash=True, progress=False)
+    assert list(loaded) == ["weight"]
+    assert timm.models._builder._CHECK_HASH is False
+    assert row("a damaged file in the cache")[1:3] == ["loaded", "loaded, if it came by URL"]
+
+
+def test_keras_has_no_hash_of_its_mobilenets() -> None:
+    from keras.src.applications import mobilenet, resnet
+
+    assert "file_hash" not in inspect.getsource(mobilenet)
+    assert "file_hash" in inspect.getsource(resnet)
+    assert row("a damaged file in the cache")[3] == "loaded, of MobileNets"
+
+
+def test_who_has_mobilenet_v1() -> None:
+    import keras
+
+    assert not [name for name in torchvision.models.list_models() if re.search("mobilenet_?v1", name)]
+    assert timm.list_pretrained("mobilenetv1*")
+    assert callable(keras.applications.MobileNet)
+    assert row("MobileNetV1 with weights")[1:4] == ["no", "yes", "yes"]
+
+
+def test_whose_networks_keep_larger_maps() -> None:
+    import keras
+
+    with torch.device("meta"):
+        torchvision.models.resnet50(replace_stride_with_dilation=[False, True, True])
+        with pytest.raises(NotImplementedError, match="Dilation"):
+            torchvision.models.resnet18(replace_stride_with_dilation=[False, False, True])
+        assert "replace_stride_with_dilation" not in inspect.signature(torchvision.models.DenseNet).parameters
+        timm.create_model("resnet50", features_only=True, output_stride=8)
+        for name in ("densenet121", "vgg16", "inception_v3"):
+            with pytest.raises((AssertionError, TypeError)):
+                timm.create_model(name, features_only=True, output_stride=8)
+    assert "dilat" not in str(inspect.signature(keras.applications.ResNet50))
+    assert row("`output_stride=8`")[1:4] == ["ResNets of bottlenecks", "not VGG, DenseNet, Inception", "no"]
+
+
+def test_figures_are_those_of_the_record_and_the_page() -> None:
+    cell = Record.read(DOCS / "benchmarks-h200.json").cell("ResNet50", 32)
+    assert cell is not None
+    ours, peer = cell["ways"]["fast"]["images_s"], cell["ways"][cell["fastest_peer"]]["images_s"]
+    assert cell["twin"] == "torchvision"
+    assert row("ResNet50 at batch 32")[:2] == [f"{ours:,.0f} images/s", f"{peer:,.0f} images/s"]
+    page = documents.read(DOCS / "benchmarks.md")
+    section = page[page.index("| ResNet50 | torchvision") :].splitlines()
+    measured = [line.split("|")[3].strip() for line in section[:3]]
+    shown = [row("ResNet50 from its file")[column] for column in (1, 2, 0)]
+    assert [words.partition(" ms")[0] for words in shown] == measured
