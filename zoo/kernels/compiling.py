@@ -117,7 +117,8 @@ class Compilers:
             return set(range(len(tasks)))
         waiting, done, failed = deque(range(len(tasks))), list[int](), list[str]()
         processes = self._processes(len(tasks))
-        threads = [threading.Thread(target=_feed, args=(process, tasks, waiting, done, failed), daemon=True) for process in processes]
+        shared = (processes, self._start, tasks, waiting, done, failed)
+        threads = [threading.Thread(target=_feed, args=(place, *shared), daemon=True) for place in range(len(processes))]
         for thread in threads:
             thread.start()
         until, late = None if seconds is None else time.monotonic() + seconds, False
@@ -143,16 +144,13 @@ class Compilers:
         wanted = min(MOST, tasks, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         with suppress(OSError):  # fewer will do
             while len(self._idle) < wanted:
-                self._idle.append(
-                    subprocess.Popen(
-                        [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        env=_environment(),
-                    )
-                )
+                self._idle.append(self._start())
         return self._idle
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=_environment())
 
     def close(self) -> None:
         """End the processes."""
@@ -175,18 +173,36 @@ def _environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
 
-def _feed(process: subprocess.Popen[bytes], tasks: Sequence[Work], waiting: deque[int], done: list[int], failed: list[str]) -> None:
-    """Give a process one task after the other, until none is left or the process has gone."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(IndexError, OSError, EOFError, pickle.UnpicklingError):
-        while True:
-            index = waiting.popleft()
-            _send(process.stdin, tasks[index].portable())
-            if reason := pickle.load(process.stdout):
-                failed.append(reason)
-            else:
-                done.append(index)
+def _feed(
+    place: int,
+    processes: list[subprocess.Popen[bytes]],
+    start: Callable[[], subprocess.Popen[bytes]],
+    tasks: Sequence[Work],
+    waiting: deque[int],
+    done: list[int],
+    failed: list[str],
+) -> None:
+    """Give a process one task after the other until none is left; another takes its place if a compiler dies, unless it never began."""
+    while waiting:
+        process, answers, index = processes[place], 0, -1
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(IndexError, OSError, EOFError, pickle.UnpicklingError):
+            while True:
+                index = waiting.popleft()
+                _send(process.stdin, tasks[index].portable())
+                reason = pickle.load(process.stdout)
+                answers += 1
+                if reason:
+                    failed.append(reason)
+                else:
+                    done.append(index)
+        if not answers or not waiting:
+            return
+        failed.append(f"{tasks[index].name}: the compiler died")
+        _end(process)
+        with suppress(OSError):
+            processes[place] = start()
 
 
 def _send(pipe: IO[bytes], value: Any) -> None:

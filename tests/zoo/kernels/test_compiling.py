@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from zoo.kernels.candidates import FOREIGN, Candidate, Setting, candidates
 from zoo.kernels.choose import _blanks, _compiled
 from zoo.kernels.compiling import Compilers, Task
 from zoo.kernels.program import COMPUTED
+from zoo.kernels.training import kernels
+from zoo.kernels.training.compiling import ChainWork
 
 SETTING = Setting(torch.device("cpu"), torch.bfloat16)
 
@@ -74,6 +79,40 @@ def test_the_first_of_every_step_comes_before_the_second_of_any() -> None:
     compilers: Any = Listening()
     assert _compiled({"a": node, "b": node}, found, {}, SETTING, None, compilers, None) == found
     assert asked == ["first", "first", "second", "second"]
+
+
+def norm_of(channels: int) -> ChainWork:
+    maps, ones = ((32, channels, 56, 56), torch.bfloat16, True), ((channels,), torch.float32, True)
+    run = partial(kernels.batch_norm_act, momentum=0.1, eps=1e-5, act="relu")
+    return ChainWork("batch_norm", run, (maps, ones, ones, (*ones[:2], False), (*ones[:2], False)), maps, True)
+
+
+def test_norms_of_any_number_of_channels_are_compiled_there_and_back(cache: Path) -> None:
+    works = [norm_of(channels) for channels in (7, 16, 24, 100, 256)]
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile(works) == set(range(5))
+    kernels_made = {path.stem for path in cache.rglob("*.cubin")}
+    assert kernels_made == {"statistics_kernel", "join_kernel", "apply_kernel", "reduce_kernel", "add_kernel", "back_kernel"}
+
+
+@dataclass(frozen=True)
+class Deadly:
+    name = "deadly"
+
+    def portable(self) -> Deadly:
+        return self
+
+    def compile(self) -> None:
+        os._exit(1)
+
+
+def test_a_compiler_that_dies_takes_its_own_task_along_and_no_other(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setattr(Deadly, "__module__", "test_compiling")
+    monkeypatch.setitem(sys.modules, "test_compiling", sys.modules[__name__])
+    works = [norm_of(16), norm_of(16), norm_of(16), Deadly(), Deadly(), norm_of(32), norm_of(48)]
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile(works) == {0, 1, 2, 5, 6}
 
 
 def test_few_kernels_are_left_to_their_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
