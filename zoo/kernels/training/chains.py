@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import CONV2D as _CONV2D
+from zoo.kernels.training.calls import activation as _activation
+from zoo.kernels.training.calls import arguments as _arguments
+from zoo.kernels.training.calls import pair as _pair
+from zoo.kernels.training.calls import plain as _plain
+from zoo.kernels.training.convolutions import conv_bias_act, pooled
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
@@ -20,7 +26,6 @@ _BATCH_NORM = {
     "training": False, "momentum": 0.1, "eps": 1e-5,
 }  # fmt: skip
 _SHARED = {**_BATCH_NORM, "training": True, "group": None}
-_CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 _ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
 _MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
@@ -31,7 +36,7 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
 
     Args:
         recording: of a network.
-        without: chains to leave as they are, by the value that they make, and why.
+        without: chains to leave as they are, by their `key`, and why.
 
     Returns:
         the steps in order; all chains that were found, those left as they are with a note; buffers that only count.
@@ -45,11 +50,11 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
             continue
         for rule in _RULES.get(call.name, ()):
             if (made := rule(finder, index, call)) is not None and not taken & set(made[1]):
-                made[0].note = without.get(made[0].makes, "")
+                made[0].note = without.get(made[0].key, "")
                 found.append(made)
                 taken.update(made[1])
                 break
-    found = join(finder, found, without)
+    found = join(finder, pooled(finder, found, without), without)
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
     gone = gone.union(*(indices for chain, indices in found if not chain.note))
     steps: list[Step] = []
@@ -61,32 +66,7 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
     return steps, [chain for chain, _ in found], counted
 
 
-def _arguments(call: Call, names: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a call's arguments by name, or None where it has others."""
-    if len(call.args) > len(names) or not call.kwargs.keys() <= names.keys():
-        return None
-    return {**names, **dict(zip(names, call.args, strict=False)), **call.kwargs}
-
-
-def _activation(call: Call) -> str | None:
-    """Return the name of the activation that a call computes, None where it is none that kernels know."""
-    name = call.name.removesuffix("_")
-    if name in ("relu", "relu6", "hardswish", "silu", "hardsigmoid"):
-        return name
-    if name == "hardtanh":
-        given = _arguments(call, {"input": None, "min_val": -1.0, "max_val": 1.0, "inplace": False})
-        return "relu6" if given is not None and (given["min_val"], given["max_val"]) == (0, 6) else None
-    if name == "leaky_relu":
-        given = _arguments(call, {"input": None, "negative_slope": 0.01, "inplace": False})
-        return None if given is None else f"leaky_relu_{given['negative_slope']:g}"
-    return None
-
-
 Found = Placed | None
-
-
-def _plain(call: Call) -> bool:
-    return call.grad and call.autocast is None
 
 
 def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
@@ -186,10 +166,6 @@ def _max_pool(finder: Finder, index: int, call: Call) -> Found:
     return _chain(finder, f"max_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
-
-
 def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int, ...], makes: int, indices: list[int]) -> Placed:
     return Chain(op, run, tuple(int(r) for r in reads), int(makes), tuple(finder.calls[i] for i in indices)), tuple(indices)
 
@@ -197,7 +173,7 @@ def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int
 _RULES: dict[str, tuple[Callable[[Finder, int, Call], Found], ...]] = {
     "batch_norm": (_batch_norm,),
     "shared_batch_norm": (_batch_norm,),
-    "conv2d": (_depthwise,),
+    "conv2d": (_depthwise, conv_bias_act),
     "max_pool2d": (_max_pool,),
     "boolean_dispatch.<locals>.fn": (_max_pool,),
     **dict.fromkeys(_MUL, (_gate,)),

@@ -37,7 +37,7 @@ KINDS = ("outputs", "input gradient", "parameter gradients", "statistics")
 
 @dataclass(slots=True)
 class Verdict:
-    """What a check has found: chains that are left alone, by their last value's number, and the errors of the whole."""
+    """What a check has found: chains that are left alone, by their `key`, and the errors of the whole."""
 
     without: dict[int, str] = field(default_factory=dict)
     errors: dict[str, Parity] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Check:
         with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
             wrong = ""
             ratios, verdict.without = self._chains()
-            suspects = sorted(ratios, key=lambda makes: -ratios[makes])
+            suspects = sorted(ratios, key=lambda key: -ratios[key])
             for share in (0.0, 0.25, 0.5, 1.0):  # the whole may be worse though each chain alone is not: the worst go first
                 blamed = suspects[: math.ceil(share * len(suspects))] if share < 1 else self._all()
                 without = dict.fromkeys(blamed, f"the whole network was wrong with it: {wrong}") | verdict.without
@@ -79,7 +79,7 @@ class Check:
         """Return what every chain makes, and every part of one."""
         _, found, _ = steps_of(self.recording, {})
         parts = [part for chain in found for part in (chain, *chain.pieces)]
-        return [part.makes for part in parts if isinstance(part, Chain)]
+        return [part.key for part in parts if isinstance(part, Chain)]
 
     def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""
@@ -166,7 +166,7 @@ class Check:
         """Compare every chain with the calls that it stands for, on the values that reach it.
 
         Returns:
-            by the value that a chain makes, how many times PyTorch's its error is, of those that may be used; of the others the reason.
+            by a chain's `key`, how many times PyTorch's its error is, of those that may be used; of the others the reason.
         """
         ratios: dict[int, float] = {}
         wrong: dict[int, str] = {}
@@ -175,7 +175,7 @@ class Check:
             steps, found, counted = steps_of(self.recording, wrong)
             fresh = {(chain.makes, chain.op) for chain in found if not chain.note} - seen
             if not fresh:
-                return {chain.makes: ratios[chain.makes] for chain in found if not chain.note}, wrong
+                return {chain.key: ratios[chain.key] for chain in found if not chain.note}, wrong
             seen |= fresh
             self._compare_chains(steps, counted, fresh, ratios, wrong)
 
@@ -194,9 +194,9 @@ class Check:
                         with torch.enable_grad():
                             ratio, reason = self._compared(step, [slots[number] for number in step.reads])
                         if reason:
-                            wrong[step.makes] = reason
+                            wrong[step.key] = reason
                         else:
-                            ratios[step.makes] = ratio
+                            ratios[step.key] = ratio
                     calls: Sequence[Any] = step.calls
                 else:
                     calls = (step,)

@@ -38,7 +38,7 @@ def timer(device: torch.device) -> Timer | None:
 
 
 def slower(recording: Recording, without: dict[int, str], known: Times, clock: Timer, most: int = 0) -> dict[int, str]:
-    """Return the chains that are no faster than PyTorch, or than the smaller chains in them, by what they make, and why.
+    """Return the chains that are no faster than PyTorch, or than the smaller chains in them, by their `key`, and why.
 
     Args:
         recording: of a network, at the shapes that count.
@@ -59,7 +59,7 @@ def slower(recording: Recording, without: dict[int, str], known: Times, clock: T
             done.add((chain.makes, chain.op))
             ours, theirs = times(recording, chain, saved.get(chain.makes), known, clock, most)
             if ours > MARGIN * theirs:
-                found[chain.makes] = f"no faster: {ours:.0f} us, without it {theirs:.0f} us"
+                found[chain.key] = f"no faster: {ours:.0f} us, without it {theirs:.0f} us"
 
 
 def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times, clock: Timer, most: int = 0) -> tuple[float, float]:
@@ -82,6 +82,8 @@ def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times
                 call()
             ours = clock(call)
             theirs = clock(_there_and_back(recording, pieces, chain.reads, chain.makes))
+            if chain.pieces:  # which may be slower than PyTorch themselves
+                theirs = min(theirs, clock(_there_and_back(recording, chain.calls, chain.reads, chain.makes)))
             if chain.row_out is not None and behind is not None:
                 ours -= _statistics_us(recording, chain, behind, clock)
         except RuntimeError:  # no room for both beside what the caller holds, say: the chain is right, and stays

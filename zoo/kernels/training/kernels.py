@@ -163,6 +163,41 @@ def depthwise_conv_refuses(
     )
 
 
+def conv_bias_act(x: Tensor, weight: Tensor, bias: Tensor, *, act: str, pool: dict[str, Any] | None = None, **window: Any) -> Tensor:
+    """Convolve with kernels and a bias, which are rounded to the dtype of `x`, apply an activation, take the largest of each window."""
+    if on_kernels(x.device):
+        from zoo.kernels import differentiable_convs as ops
+
+        return ops.conv_bias_act(x, weight, bias, act=act, pool=pool, **window)
+    y = F.conv2d(x, weight.to(x.dtype), bias.to(x.dtype), **window)
+    function = ACTIVATIONS[act]
+    y = y if function is None else function(y)
+    return y if pool is None else max_pool(y, **pool)
+
+
+def conv_bias_act_refuses(
+    device: torch.device,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    *,
+    act: str,
+    groups: int,
+    pool: dict[str, Any] | None = None,
+    **window: Pair,
+) -> str:
+    """Say why; tensors without data."""
+    if out.shape[2] * out.shape[3] <= 1:
+        return "a pixel an image, which leaves little to gain"
+    if not on_kernels(device):
+        return ""
+    from zoo.kernels import differentiable_convs as ops
+
+    read, taken = stand_in(tuple(x.shape), out.dtype), stand_in(tuple(weight.shape), out.dtype)
+    return ops.refused(read, taken, bias, act, {**window, "groups": (groups,)}, pool)
+
+
 def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool) -> Tensor:
     """Take the largest pixel of each window."""
     if on_kernels(x.device):

@@ -47,6 +47,11 @@ class Chain:
     pieces: tuple[Any, ...] = ()
 
     @property
+    def key(self) -> int:
+        """What says in `without` that this chain isn't used: it may make the same value as one of its pieces."""
+        return -1 - self.makes if any(isinstance(piece, Chain) and piece.makes == self.makes for piece in self.pieces) else self.makes
+
+    @property
     def layers(self) -> str:
         """The modules whose work it does."""
         return " ".join(dict.fromkeys(call.layer for call in self.calls if call.layer))
