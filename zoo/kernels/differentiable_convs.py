@@ -23,12 +23,13 @@ from zoo.kernels.ops.pointwise import kernels_run
 Pair = tuple[int, int]
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows(x: Tensor) -> Tensor:
     """Return a map whose pixels lie in rows, as kernels read it."""
     return x if pixel_stride(x) else x.contiguous(memory_format=torch.channels_last)
 
 
-def _pair(value: int | Sequence[int]) -> Pair:
+def pair(value: int | Sequence[int]) -> Pair:
+    """Return a size for both axes."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
@@ -48,7 +49,7 @@ def _forward(
     if config["fused"]:  # under the caller's flags: whether cuDNN times its kernels, and rounds to TF32
         y = torch.cudnn_convolution_relu(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups[0])
         return y, y
-    z = _rows(torch.convolution(x, weight, None, stride, padding, dilation, False, [0, 0], groups[0]))
+    z = rows(torch.convolution(x, weight, None, stride, padding, dilation, False, [0, 0], groups[0]))
     y = pointwise.launch(z, shift=None if bias is None else bias.float(), act=act, out=z if act in BY_OUTPUT else None)
     return y, y if act in BY_OUTPUT else z
 
@@ -68,7 +69,7 @@ class _ConvBiasAct(torch.autograd.Function):
         index = None
         if pool is not None:
             size = y.shape[2:]
-            y, index = max_pool.launch(_rows(y), **pool)
+            y, index = max_pool.launch(rows(y), **pool)
             kept = y
             ctx.pool = {"size": size, **{name: pool[name] for name in ("kernel", "stride", "padding")}}
         ctx.save_for_backward(x, weight, bias, kept if act != "none" else None, index)
@@ -80,7 +81,7 @@ class _ConvBiasAct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias, kept, index = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        gradient, sums = _rows(gradient), None
+        gradient, sums = rows(gradient), None
         if of_bias or ctx.act != "none":
             sums, *through = bias_act_grad.launch(gradient, kept, None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
             gradient = through[0] if through else gradient
@@ -128,7 +129,7 @@ def conv_bias_act(
         its pixels, and the map in between is not kept.
     """
     weight = weight.to(x.dtype)
-    window = {"stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation), "groups": (groups,)}
+    window = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation), "groups": (groups,)}
     if kernels_run(x) and not refused(x, weight, bias, act, window, pool):
         x = x.contiguous(memory_format=torch.channels_last)
         result = _ConvBiasAct.apply(x, weight, bias, act, window, pool)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo import VGG11, fast, why
-from zoo.kernels.differentiable import conv_bias_act
+from zoo.kernels.differentiable import conv_bias_act, stem_conv
 from zoo.kernels.differentiable_convs import refused
+from zoo.kernels.differentiable_stem import refused as stem_refused
 from zoo.kernels.ops import bias_act_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES
 from zoo.kernels.training import choosing, kernels
@@ -168,6 +169,61 @@ def test_what_the_way_back_refuses_is_said(args: dict[str, Any], reason: str) ->
     assert reason in bias_act_grad.supports(**given | args)
 
 
+STEMS: list[dict[str, Any]] = [
+    {"act": "none", "stride": 2, "padding": 3},
+    {"act": "relu", "padding": 1, "pool": POOL},
+    {"act": "leaky_relu_0.1", "stride": (2, 1), "padding": (0, 2)},
+]
+
+
+@pytest.mark.parametrize("options", STEMS, ids=["resnet", "vgg", "uneven"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_stems_values_and_gradients_are_torchs(options: dict[str, Any], biased: bool, device: torch.device) -> None:
+    side = 7 if options["padding"] == 3 else 3
+    leaves = learning(noise(2, 3, 11, 8, device=device), noise(10, 3, side, side, device=device) / 5, noise(10, device=device))
+    leaves = leaves if biased else leaves[:2]
+    y, expected = stem_conv(*leaves, **options), eagerly(*leaves, *([] if biased else [None]), **options)
+    assert off(y, expected) < 1e-6
+    gradient = noise(*y.shape, seed=3, device=device)
+    for mine, theirs in zip(*(torch.autograd.grad(out, leaves, gradient) for out in (y, expected)), strict=True):
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+        assert off(mine, theirs) < 2e-6
+
+
+def test_a_stem_casts_images_of_any_layout_once_and_keeps_neither_them_nor_its_weight(device: torch.device) -> None:
+    x, weight = noise(2, 3, 9, 8, device=device), noise(8, 3, 3, 3, device=device).requires_grad_()
+    results = []
+    for images in (x, x.contiguous(), x.double().transpose(2, 3).contiguous().transpose(2, 3).float()):
+        y = stem_conv(images, weight, stride=2, padding=1, dtype=torch.float16)
+        results.append([y, *torch.autograd.grad(y.float().square().sum(), weight)])
+    exact = F.conv2d(x.double(), weight.double(), None, 2, 1)
+    wanted = [exact, *torch.autograd.grad(exact.square().sum(), weight)]
+    for found in results:
+        assert found[0].dtype == torch.float16
+        assert [off(mine, theirs) < 1e-3 for mine, theirs in zip(found, wanted, strict=True)] == [True, True]
+    kept = stem_conv(x, weight, stride=2, padding=1).grad_fn.saved_tensors  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    assert [None if t is None else t.shape[-1] for t in kept] == [4, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"x": noise(2, 5, 9, 9), "weight": noise(8, 5, 3, 3)}, "at most 4 channels"),
+        ({"act": "silu"}, "activation silu"),
+        ({"bias": noise(7)}, "one for each channel"),
+        ({"x": noise(2, 3, 2, 2)}, "no output"),
+        ({"pool": POOL | {"kernel": (9, 9)}}, "64 taps"),
+        ({"dtype": torch.float64}, "float64"),
+        ({"x": torch.zeros(2, 3, 9, 9, dtype=torch.uint8)}, "floating"),
+    ],
+)
+def test_what_a_stem_refuses_is_said(changed: dict[str, Any], reason: str) -> None:
+    given = {"x": noise(2, 3, 9, 9), "weight": noise(8, 3, 3, 3), "bias": noise(8), "act": "relu", "stride": (1, 1), "padding": (0, 0)}
+    given |= {"dtype": torch.float32}
+    assert stem_refused(**given) == ""
+    assert reason in stem_refused(**given | changed)
+
+
 class Convolutions(nn.Module):
     """Every kind of convolution with a bias, and some that no chain may take."""
 
@@ -202,8 +258,8 @@ CHAINS = [
 ]  # fmt: skip
 
 
-def images(seed: int = 0) -> Tensor:
-    return torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(seed))
+def images(seed: int = 0, size: int = 24) -> Tensor:
+    return torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
 def pair() -> tuple[nn.Module, nn.Module, Any]:
@@ -213,9 +269,9 @@ def pair() -> tuple[nn.Module, nn.Module, Any]:
     return eager, quick, fast(quick, train=True, example=images())
 
 
-def step(called: nn.Module, network: nn.Module, seed: int, casts: bool = False) -> Tensor:
+def step(called: nn.Module, network: nn.Module, seed: int, casts: bool = False, size: int = 24) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16, casts):
-        loss = called(images(seed)).float().square().mean()
+        loss = called(images(seed, size)).float().square().mean()
     network.zero_grad()
     loss.backward()
     with torch.no_grad():
@@ -335,3 +391,67 @@ def test_a_chain_with_a_pool_competes_with_its_pieces_and_with_pytorch(pieces: f
         ("conv 3x3 + bias + relu + max_pool 2x2", True), ("conv 3x3 + bias + relu", False), ("max_pool 2x2", False),
     ]  # fmt: skip
     assert not left
+
+
+@pytest.fixture
+def on_stems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stems be found as on a GPU; the kernels are interpreted."""
+    monkeypatch.setattr(kernels, "stem_conv_refuses", lambda device, x, weight, bias, **options: stem_refused(x, weight, bias, **options))
+
+
+class Stem(nn.Module):
+    """Images into a convolution with nothing behind it but BatchNorm, and into one with everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bare, self.norm = nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8)
+        self.whole = nn.Conv2d(3, 8, 3, padding=1)
+        self.grouped, self.dilated = nn.Conv2d(3, 6, 3, groups=3), nn.Conv2d(3, 8, 3, dilation=2)
+        self.head = nn.Linear(30, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm(self.bare(x)))
+        z = F.max_pool2d(F.relu(self.whole(x)), 2)
+        maps = y, z, F.silu(self.grouped(x)), F.relu(self.dilated(x))
+        return self.head(torch.cat([m.mean((2, 3)) for m in maps], 1))
+
+
+STEM_CHAINS = [
+    "stem conv 7x7", "batch_norm + relu", "stem conv 3x3 + bias + relu + max_pool 2x2", "conv 3x3 + bias + silu", "conv 3x3 + bias + relu",
+]  # fmt: skip
+
+
+def test_a_network_of_stems_learns_as_eager_does(on_stems: None) -> None:
+    torch.manual_seed(0)
+    eager = Stem().train()
+    quick = copy.deepcopy(eager)
+    model = fast(quick, train=True, example=images(0, 12))
+    assert [row.kernel for row in why(model).rows] == STEM_CHAINS
+    for seed in range(2):
+        losses = [step(called, network, seed, size=12) for called, network in ((eager, eager), (model, quick))]
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(quick.state_dict(), eager.state_dict(), rtol=1e-4, atol=1e-5)
+    for called, network in ((eager, eager), (model, quick)):
+        network.bare.requires_grad_(False)
+        x = images(5, 12).requires_grad_()
+        called(x).square().mean().backward()
+        called.zero_grad()
+        called.__dict__["seen"] = x.grad
+    torch.testing.assert_close(model.__dict__["seen"], eager.__dict__["seen"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_wrong_stem_falls_apart_into_the_chain_in_it(on_stems: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = kernels.stem_conv
+    monkeypatch.setattr(kernels, "stem_conv", lambda *parts, **options: 1.2 * real(*parts, **options))
+    torch.manual_seed(0)
+    rows = why(fast(Stem().train(), train=True, example=images(0, 12))).rows
+    assert sorted(row.kernel for row in rows) == sorted(["aten", "aten", CHAINS[0], *(k for k in STEM_CHAINS if "stem" not in k)])
+    assert all("output" in row.note for row in rows if row.kernel == "aten")
+
+
+def test_images_need_no_gradient_where_chains_are_timed(on_stems: None) -> None:
+    recording = record(Stem().train(), (images(0, 12),), {}, torch.device("cpu"))
+    chain = next(chain for chain in steps_of(recording, {})[1] if chain.op == "stem conv 7x7")
+    asked = choosing._there_and_back(recording, [chain], chain.reads, chain.makes)()
+    assert isinstance(asked, tuple)
+    assert [tuple(gradient.shape) for gradient in asked] == [(8, 3, 7, 7)]

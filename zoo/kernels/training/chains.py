@@ -15,7 +15,7 @@ from zoo.kernels.training.calls import activation as _activation
 from zoo.kernels.training.calls import arguments as _arguments
 from zoo.kernels.training.calls import pair as _pair
 from zoo.kernels.training.calls import plain as _plain
-from zoo.kernels.training.convolutions import conv_bias_act, pooled
+from zoo.kernels.training.convolutions import conv_bias_act, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
@@ -54,7 +54,7 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
                 found.append(made)
                 taken.update(made[1])
                 break
-    found = join(finder, pooled(finder, found, without), without)
+    found = join(finder, stems(finder, pooled(finder, found, without), without), without)
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
     gone = gone.union(*(indices for chain, indices in found if not chain.note))
     steps: list[Step] = []

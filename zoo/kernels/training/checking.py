@@ -76,10 +76,13 @@ class Check:
         raise Untraceable(f"what was recorded computes something else; {wrong}")
 
     def _all(self) -> list[int]:
-        """Return what every chain makes, and every part of one."""
+        """Return the keys of every chain, and of every part of one."""
+
+        def keys(chain: Chain) -> list[int]:
+            return [chain.key, *(key for piece in chain.pieces if isinstance(piece, Chain) for key in keys(piece))]
+
         _, found, _ = steps_of(self.recording, {})
-        parts = [part for chain in found for part in (chain, *chain.pieces)]
-        return [part.key for part in parts if isinstance(part, Chain)]
+        return [key for chain in found for key in keys(chain)]
 
     def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""

@@ -106,6 +106,9 @@ def _key(recording: Recording, chain: Chain) -> Any:
 def _there_and_back(recording: Recording, steps: Sequence[Step], reads: Sequence[int], makes: int) -> Callable[[], object]:
     """Return a call that computes steps and their gradients on made-up values."""
     given = {number: _made_up(recording, number) for number in reads}
+    images = {number for _, number in recording.inputs}
+    if any(tensor.requires_grad and number not in images for number, tensor in given.items()):  # whose gradient nobody needs
+        given = {number: tensor.requires_grad_(tensor.requires_grad and number not in images) for number, tensor in given.items()}
     bound = bind([_alone(step) for step in steps], [makes], set(reads))
     room = 1 + max(len(recording.values), *(n for step in steps for n in ((step.row_out or 0,) if isinstance(step, Chain) else (0,))))
     asked = [tensor for tensor in given.values() if tensor.requires_grad]

@@ -1,4 +1,4 @@
-"""Find convolutions with what stands behind them: a bias, an activation, a max pool."""
+"""Find convolutions with what stands behind them: a bias, an activation, a max pool; and those of images."""
 
 from __future__ import annotations
 
@@ -90,6 +90,68 @@ def pooled(finder: Finder, found: list[Placed], without: dict[int, str]) -> list
         joined.remove(behind)
         joined.append((made, together))
     return sorted(joined, key=lambda place: place[1][-1] if place[1] else -1)
+
+
+def stems(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
+    """Return the chains with convolutions of images, alone or with what stands behind them, by a kernel that packs the images.
+
+    Args:
+        finder: of the recording.
+        found: the chains so far.
+        without: chains to leave as they are, by their `key`, and why.
+    """
+    made = list(found)
+    mine = {place[1][0]: place for place in found if place[1] and _is_ours(place[0]) and not place[0].note}
+    taken = {index for chain, indices in found if not chain.note for index in indices}
+    for index, call in enumerate(finder.calls):
+        place = mine.get(index)
+        if call.name != "conv2d" or (index in taken and place is None):
+            continue
+        chain = _stem_of(finder, call, place[0]) if place is not None else _bare_stem(finder, call)
+        if chain is None:
+            continue
+        if chain.key in without:
+            made.append((replace(chain, note=without[chain.key]), ()))
+            continue
+        if place is not None:
+            made.remove(place)
+        made.append((chain, place[1] if place is not None else (index,)))
+    return sorted(made, key=lambda place: place[1][-1] if place[1] else -1)
+
+
+def _stem_of(finder: Finder, call: Call, chain: Chain) -> Chain | None:
+    """Return a chain of a convolution with its bias as one of images, if it is."""
+    assert isinstance(chain.run, partial)
+    told = {"pool": None, **chain.run.keywords}
+    if told.pop("groups") != 1 or told.pop("dilation") != (1, 1) or not _images(finder, chain.reads[0]):
+        return None
+    if kernels.stem_conv_refuses(finder.device, *(finder.like(number) for number in chain.reads), **told):
+        return None
+    return Chain(f"stem {chain.op}", partial(kernels.stem_conv, **told), chain.reads, chain.makes, chain.calls, pieces=(chain,))
+
+
+def _bare_stem(finder: Finder, call: Call) -> Chain | None:
+    """Return a convolution of images without a bias as a chain."""
+    given = arguments(call, CONV2D)
+    if given is None or not plain(call) or isinstance(given["padding"], str) or not isinstance(call.result, Ref):
+        return None
+    x, weight = given["input"], given["weight"]
+    if given["bias"] is not None or given["groups"] != 1 or pair(given["dilation"]) != (1, 1):
+        return None
+    if not isinstance(x, Ref) or not isinstance(weight, Ref) or not _images(finder, x):
+        return None
+    told = {"act": "none", **{name: pair(given[name]) for name in ("stride", "padding")}}
+    told |= {"dtype": finder.values[call.result].dtype, "pool": None}
+    if kernels.stem_conv_refuses(finder.device, finder.like(x), finder.like(weight), None, **told):
+        return None
+    return Chain(
+        f"stem conv {out_of(finder, weight)}", partial(kernels.stem_conv, **told), (int(x), int(weight)), int(call.result), (call,)
+    )
+
+
+def _images(finder: Finder, number: int) -> bool:
+    shape = finder.values[number].shape
+    return len(shape) == 4 and shape[1] <= 4
 
 
 def _is_ours(chain: Chain) -> bool:

@@ -198,6 +198,26 @@ def conv_bias_act_refuses(
     return ops.refused(read, taken, bias, act, {**window, "groups": (groups,)}, pool)
 
 
+def stem_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, **options: Any) -> Tensor:
+    """Convolve images with kernels, both rounded to a dtype; with a bias, an activation and a max pool where there are such."""
+    from zoo.kernels import differentiable_stem as ops
+
+    return ops.stem_conv(x, weight, bias, dtype=dtype, **options)
+
+
+def stem_conv_refuses(
+    device: torch.device, x: Tensor, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, pool: dict[str, Any] | None, **options: Any
+) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return "PyTorch's convolution is as good"
+    if dtype == torch.float32:
+        return "TF32 or not is cuDNN's to say"
+    from zoo.kernels import differentiable_stem as ops
+
+    return ops.refused(x, weight, bias, dtype=dtype, pool=pool, **options)
+
+
 def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool) -> Tensor:
     """Take the largest pixel of each window."""
     if on_kernels(x.device):

@@ -13,6 +13,9 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.training.record import Call, Recording, Ref, name_of
 
+_APART = 2**32
+"""Between the keys of a chain and of a piece that makes the same: more than there are values."""
+
 
 class Moved(Exception):
     """A parameter isn't where or what it was when the network was recorded."""
@@ -49,7 +52,8 @@ class Chain:
     @property
     def key(self) -> int:
         """What says in `without` that this chain isn't used: it may make the same value as one of its pieces."""
-        return -1 - self.makes if any(isinstance(piece, Chain) and piece.makes == self.makes for piece in self.pieces) else self.makes
+        inner = [piece.key for piece in self.pieces if isinstance(piece, Chain) and piece.makes == self.makes]
+        return min(inner, default=self.makes + _APART) - _APART
 
     @property
     def layers(self) -> str:
