@@ -1,4 +1,4 @@
-"""What a recorded call says: its arguments by name, the activation that it computes, whether it is one that a kernel may stand for."""
+"""How calls of PyTorch's functions are read: arguments by name, and what they mean to kernels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import Any
 
 from zoo.kernels.training.record import Call
 
+BATCH_NORM = {
+    "input": None, "running_mean": None, "running_var": None, "weight": None, "bias": None,
+    "training": False, "momentum": 0.1, "eps": 1e-5,
+}  # fmt: skip
+SHARED_BATCH_NORM = {**BATCH_NORM, "training": True, "group": None}
 CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
-"""Arguments of `F.conv2d` and what they are if left out."""
 
 
 def arguments(call: Call, names: dict[str, Any]) -> dict[str, Any] | None:
@@ -17,7 +21,7 @@ def arguments(call: Call, names: dict[str, Any]) -> dict[str, Any] | None:
     return {**names, **dict(zip(names, call.args, strict=False)), **call.kwargs}
 
 
-def activation(call: Call) -> str | None:
+def activation_of(call: Call) -> str | None:
     """Return the name of the activation that a call computes, None where it is none that kernels know."""
     name = call.name.removesuffix("_")
     if name in ("relu", "relu6", "hardswish", "silu", "hardsigmoid"):
@@ -31,11 +35,11 @@ def activation(call: Call) -> str | None:
     return None
 
 
-def plain(call: Call) -> bool:
-    """Tell whether a call runs under autograd and the caller's autocast."""
+def plainly(call: Call) -> bool:
+    """Tell whether a call is made under the caller's autograd and autocast."""
     return call.grad and call.autocast is None
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """Return a size for both axes."""
+    """Return down and right of what is one number or two."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))

@@ -10,22 +10,13 @@ import torch
 from torch import Tensor
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import CONV2D as _CONV2D
-from zoo.kernels.training.calls import activation as _activation
-from zoo.kernels.training.calls import arguments as _arguments
-from zoo.kernels.training.calls import pair as _pair
-from zoo.kernels.training.calls import plain as _plain
+from zoo.kernels.training.calls import BATCH_NORM, CONV2D, SHARED_BATCH_NORM, activation_of, arguments, pair, plainly
 from zoo.kernels.training.convolutions import conv_bias_act, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Chain, Step, counters
 
-_BATCH_NORM = {
-    "input": None, "running_mean": None, "running_var": None, "weight": None, "bias": None,
-    "training": False, "momentum": 0.1, "eps": 1e-5,
-}  # fmt: skip
-_SHARED = {**_BATCH_NORM, "training": True, "group": None}
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 _ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
 _MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
@@ -70,8 +61,8 @@ Found = Placed | None
 
 
 def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
-    given = _arguments(call, _SHARED if call.name == "shared_batch_norm" else _BATCH_NORM)
-    if given is None or not _plain(call) or not isinstance(given["momentum"], float) or not given["training"]:
+    given = arguments(call, SHARED_BATCH_NORM if call.name == "shared_batch_norm" else BATCH_NORM)
+    if given is None or not plainly(call) or not isinstance(given["momentum"], float) or not given["training"]:
         return None
     names = ("input", "weight", "bias", "running_mean", "running_var")
     x, weight, bias, mean, var = (given[name] for name in names)
@@ -83,8 +74,8 @@ def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
         grown = [*indices, after], [*inner, number]
         if finder.untouched([x, weight, bias, mean, var, other], grown[0]) and finder.hidden(grown[1], after):
             (indices, inner), residual, number = grown, other, int(finder.calls[after].result)
-    if (after := finder.follower(number)) is not None and _plain(finder.calls[after]):
-        name = _activation(finder.calls[after])
+    if (after := finder.follower(number)) is not None and plainly(finder.calls[after]):
+        name = activation_of(finder.calls[after])
         grown = [*indices, after], [*inner, number]
         reads = [x, weight, bias, mean, var, *([] if residual is None else [residual])]
         if name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after):
@@ -110,7 +101,7 @@ def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
 
 def _added(finder: Finder, call: Call, number: int) -> int | None:
     """Return the other operand where a call adds two maps of one shape and dtype and leaves that one as it is."""
-    if call.name not in _ADD or not _plain(call) or len(call.args) != 2 or call.kwargs or not all(isinstance(a, Ref) for a in call.args):
+    if call.name not in _ADD or not plainly(call) or len(call.args) != 2 or call.kwargs or not all(isinstance(a, Ref) for a in call.args):
         return None
     first, second = (int(arg) for arg in call.args)
     other = second if first == number else first
@@ -121,14 +112,14 @@ def _added(finder: Finder, call: Call, number: int) -> int | None:
 
 
 def _depthwise(finder: Finder, index: int, call: Call) -> Found:
-    given = _arguments(call, _CONV2D)
-    if given is None or not _plain(call) or given["bias"] is not None or isinstance(given["padding"], str):
+    given = arguments(call, CONV2D)
+    if given is None or not plainly(call) or given["bias"] is not None or isinstance(given["padding"], str):
         return None
     x, weight = finder.values[given["input"]], finder.values[given["weight"]]
     if len(x.shape) != 4 or not 1 < given["groups"] == x.shape[1] == weight.shape[0]:
         return None
     out = finder.values[call.result]
-    stride, padding, dilation = (_pair(given[name]) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (pair(given[name]) for name in ("stride", "padding", "dilation"))
     read, taken, made = (finder.like(number) for number in (given["input"], given["weight"], call.result))
     if kernels.depthwise_conv_refuses(finder.device, read, taken, made, stride, padding, dilation):
         return None
@@ -141,7 +132,7 @@ def _run_depthwise(x: Tensor, weight: Tensor, *, dtype: torch.dtype, stride: Any
 
 
 def _gate(finder: Finder, index: int, call: Call) -> Found:
-    if not _plain(call) or len(call.args) != 2 or call.kwargs or call.writes or not all(isinstance(a, Ref) for a in call.args):
+    if not plainly(call) or len(call.args) != 2 or call.kwargs or call.writes or not all(isinstance(a, Ref) for a in call.args):
         return None
     for x, gate in (call.args, call.args[::-1]):
         a, b = finder.values[x], finder.values[gate]
@@ -152,14 +143,14 @@ def _gate(finder: Finder, index: int, call: Call) -> Found:
 
 
 def _max_pool(finder: Finder, index: int, call: Call) -> Found:
-    given = _arguments(call, _MAX_POOL)
-    if given is None or not _plain(call) or given["return_indices"] or _pair(given["dilation"]) != (1, 1):
+    given = arguments(call, _MAX_POOL)
+    if given is None or not plainly(call) or given["return_indices"] or pair(given["dilation"]) != (1, 1):
         return None
     x = finder.values[given["input"]]
     if len(x.shape) != 4 or not isinstance(call.result, Ref):
         return None
-    kernel = _pair(given["kernel_size"])
-    window = {"kernel": kernel, "stride": _pair(given["stride"]) if given["stride"] else kernel, "padding": _pair(given["padding"])}
+    kernel = pair(given["kernel_size"])
+    window = {"kernel": kernel, "stride": pair(given["stride"]) if given["stride"] else kernel, "padding": pair(given["padding"])}
     if kernels.max_pool_refuses(finder.device, finder.like(given["input"]), **window, ceil_mode=bool(given["ceil_mode"])):
         return None
     run = partial(kernels.max_pool, **window, ceil_mode=bool(given["ceil_mode"]))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import CONV2D, activation, arguments, pair, plain
+from zoo.kernels.training.calls import CONV2D, activation_of, arguments, pair, plainly
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain
@@ -18,14 +18,14 @@ from zoo.kernels.training.replay import Chain
 def conv_bias_act(finder: Finder, index: int, call: Call) -> Placed | None:
     """Return a convolution with bias, and the activation behind it if there is one, as one chain."""
     given = arguments(call, CONV2D)
-    if given is None or not plain(call) or isinstance(given["padding"], str) or not isinstance(call.result, Ref):
+    if given is None or not plainly(call) or isinstance(given["padding"], str) or not isinstance(call.result, Ref):
         return None
     x, weight, bias = reads = [given[name] for name in ("input", "weight", "bias")]
     if any(not isinstance(part, Ref) for part in reads) or len(finder.values[x].shape) != 4:
         return None
     number, indices, act = int(call.result), [index], "none"
-    if (after := finder.follower(number)) is not None and plain(finder.calls[after]):
-        name, grown = activation(finder.calls[after]), [index, after]
+    if (after := finder.follower(number)) is not None and plainly(finder.calls[after]):
+        name, grown = activation_of(finder.calls[after]), [index, after]
         if name in kernels.ACTIVATIONS and finder.untouched(reads, grown) and finder.hidden([number], after):
             indices, act, number = grown, name, int(finder.calls[after].result)
     if act not in ("none", "relu") and _written(finder, number, indices[-1]):
@@ -133,7 +133,7 @@ def _stem_of(finder: Finder, call: Call, chain: Chain) -> Chain | None:
 def _bare_stem(finder: Finder, call: Call) -> Chain | None:
     """Return a convolution of images without a bias as a chain."""
     given = arguments(call, CONV2D)
-    if given is None or not plain(call) or isinstance(given["padding"], str) or not isinstance(call.result, Ref):
+    if given is None or not plainly(call) or isinstance(given["padding"], str) or not isinstance(call.result, Ref):
         return None
     x, weight = given["input"], given["weight"]
     if given["bias"] is not None or given["groups"] != 1 or pair(given["dilation"]) != (1, 1):
