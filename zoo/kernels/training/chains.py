@@ -16,6 +16,7 @@ from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Chain, Step, counters
+from zoo.kernels.training.shortcuts import shortcuts
 
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 _ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
@@ -46,6 +47,7 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
                 taken.update(made[1])
                 break
     found = join(finder, stems(finder, pooled(finder, found, without), without), without)
+    found = shortcuts(finder, found, without)
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
     gone = gone.union(*(indices for chain, indices in found if not chain.note))
     steps: list[Step] = []

@@ -76,13 +76,11 @@ class Check:
         raise Untraceable(f"what was recorded computes something else; {wrong}")
 
     def _all(self) -> list[int]:
-        """Return the keys of every chain, and of every part of one."""
-
-        def keys(chain: Chain) -> list[int]:
-            return [chain.key, *(key for piece in chain.pieces if isinstance(piece, Chain) for key in keys(piece))]
-
-        _, found, _ = steps_of(self.recording, {})
-        return [key for chain in found for key in keys(chain)]
+        """Return the keys of all chains, and of all that are found in their places without them."""
+        without: dict[int, str] = {}
+        while fresh := [chain.key for chain in steps_of(self.recording, without)[1] if not chain.note]:
+            without |= dict.fromkeys(fresh, "without it")
+        return list(without)
 
     def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""
@@ -213,38 +211,41 @@ class Check:
         """Return how many times its calls' error a chain's is, and in what it is worse than they may be, "" where it isn't."""
         places = [self.recording.values[number].place is not None for number in chain.reads]
 
-        def plain(tensors: list[Tensor]) -> Tensor:
+        def plain(tensors: list[Tensor]) -> list[Tensor]:
             slots: dict[int, Any] = dict(zip(chain.reads, tensors, strict=True))
             for bound in bind(chain.calls, [chain.makes], set(chain.reads)):
                 bound.run(slots)  # pyright: ignore[reportArgumentType]
-            return slots[chain.makes]
+            return [slots[chain.makes]] if chain.branch_out is None else [slots[chain.makes], tensors[0]]
 
-        def ours(tensors: list[Tensor]) -> Tensor:
+        def ours(tensors: list[Tensor]) -> list[Tensor]:
             made = chain.run(*tensors)
-            return made if chain.row_out is None else made[0]
+            made = [made] if isinstance(made, Tensor) else list(made)
+            return made[:1] if chain.branch_out is None else [made[0], made[-1]]
 
-        gradient: list[Tensor] = []
+        gradients: list[Tensor] = []
         compared: list[str] = []
         values = [self.recording.values[number] for number in chain.reads]
         names = [value.place[1] if value.place is not None else f"map {index}" for index, value in enumerate(values)]
 
-        def results(run: Callable[[list[Tensor]], Tensor], dtype: torch.dtype | None) -> list[Tensor]:
+        def results(run: Callable[[list[Tensor]], list[Tensor]], dtype: torch.dtype | None) -> list[Tensor]:
             given = []
             for tensor, own in zip(reads, places, strict=True):
                 twin = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
                 learns = twin.is_floating_point() and (not own or tensor.requires_grad or isinstance(tensor, nn.Parameter))
                 given.append(twin.requires_grad_(learns))
             asked = [tensor for tensor in given if tensor.requires_grad]
-            out = run([tensor.clone() if tensor.requires_grad and not own else tensor for tensor, own in zip(given, places, strict=True)])
-            if not gradient:
-                drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.device, self.dtype)
-                gradient.append(drawn.contiguous(memory_format=_format(out)))
-            found = torch.autograd.grad(out, asked, gradient[0].to(out.dtype))
+            outs = run([tensor.clone() if tensor.requires_grad and not own else tensor for tensor, own in zip(given, places, strict=True)])
+            if not gradients:
+                generator = torch.Generator().manual_seed(7)
+                drawn = [torch.randn(out.shape, generator=generator).to(out.device, self.dtype) for out in outs]
+                gradients.extend(g.contiguous(memory_format=_format(out)) for g, out in zip(drawn, outs, strict=True))
+            given_back = [g.to(out.dtype, copy=True) for g, out in zip(gradients, outs, strict=True)]  # a branch's is added to in place
+            found = torch.autograd.grad(outs, asked, given_back)
             still = [i for i, (t, own) in enumerate(zip(given, places, strict=True)) if own and not t.requires_grad]
             still = [i for i in still if given[i].is_floating_point()]
             compared[:] = ["output", *(f"gradient of {names[i]}" for i, t in enumerate(given) if t.requires_grad)]
             compared.extend(f"statistic {names[i]}" for i in still)
-            return [out.detach(), *found, *(given[i] for i in still)]
+            return [outs[0].detach(), *found, *(given[i] for i in still)]
 
         try:
             with torch.autocast(self.device.type, enabled=False):

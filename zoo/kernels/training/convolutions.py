@@ -82,7 +82,7 @@ def pooled(finder: Finder, found: list[Placed], without: dict[int, str]) -> list
             continue
         run = partial(_run, dtype=finder.values[chain.makes].dtype, **options, pool=pool)
         calls, makes = (*chain.calls, *behind[0].calls), behind[0].makes
-        made = Chain(f"{chain.op} + {behind[0].op}", run, chain.reads, makes, calls, pieces=(chain, behind[0]))
+        made = Chain(f"{chain.op} + {behind[0].op}", run, chain.reads, makes, calls, pieces=(chain, behind[0]), rank=1)
         if made.key in without:
             joined.append((replace(made, note=without[made.key]), ()))
             continue
@@ -127,7 +127,8 @@ def _stem_of(finder: Finder, call: Call, chain: Chain) -> Chain | None:
         return None
     if kernels.stem_conv_refuses(finder.device, *(finder.like(number) for number in chain.reads), **told):
         return None
-    return Chain(f"stem {chain.op}", partial(kernels.stem_conv, **told), chain.reads, chain.makes, chain.calls, pieces=(chain,))
+    run, rank = partial(kernels.stem_conv, **told), chain.rank + 1
+    return Chain(f"stem {chain.op}", run, chain.reads, chain.makes, chain.calls, pieces=(chain,), rank=rank)
 
 
 def _bare_stem(finder: Finder, call: Call) -> Chain | None:

@@ -135,6 +135,18 @@ def norm_act_conv_refuses(
     )
 
 
+def shortcut_conv(x: Tensor, kernel: Tensor, *, stats: bool) -> tuple[Tensor, ...]:
+    """Convolve with a 1x1 kernel, take the statistics of the result, and hand the map on, whose gradient is added to in place."""
+    from zoo.kernels import differentiable_shortcut as ops
+
+    return ops.shortcut_conv(x, kernel, stats=stats)
+
+
+def shortcut_conv_refuses(device: torch.device) -> str:
+    """Say why."""
+    return "" if on_kernels(device) else "PyTorch's sum is as good"
+
+
 def depthwise_conv(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """Convolve each channel with its own kernel, which is rounded to the dtype of `x`."""
     if on_kernels(x.device):
