@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -131,6 +132,60 @@ def test_without_a_bias_and_without_images_it_is_torchs(device: torch.device) ->
     y = conv_bias_act(empty, weight, noise(6, device=device), act="relu")
     assert y.shape == (0, 6, 3, 3)
     assert torch.autograd.grad(y.sum(), weight)[0].count_nonzero() == 0
+
+
+REAL_SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "vgg": ((16, 64, 56, 56), (128, 64, 3, 3), {"act": "relu", "padding": 1}),
+    "vgg with a pool": (
+        (16, 64, 56, 56),
+        (64, 64, 3, 3),
+        {"act": "relu", "padding": 1, "pool": POOL | {"kernel": (2, 2), "padding": (0, 0)}},
+    ),
+    "squeezenet": ((16, 128, 27, 27), (96, 128, 1, 1), {"act": "relu"}),
+    "grouped": ((16, 64, 28, 28), (64, 16, 3, 3), {"act": "relu", "padding": 1, "groups": 4}),
+    "hardswish": ((16, 40, 28, 28), (120, 40, 1, 1), {"act": "hardswish"}),
+    "nothing behind": ((16, 64, 28, 28), (100, 64, 3, 3), {"act": "none", "stride": 2, "padding": 1}),
+    "stem of resnet": ((16, 3, 112, 112), (64, 3, 7, 7), {"act": "none", "stride": 2, "padding": 3}),
+    "stem of vgg": ((8, 3, 112, 112), (64, 3, 3, 3), {"act": "relu", "padding": 1}),
+    "stem of alexnet": ((16, 3, 112, 112), (64, 3, 11, 11), {"act": "relu", "stride": 4, "padding": 2, "pool": POOL | {"padding": (0, 0)}}),
+    "stem of mobilenet": ((16, 3, 112, 112), (32, 3, 3, 3), {"act": "relu6", "stride": 2, "padding": 1}),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", REAL_SHAPES)
+def test_real_shapes_agree_with_float64_on_the_gpu(name: str, dtype: torch.dtype) -> None:
+    """Memory that the allocator hands out again is full of NaN: nothing of it may be read, not even times zero."""
+    shape, taken, options = REAL_SHAPES[name]
+    x = noise(*shape, dtype=dtype, device="cuda")
+    weight = (noise(*taken, device="cuda") / taken[1:][0] ** 0.5 / taken[2]).to(dtype).float()
+    weight, bias = weight.contiguous(memory_format=torch.channels_last), noise(taken[0], device="cuda").to(dtype).float()
+    window = {key: value for key, value in options.items() if key not in ("act", "pool")}
+    z = F.conv2d(x.double(), weight.double(), bias.double(), **window)
+    torch.full((4 * z.numel(),), math.nan, dtype=dtype, device="cuda")
+    run = stem_conv if name.startswith("stem") else conv_bias_act
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False):
+        leaves = learning(x, weight, bias)
+        y = run(*leaves, **options)
+        wide = [t.detach().double().requires_grad_() for t in leaves]
+        expected = eagerly(*wide, **options)
+        # cuDNN may choose Winograd's or a Fourier transform for float32.
+        allowed = {torch.float32: 1e-4, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+        assert off(y, expected) < allowed
+        # Where a pixel is so near a border, or two of a window so near each other, that rounding decides, the slope is anybody's.
+        decided = (expected.abs() > 0.05) & ((expected - 6).abs() > 0.05) & ((expected + 3).abs() > 0.05) & ((expected - 3).abs() > 0.05)
+        if pool := options.get("pool"):
+            act = ACTIVATIONS[options["act"]](z)
+            where = F.max_pool2d(act, pool["kernel"], pool["stride"], pool["padding"], return_indices=True)[1]
+            without = act.flatten(2).scatter(2, where.flatten(2), -math.inf).view_as(act)
+            second = F.max_pool2d(without, pool["kernel"], pool["stride"], pool["padding"])
+            decided &= expected - second > 0.05
+        gradient = noise(*y.shape, dtype=dtype, seed=5, device="cuda") * decided
+        found = torch.autograd.grad(y, leaves, gradient)
+        wanted = torch.autograd.grad(expected, wide, gradient.double())
+    for mine, exact in zip(found, wanted, strict=True):
+        assert off(mine, exact) < allowed
 
 
 @pytest.mark.parametrize(

@@ -200,3 +200,23 @@ def test_both_gradients_are_computed_where_a_shortcut_is_timed(handed: None) -> 
         found = next(chain for chain in steps_of(recording, {})[1] if chain.branch_out is not None)
         assert choosing.times(recording, found, None, {}, clock) == (2.0, 3.0)
     assert seen == [[(4, 16, 6, 6), (8, 16, 1, 1)]] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_real_shapes_agree_with_float64_on_the_gpu(dtype: torch.dtype, stats: bool) -> None:
+    x, kernel = (
+        noise(32, 256, 56, 56, device="cuda").to(dtype).requires_grad_(),
+        (noise(64, 256, 1, 1, device="cuda") / 16).requires_grad_(),
+    )
+    gradients = [noise(32, 64, 56, 56, seed=1, device="cuda").to(dtype), noise(32, 256, 56, 56, seed=2, device="cuda").to(dtype)]
+    y, *_, again = shortcut_conv(x, kernel, stats=stats)
+    wide = [x.detach().double().requires_grad_(), kernel.detach().to(dtype).double().requires_grad_()]
+    expected = F.conv2d(wide[0], wide[1])
+    wanted = torch.autograd.grad([expected, wide[0] * 1], wide, [g.double() for g in gradients])
+    found = torch.autograd.grad([y, again], [x, kernel], gradients)
+    assert found[0].data_ptr() == gradients[1].data_ptr()
+    allowed = {torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    for mine, exact in zip((y, *found), (expected, *wanted), strict=True):
+        assert off(mine, exact) < allowed

@@ -115,7 +115,8 @@ def _there_and_back(
     images = {number for _, number in recording.inputs}
     if any(tensor.requires_grad and number not in images for number, tensor in given.items()):  # whose gradient nobody needs
         given = {number: tensor.requires_grad_(tensor.requires_grad and number not in images) for number, tensor in given.items()}
-    bound = bind([_alone(step) for step in steps], [makes], set(reads))
+    rows = {step.row_out for step in steps if isinstance(step, Chain)}
+    bound = bind([_alone(step, rows) for step in steps], [makes], set(reads))
     room = 1 + max(len(recording.values), *(n for step in steps for n in (values_of(step) if isinstance(step, Chain) else (0,))))
     asked = [tensor for tensor in given.values() if tensor.requires_grad]
     shape = recording.values[makes]
@@ -136,9 +137,9 @@ def _there_and_back(
     return call
 
 
-def _alone(step: Step) -> Step:
-    """Return a chain that takes nothing from another one."""
-    return replace(step, row_in=None, branch_in=None) if isinstance(step, Chain) else step
+def _alone(step: Step, rows: set[int | None]) -> Step:
+    """Return a chain that takes nothing from one that isn't there."""
+    return replace(step, row_in=step.row_in if step.row_in in rows else None, branch_in=None) if isinstance(step, Chain) else step
 
 
 def _made_up(recording: Recording, number: int) -> Tensor:
