@@ -73,8 +73,8 @@ def test_statistics_travel_from_the_convolution_to_the_norm_behind_it(joined: li
     model = fast(quick, train=True, dtype=torch.bfloat16, example=torch.randn(4, 16, 6, 6))
     rows = [row.kernel for row in why(model).rows]
     assert rows == [
-        "1x1, statistics", "batch_norm + relu", "batch_norm + relu + 1x1", "batch_norm + residual + relu", "1x1, statistics",
-        "batch_norm + residual",
+        "conv 3x3 + bias", "1x1, statistics", "batch_norm + relu", "batch_norm + relu + 1x1", "batch_norm + residual + relu",
+        "1x1, statistics", "batch_norm + residual",
     ]  # fmt: skip
     joined.clear()
     for called in (eager, model):

@@ -20,7 +20,7 @@ from zoo.kernels.training.record import record
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.drop, self.head = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Dropout(0.2), nn.Linear(6, 4)
+        self.conv, self.norm, self.drop, self.head = nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Dropout(0.2), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.drop(torch.relu(self.norm(self.conv(x))).mean((2, 3))))

@@ -37,7 +37,7 @@ KINDS = ("outputs", "input gradient", "parameter gradients", "statistics")
 
 @dataclass(slots=True)
 class Verdict:
-    """What a check has found: chains that are left alone, by their last value's number, and the errors of the whole."""
+    """What a check has found: chains that are left alone, by their `key`, and the errors of the whole."""
 
     without: dict[int, str] = field(default_factory=dict)
     errors: dict[str, Parity] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Check:
         with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
             wrong = ""
             ratios, verdict.without = self._chains()
-            suspects = sorted(ratios, key=lambda makes: -ratios[makes])
+            suspects = sorted(ratios, key=lambda key: -ratios[key])
             for share in (0.0, 0.25, 0.5, 1.0):  # the whole may be worse though each chain alone is not: the worst go first
                 blamed = suspects[: math.ceil(share * len(suspects))] if share < 1 else self._all()
                 without = dict.fromkeys(blamed, f"the whole network was wrong with it: {wrong}") | verdict.without
@@ -76,10 +76,11 @@ class Check:
         raise Untraceable(f"what was recorded computes something else; {wrong}")
 
     def _all(self) -> list[int]:
-        """Return what every chain makes, and every part of one."""
-        _, found, _ = steps_of(self.recording, {})
-        parts = [part for chain in found for part in (chain, *chain.pieces)]
-        return [part.makes for part in parts if isinstance(part, Chain)]
+        """Return the keys of all chains, and of all that are found in their places without them."""
+        without: dict[int, str] = {}
+        while fresh := [chain.key for chain in steps_of(self.recording, without)[1] if not chain.note]:
+            without |= dict.fromkeys(fresh, "without it")
+        return list(without)
 
     def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""
@@ -166,7 +167,7 @@ class Check:
         """Compare every chain with the calls that it stands for, on the values that reach it.
 
         Returns:
-            by the value that a chain makes, how many times PyTorch's its error is, of those that may be used; of the others the reason.
+            by a chain's `key`, how many times PyTorch's its error is, of those that may be used; of the others the reason.
         """
         ratios: dict[int, float] = {}
         wrong: dict[int, str] = {}
@@ -175,7 +176,7 @@ class Check:
             steps, found, counted = steps_of(self.recording, wrong)
             fresh = {(chain.makes, chain.op) for chain in found if not chain.note} - seen
             if not fresh:
-                return {chain.makes: ratios[chain.makes] for chain in found if not chain.note}, wrong
+                return {chain.key: ratios[chain.key] for chain in found if not chain.note}, wrong
             seen |= fresh
             self._compare_chains(steps, counted, fresh, ratios, wrong)
 
@@ -194,9 +195,9 @@ class Check:
                         with torch.enable_grad():
                             ratio, reason = self._compared(step, [slots[number] for number in step.reads])
                         if reason:
-                            wrong[step.makes] = reason
+                            wrong[step.key] = reason
                         else:
-                            ratios[step.makes] = ratio
+                            ratios[step.key] = ratio
                     calls: Sequence[Any] = step.calls
                 else:
                     calls = (step,)
@@ -210,38 +211,41 @@ class Check:
         """Return how many times its calls' error a chain's is, and in what it is worse than they may be, "" where it isn't."""
         places = [self.recording.values[number].place is not None for number in chain.reads]
 
-        def plain(tensors: list[Tensor]) -> Tensor:
+        def plain(tensors: list[Tensor]) -> list[Tensor]:
             slots: dict[int, Any] = dict(zip(chain.reads, tensors, strict=True))
             for bound in bind(chain.calls, [chain.makes], set(chain.reads)):
                 bound.run(slots)  # pyright: ignore[reportArgumentType]
-            return slots[chain.makes]
+            return [slots[chain.makes]] if chain.branch_out is None else [slots[chain.makes], tensors[0]]
 
-        def ours(tensors: list[Tensor]) -> Tensor:
+        def ours(tensors: list[Tensor]) -> list[Tensor]:
             made = chain.run(*tensors)
-            return made if chain.row_out is None else made[0]
+            made = [made] if isinstance(made, Tensor) else list(made)
+            return made[:1] if chain.branch_out is None else [made[0], made[-1]]
 
-        gradient: list[Tensor] = []
+        gradients: list[Tensor] = []
         compared: list[str] = []
         values = [self.recording.values[number] for number in chain.reads]
         names = [value.place[1] if value.place is not None else f"map {index}" for index, value in enumerate(values)]
 
-        def results(run: Callable[[list[Tensor]], Tensor], dtype: torch.dtype | None) -> list[Tensor]:
+        def results(run: Callable[[list[Tensor]], list[Tensor]], dtype: torch.dtype | None) -> list[Tensor]:
             given = []
             for tensor, own in zip(reads, places, strict=True):
                 twin = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
                 learns = twin.is_floating_point() and (not own or tensor.requires_grad or isinstance(tensor, nn.Parameter))
                 given.append(twin.requires_grad_(learns))
             asked = [tensor for tensor in given if tensor.requires_grad]
-            out = run([tensor.clone() if tensor.requires_grad and not own else tensor for tensor, own in zip(given, places, strict=True)])
-            if not gradient:
-                drawn = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.device, self.dtype)
-                gradient.append(drawn.contiguous(memory_format=_format(out)))
-            found = torch.autograd.grad(out, asked, gradient[0].to(out.dtype))
+            outs = run([tensor.clone() if tensor.requires_grad and not own else tensor for tensor, own in zip(given, places, strict=True)])
+            if not gradients:
+                generator = torch.Generator().manual_seed(7)
+                drawn = [torch.randn(out.shape, generator=generator).to(out.device, self.dtype) for out in outs]
+                gradients.extend(g.contiguous(memory_format=_format(out)) for g, out in zip(drawn, outs, strict=True))
+            given_back = [g.to(out.dtype, copy=True) for g, out in zip(gradients, outs, strict=True)]  # a branch's is added to in place
+            found = torch.autograd.grad(outs, asked, given_back)
             still = [i for i, (t, own) in enumerate(zip(given, places, strict=True)) if own and not t.requires_grad]
             still = [i for i in still if given[i].is_floating_point()]
             compared[:] = ["output", *(f"gradient of {names[i]}" for i, t in enumerate(given) if t.requires_grad)]
             compared.extend(f"statistic {names[i]}" for i in still)
-            return [out.detach(), *found, *(given[i] for i in still)]
+            return [outs[0].detach(), *found, *(given[i] for i in still)]
 
         try:
             with torch.autocast(self.device.type, enabled=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from zoo.kernels.training import kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording
-from zoo.kernels.training.replay import Chain, Step, bind
+from zoo.kernels.training.replay import Chain, Step, bind, values_of
 
 Timer = Callable[[Callable[[], object]], float]
 """Microseconds of a call."""
@@ -38,7 +39,7 @@ def timer(device: torch.device) -> Timer | None:
 
 
 def slower(recording: Recording, without: dict[int, str], known: Times, clock: Timer, most: int = 0) -> dict[int, str]:
-    """Return the chains that are no faster than PyTorch, or than the smaller chains in them, by what they make, and why.
+    """Return the chains that are no faster than PyTorch, or than the smaller chains in them, by their `key`, and why.
 
     Args:
         recording: of a network, at the shapes that count.
@@ -59,7 +60,7 @@ def slower(recording: Recording, without: dict[int, str], known: Times, clock: T
             done.add((chain.makes, chain.op))
             ours, theirs = times(recording, chain, saved.get(chain.makes), known, clock, most)
             if ours > MARGIN * theirs:
-                found[chain.makes] = f"no faster: {ours:.0f} us, without it {theirs:.0f} us"
+                found[chain.key] = f"no faster: {ours:.0f} us, without it {theirs:.0f} us"
 
 
 def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times, clock: Timer, most: int = 0) -> tuple[float, float]:
@@ -77,13 +78,18 @@ def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times
     if key not in known:
         pieces: Sequence[Step] = chain.pieces or chain.calls
         try:
-            call = _there_and_back(recording, [chain], chain.reads, chain.makes)
+            parts = chain.reads, chain.makes, chain.branch_out is not None
+            call = _there_and_back(recording, [chain], *parts)
             with kernels.tuning(recording.device, most):
                 call()
             ours = clock(call)
-            theirs = clock(_there_and_back(recording, pieces, chain.reads, chain.makes))
+            theirs = clock(_there_and_back(recording, pieces, *parts))
             if chain.row_out is not None and behind is not None:
-                ours -= _statistics_us(recording, chain, behind, clock)
+                saved = _statistics_us(recording, chain, behind, clock)
+                ours -= saved
+                theirs -= saved if any(isinstance(piece, Chain) and piece.row_out is not None for piece in pieces) else 0.0
+            if chain.pieces:  # which may be slower than PyTorch themselves
+                theirs = min(theirs, clock(_there_and_back(recording, chain.calls, *parts)))
         except RuntimeError:  # no room for both beside what the caller holds, say: the chain is right, and stays
             return 0.0, 0.0
         known[key] = (ours, theirs)
@@ -101,14 +107,23 @@ def _key(recording: Recording, chain: Chain) -> Any:
     return chain.op, shapes, calls
 
 
-def _there_and_back(recording: Recording, steps: Sequence[Step], reads: Sequence[int], makes: int) -> Callable[[], object]:
-    """Return a call that computes steps and their gradients on made-up values."""
+def _there_and_back(
+    recording: Recording, steps: Sequence[Step], reads: Sequence[int], makes: int, branches: bool = False
+) -> Callable[[], object]:
+    """Return a call that computes steps and their gradients on made-up values; of `branches`, what is read first has one of its own."""
     given = {number: _made_up(recording, number) for number in reads}
-    bound = bind([_alone(step) for step in steps], [makes], set(reads))
-    room = 1 + max(len(recording.values), *(n for step in steps for n in ((step.row_out or 0,) if isinstance(step, Chain) else (0,))))
+    images = {number for _, number in recording.inputs}
+    if any(tensor.requires_grad and number not in images for number, tensor in given.items()):  # whose gradient nobody needs
+        given = {number: tensor.requires_grad_(tensor.requires_grad and number not in images) for number, tensor in given.items()}
+    rows = {step.row_out for step in steps if isinstance(step, Chain)}
+    bound = bind([_alone(step, rows) for step in steps], [makes], set(reads))
+    room = 1 + max(len(recording.values), *(n for step in steps for n in (values_of(step) if isinstance(step, Chain) else (0,))))
     asked = [tensor for tensor in given.values() if tensor.requires_grad]
     shape = recording.values[makes]
-    gradient = _map(torch.randn(shape.shape, dtype=torch.float32, device=recording.device).to(shape.dtype))
+    gradient = [_map(torch.randn(shape.shape, dtype=torch.float32, device=recording.device).to(shape.dtype))]
+    handed = next((step.branch_out for step in steps if isinstance(step, Chain) and step.branch_out is not None), reads[0])
+    if branches:
+        gradient.append(_map(torch.zeros_like(given[reads[0]])))
 
     def call() -> object:
         slots: list[Any] = [None] * room
@@ -117,16 +132,14 @@ def _there_and_back(recording: Recording, steps: Sequence[Step], reads: Sequence
         with torch.enable_grad():
             for step in bound:
                 step.run(slots)
-            return torch.autograd.grad(slots[makes], asked, gradient)
+            return torch.autograd.grad([slots[makes], *([slots[handed]] if branches else [])], asked, gradient)
 
     return call
 
 
-def _alone(step: Step) -> Step:
-    """Return a chain that takes no statistics from another one."""
-    if isinstance(step, Chain) and step.row_in is not None:
-        return Chain(step.op, step.run, step.reads, step.makes, step.calls, norm=step.norm, row_out=step.row_out)
-    return step
+def _alone(step: Step, rows: set[int | None]) -> Step:
+    """Return a chain that takes nothing from one that isn't there."""
+    return replace(step, row_in=step.row_in if step.row_in in rows else None, branch_in=None) if isinstance(step, Chain) else step
 
 
 def _made_up(recording: Recording, number: int) -> Tensor:

@@ -34,7 +34,7 @@ def join(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[P
     finder.taken = set()
     joined = list(found)
     for index, call in enumerate(finder.calls):
-        if not _pointwise(finder, call):
+        if not pointwise(finder, call):
             continue
         x, kernel, makes = int(call.args[0]), int(call.args[1]), int(call.result)
         norm = norms.get(x)
@@ -78,7 +78,7 @@ def _normalised(finder: Finder, norm: Placed, index: int, kernel: int, makes: in
     ), together
 
 
-def _pointwise(finder: Finder, call: Call) -> bool:
+def pointwise(finder: Finder, call: Call) -> bool:
     """Tell a 1x1 convolution in half precision whose kernels could be joined with a BatchNorm."""
     if call.name != "conv2d" or call.kwargs or not call.grad or call.autocast is not None or len(call.args) < 2:
         return False

@@ -135,6 +135,18 @@ def norm_act_conv_refuses(
     )
 
 
+def shortcut_conv(x: Tensor, kernel: Tensor, *, stats: bool) -> tuple[Tensor, ...]:
+    """Convolve with a 1x1 kernel, take the statistics of the result, and hand the map on, whose gradient is added to in place."""
+    from zoo.kernels import differentiable_shortcut as ops
+
+    return ops.shortcut_conv(x, kernel, stats=stats)
+
+
+def shortcut_conv_refuses(device: torch.device) -> str:
+    """Say why."""
+    return "" if on_kernels(device) else "PyTorch's sum is as good"
+
+
 def depthwise_conv(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """Convolve each channel with its own kernel, which is rounded to the dtype of `x`."""
     if on_kernels(x.device):
@@ -161,6 +173,61 @@ def depthwise_conv_refuses(
         or depthwise_input_grad.supports(out, taken, size=x.shape[2:], stride=stride, padding=padding, dilation=dilation)
         or depthwise_weight_grad.supports(out, read, kernel=kernel, stride=stride, padding=padding, dilation=dilation)
     )
+
+
+def conv_bias_act(x: Tensor, weight: Tensor, bias: Tensor, *, act: str, pool: dict[str, Any] | None = None, **window: Any) -> Tensor:
+    """Convolve with kernels and a bias, which are rounded to the dtype of `x`, apply an activation, take the largest of each window."""
+    if on_kernels(x.device):
+        from zoo.kernels import differentiable_convs as ops
+
+        return ops.conv_bias_act(x, weight, bias, act=act, pool=pool, **window)
+    y = F.conv2d(x, weight.to(x.dtype), bias.to(x.dtype), **window)
+    function = ACTIVATIONS[act]
+    y = y if function is None else function(y)
+    return y if pool is None else max_pool(y, **pool)
+
+
+def conv_bias_act_refuses(
+    device: torch.device,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    *,
+    act: str,
+    groups: int,
+    pool: dict[str, Any] | None = None,
+    **window: Pair,
+) -> str:
+    """Say why; tensors without data."""
+    if out.shape[2] * out.shape[3] <= 1:
+        return "a pixel an image, which leaves little to gain"
+    if not on_kernels(device):
+        return ""
+    from zoo.kernels import differentiable_convs as ops
+
+    read, taken = stand_in(tuple(x.shape), out.dtype), stand_in(tuple(weight.shape), out.dtype)
+    return ops.refused(read, taken, bias, act, {**window, "groups": (groups,)}, pool)
+
+
+def stem_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, **options: Any) -> Tensor:
+    """Convolve images with kernels, both rounded to a dtype; with a bias, an activation and a max pool where there are such."""
+    from zoo.kernels import differentiable_stem as ops
+
+    return ops.stem_conv(x, weight, bias, dtype=dtype, **options)
+
+
+def stem_conv_refuses(
+    device: torch.device, x: Tensor, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype, pool: dict[str, Any] | None, **options: Any
+) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return "PyTorch's convolution is as good"
+    if dtype == torch.float32:
+        return "TF32 or not is cuDNN's to say"
+    from zoo.kernels import differentiable_stem as ops
+
+    return ops.refused(x, weight, bias, dtype=dtype, pool=pool, **options)
 
 
 def max_pool(x: Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool) -> Tensor:

@@ -13,6 +13,9 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.training.record import Call, Recording, Ref, name_of
 
+_APART = 2**32
+"""Between the keys of chains that make the same: more than there are values."""
+
 
 class Moved(Exception):
     """A parameter isn't where or what it was when the network was recorded."""
@@ -32,7 +35,10 @@ class Chain:
         norm: the options of a BatchNorm at its beginning.
         row_in: where the statistics of its first map are, if another chain has taken them.
         row_out: where it puts the statistics of what it makes; it returns them beside it.
+        branch_in: where what it reads last is, if another chain hands it on.
+        branch_out: where it hands on what it reads first, to whose one other reader; that one's gradient is added to its own.
         pieces: chains and calls that it could be divided into.
+        rank: tells it apart from other chains that make the same value.
     """
 
     op: str
@@ -44,7 +50,15 @@ class Chain:
     norm: dict[str, Any] | None = None
     row_in: int | None = None
     row_out: int | None = None
+    branch_in: int | None = None
+    branch_out: int | None = None
     pieces: tuple[Any, ...] = ()
+    rank: int = 0
+
+    @property
+    def key(self) -> int:
+        """What says in `without` that this chain isn't used: others may make the same value."""
+        return self.makes - self.rank * _APART
 
     @property
     def layers(self) -> str:
@@ -79,7 +93,7 @@ class Replay:
 
     def __post_init__(self) -> None:
         self._bound = bind(self.steps, [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
-        self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in _values(chain))])
+        self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in values_of(chain))])
         self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
 
     def _kept(self) -> set[int]:
@@ -169,8 +183,8 @@ def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_
     """
     last: dict[int, int] = {}
     for index, step in enumerate(steps):
-        makes = _values(step) if isinstance(step, Chain) else step.makes
-        for number in (*step.reads, *makes):
+        makes = values_of(step) if isinstance(step, Chain) else step.makes
+        for number in (*_reads(step), *makes):
             last[number] = index
     gone: dict[int, list[int]] = {}
     for number, index in last.items():
@@ -179,8 +193,13 @@ def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_
     return [_Bound(_runner(step), tuple(gone.get(index, ()))) for index, step in enumerate(steps)]
 
 
-def _values(chain: Chain) -> tuple[int, ...]:
-    return (chain.makes, *(row for row in (chain.row_in, chain.row_out) if row is not None))
+def values_of(chain: Chain) -> tuple[int, ...]:
+    """Return the values that a chain makes, takes from others and hands on."""
+    return (chain.makes, *(n for n in (chain.row_in, chain.row_out, chain.branch_in, chain.branch_out) if n is not None))
+
+
+def _reads(step: Step) -> tuple[int, ...]:
+    return step.reads if isinstance(step, Call) or step.branch_in is None else (*step.reads[:-1], step.branch_in)
 
 
 def _runner(step: Step) -> Callable[[list[Any]], None]:
@@ -188,7 +207,8 @@ def _runner(step: Step) -> Callable[[list[Any]], None]:
 
 
 def _chain_runner(chain: Chain) -> Callable[[list[Any]], None]:
-    run, reads, makes, row_in, row_out = chain.run, chain.reads, chain.makes, chain.row_in, chain.row_out
+    run, reads, makes, row_in = chain.run, _reads(chain), chain.makes, chain.row_in
+    beside = [number for number in (chain.row_out, chain.branch_out) if number is not None]
 
     def step(slots: list[Any]) -> None:
         slots[makes] = run(*[slots[number] for number in reads])
@@ -196,12 +216,13 @@ def _chain_runner(chain: Chain) -> Callable[[list[Any]], None]:
     def step_with_rows(slots: list[Any]) -> None:
         arguments = [slots[number] for number in reads]
         made = run(*arguments) if row_in is None else run(*arguments, row=slots[row_in])
-        if row_out is None:
+        if not beside:
             slots[makes] = made
         else:
-            slots[makes], slots[row_out] = made
+            for number, value in zip((makes, *beside), made, strict=True):
+                slots[number] = value
 
-    return step if row_in is None and row_out is None else step_with_rows
+    return step if row_in is None and not beside else step_with_rows
 
 
 def _call_runner(call: Call) -> Callable[[list[Any]], None]:

@@ -1,0 +1,217 @@
+"""The weight's gradient of a network's first convolution, from the packed images that its way there has read: see `stem` and `image`.
+
+What an output pixel has seen is KH runs of contiguous memory, so the gradient is one matrix product over all output pixels, which
+programs share out; their parts are added in a fixed order.
+"""
+
+# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.grad import conv2d_weight
+
+from zoo.kernels.ops import image, stem
+from zoo.kernels.ops._dense import product
+from zoo.kernels.ops._fold import SMS
+from zoo.kernels.ops._layout import pixel_stride, reachable
+from zoo.kernels.ops._norm_grad import add
+from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
+from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
+"""The gradient is float32 and nothing before it is rounded."""
+
+PACK: dict[str, Any] = {}
+
+
+def reference(gradient: Tensor, x: Tensor, *, kernel: tuple[int, int, int], stride: tuple[int, int] = (1, 1)) -> Tensor:
+    """Compute the gradient of the weight of `stem`.
+
+    Args:
+        gradient: of the output, a map (N, Cout, OH, OW).
+        x: images that `image` packed as `stem.packing` says: (N, Hp, Wp, 4), borders of zeros included.
+        kernel: (C, KH, KW), the weight's shape without its first axis; C at most 4.
+        stride: (vertical, horizontal), in pixels.
+
+    Returns:
+        float32 (Cout, C, KH * KW) (float64 for float64), accumulated in the same.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    (c, kh, kw), (n, cout, oh, ow) = kernel, gradient.shape
+    if not n:
+        return x.new_zeros((cout, c, kh * kw), dtype=wide)
+    seen = x[:, : (oh - 1) * stride[0] + kh, : (ow - 1) * stride[1] + kw, :c].permute(0, 3, 1, 2)
+    steps: Any = stride  # conv2d_weight is typed for one number, and takes two
+    return conv2d_weight(seen.to(wide), (cout, c, kh, kw), gradient.to(wide), steps).flatten(2)
+
+
+def rival(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], stride: Sequence[int] = (1, 1)) -> Tensor:
+    """Compute the same by PyTorch's own convolution of images of C channels, for a comparison of times."""
+    (c, kh, kw), (_, cout, oh, ow) = kernel, gradient.shape
+    seen = x[:, : (oh - 1) * stride[0] + kh, : (ow - 1) * stride[1] + kw, :c].permute(0, 3, 1, 2)
+    steps: Any = tuple(stride)
+    return conv2d_weight(seen.contiguous(memory_format=torch.channels_last), (cout, c, kh, kw), gradient, steps)
+
+
+def supports(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], stride: Sequence[int] = (1, 1)) -> str:
+    """Return "" where the kernel takes these arguments, else the reason why not."""
+    if gradient.dim() != 4 or gradient.dtype not in DTYPES or x.dtype != gradient.dtype:
+        return "not maps of one type, float32, bfloat16 or float16"
+    if x.dim() != 4 or x.shape[0] != gradient.shape[0] or x.shape[3] != image.CHANNELS or not x.is_contiguous():
+        return "no packed images"
+    if not 1 <= kernel[0] <= image.CHANNELS:
+        return f"images of {kernel[0]} channels"
+    (_, _, oh, ow), (_, kh, kw) = gradient.shape, kernel
+    if (oh - 1) * stride[0] + kh > x.shape[1] or (ow - 1) * stride[1] + stem.run_pixels(kw, stride[1], 1) > x.shape[2]:
+        return "windows that reach beyond the packed images"
+    if pixel_stride(gradient) is None:
+        return "not in channels_last memory"
+    return "" if reachable(gradient, x) else "larger than 32-bit indices reach"
+
+
+@triton.jit
+def _weight(
+    gradient, x, partials, rows, cout, g_units,
+    VO: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, HP: tl.constexpr, WP: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, RUN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Write a program's part of BM output channels by BN places of the window, from blocks of BK pixels that are all programs apart."""
+    begin(OVERLAP)
+    DEPTH: tl.constexpr = KH * RUN
+    TILES: tl.constexpr = (DEPTH + BN - 1) // BN
+    rm = (tl.program_id(0) // TILES) * BM + tl.arange(0, BM)
+    k = (tl.program_id(0) % TILES) * BN + tl.arange(0, BN)
+    place = (k // RUN) * (WP * 4) + k % RUN
+    part = tl.program_id(1)
+    acc = tl.zeros([BM, BN], tl.float32)
+    for first in tl.range(part * BK, rows, tl.num_programs(1) * BK, num_stages=STAGES):
+        row = first + tl.arange(0, BK)
+        there = (row < rows)[:, None]
+        line = row // OW
+        start = ((line // OH) * HP + (line % OH) * SH) * (WP * 4) + (row % OW) * (SW * 4)
+        g = tl.load(gradient + (row[:, None] * (g_units * VO) + rm[None, :]), mask=there & (rm < cout)[None, :], other=0.0)
+        seen = tl.load(x + (start[:, None] + place[None, :]), mask=there & (k < DEPTH)[None, :], other=0.0)
+        acc = product(tl.trans(g), seen, acc, "ieee")
+    pixel = (k % RUN) // 4
+    c = k % 4
+    at = (c * KH + k // RUN) * KW + pixel
+    to = partials + ((part * cout + rm[:, None]) * (C * KH * KW) + at[None, :])
+    tl.store(to, acc, mask=(rm < cout)[:, None] & ((k < DEPTH) & (pixel < KW) & (c < C))[None, :])
+
+
+def configs(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], stride: Sequence[int] = (1, 1)) -> list[dict[str, int]]:
+    """Return launch parameters, the best guess first: a tile's channels and places, pixels at a time, warps, stages, programs an SM."""
+    high = triton.next_power_of_2(gradient.shape[1])
+    depth = triton.next_power_of_2(kernel[1] * 4 * stem.run_pixels(kernel[2], stride[1], 1))
+    if x.dtype == torch.float32:
+        wanted = [(min(64, high), min(64, depth), 32, 8, 2, 2), (min(32, high), min(64, depth), 16, 4, 2, 4)]
+    else:
+        wanted = [(min(128, high), min(256, depth), 64, 8, 3, 1), (min(64, high), min(256, depth), 32, 8, 4, 2)]
+        wanted += [(min(64, high), min(256, depth), 64, 4, 3, 1), (min(64, high), min(128, depth), 64, 4, 3, 2)]
+        wanted += [(min(64, high), min(128, depth), 128, 4, 3, 1), (min(64, high), min(256, depth), 128, 8, 2, 1)]
+        wanted += [(min(64, high), min(64, depth), 64, 4, 4, 4)]
+        if depth <= 64:
+            wanted = [wanted[-1], (min(64, high), depth, 128, 4, 3, 3), *wanted[:-1]]
+    keys = ("BM", "BN", "BK", "warps", "stages", "blocks")
+    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys((max(16, m), max(16, n), *rest) for m, n, *rest in wanted)]
+
+
+def launch(
+    gradient: Tensor,
+    x: Tensor,
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (1, 1),
+    out: Tensor | None = None,
+    config: dict[str, int] | None = None,
+) -> Tensor:
+    """Run the kernels; see `reference`. `out` is contiguous, of any floating dtype."""
+    (n, cout, oh, ow), (c, kh, kw) = gradient.shape, kernel
+    if out is None:
+        out = torch.empty((cout, c, kh * kw), dtype=torch.float32, device=x.device)
+    if gradient.numel() == 0:
+        return out.zero_()
+    if config is None:
+        config = chosen(
+            "stem_weight_grad", (gradient, x, tuple(x.shape), tuple(kernel), tuple(stride)),
+            lambda: configs(gradient, x, kernel=kernel, stride=stride),
+            lambda entry: launch(gradient, x, kernel=kernel, stride=stride, config=entry),
+        )  # fmt: skip
+    g_step, run, rows = pixel_stride(gradient) or cout, 4 * stem.run_pixels(kw, stride[1], 1), n * oh * ow
+    vector = math.gcd(16, cout, g_step)
+    tiles = triton.cdiv(cout, config["BM"]) * triton.cdiv(kh * run, config["BN"])
+    parts = max(1, min(triton.cdiv(rows, config["BK"]), SMS * config["blocks"] // tiles))
+    partials = torch.empty((parts, cout * c * kh * kw), dtype=torch.float32, device=x.device)
+    with followed_by_ours(True):
+        _weight[(tiles, parts)](
+            gradient, x, partials, rows, cout, g_step // vector, VO=vector, OH=oh, OW=ow, HP=x.shape[1], WP=x.shape[2],
+            SH=stride[0], SW=stride[1], C=c, KH=kh, KW=kw, RUN=run, BM=config["BM"], BN=config["BN"], BK=config["BK"],
+            STAGES=config["stages"], num_warps=config["warps"], **overlap(x),
+        )  # fmt: skip
+    return add(partials, out)
+
+
+def cost(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], stride: Sequence[int] = (1, 1)) -> tuple[int, int]:
+    """Return (floating-point operations, bytes that must move)."""
+    moved = gradient.numel() * gradient.element_size() + x.numel() * x.element_size()
+    return 2 * gradient.numel() * math.prod(kernel), moved + 4 * gradient.shape[1] * math.prod(kernel)
+
+
+CASES: list[dict[str, Any]] = [
+    {"name": "ResNet", "x": (2, 3, 13, 11), "weight": (24, 7, 7), "stride": (2, 2), "padding": (3, 3, 3, 3)},
+    {"name": "VGG", "x": (2, 3, 5, 6), "weight": (16, 3, 3), "padding": (1, 1, 1, 1)},
+    {"name": "odd width, odd channels", "x": (2, 3, 6, 7), "weight": (9, 3, 3), "padding": (1, 1, 1, 1)},
+    {"name": "AlexNet", "x": (1, 3, 23, 19), "weight": (16, 11, 11), "stride": (4, 4), "padding": (2, 2, 2, 2)},
+    {"name": "SAME", "x": (2, 3, 8, 9), "weight": (24, 3, 3), "stride": (2, 2), "padding": (0, 1, 0, 1)},
+    {"name": "grey", "x": (2, 1, 8, 8), "weight": (6, 5, 5)},
+    {"name": "two channels, stride 3, of a slice", "x": (1, 2, 11, 14), "weight": (20, 3, 3), "stride": (3, 3), "wide": 36},
+    {"name": "four channels, kernel 1", "x": (1, 4, 5, 5), "weight": (8, 1, 1)},
+    {"name": "uneven kernel and strides", "x": (1, 3, 9, 12), "weight": (8, 2, 5), "stride": (1, 2), "padding": (1, 0, 2, 1)},
+    {"name": "one pixel", "x": (1, 3, 1, 1), "weight": (8, 3, 3), "stride": (2, 2), "padding": (1, 1, 1, 1)},
+    {"name": "no image", "x": (0, 3, 8, 8), "weight": (8, 3, 3), "padding": (1, 1, 1, 1)},
+]
+"""`x` (N, C, H, W) and `weight` (Cout, KH, KW) of the convolution; `wide`: the gradient is a slice of a map this wide."""
+
+LARGE_CASES: list[dict[str, Any]] = [{name: value for name, value in case.items() if name != "act"} for case in stem.LARGE_CASES]
+
+
+def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments of a case."""
+    (cout, kh, kw), (n, c, *_), stride = case["weight"], case["x"], case.get("stride", (1, 1))
+    images = torch.randn(case["x"], generator=generator, device=generator.device).to(device, dtype)
+    shape, padding = (cout, c, kh, kw), case.get("padding", stem.NOTHING)
+    weight = torch.empty(shape, device="meta")
+    size = stem.map_size(images, weight, stride, padding)
+    x = image.reference(images, padding=stem.packing(shape, stride, padding, images.shape)["padding"])
+    return {
+        "gradient": sliced((n, cout, *size), case.get("wide", 0), dtype, device, generator),
+        "x": x,
+        "kernel": (c, kh, kw),
+        "stride": stride,
+    }
+
+
+@torch.library.custom_op("kernelzoo::stem_weight_grad", mutates_args=())
+def stem_weight_grad(gradient: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """Compute `reference` by the kernel where it can run."""
+    shape: dict[str, Any] = {"kernel": tuple(kernel), "stride": tuple(stride)}
+    if kernels_run(x) and not supports(gradient, x, **shape):
+        return launch(gradient, x, **shape)
+    return reference(gradient, x, **shape).contiguous()
+
+
+@stem_weight_grad.register_fake
+def _(gradient: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int]) -> Tensor:
+    c, kh, kw = kernel
+    return x.new_empty((gradient.shape[1], c, kh * kw), dtype=torch.promote_types(x.dtype, torch.float32))
