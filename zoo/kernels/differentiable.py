@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from zoo.kernels.differentiable_dense import dense_block, dense_layers
 from zoo.kernels.differentiable_norms import batch_norm_act, conv_stats, norm_act_conv
 from zoo.kernels.ops import (
     cross_entropy as _entropy,
@@ -34,7 +35,10 @@ from zoo.kernels.ops._layout import pixel_stride
 from zoo.kernels.ops._tuned import chosen, tuning
 from zoo.kernels.ops.pointwise import kernels_run
 
-__all__ = ["batch_norm_act", "conv_stats", "cross_entropy", "depthwise_conv", "max_pool", "norm_act_conv", "scale_channels", "tuning"]
+__all__ = [
+    "batch_norm_act", "conv_stats", "cross_entropy", "dense_block", "dense_layers", "depthwise_conv", "max_pool", "norm_act_conv",
+    "scale_channels", "tuning",
+]  # fmt: skip
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -71,10 +71,13 @@ def forward_kernel(
 
 @triton.jit
 def input_kernel(
-    gradient, weight, x, stats, factor, shift, out, partials, rows, cin_units, cout_units, g_units, x_units, out_units,
+    gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin_units, cout_units, g_units, x_units, total_units, out_units,
     ACT: tl.constexpr, V: tl.constexpr, VO: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Write tiles of the gradient before the activation, and its sum and that of its product with the normalised x, a program's rows."""
+    """Write tiles of the gradient before the activation, and its sum and that of its product with the normalised x, a program's rows.
+
+    With a `total`, which may be `out`, what is written is that plus the part of the gradient of x that needs no sums.
+    """
     begin(OVERLAP)
     cin = cin_units * V
     cout = cout_units * VO
@@ -95,8 +98,13 @@ def input_kernel(
             acc = product(a, b, acc, "ieee")
         there = (rm < rows) & (rn < cin)
         off = tl.load(x + (safe * (x_units * V) + rn), mask=there, other=0.0).to(tl.float32) - level
-        g = nearest(slope(off * (inverse * scale) + offset, acc, ACT), out.dtype.element_ty)
-        tl.store(out + (rm * (out_units * V) + rn), g, mask=there)
+        g = slope(off * (inverse * scale) + offset, acc, ACT)
+        if total is None:
+            g = nearest(g, out.dtype.element_ty)
+            tl.store(out + (rm * (out_units * V) + rn), g, mask=there)
+        else:
+            before = tl.load(total + (safe * (total_units * V) + rn), mask=there, other=0.0).to(tl.float32)
+            tl.store(out + (rm * (out_units * V) + rn), nearest(before + g * (inverse * scale), out.dtype.element_ty), mask=there)
         g = tl.where(there, g.to(tl.float32), 0.0)
         sums += tl.sum(g, axis=0, keep_dims=True)
         products += tl.sum(tl.where(there, g * off, 0.0), axis=0, keep_dims=True)

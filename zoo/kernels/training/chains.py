@@ -10,17 +10,13 @@ import torch
 from torch import Tensor
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.blocks import dense_blocks
+from zoo.kernels.training.calls import BATCH_NORM, CONV2D, SHARED_BATCH_NORM, activation_of, arguments, pair, plainly
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Chain, Step, counters
 
-_BATCH_NORM = {
-    "input": None, "running_mean": None, "running_var": None, "weight": None, "bias": None,
-    "training": False, "momentum": 0.1, "eps": 1e-5,
-}  # fmt: skip
-_SHARED = {**_BATCH_NORM, "training": True, "group": None}
-_CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 _ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
 _MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
@@ -49,7 +45,7 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
                 found.append(made)
                 taken.update(made[1])
                 break
-    found = join(finder, found, without)
+    found = dense_blocks(finder, join(finder, found, without), without)
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
     gone = gone.union(*(indices for chain, indices in found if not chain.note))
     steps: list[Step] = []
@@ -61,37 +57,12 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
     return steps, [chain for chain, _ in found], counted
 
 
-def _arguments(call: Call, names: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a call's arguments by name, or None where it has others."""
-    if len(call.args) > len(names) or not call.kwargs.keys() <= names.keys():
-        return None
-    return {**names, **dict(zip(names, call.args, strict=False)), **call.kwargs}
-
-
-def _activation(call: Call) -> str | None:
-    """Return the name of the activation that a call computes, None where it is none that kernels know."""
-    name = call.name.removesuffix("_")
-    if name in ("relu", "relu6", "hardswish", "silu", "hardsigmoid"):
-        return name
-    if name == "hardtanh":
-        given = _arguments(call, {"input": None, "min_val": -1.0, "max_val": 1.0, "inplace": False})
-        return "relu6" if given is not None and (given["min_val"], given["max_val"]) == (0, 6) else None
-    if name == "leaky_relu":
-        given = _arguments(call, {"input": None, "negative_slope": 0.01, "inplace": False})
-        return None if given is None else f"leaky_relu_{given['negative_slope']:g}"
-    return None
-
-
 Found = Placed | None
 
 
-def _plain(call: Call) -> bool:
-    return call.grad and call.autocast is None
-
-
 def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
-    given = _arguments(call, _SHARED if call.name == "shared_batch_norm" else _BATCH_NORM)
-    if given is None or not _plain(call) or not isinstance(given["momentum"], float) or not given["training"]:
+    given = arguments(call, SHARED_BATCH_NORM if call.name == "shared_batch_norm" else BATCH_NORM)
+    if given is None or not plainly(call) or not isinstance(given["momentum"], float) or not given["training"]:
         return None
     names = ("input", "weight", "bias", "running_mean", "running_var")
     x, weight, bias, mean, var = (given[name] for name in names)
@@ -103,8 +74,8 @@ def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
         grown = [*indices, after], [*inner, number]
         if finder.untouched([x, weight, bias, mean, var, other], grown[0]) and finder.hidden(grown[1], after):
             (indices, inner), residual, number = grown, other, int(finder.calls[after].result)
-    if (after := finder.follower(number)) is not None and _plain(finder.calls[after]):
-        name = _activation(finder.calls[after])
+    if (after := finder.follower(number)) is not None and plainly(finder.calls[after]):
+        name = activation_of(finder.calls[after])
         grown = [*indices, after], [*inner, number]
         reads = [x, weight, bias, mean, var, *([] if residual is None else [residual])]
         if name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after):
@@ -130,7 +101,7 @@ def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
 
 def _added(finder: Finder, call: Call, number: int) -> int | None:
     """Return the other operand where a call adds two maps of one shape and dtype and leaves that one as it is."""
-    if call.name not in _ADD or not _plain(call) or len(call.args) != 2 or call.kwargs or not all(isinstance(a, Ref) for a in call.args):
+    if call.name not in _ADD or not plainly(call) or len(call.args) != 2 or call.kwargs or not all(isinstance(a, Ref) for a in call.args):
         return None
     first, second = (int(arg) for arg in call.args)
     other = second if first == number else first
@@ -141,14 +112,14 @@ def _added(finder: Finder, call: Call, number: int) -> int | None:
 
 
 def _depthwise(finder: Finder, index: int, call: Call) -> Found:
-    given = _arguments(call, _CONV2D)
-    if given is None or not _plain(call) or given["bias"] is not None or isinstance(given["padding"], str):
+    given = arguments(call, CONV2D)
+    if given is None or not plainly(call) or given["bias"] is not None or isinstance(given["padding"], str):
         return None
     x, weight = finder.values[given["input"]], finder.values[given["weight"]]
     if len(x.shape) != 4 or not 1 < given["groups"] == x.shape[1] == weight.shape[0]:
         return None
     out = finder.values[call.result]
-    stride, padding, dilation = (_pair(given[name]) for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (pair(given[name]) for name in ("stride", "padding", "dilation"))
     read, taken, made = (finder.like(number) for number in (given["input"], given["weight"], call.result))
     if kernels.depthwise_conv_refuses(finder.device, read, taken, made, stride, padding, dilation):
         return None
@@ -161,7 +132,7 @@ def _run_depthwise(x: Tensor, weight: Tensor, *, dtype: torch.dtype, stride: Any
 
 
 def _gate(finder: Finder, index: int, call: Call) -> Found:
-    if not _plain(call) or len(call.args) != 2 or call.kwargs or call.writes or not all(isinstance(a, Ref) for a in call.args):
+    if not plainly(call) or len(call.args) != 2 or call.kwargs or call.writes or not all(isinstance(a, Ref) for a in call.args):
         return None
     for x, gate in (call.args, call.args[::-1]):
         a, b = finder.values[x], finder.values[gate]
@@ -172,22 +143,18 @@ def _gate(finder: Finder, index: int, call: Call) -> Found:
 
 
 def _max_pool(finder: Finder, index: int, call: Call) -> Found:
-    given = _arguments(call, _MAX_POOL)
-    if given is None or not _plain(call) or given["return_indices"] or _pair(given["dilation"]) != (1, 1):
+    given = arguments(call, _MAX_POOL)
+    if given is None or not plainly(call) or given["return_indices"] or pair(given["dilation"]) != (1, 1):
         return None
     x = finder.values[given["input"]]
     if len(x.shape) != 4 or not isinstance(call.result, Ref):
         return None
-    kernel = _pair(given["kernel_size"])
-    window = {"kernel": kernel, "stride": _pair(given["stride"]) if given["stride"] else kernel, "padding": _pair(given["padding"])}
+    kernel = pair(given["kernel_size"])
+    window = {"kernel": kernel, "stride": pair(given["stride"]) if given["stride"] else kernel, "padding": pair(given["padding"])}
     if kernels.max_pool_refuses(finder.device, finder.like(given["input"]), **window, ceil_mode=bool(given["ceil_mode"])):
         return None
     run = partial(kernels.max_pool, **window, ceil_mode=bool(given["ceil_mode"]))
     return _chain(finder, f"max_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 
 def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int, ...], makes: int, indices: list[int]) -> Placed:

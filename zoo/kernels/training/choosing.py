@@ -104,7 +104,8 @@ def _key(recording: Recording, chain: Chain) -> Any:
 def _there_and_back(recording: Recording, steps: Sequence[Step], reads: Sequence[int], makes: int) -> Callable[[], object]:
     """Return a call that computes steps and their gradients on made-up values."""
     given = {number: _made_up(recording, number) for number in reads}
-    bound = bind([_alone(step) for step in steps], [makes], set(reads))
+    rows = {step.row_out for step in steps if isinstance(step, Chain)}
+    bound = bind([_alone(step, rows) for step in steps], [makes], set(reads))
     room = 1 + max(len(recording.values), *(n for step in steps for n in ((step.row_out or 0,) if isinstance(step, Chain) else (0,))))
     asked = [tensor for tensor in given.values() if tensor.requires_grad]
     shape = recording.values[makes]
@@ -122,9 +123,9 @@ def _there_and_back(recording: Recording, steps: Sequence[Step], reads: Sequence
     return call
 
 
-def _alone(step: Step) -> Step:
-    """Return a chain that takes no statistics from another one."""
-    if isinstance(step, Chain) and step.row_in is not None:
+def _alone(step: Step, rows: set[int | None]) -> Step:
+    """Return a chain that takes no statistics from one that isn't there."""
+    if isinstance(step, Chain) and step.row_in not in (None, *rows):
         return Chain(step.op, step.run, step.reads, step.makes, step.calls, norm=step.norm, row_out=step.row_out)
     return step
 

@@ -33,6 +33,7 @@ class Chain:
         row_in: where the statistics of its first map are, if another chain has taken them.
         row_out: where it puts the statistics of what it makes; it returns them beside it.
         pieces: chains and calls that it could be divided into.
+        whole: it is so many layers that it is compared as a network is, all tensors of a kind together.
     """
 
     op: str
@@ -45,11 +46,15 @@ class Chain:
     row_in: int | None = None
     row_out: int | None = None
     pieces: tuple[Any, ...] = ()
+    whole: bool = False
 
     @property
     def layers(self) -> str:
-        """The modules whose work it does."""
-        return " ".join(dict.fromkeys(call.layer for call in self.calls if call.layer))
+        """The modules whose work it does; of many the one that holds them."""
+        names = list(dict.fromkeys(call.layer for call in self.calls if call.layer))
+        paths = [name.split(".") for name in names]
+        together = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+        return ".".join(together) if self.whole and together else " ".join(names)
 
 
 Step = Call | Chain
