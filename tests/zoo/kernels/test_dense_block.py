@@ -145,6 +145,15 @@ def test_the_statistics_of_the_whole_come_with_it(device: torch.device) -> None:
         assert off(mine, theirs) < 1e-6
 
 
+def test_a_mean_far_larger_than_the_deviation_cancels_nothing(device: torch.device) -> None:
+    x, tensors = block(1, device)
+    x = x + 3e4
+    _, row = dense_block(x, *tensors, layers=layers(1))
+    var, mean = torch.var_mean(x.double(), (0, 2, 3), correction=0)
+    assert off(row[1, :10], mean) < 1e-6
+    assert off(row[2, :10] / 60, var) < 1e-3
+
+
 def test_running_statistics_say_that_they_changed_and_may_be_absent(device: torch.device) -> None:
     x, tensors = block(1, device)
     before = [tensors[place]._version for place in RUNNING]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from zoo import fast, why
 from zoo.kernels.training import choosing, kernels, shared
@@ -137,6 +138,39 @@ def test_frozen_layers_get_no_gradient_and_the_others_theirs() -> None:
         assert (p.grad is None) == (q.grad is None) == name.startswith(("stem", "layers.0")), name
         if p.grad is not None:
             torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_the_whole_network_gives_the_same_gradients_and_statistics(reentrant: bool) -> None:
+    eager, quick = pair(Dense)
+    model = fast(quick, train=True, example=images())
+    for called in (eager, model):
+        result: Any = checkpoint(called, images(3).requires_grad_(), use_reentrant=reentrant)
+        result.square().mean().backward()
+    same(eager, quick)
+    for p, q in zip(eager.parameters(), quick.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_autocast_with_a_scaler_moves_parameters_as_the_network_does() -> None:
+    eager, quick = pair(Dense)
+    before = copy.deepcopy(eager.state_dict())
+    model = fast(quick, train=True, dtype=torch.float16, example=images())
+    assert next(row.kernel for row in why(model).rows) == "dense block"
+    for called, trained in ((eager, eager), (model, quick)):
+        scaler, optimizer = torch.amp.GradScaler("cpu", 2.0**10), torch.optim.SGD(trained.parameters(), 0.1)
+        with torch.autocast("cpu", torch.float16):
+            loss = F.cross_entropy(called(images(1)).float(), torch.tensor([0, 1, 2, 1]))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert not model.unchanged
+    for name, start in before.items():
+        if start.is_floating_point():
+            mine, theirs = (network.state_dict()[name] - start for network in (quick, eager))
+            assert float((mine - theirs).norm()) <= 0.03 * float(theirs.norm()) + 1e-6, name
 
 
 @pytest.mark.usefixtures("blocks")
@@ -271,6 +305,19 @@ def test_a_block_is_timed_against_the_chains_that_it_would_be() -> None:
     chain = next(chain for chain in chains(Dense().train()) if chain.op == "dense block")
     assert sum(isinstance(piece, Chain) for piece in chain.pieces) == 6
     assert {call for piece in chain.pieces for call in (piece.calls if isinstance(piece, Chain) else (piece,))} == set(chain.calls)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_chains_that_would_fall_back_do_not_make_a_block_look_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "conv_stats", lambda x, kernel: (F.conv2d(x, kernel), None))
+    monkeypatch.setattr(kernels, "norm_act_conv_refuses", lambda *_, **__: "not here")
+    monkeypatch.setattr(kernels, "conv_stats_refuses", lambda *_: "")
+    with torch.autocast("cpu", torch.float16):
+        recording = recorded(Dense().train())
+        chain = next(chain for chain in steps_of(recording, {})[1] if chain.op == "dense block")
+        assert sum(isinstance(piece, Chain) and piece.op == "1x1, statistics" for piece in chain.pieces) == 3
+        times = iter([3.0, 5.0, 2.0, 0.0, 0.0])  # the block, its chains, those without the joins, the next norm with statistics and without
+        assert choosing.times(recording, chain, None, {}, lambda call: call() and next(times)) == (3.0, 2.0)  # pyright: ignore[reportArgumentType]
 
 
 def test_without_a_gpu_no_block_is_made() -> None:

@@ -119,9 +119,12 @@ def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[
 
 
 def partial_product(
-    x: Tensor, weight: Tensor, stats: Tensor | None, factor: Tensor | None, shift: Tensor | None, act: str, out: Tensor, config: Any
+    x: Tensor, weight: Tensor, stats: Tensor | None, factor: Tensor | None, shift: Tensor | None, act: str, out: Tensor, config: Any = None
 ) -> Tensor:  # fmt: skip
     """Write the map; return float32 (R, 3, K), the statistics of the programs' rows, for `_norm.join`."""
+    if config is None:
+        tensors = (x, weight, stats, factor, shift)
+        config = chosen("pointwise_stats", (*tensors, act), lambda: configs(x, weight), lambda c: launch(*tensors, act=act, config=c))
     rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
     x_step, out_step = pixel_stride(x) or cin, pixel_stride(out) or cout
     v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, out_step)
@@ -152,9 +155,6 @@ def launch(
     y, row = out or (empty_map(n, k, h, w, x), torch.empty((3, k), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return y, row.zero_()
-    if config is None:
-        tensors = (x, weight, stats, factor, shift)
-        config = chosen("pointwise_stats", (*tensors, act), lambda: configs(x, weight), lambda c: launch(*tensors, act=act, config=c))
     with followed_by_ours(True):
         partials = partial_product(x, weight, stats, factor, shift, act, y, config)
     join(partials, row, None, None, 0.0, 0.0, raw=True)

@@ -24,7 +24,7 @@ from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
-from zoo.kernels.ops._pointwise_stats import input_kernel
+from zoo.kernels.ops._pointwise_stats import add_kernel
 from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
@@ -84,9 +84,19 @@ def supports(
     return pointwise_stats_input_grad.supports(gradient, weight, x, stats, factor, shift, act=act)
 
 
-def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first; see `pointwise_stats.tiles`."""
-    return pointwise_stats_input_grad.configs(gradient, weight, x)
+def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
+    """Return launch parameters, the best guess first: as in `pointwise_stats.tiles`, and the registers that a thread may take.
+
+    Two programs of eight warps fit with 128 registers each; the compiler takes twice as many where nobody stops it.
+    """
+    if x.element_size() == 2:
+        rows, across, deep = (max(16, triton.next_power_of_2(size)) for size in (x.numel() // max(1, x.shape[1]), x.shape[1], len(weight)))
+        wanted = [(64, 64, 64, 8, 2, 2, 128), (128, 32, 32, 8, 3, 2, 128), (64, 64, 64, 8, 2, 1, None), (64, 32, 64, 4, 2, 3, 168)]
+        wanted += [(128, 64, 64, 8, 2, 1, None), (128, 64, 32, 8, 3, 2, 128), (64, 64, 32, 4, 3, 3, 168), (128, 128, 64, 8, 2, 1, None)]
+        sizes = [(min(bm, rows), min(bn, across), min(bk, deep), *rest) for bm, bn, bk, *rest in wanted]
+        keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
+        return [dict(zip(keys, size, strict=True)) for size in dict.fromkeys(sizes)]
+    return [config | {"registers": None} for config in pointwise_stats_input_grad.configs(gradient, weight, x)]
 
 
 def launch(
@@ -100,13 +110,30 @@ def launch(
     *,
     act: str = "none",
     out: tuple[Tensor, Tensor] | None = None,
-    config: dict[str, int] | None = None,
+    config: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the kernels; arguments as in `reference`, but the weight packed (K, C). The map of `out` may be `total`, or a channel slice."""
     n, cin, h, w = x.shape
     to, sums = out or (empty_map(n, cin, h, w, total), torch.empty((2, cin), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return to, sums.zero_()
+    add(partial_add(gradient, weight, x, stats, total, factor, shift, act, to, config), sums)
+    return to, sums
+
+
+def partial_add(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    total: Tensor,
+    factor: Tensor | None,
+    shift: Tensor | None,
+    act: str,
+    out: Tensor,
+    config: dict[str, Any] | None = None,
+) -> Tensor:
+    """Write the map; return float32 (R, 2, C), the sums of the programs' rows. The kernel behind must be one of ours."""
     if config is None:
         tensors = (gradient, weight, x, stats, total, factor, shift)
         config = chosen(
@@ -115,20 +142,19 @@ def launch(
             lambda: configs(*tensors),
             lambda c: launch(*tensors, act=act, config=c),
         )
-    rows, cout = n * h * w, weight.shape[0]
-    g_step, x_step, total_step, out_step = pixel_stride(gradient) or cout, *(pixel_stride(m) or cin for m in (x, total, to))
+    rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
+    g_step, x_step, total_step, out_step = pixel_stride(gradient) or cout, *(pixel_stride(m) or cin for m in (x, total, out))
     v, vo = math.gcd(16, cin, x_step, total_step, out_step), math.gcd(16, cout, g_step)
     across = triton.cdiv(cin, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
     partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
-        input_kernel[(across, parts)](
-            gradient, weight, x, stats, factor, shift, total, to, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v,
+        add_kernel[(across, parts)](
+            gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v,
             total_step // v, out_step // v, ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"],
-            num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
+            num_warps=config["warps"], num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
         )  # fmt: skip
-    add(partials, sums)
-    return to, sums
+    return partials
 
 
 def cost(gradient: Tensor, weight: Tensor, x: Tensor, stats: Tensor, total: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:

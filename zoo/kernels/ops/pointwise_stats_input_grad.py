@@ -119,8 +119,8 @@ def launch(
     partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         input_kernel[(across, parts)](
-            gradient, weight, x, stats, factor, shift, None, to, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v, 0,
-            out_step // v, ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"],
+            gradient, weight, x, stats, factor, shift, to, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v, out_step // v,
+            ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"],
             num_stages=config["stages"], **overlap(x),
         )  # fmt: skip
     add(partials, sums)

@@ -18,6 +18,10 @@ from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Chain, Step, counters
 
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+_AVG_POOL = {
+    "input": None, "kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True,
+    "divisor_override": None,
+}  # fmt: skip
 _ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
 _MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
 
@@ -157,6 +161,19 @@ def _max_pool(finder: Finder, index: int, call: Call) -> Found:
     return _chain(finder, f"max_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
 
 
+def _avg_pool(finder: Finder, index: int, call: Call) -> Found:
+    given = arguments(call, _AVG_POOL)
+    if given is None or not plainly(call) or pair(given["padding"]) != (0, 0) or given["divisor_override"] is not None:
+        return None
+    kernel, ceil_mode = pair(given["kernel_size"]), bool(given["ceil_mode"])
+    if len(finder.values[given["input"]].shape) != 4 or (given["stride"] and pair(given["stride"]) != kernel):
+        return None
+    if kernels.avg_pool_refuses(finder.device, finder.like(given["input"]), finder.like(call.result), kernel, ceil_mode):
+        return None
+    run = partial(kernels.avg_pool, kernel=kernel, ceil_mode=ceil_mode)
+    return _chain(finder, f"avg_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
+
+
 def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int, ...], makes: int, indices: list[int]) -> Placed:
     return Chain(op, run, tuple(int(r) for r in reads), int(makes), tuple(finder.calls[i] for i in indices)), tuple(indices)
 
@@ -167,5 +184,6 @@ _RULES: dict[str, tuple[Callable[[Finder, int, Call], Found], ...]] = {
     "conv2d": (_depthwise,),
     "max_pool2d": (_max_pool,),
     "boolean_dispatch.<locals>.fn": (_max_pool,),
+    "avg_pool2d": (_avg_pool,),
     **dict.fromkeys(_MUL, (_gate,)),
 }

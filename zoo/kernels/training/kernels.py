@@ -204,6 +204,25 @@ def max_pool_refuses(device: torch.device, x: Tensor, kernel: Pair, stride: Pair
     return op.supports(x, kernel=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
 
 
+def avg_pool(x: Tensor, kernel: Pair, ceil_mode: bool) -> Tensor:
+    """Average windows that lie side by side."""
+    if on_kernels(x.device):
+        from zoo.kernels import differentiable as ops
+
+        return ops.avg_pool(x, kernel, ceil_mode)
+    return F.avg_pool2d(x, kernel, kernel, 0, ceil_mode)
+
+
+def avg_pool_refuses(device: torch.device, x: Tensor, out: Tensor, kernel: Pair, ceil_mode: bool) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return ""
+    from zoo.kernels.ops import avg_pool_grad, pool
+
+    refused = pool.supports(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
+    return refused or avg_pool_grad.supports(out, size=x.shape[2:], kernel=kernel)
+
+
 def scale_channels(x: Tensor, gate: Tensor) -> Tensor:
     """Multiply each image's channels by factors of their own."""
     if on_kernels(x.device):
