@@ -399,7 +399,7 @@ def test_two_chains_share_a_norm_only_in_their_order() -> None:
 class Activated(nn.BatchNorm2d):
     """A class of its own, as timm's, that exchanges nothing."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (as in the class above)
+    def forward(self, input: Tensor) -> Tensor:
         return torch.relu(super().forward(input))
 
 

@@ -114,8 +114,11 @@ def tiles(rows: int, outputs: int, inner: int, itemsize: int, widest: int = 128)
 
 
 def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first; see `tiles`."""
-    return tiles(x.numel() // max(1, x.shape[1]), weight.shape[0], x.shape[1], x.element_size())
+    """Return launch parameters, the best guess first: see `tiles`, and `registers` that a thread may take, where that is limited."""
+    found = tiles(x.numel() // max(1, x.shape[1]), weight.shape[0], x.shape[1], x.element_size())
+    if found[0]["BM"] == found[0]["BN"] == 128:  # of this one two programs fit, as of those above by their registers one
+        found.insert(1, {"BM": 64, "BN": 128, "BK": min(32, found[0]["BK"]), "warps": 8, "stages": 4, "blocks": 2, "registers": 128})
+    return found
 
 
 def partial_product(
@@ -133,7 +136,8 @@ def partial_product(
     partials = torch.empty((parts, 3, cout), dtype=torch.float32, device=x.device)
     forward_kernel[(across, parts)](
         x, weight, stats, factor, shift, out, partials, rows, cin // v, cout // vo, x_step // v, out_step // vo, ACT=act, V=v, VO=vo,
-        BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
+        BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"],
+        maxnreg=config.get("registers"), **overlap(x),
     )  # fmt: skip
     return partials
 

@@ -96,7 +96,7 @@ def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: 
         sizes = [(min(bm, rows), min(bn, across), min(bk, deep), *rest) for bm, bn, bk, *rest in wanted]
         keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
         return [dict(zip(keys, size, strict=True)) for size in dict.fromkeys(sizes)]
-    return [config | {"registers": None} for config in pointwise_stats_input_grad.configs(gradient, weight, x)]
+    return [{"registers": None} | config for config in pointwise_stats_input_grad.configs(gradient, weight, x)]
 
 
 def launch(
