@@ -15,13 +15,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zoo.kernels.differentiable_convs import conv_bias_act
+from zoo.kernels.differentiable_dense import dense_block, dense_layers
 from zoo.kernels.differentiable_norms import batch_norm_act, conv_stats, norm_act_conv
 from zoo.kernels.differentiable_shortcut import shortcut_conv
 from zoo.kernels.differentiable_stem import stem_conv
 from zoo.kernels.ops import (
-    cross_entropy as _entropy,
-)
-from zoo.kernels.ops import (
+    avg_pool_grad,
     depthwise,
     depthwise_input_grad,
     depthwise_weight_grad,
@@ -30,7 +29,13 @@ from zoo.kernels.ops import (
     scale_channels_grad,
 )
 from zoo.kernels.ops import (
+    cross_entropy as _entropy,
+)
+from zoo.kernels.ops import (
     max_pool as _pool,
+)
+from zoo.kernels.ops import (
+    pool as _windows,
 )
 from zoo.kernels.ops._depthwise import pack
 from zoo.kernels.ops._layout import pixel_stride
@@ -38,8 +43,8 @@ from zoo.kernels.ops._tuned import chosen, tuning
 from zoo.kernels.ops.pointwise import kernels_run
 
 __all__ = [
-    "batch_norm_act", "conv_bias_act", "conv_stats", "cross_entropy", "depthwise_conv", "max_pool", "norm_act_conv", "scale_channels",
-    "shortcut_conv", "stem_conv", "tuning",
+    "avg_pool", "batch_norm_act", "conv_bias_act", "conv_stats", "cross_entropy", "dense_block", "dense_layers", "depthwise_conv",
+    "max_pool", "norm_act_conv", "scale_channels", "shortcut_conv", "stem_conv", "tuning",
 ]  # fmt: skip
 
 
@@ -168,6 +173,40 @@ def max_pool(
         assert isinstance(result, Tensor)
         return result
     return F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode)  # pyright: ignore[reportArgumentType]
+
+
+class _AvgPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int], ceil_mode: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.shape = {"size": x.shape[2:], "kernel": kernel}
+        return _windows.launch(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return avg_pool_grad.launch(_rows(gradient), **ctx.shape), None, None
+
+
+def avg_pool(x: Tensor, kernel: int | Sequence[int], ceil_mode: bool = False) -> Tensor:
+    """Average windows that lie side by side, differentiably.
+
+    Args:
+        x: map (N, C, H, W).
+        kernel: height and width of a window in pixels, or one for both; the stride too.
+        ceil_mode: also keep a last window that reaches beyond the image, averaged over what is in it.
+
+    Returns:
+        The map (N, C, OH, OW) in the dtype of `x`. Nothing is kept for the way back.
+    """
+    x, window = _rows(x), _pair(kernel)
+    sizes = (-(-s // k) if ceil_mode else s // k for s, k in zip(x.shape[2:], window, strict=True))
+    made = torch.empty((*x.shape[:2], *sizes), dtype=x.dtype, device="meta").contiguous(memory_format=torch.channels_last)
+    refused = _windows.supports(x, kind="avg", kernel=window, stride=window, ceil_mode=ceil_mode)
+    if kernels_run(x) and not (refused or avg_pool_grad.supports(made, size=x.shape[2:], kernel=window)):
+        result = _AvgPool.apply(x, window, ceil_mode)
+        assert isinstance(result, Tensor)
+        return result
+    return F.avg_pool2d(x, window, window, ceil_mode=ceil_mode)
 
 
 class _Scale(torch.autograd.Function):

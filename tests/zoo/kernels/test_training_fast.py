@@ -396,6 +396,24 @@ def test_two_chains_share_a_norm_only_in_their_order() -> None:
     same(eager, quick)
 
 
+class Activated(nn.BatchNorm2d):
+    """A class of its own, as timm's, that exchanges nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.relu(super().forward(input))
+
+
+def test_a_norm_of_a_class_of_its_own_is_recorded_with_its_activation_where_no_processes_are_connected() -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), Activated(4), nn.Flatten())
+
+    eager, quick, model = pair(network)  # pyright: ignore[reportArgumentType]
+    assert [row.kernel for row in why(model).rows] == ["batch_norm + relu"]
+    for called in (eager, model):
+        called(images()).square().mean().backward()
+    same(eager, quick)
+
+
 def test_values_written_in_place_behind_a_view_are_seen() -> None:
     class Views(nn.Module):
         def __init__(self) -> None:

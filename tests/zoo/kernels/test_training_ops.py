@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels import checking
-from zoo.kernels.differentiable import cross_entropy, max_pool, scale_channels
+from zoo.kernels.differentiable import avg_pool, cross_entropy, max_pool, scale_channels
+from zoo.kernels.ops import avg_pool_grad, max_pool_grad, scale_channels_grad
 from zoo.kernels.ops import cross_entropy as entropy_op
 from zoo.kernels.ops import max_pool as pool_op
-from zoo.kernels.ops import max_pool_grad, scale_channels_grad
 
 
 def noise(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
@@ -62,6 +62,32 @@ def test_pooling_and_its_gradient_are_torchs(kernel: int, stride: int, padding: 
     gradient = noise(*y.shape, device=device)
     (found,) = torch.autograd.grad(y, x, gradient)
     assert off(found, torch.autograd.grad(expected, x, gradient)[0]) < 1e-6
+
+
+@given(
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)), more=st.tuples(st.integers(0, 9), st.integers(0, 9)), ceil_mode=st.booleans()
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_the_reference_of_averages_is_autograd_through_torchs(kernel: tuple[int, int], more: tuple[int, int], ceil_mode: bool) -> None:
+    size = (kernel[0] + more[0], kernel[1] + more[1])
+    x = noise(2, 3, *size).double().requires_grad_()
+    y = F.avg_pool2d(x, kernel, kernel, ceil_mode=ceil_mode)
+    gradient = noise(*y.shape).double()
+    found = avg_pool_grad.reference(gradient, size=size, kernel=kernel)
+    assert torch.allclose(found, torch.autograd.grad(y, x, gradient)[0], rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize(("shape", "kernel"), [((2, 6, 5, 7), 2), ((1, 8, 6, 4), 2), ((2, 3, 7, 8), (3, 2))], ids=str)
+def test_averages_and_their_gradient_are_torchs(shape: tuple[int, ...], kernel: Any, ceil_mode: bool, device: torch.device) -> None:
+    x = noise(*shape, device=device).requires_grad_()
+    y, expected = avg_pool(x, kernel, ceil_mode), F.avg_pool2d(x, kernel, ceil_mode=ceil_mode)
+    assert off(y, expected) < 1e-6
+    assert not getattr(y.grad_fn, "saved_tensors", ())
+    gradient = noise(*y.shape, device=device)
+    assert off(*(torch.autograd.grad(out, x, gradient)[0] for out in (y, expected))) < 1e-6
+    wide = x.detach().double().requires_grad_()
+    assert avg_pool(wide, kernel, ceil_mode).dtype == torch.float64
 
 
 def test_nan_and_minus_infinity_win_where_they_do_in_torch(device: torch.device) -> None:
@@ -139,6 +165,8 @@ def test_shares_for_targets_are_left_to_torch(device: torch.device) -> None:
         (pool_op, {"x": noise(1, 8, 5, 5), "kernel": (9, 9), "stride": (1, 1)}, "64 taps"),
         (pool_op, {"x": noise(1, 8, 5, 5), "kernel": (3, 3), "stride": (1, 1), "padding": (2, 2)}, "half the kernel"),
         (pool_op, {"x": noise(1, 8, 5, 5), "kernel": (6, 6), "stride": (1, 1)}, "larger than the image"),
+        (avg_pool_grad, {"gradient": noise(1, 8, 2, 2), "size": (6, 4), "kernel": (2, 2)}, "side by side"),
+        (avg_pool_grad, {"gradient": noise(1, 8, 2, 2), "size": (18, 18), "kernel": (9, 9)}, "64 taps"),
         (scale_channels_grad, {"gradient": noise(1, 8, 5, 5), "x": noise(1, 8, 5, 5), "gate": noise(1, 7)}, "belong together"),
         (entropy_op, {"logits": noise(2, 3), "target": torch.zeros(2, dtype=torch.int64), "smoothing": 1.5}, "smoothing of 1.5"),
     ],

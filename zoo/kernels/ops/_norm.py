@@ -93,12 +93,10 @@ def statistics_kernel(
 @triton.jit
 def join_kernel(
     partials, old_mean, old_var, out, mean_out, var_out, parts, channels, eps, momentum,
-    CHANNELS: tl.constexpr, RAW: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, OVERLAP: tl.constexpr,
+    RAW: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Join partial statistics to (mean, 1 / deviation, 1 / count), and move the running ones; RAW: to one partial row."""
     begin(OVERLAP)
-    if CHANNELS:
-        channels = CHANNELS
     c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
     lane = tl.arange(0, BR)[:, None]
     live = c < channels
@@ -205,11 +203,10 @@ def partial_statistics(x: Tensor, config: dict[str, int]) -> Tensor:
 def join(partials: Tensor, out: Tensor, old: Any, new: Any, eps: float, momentum: float, *, raw: bool = False) -> Tensor:
     """Join partial statistics to those of all pixels: `reference`'s, or `raw` to one partial row."""
     parts, _, channels = partials.shape
-    rows = min(triton.next_power_of_2(parts), 512)
-    across = min(4096 // rows, 64, triton.next_power_of_2(channels))
+    rows = min(triton.next_power_of_2(parts), 256)
+    across = min(2048 // rows, 64, triton.next_power_of_2(channels))  # 8 floats a thread: of more, Triton 3.8's compiler can die
     join_kernel[(triton.cdiv(channels, across),)](
         partials, *(old or (None, None)), out, *(new or (None, None)), parts, channels, eps, momentum,
-        CHANNELS=channels if channels % 16 else 0,  # where 16 is no factor, Triton 3.8's compiler dies of an argument
         RAW=raw, BR=rows, BC=across, num_warps=8 if rows * across > 1024 else 4, **overlap(partials),
     )  # fmt: skip
     return out

@@ -34,7 +34,7 @@ def forward_kernel(
     rn = (tl.program_id(0) * BN + tl.arange(0, BN))[None, :]
     rk = tl.arange(0, BK)
     part = tl.program_id(1)
-    number = tl.zeros([1, BN], tl.float32)
+    number = 0.0
     mean = tl.zeros([1, BN], tl.float32)
     squares = tl.zeros([1, BN], tl.float32)
     for tile in range(part, tl.cdiv(rows, BM), tl.num_programs(1)):
@@ -64,7 +64,7 @@ def forward_kernel(
         mean += gap * (count / total)
         number = total
     to = partials + (part * 3 * cout + rn)
-    tl.store(to, number, mask=rn < cout)
+    tl.store(to, tl.zeros([1, BN], tl.float32) + number, mask=rn < cout)
     tl.store(to + cout, mean, mask=rn < cout)
     tl.store(to + 2 * cout, squares, mask=rn < cout)
 
@@ -103,6 +103,46 @@ def input_kernel(
     to = partials + (part * 2 * cin + rn)
     tl.store(to, sums, mask=rn < cin)
     tl.store(to + cin, products * inverse, mask=rn < cin)
+
+
+@triton.jit
+def add_kernel(
+    gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin_units, cout_units, g_units, x_units, total_units, out_units,
+    ACT: tl.constexpr, V: tl.constexpr, VO: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Write tiles of `total`, which may be `out`, plus the part of the gradient of x that needs no sums; and those sums, as above."""
+    begin(OVERLAP)
+    cin = cin_units * V
+    cout = cout_units * VO
+    rn = (tl.program_id(0) * BN + tl.arange(0, BN))[None, :]
+    rk = tl.arange(0, BK)
+    part = tl.program_id(1)
+    sums = tl.zeros([1, BN], tl.float32)
+    products = tl.zeros([1, BN], tl.float32)
+    for tile in range(part, tl.cdiv(rows, BM), tl.num_programs(1)):
+        rm = tile * BM + tl.arange(0, BM)[:, None]
+        safe = tl.minimum(rm, rows - 1)
+        # On their way while the product is computed.
+        ahead = tl.load(x + (safe * (x_units * V) + rn), mask=rn < cin, other=0.0)
+        before = tl.load(total + (safe * (total_units * V) + rn), mask=rn < cin, other=0.0)
+        acc = tl.zeros([BM, BN], tl.float32)
+        for first in range(0, cout, BK):
+            k = first + rk
+            a = tl.load(gradient + (safe * (g_units * VO) + k[None, :]), mask=k[None, :] < cout, other=0.0)
+            b = tl.load(weight + (k[:, None] * cin + rn), mask=(k[:, None] < cout) & (rn < cin), other=0.0)
+            acc = product(a, b, acc, "ieee")
+        # Loaded for each tile, for registers are what limits how many programs hide each other's waiting.
+        level, inverse, scale, offset = factors(stats, factor, shift, rn, cin, rn < cin, V)
+        off = ahead.to(tl.float32) - level
+        g = tl.where(rm < rows, slope(off * (inverse * scale) + offset, acc, ACT), 0.0)
+        there = (rm < rows) & (rn < cin)
+        both = nearest(before.to(tl.float32) + g * (inverse * scale), out.dtype.element_ty)
+        tl.store(out + (rm * (out_units * V) + rn), both, mask=there)
+        sums += tl.sum(g, axis=0, keep_dims=True)
+        products += tl.sum(g * off, axis=0, keep_dims=True)
+    to = partials + (part * 2 * cin + rn)
+    tl.store(to, sums, mask=rn < cin)
+    tl.store(to + cin, products * tl.load(stats + (cin + rn), mask=rn < cin, other=0.0), mask=rn < cin)
 
 
 @triton.jit

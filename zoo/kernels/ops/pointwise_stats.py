@@ -114,14 +114,20 @@ def tiles(rows: int, outputs: int, inner: int, itemsize: int, widest: int = 128)
 
 
 def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first; see `tiles`."""
-    return tiles(x.numel() // max(1, x.shape[1]), weight.shape[0], x.shape[1], x.element_size())
+    """Return launch parameters, the best guess first: see `tiles`, and `registers` that a thread may take, where that is limited."""
+    found = tiles(x.numel() // max(1, x.shape[1]), weight.shape[0], x.shape[1], x.element_size())
+    if found[0]["BM"] == found[0]["BN"] == 128:  # of this one two programs fit, as of those above by their registers one
+        found.insert(1, {"BM": 64, "BN": 128, "BK": min(32, found[0]["BK"]), "warps": 8, "stages": 4, "blocks": 2, "registers": 128})
+    return found
 
 
 def partial_product(
-    x: Tensor, weight: Tensor, stats: Tensor | None, factor: Tensor | None, shift: Tensor | None, act: str, out: Tensor, config: Any
+    x: Tensor, weight: Tensor, stats: Tensor | None, factor: Tensor | None, shift: Tensor | None, act: str, out: Tensor, config: Any = None
 ) -> Tensor:  # fmt: skip
     """Write the map; return float32 (R, 3, K), the statistics of the programs' rows, for `_norm.join`."""
+    if config is None:
+        tensors = (x, weight, stats, factor, shift)
+        config = chosen("pointwise_stats", (*tensors, act), lambda: configs(x, weight), lambda c: launch(*tensors, act=act, config=c))
     rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
     x_step, out_step = pixel_stride(x) or cin, pixel_stride(out) or cout
     v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, out_step)
@@ -130,7 +136,8 @@ def partial_product(
     partials = torch.empty((parts, 3, cout), dtype=torch.float32, device=x.device)
     forward_kernel[(across, parts)](
         x, weight, stats, factor, shift, out, partials, rows, cin // v, cout // vo, x_step // v, out_step // vo, ACT=act, V=v, VO=vo,
-        BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
+        BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"],
+        maxnreg=config.get("registers"), **overlap(x),
     )  # fmt: skip
     return partials
 
@@ -152,9 +159,6 @@ def launch(
     y, row = out or (empty_map(n, k, h, w, x), torch.empty((3, k), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return y, row.zero_()
-    if config is None:
-        tensors = (x, weight, stats, factor, shift)
-        config = chosen("pointwise_stats", (*tensors, act), lambda: configs(x, weight), lambda c: launch(*tensors, act=act, config=c))
     with followed_by_ours(True):
         partials = partial_product(x, weight, stats, factor, shift, act, y, config)
     join(partials, row, None, None, 0.0, 0.0, raw=True)

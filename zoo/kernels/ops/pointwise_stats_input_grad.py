@@ -82,8 +82,12 @@ def supports(
 
 
 def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first; see `pointwise_stats.tiles`."""
-    return pointwise_stats.tiles(x.numel() // max(1, x.shape[1]), x.shape[1], weight.shape[0], x.element_size(), widest=64)
+    """Return launch parameters, the best guess first: see `pointwise_stats.tiles` and `pointwise_stats.configs`."""
+    found = pointwise_stats.tiles(x.numel() // max(1, x.shape[1]), x.shape[1], weight.shape[0], x.element_size(), widest=64)
+    if x.element_size() == 2 and (found[0]["BM"], found[0]["BN"]) == (128, 64):
+        deep = min(64, 2 * found[0]["BK"])
+        found.insert(1, {"BM": 64, "BN": 64, "BK": deep, "warps": 8, "stages": 2, "blocks": 2, "registers": 128})
+    return found
 
 
 def launch(
@@ -121,7 +125,7 @@ def launch(
         input_kernel[(across, parts)](
             gradient, weight, x, stats, factor, shift, to, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v, out_step // v,
             ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"],
-            num_stages=config["stages"], **overlap(x),
+            num_stages=config["stages"], maxnreg=config.get("registers"), **overlap(x),
         )  # fmt: skip
     add(partials, sums)
     return to, sums

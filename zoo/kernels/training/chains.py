@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.blocks import dense_blocks
 from zoo.kernels.training.calls import BATCH_NORM, CONV2D, SHARED_BATCH_NORM, activation_of, arguments, pair, plainly
 from zoo.kernels.training.convolutions import conv_bias_act, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
@@ -19,6 +20,10 @@ from zoo.kernels.training.replay import Chain, Step, counters
 from zoo.kernels.training.shortcuts import shortcuts
 
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+_AVG_POOL = {
+    "input": None, "kernel_size": None, "stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True,
+    "divisor_override": None,
+}  # fmt: skip
 _ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
 _MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
 
@@ -48,6 +53,7 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
                 break
     found = join(finder, stems(finder, pooled(finder, found, without), without), without)
     found = shortcuts(finder, found, without)
+    found = dense_blocks(finder, found, without)
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
     gone = gone.union(*(indices for chain, indices in found if not chain.note))
     steps: list[Step] = []
@@ -159,6 +165,19 @@ def _max_pool(finder: Finder, index: int, call: Call) -> Found:
     return _chain(finder, f"max_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
 
 
+def _avg_pool(finder: Finder, index: int, call: Call) -> Found:
+    given = arguments(call, _AVG_POOL)
+    if given is None or not plainly(call) or pair(given["padding"]) != (0, 0) or given["divisor_override"] is not None:
+        return None
+    kernel, ceil_mode = pair(given["kernel_size"]), bool(given["ceil_mode"])
+    if len(finder.values[given["input"]].shape) != 4 or (given["stride"] and pair(given["stride"]) != kernel):
+        return None
+    if kernels.avg_pool_refuses(finder.device, finder.like(given["input"]), finder.like(call.result), kernel, ceil_mode):
+        return None
+    run = partial(kernels.avg_pool, kernel=kernel, ceil_mode=ceil_mode)
+    return _chain(finder, f"avg_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])
+
+
 def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int, ...], makes: int, indices: list[int]) -> Placed:
     return Chain(op, run, tuple(int(r) for r in reads), int(makes), tuple(finder.calls[i] for i in indices)), tuple(indices)
 
@@ -169,5 +188,6 @@ _RULES: dict[str, tuple[Callable[[Finder, int, Call], Found], ...]] = {
     "conv2d": (_depthwise, conv_bias_act),
     "max_pool2d": (_max_pool,),
     "boolean_dispatch.<locals>.fn": (_max_pool,),
+    "avg_pool2d": (_avg_pool,),
     **dict.fromkeys(_MUL, (_gate,)),
 }

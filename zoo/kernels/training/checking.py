@@ -261,6 +261,9 @@ class Check:
         for what, a, b, c in zip(compared, got, usual, right, strict=True):
             if a.shape != c.shape or a.dtype != b.dtype:
                 return math.inf, f"{what}: {a.dtype} {tuple(a.shape)} instead of {b.dtype} {tuple(b.shape)}"
+        if chain.whole:
+            return _together(compared, got, usual, right, floor)
+        for what, a, b, c in zip(compared, got, usual, right, strict=True):
             least = deviation if what == "statistic running_mean" else 0.0  # a mean of nearly nothing is measured by what it is of
             own, eager = (math.exp(_logs([t], [c], least)[0]) for t in (a, b))
             allowed = max(ALLOWED * eager, floor)
@@ -268,6 +271,25 @@ class Check:
                 return math.inf, f"{what}: relative error {own:.1e}, PyTorch's {eager:.1e}"
             ratio = max(ratio, own / allowed)
         return ratio, ""
+
+
+def _together(compared: list[str], got: list[Tensor], usual: list[Tensor], right: list[Tensor], floor: float) -> tuple[float, str]:
+    """Return how a chain of many layers compares, as `_whole` compares networks: its tensors by kind, none far worse than PyTorch's."""
+    ratio = 0.0
+    kinds = [what.split(" running")[0] for what in compared]
+    kinds = ["gradients of parameters" if kind.startswith("gradient") and " map " not in kind else kind for kind in kinds]
+    for kind in dict.fromkeys(kinds):
+        mine = [index for index, other in enumerate(kinds) if other == kind]
+        own, eager = (_logs([of[index] for index in mine], [right[index] for index in mine]) for of in (got, usual))
+        means = [math.exp(sum(logs) / len(logs)) for logs in (own, eager)]
+        allowed = max(ALLOWED * means[1], floor)
+        if not means[0] <= allowed:
+            return math.inf, f"{kind}: relative error {means[0]:.1e}, PyTorch's {means[1]:.1e}"
+        for index, a, b in zip(mine, own, eager, strict=True):
+            if not math.exp(a) <= max(OUTLIER * max(math.exp(b), means[1]), floor):
+                return math.inf, f"{compared[index]}: relative error {math.exp(a):.1e}, PyTorch's {math.exp(b):.1e}"
+        ratio = max(ratio, means[0] / allowed)
+    return ratio, ""
 
 
 def casts_of(device: torch.device) -> torch.autocast:

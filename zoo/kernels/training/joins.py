@@ -10,14 +10,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 
-import torch
-
 from zoo.kernels.training import kernels
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain
-
-HALF = (torch.bfloat16, torch.float16)
 
 
 def join(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
@@ -88,4 +84,4 @@ def pointwise(finder: Finder, call: Call) -> bool:
         return False
     plain = all(value in (want, (want, want), [want, want]) for value, want in ((stride, 1), (padding, 0), (dilation, 1)))
     x, kernel, out = (finder.values[number] for number in (*call.args[:2], call.result))
-    return plain and kernel.shape[2:] == (1, 1) and len(x.shape) == 4 and x.dtype == out.dtype and out.dtype in HALF
+    return plain and kernel.shape[2:] == (1, 1) and len(x.shape) == 4 and x.dtype == out.dtype and out.dtype in kernels.HALF

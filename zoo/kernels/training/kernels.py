@@ -6,7 +6,7 @@ A function that is named `…_refuses` says, of shapes and dtypes alone, why ker
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,9 @@ from torch.nn import functional as F
 from zoo.kernels.training import shared
 
 Pair = tuple[int, int]
+HALF = (torch.bfloat16, torch.float16)
+"""Types that tensor cores multiply as they are: products of kernels in float32 would be no faster than PyTorch's."""
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "none": None,
     "relu": F.relu,
@@ -147,6 +150,26 @@ def shortcut_conv_refuses(device: torch.device) -> str:
     return "" if on_kernels(device) else "PyTorch's sum is as good"
 
 
+def dense_block(x: Tensor, *tensors: Tensor, layers: Sequence[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    """Append to a map what each layer makes of all that is there; also returned are the statistics of the whole.
+
+    Of a layer there are ten tensors: weight, bias, running mean and variance of its first BatchNorm, its 1x1 kernel, the same of its
+    second; and `first`, `second` (momentum, eps, act of both), `padding` and `dilation` of the second kernel.
+    """
+    from zoo.kernels import differentiable as ops
+
+    return ops.dense_block(x, *tensors, layers=ops.dense_layers(layers))
+
+
+def dense_block_refuses(device: torch.device, x: Tensor, *tensors: Tensor, layers: Sequence[dict[str, Any]]) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device) or x.dtype not in HALF:
+        return "PyTorch's functions are as good"
+    from zoo.kernels import differentiable_dense as op
+
+    return op.refuses(x, tensors, op.dense_layers(layers))
+
+
 def depthwise_conv(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """Convolve each channel with its own kernel, which is rounded to the dtype of `x`."""
     if on_kernels(x.device):
@@ -246,6 +269,25 @@ def max_pool_refuses(device: torch.device, x: Tensor, kernel: Pair, stride: Pair
     from zoo.kernels.ops import max_pool as op
 
     return op.supports(x, kernel=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
+
+
+def avg_pool(x: Tensor, kernel: Pair, ceil_mode: bool) -> Tensor:
+    """Average windows that lie side by side."""
+    if on_kernels(x.device):
+        from zoo.kernels import differentiable as ops
+
+        return ops.avg_pool(x, kernel, ceil_mode)
+    return F.avg_pool2d(x, kernel, kernel, 0, ceil_mode)
+
+
+def avg_pool_refuses(device: torch.device, x: Tensor, out: Tensor, kernel: Pair, ceil_mode: bool) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return ""
+    from zoo.kernels.ops import avg_pool_grad, pool
+
+    refused = pool.supports(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
+    return refused or avg_pool_grad.supports(out, size=x.shape[2:], kernel=kernel)
 
 
 def scale_channels(x: Tensor, gate: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Chain:
         branch_out: where it hands on what it reads first, to whose one other reader; that one's gradient is added to its own.
         pieces: chains and calls that it could be divided into.
         rank: tells it apart from other chains that make the same value.
+        whole: it is so many layers that it is compared as a network is, all tensors of a kind together.
     """
 
     op: str
@@ -54,6 +55,7 @@ class Chain:
     branch_out: int | None = None
     pieces: tuple[Any, ...] = ()
     rank: int = 0
+    whole: bool = False
 
     @property
     def key(self) -> int:
@@ -62,8 +64,11 @@ class Chain:
 
     @property
     def layers(self) -> str:
-        """The modules whose work it does."""
-        return " ".join(dict.fromkeys(call.layer for call in self.calls if call.layer))
+        """The modules whose work it does; of many the one that holds them."""
+        names = list(dict.fromkeys(call.layer for call in self.calls if call.layer))
+        paths = [name.split(".") for name in names]
+        together = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+        return ".".join(together) if self.whole and together else " ".join(names)
 
 
 Step = Call | Chain

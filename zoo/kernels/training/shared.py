@@ -79,13 +79,17 @@ def groups(network: nn.Module) -> dict[int, Any]:
 
 
 def _sharing(network: nn.Module) -> Iterator[tuple[nn.modules.batchnorm._BatchNorm, Any]]:
-    """Yield the BatchNorms that may exchange statistics now, with their group, None where they don't say."""
+    """Yield the BatchNorms that may exchange statistics now, with their group, None where they don't say.
+
+    A class of its own, as timm's with an activation, exchanges nothing where no processes are connected.
+    """
     for module in network.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and type(module) not in _PLAIN and module.training:
             group = getattr(module, "process_group", None) or getattr(module, "group", None)
             if group is None and isinstance(module, nn.SyncBatchNorm) and dist.is_initialized():
                 group = dist.group.WORLD
-            yield module, group
+            if group is not None or (dist.is_available() and dist.is_initialized()):
+                yield module, group
 
 
 def stand_in(twin: nn.Module) -> None:

@@ -1,0 +1,206 @@
+"""The way back through a 1x1 convolution and the BatchNorm before it, into a map where the gradients of many such layers add up.
+
+BatchNorm's gradient is that of its output times a factor a channel, less a share of two sums: a level, and a tilt times x. Where many
+BatchNorms read the same channels, as in a DenseNet's block, the first part alone is added while it is computed, and what of level and
+tilt is owed adds up beside it, two floats a channel, until somebody needs the gradient. So no layer reads its map a second time.
+"""
+
+# Triton's launch takes more than the kernel's parameters.
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
+from zoo.kernels.ops._activation import SLOPES
+from zoo.kernels.ops._fold import SMS
+from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._norm_grad import add
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._pointwise_stats import add_kernel
+from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+PACK = pointwise_stats.PACK
+
+
+def reference(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    total: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    act: str = "none",
+) -> tuple[Tensor, Tensor]:
+    """Add what needs no sums of the gradient of `pointwise_stats`' input to a map, and take the sums.
+
+    Args:
+        gradient: of the output, a map (N, K, H, W).
+        weight: (K, C, 1, 1).
+        x: the input, a map (N, C, H, W), maybe a channel slice.
+        stats: float32 (3, C), the statistics that `x` was normalised by.
+        total: map of the shape of `x`, maybe a channel slice: what is there already.
+        factor: the BatchNorm's weight (C,), or None for ones.
+        shift: its bias (C,), or None for zeros.
+        act: a name of `SLOPES`.
+
+    Returns:
+        `total` plus the gradient of the normalised map times the BatchNorm's factor over its deviation, in the dtype of `total`; float32
+        (2, C), the sums over pixels of the gradient of the normalised map and of its product with that map.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    mean, inverse = (row[:, None, None] for row in stats.to(wide)[:2])
+    normal = (x.to(wide) - mean) * inverse
+    scale, offset = (fill if p is None else p.to(wide)[:, None, None] for p, fill in ((factor, 1.0), (shift, 0.0)))
+    g = F.conv2d(gradient.to(wide), weight.flatten(1).t()[:, :, None, None].to(wide)) * SLOPES[act](normal * scale + offset)
+    return (total.to(wide) + g * (inverse * scale)).to(total.dtype), torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])
+
+
+def supports(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    total: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    act: str = "none",
+) -> str:
+    """Return "" where the kernel takes these arguments, else the reason why not; the weight packed or not."""
+    if total.shape != x.shape or total.dtype not in DTYPES or pixel_stride(total) is None or not reachable(total):
+        return "what is added to is no map of the same shape in channels_last memory that 32-bit indices reach"
+    return pointwise_stats_input_grad.supports(gradient, weight, x, stats, factor, shift, act=act)
+
+
+def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
+    """Return launch parameters, the best guess first: as in `pointwise_stats.tiles`, and the registers that a thread may take.
+
+    Two programs of eight warps fit with 128 registers each; the compiler takes twice as many where nobody stops it.
+    """
+    if x.element_size() == 2:
+        rows, across, deep = (max(16, triton.next_power_of_2(size)) for size in (x.numel() // max(1, x.shape[1]), x.shape[1], len(weight)))
+        wanted = [(64, 64, 64, 8, 2, 2, 128), (128, 32, 32, 8, 3, 2, 128), (64, 64, 64, 8, 2, 1, None), (64, 32, 64, 4, 2, 3, 168)]
+        wanted += [(128, 64, 64, 8, 2, 1, None), (128, 64, 32, 8, 3, 2, 128), (64, 64, 32, 4, 3, 3, 168), (128, 128, 64, 8, 2, 1, None)]
+        sizes = [(min(bm, rows), min(bn, across), min(bk, deep), *rest) for bm, bn, bk, *rest in wanted]
+        keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
+        return [dict(zip(keys, size, strict=True)) for size in dict.fromkeys(sizes)]
+    return [{"registers": None} | config for config in pointwise_stats_input_grad.configs(gradient, weight, x)]
+
+
+def launch(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    total: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    *,
+    act: str = "none",
+    out: tuple[Tensor, Tensor] | None = None,
+    config: dict[str, Any] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run the kernels; arguments as in `reference`, but the weight packed (K, C). The map of `out` may be `total`, or a channel slice."""
+    n, cin, h, w = x.shape
+    to, sums = out or (empty_map(n, cin, h, w, total), torch.empty((2, cin), dtype=torch.float32, device=x.device))
+    if x.numel() == 0:
+        return to, sums.zero_()
+    add(partial_add(gradient, weight, x, stats, total, factor, shift, act, to, config), sums)
+    return to, sums
+
+
+def partial_add(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    total: Tensor,
+    factor: Tensor | None,
+    shift: Tensor | None,
+    act: str,
+    out: Tensor,
+    config: dict[str, Any] | None = None,
+) -> Tensor:
+    """Write the map; return float32 (R, 2, C), the sums of the programs' rows. The kernel behind must be one of ours."""
+    if config is None:
+        tensors = (gradient, weight, x, stats, total, factor, shift)
+        config = chosen(
+            "pointwise_stats_input_add",
+            (*tensors, act),
+            lambda: configs(*tensors),
+            lambda c: launch(*tensors, act=act, config=c),
+        )
+    rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
+    g_step, x_step, total_step, out_step = pixel_stride(gradient) or cout, *(pixel_stride(m) or cin for m in (x, total, out))
+    v, vo = math.gcd(16, cin, x_step, total_step, out_step), math.gcd(16, cout, g_step)
+    across = triton.cdiv(cin, config["BN"])
+    parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
+    partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
+    with followed_by_ours(True):
+        add_kernel[(across, parts)](
+            gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v,
+            total_step // v, out_step // v, ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"],
+            num_warps=config["warps"], num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
+        )  # fmt: skip
+    return partials
+
+
+def cost(gradient: Tensor, weight: Tensor, x: Tensor, stats: Tensor, total: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:
+    """Return (floating-point operations, bytes that must move); the weight packed or not."""
+    flop, moved = pointwise_stats_input_grad.cost(gradient, weight, x)
+    return flop, moved + total.numel() * total.element_size()
+
+
+CASES, LARGE_CASES = pointwise_stats_input_grad.CASES, pointwise_stats_input_grad.LARGE_CASES
+
+
+def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+    """Return the arguments of a case."""
+    total = sliced(case["shape"], case.get("wide", 0), dtype, device, generator)
+    return {**pointwise_stats_input_grad.make(case, dtype, device, generator), "total": total}
+
+
+@torch.library.custom_op("kernelzoo::pointwise_stats_input_add", mutates_args=())
+def pointwise_stats_input_add(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    total: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    act: str = "none",
+) -> list[Tensor]:
+    """Compute `reference` by the kernels where they can run."""
+    tensors = (x, stats, total, factor, shift)
+    if kernels_run(x) and not supports(gradient, weight, *tensors, act=act):
+        return list(launch(gradient, PACK["weight"](weight), *tensors, act=act))
+    added, sums = reference(gradient, weight, *tensors, act=act)
+    return [empty_map(*x.shape, like=total).copy_(added), sums]
+
+
+@pointwise_stats_input_add.register_fake
+def _(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    total: Tensor,
+    factor: Tensor | None = None,
+    shift: Tensor | None = None,
+    act: str = "none",
+) -> list[Tensor]:
+    kind = torch.promote_types(x.dtype, torch.float32)
+    return [empty_map(*x.shape, like=total), x.new_empty((2, x.shape[1]), dtype=kind)]

@@ -1,0 +1,210 @@
+"""Find DenseNet's blocks: layers that each read all that is there so far and append to it, whatever way a network concatenates.
+
+Some networks append to the last concatenation, others concatenate a list anew for every layer. Both are the same here: a value is known
+by the parts that it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import BATCH_NORM, CONV2D, SHARED_BATCH_NORM, activation_of, arguments, pair, plainly
+from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.record import Call, Ref
+from zoo.kernels.training.replay import Chain, Step
+
+_CAT = {"tensors": None, "dim": 0}
+_DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
+_NORMS = ("batch_norm", "shared_batch_norm")
+_CATS = ("cat", "concat", "concatenate")
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer: what it reads, what it appends, its parameters' values, its calls, its numbers, and why no block may have it."""
+
+    reads: int
+    makes: int
+    tensors: tuple[int, ...]
+    indices: tuple[int, ...]
+    options: dict[str, Any]
+    reason: str
+
+
+def dense_blocks(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
+    """Return the chains with those of a dense block put together to one, in the order of their last calls.
+
+    Args:
+        finder: of the recording.
+        found: the chains so far.
+        without: values whose chains stay as they are, and why.
+    """
+    finder.taken = set()
+    layers: dict[int, _Layer] = {}
+    for index, call in enumerate(finder.calls):
+        if call.name in _NORMS and (layer := _layer(finder, index)) is not None:
+            layers[layer.reads] = layer
+    if len(layers) < 2:
+        return found
+    parts, joined = _parts(finder)
+    used: set[int] = set()
+    for layer in layers.values():
+        if layer.reads in used:
+            continue
+        run, have = [layer], (*parts.get(layer.reads, (layer.reads,)), layer.makes)
+        ends = [joined.get(have)]
+        while ends[-1] is not None and ends[-1] in layers:
+            run.append(layers[ends[-1]])
+            have = (*have, run[-1].makes)
+            ends.append(joined.get(have))
+        for count in range(len(run), 1, -1):
+            end = ends[count - 1]
+            if end is not None and (grown := _block(finder, found, run[:count], end, without)) is not None:
+                found = grown
+                used.update(part.reads for part in run[:count])
+                break
+    return sorted(found, key=lambda place: place[1][-1] if place[1] else -1)
+
+
+def _parts(finder: Finder) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], int]]:
+    """Return what concatenations of channels are made of, by their values, and the last one of the same parts."""
+    parts: dict[int, tuple[int, ...]] = {}
+    joined: dict[tuple[int, ...], int] = {}
+    for call in finder.calls:
+        given = arguments(call, _CAT) if call.name in _CATS and plainly(call) else None
+        if given is None or given["dim"] not in (1, -3) or not all(isinstance(part, Ref) for part in given["tensors"]):
+            continue
+        number = int(call.result)
+        parts[number] = tuple(p for part in given["tensors"] for p in parts.get(int(part), (int(part),)))
+        joined[parts[number]] = number
+    return parts, joined
+
+
+def _layer(finder: Finder, index: int) -> _Layer | None:
+    """Return the layer that begins with a BatchNorm, if one does."""
+    first = _norm(finder, index)
+    conv = first and _conv(finder, first["makes"])
+    if not first or not conv or finder.values[conv["kernel"]].shape[2:] != (1, 1):
+        return None
+    after = finder.follower(conv["makes"])
+    second = None if after is None or finder.calls[after].name not in _NORMS else _norm(finder, after)
+    last = second and _conv(finder, second["makes"])
+    if not second or not last or finder.values[last["makes"]].shape[2:] != finder.values[first["reads"]].shape[2:]:
+        return None
+    makes, indices = last["makes"], (*first["indices"], conv["index"], *second["indices"], last["index"])
+    reason = first["reason"] or second["reason"]
+    after = finder.follower(makes)
+    if after is not None and finder.calls[after].name == "dropout" and (given := arguments(finder.calls[after], _DROPOUT)) is not None:
+        makes, indices = int(finder.calls[after].result), (*indices, after)
+        reason = reason or ("dropout between its layers" if given["p"] and given["training"] else "")
+    kinds = {finder.values[number].dtype for number in (first["reads"], conv["makes"], last["makes"], makes)}
+    if len(kinds) > 1 or (conv["padding"], conv["dilation"]) != ((0, 0), (1, 1)):
+        return None
+    tensors = (*first["tensors"], conv["kernel"], *second["tensors"], last["kernel"])
+    options = {"first": first["options"], "second": second["options"], "padding": last["padding"], "dilation": last["dilation"]}
+    return _Layer(first["reads"], makes, tensors, indices, options, reason)
+
+
+def _norm(finder: Finder, index: int) -> dict[str, Any] | None:
+    """Return what a BatchNorm and the activation behind it read, make and compute with."""
+    call = finder.calls[index]
+    shared = call.name == "shared_batch_norm"
+    given = arguments(call, SHARED_BATCH_NORM if shared else BATCH_NORM)
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    if given is None or not plainly(call) or not isinstance(given["momentum"], float):
+        return None
+    x, *tensors = (given[name] for name in names)
+    if not all(isinstance(part, Ref) for part in (x, *tensors)) or len(finder.values[x].shape) != 4:
+        return None
+    after = finder.follower(int(call.result))
+    act = activation_of(finder.calls[after]) if after is not None and plainly(finder.calls[after]) else None
+    if after is None or act not in kernels.ACTIVATIONS:
+        return None
+    reason = "its BatchNorms exchange statistics, which its kernels don't" if shared else ""
+    reason = reason if given["training"] else "a BatchNorm in eval mode amid its layers"
+    options = {"momentum": given["momentum"], "eps": given["eps"], "act": act}
+    return {
+        "reads": int(x), "tensors": tuple(map(int, tensors)), "makes": int(finder.calls[after].result), "indices": (index, after),
+        "options": options, "reason": reason,
+    }  # fmt: skip
+
+
+def _conv(finder: Finder, number: int) -> dict[str, Any] | None:
+    """Return a convolution that alone reads a value, if it keeps the map's size and has neither a bias nor groups."""
+    index = finder.follower(number)
+    if index is None or finder.calls[index].name != "conv2d" or not plainly(finder.calls[index]):
+        return None
+    given = arguments(finder.calls[index], CONV2D)
+    if given is None or given["bias"] is not None or given["groups"] != 1 or isinstance(given["padding"], str):
+        return None
+    if pair(given["stride"]) != (1, 1) or given["input"] != number or not isinstance(given["weight"], Ref):
+        return None
+    makes = int(finder.calls[index].result)
+    window = {"padding": pair(given["padding"]), "dilation": pair(given["dilation"])}
+    return {"index": index, "kernel": int(given["weight"]), "makes": makes, **window}
+
+
+def _block(finder: Finder, found: list[Placed], run: Sequence[_Layer], end: int, without: dict[int, str]) -> list[Placed] | None:
+    """Return the chains with these layers as one, None where somebody would notice or kernels don't take them."""
+    makers = {number: index for index, call in enumerate(finder.calls) for number in call.makes}
+    start = run[0].reads
+    indices = {index for layer in run for index in layer.indices} | {makers[layer.reads] for layer in run[1:]} | {makers[end]}
+    if (begin := makers.get(start)) is not None and _copies(finder, begin, run[0]):
+        indices.add(begin)
+        start = int(finder.calls[begin].args[0][0])
+    order = tuple(sorted(indices))
+    inner = [number for index in order for number in finder.calls[index].makes if number != end]
+    reads = (start, *(number for layer in run for number in layer.tensors))
+    seen = any(not indices.issuperset(finder.readers.get(number, ())) or number in finder.outputs for number in inner)
+    written = any(finder.values[end].memory in call.writes for call in finder.calls)
+    fits = {finder.values[number].dtype for number in (start, end)} == {finder.values[run[0].makes].dtype}
+    if seen or written or not fits or len(set(reads)) < len(reads) or order[-1] != makers[end]:
+        return None
+    if not finder.untouched(reads, order) or not finder.hidden(inner, order[-1]):
+        return None
+    calls = tuple(finder.calls[index] for index in order)
+    layers = tuple(layer.options for layer in run)
+    if kernels.dense_block_refuses(finder.device, *(finder.like(number) for number in reads), layers=layers):
+        return None
+    pieces = _pieces(finder, found, order)
+    if pieces is None:
+        return None
+    chain = Chain("dense block", partial(kernels.dense_block, layers=layers), reads, end, calls, pieces=pieces, whole=True)
+    if reason := without.get(end) or next((layer.reason for layer in run if layer.reason), ""):
+        return [*found, (replace(chain, note=reason), ())]
+    rest = [place for place in found if not _within(place, indices, calls)]
+    chain.row_out = 1 + max([len(finder.values), *(other.row_out for other, _ in rest if other.row_out is not None)])
+    for other, _ in rest:
+        if other.norm and other.reads[0] == end:
+            other.row_in = chain.row_out
+    return [*rest, (chain, order)]
+
+
+def _copies(finder: Finder, index: int, layer: _Layer) -> bool:
+    """Tell whether a call concatenates one map, for a block's first layer alone."""
+    call = finder.calls[index]
+    alone = call.name in _CATS and bool(call.args) and len(call.args[0]) == 1 and finder.readers[layer.reads] == [layer.indices[0]]
+    return alone and finder.values[int(call.args[0][0])].dtype == finder.values[layer.reads].dtype
+
+
+def _within(place: Placed, indices: set[int], calls: Sequence[Call]) -> bool:
+    chain, own = place
+    return indices.issuperset(own) if own else all(call in calls for call in chain.calls)
+
+
+def _pieces(finder: Finder, found: list[Placed], order: Sequence[int]) -> tuple[Step, ...] | None:
+    """Return the chains and calls that a block would be otherwise, None where a chain reaches out of it."""
+    at: dict[int, Step] = {}
+    covered: set[int] = set()
+    for chain, own in found:
+        if chain.note or not set(order) & set(own):
+            continue
+        if not set(order).issuperset(own):
+            return None
+        at[own[-1]] = chain
+        covered.update(own)
+    return tuple(at[index] if index in at else finder.calls[index] for index in order if index in at or index not in covered)
