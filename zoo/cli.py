@@ -18,6 +18,7 @@ import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
 from weights.cache import Cache
 from weights.pinning import admit
+from weights.wording import counted
 from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
 from zoo.console import (
     BuildOption,
@@ -41,6 +42,7 @@ from zoo.preprocess import BadImage
 from zoo.runs import named
 from zoo.search import Entry, model_class, search
 from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
+from zoo_command import say_interrupted
 
 EXIT_CODES = """Exit codes: 0 done; 1 a check failed or the input can't be used; 2 the command was misspelt; 3 a network, checkpoint or file
 of that name is not known; 4 no source could deliver; 130 interrupted."""
@@ -194,7 +196,7 @@ def verify(
             out.print(
                 f"{'[green]ok[/green]     ' if ok else '[red]CHANGED[/red]'} {escape(name)}  [dim]{escape(detail)}[/dim]", soft_wrap=True
             )
-        out.print(f"[dim]{len(results)} files, {sum(not ok for _, ok, _ in results)} changed.[/dim]")
+        out.print(f"[dim]{counted(len(results), 'file')}, {sum(not ok for _, ok, _ in results)} changed.[/dim]")
     if not all(ok for _, ok, _ in results):
         raise typer.Exit(1)
 
@@ -380,9 +382,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = app(args=arguments, prog_name="zoo", standalone_mode=False)
         sys.stdout.flush()
-        return _interrupted() if code == 130 else code if isinstance(code, int) else 0
+        return say_interrupted() if code == 130 else code if isinstance(code, int) else 0
     except (typer.Abort, KeyboardInterrupt):
-        return _interrupted()
+        return say_interrupted()
     except BrokenPipeError:  # `zoo list | head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -410,11 +412,6 @@ class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
         err.print(printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True)
-
-
-def _interrupted() -> int:
-    err.print("interrupted; what was finished or downloaded is kept for next time, nothing is left half-done")
-    return 130
 
 
 def _fail(error: Exception | str, code: int) -> int:
