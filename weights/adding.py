@@ -14,7 +14,7 @@ from weights.install import Converter, get, renew
 from weights.part import disk
 from weights.pinning import frozen_by
 from weights.record import Checkpoint, Preprocessing
-from weights.registry import TAG, adhoc, checkpoints, located, user_folder
+from weights.registry import TAG, adhoc, checkpoints, located, named_folder, user_folder
 
 
 def add(
@@ -82,7 +82,7 @@ def remove(model: str, tag: str) -> Path:
         raise UnknownWeights(f"{model} has no checkpoint {tag!r}. Of your own it has: {own}.")
     mine = [one for one in same if one.rank == 0]
     if not mine:
-        raise BadRecord(f"{same[0]} is not your own: only what is in {user_folder()} can be removed.")
+        raise BadRecord(f"{same[0]} is not your own: only what is in {named_folder()} can be removed.")
     path = mine[0].path
     if len(mine) > 1 or sum(one.path == path for one in located()) > 1:
         raise BadRecord(f"{' and '.join(map(str, mine))} can't be removed alone: delete that table in an editor.")

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from weights.errors import CacheNotWritable, NoSpace
 from weights.part import disk, fresh, newest, sweep
 from weights.regular import read_regular
+from weights.wording import clause
 
 if TYPE_CHECKING:
     from weights.record import Checkpoint
@@ -93,7 +94,12 @@ class Cache:
         else:
             from platformdirs import user_cache_path
 
-            self.root = user_cache_path("kernelzoo", appauthor=False)
+            try:
+                self.root = user_cache_path("kernelzoo", appauthor=False)
+                if not self.root.is_absolute():  # earlier versions leave a "~", and a folder of that name would be made right here
+                    raise RuntimeError(f"{self.root} is no path of a home")
+            except RuntimeError as error:
+                raise CacheNotWritable("this user has no home folder for the cache: set HOME, or ZOO_CACHE to a folder.") from error
         self.partial = self.root / "partial"
         self.quarantined: list[str] = []
 
@@ -229,7 +235,7 @@ class Cache:
 
     def quarantine(self, path: Path, why: str) -> None:
         """Move a damaged file aside, where somebody can look at it; in a cache that can't be written it stays."""
-        line = f"{path} is damaged: {why}"
+        line = f"{path} is damaged: {clause(why)}"
         self.quarantined.append(line)
         aside = self.root / "quarantine" / f"{path.name}.{secrets.token_hex(4)}"
         try:
@@ -238,6 +244,11 @@ class Cache:
             log.warning("%s; moved to %s", line, aside)
         except OSError as error:
             log.warning("%s; it can't be moved away (%s)", line, error)
+
+    def aside(self) -> dict[str, Path]:
+        """Find the damaged files that were moved aside and lie there still, by the hash that was their name."""
+        found = sorted((self.root / "quarantine").glob("*"))
+        return {path.stem: path for path in found if _HASH.fullmatch(path.stem)}
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
