@@ -85,7 +85,9 @@ def adopt(
     if source.positional:
         candidates = [name for name in candidates if hasattr(names.NAMINGS[name], "order")]
         if not candidates:
-            raise ConvertError(f"{source.path} keeps only an order of tensors, and no naming knows which order that is; try --match")
+            raise ConvertError(
+                f"{source.path} keeps only an order of tensors, and no naming knows which order that is; try zoo convert --match"
+            )
     best: Adopted | None = None
     for name in candidates:
         found = (
@@ -287,14 +289,14 @@ def _oriented(stored: Stored, source: Source, convention: Convention | None, spa
         if convention is None and stored.convention == "unknown":
             raise Undecided(
                 f"{source.path} does not say whether {stored.origin} is a kernel of true convolution or of cross-correlation, which have "
-                'the same shape. Say --kernel-convention convolution or correlation (in code kernel_convention="…"), or let '
-                "`zoo convert` decide by evidence: --reference outputs.npz, or --images FOLDER."
+                "the same shape. Say --kernel-convention convolution or correlation to zoo convert or zoo add (in code "
+                'kernel_convention="…"), or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER.'
             )
         if spatial is None and source.spatial == "unknown":
             raise Undecided(
                 f"{source.path} does not say whether the first axis of its kernels is the height or the width of the images. "
-                'Say --spatial hw or wh (in code spatial="…"), or let `zoo convert` decide by evidence: --reference outputs.npz, '
-                "or --images FOLDER."
+                'Say --spatial hw or wh to zoo convert or zoo add (in code spatial="…"), or let zoo convert decide by evidence: '
+                "--reference outputs.npz, or --images FOLDER."
             )
     stored = replace(stored.as_correlation(convention), convention=convention or stored.convention)
     if (spatial or source.spatial) == "wh" and len(stored.shape) == 4:

@@ -29,7 +29,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +207,12 @@ class Cache:
         more: dict[str, Any] = {"commit": commit, "seen": seen, "stamp": stamp, "source_size": source_size}
         more |= ({"by": by} if by else {}) | ({"bundle": str(bundle)} if bundle else {})
         self.write_json(self.root / "refs" / f"{key(source)}.json", _noted(installed) | more)
+
+    def rename(self, installed: Installed, source: str) -> None:
+        """Note another name of where a file came from, since the one that it was installed from is gone."""
+        self.record(source, replace(installed, source=source), None, None, installed.size_bytes)
+        with contextlib.suppress(OSError):
+            (self.root / "refs" / f"{key(installed.source)}.json").unlink()
 
     def derive(self, installed: Installed, version: str) -> None:
         """Note which safetensors was made of a foreign file, and by which version of the converter."""

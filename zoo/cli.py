@@ -20,6 +20,7 @@ from weights.cache import Cache
 from weights.pinning import admit
 from weights.wording import counted
 from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
+from zoo.cli_convert import ConventionOption, FromOption, MatchOption, SpatialOption
 from zoo.console import (
     BuildOption,
     FrozenOption,
@@ -257,7 +258,7 @@ def _print_predictions(found: list[tuple[Path, list[Prediction]]], by: str, shee
 
 @app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help="A .safetensors or .pth file.")],
+    file: Annotated[Path, typer.Argument(help="A weight file of any framework.")],
     model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network that it is for.")],
     tag: Annotated[str, typer.Option(help="The name to give it: trained(MODEL, TAG).")],
     license: Annotated[str | None, typer.Option("--licence", "--license", help="SPDX identifier of the weights' licence.")] = None,
@@ -267,6 +268,10 @@ def add(
     interpolation: Annotated[str | None, typer.Option(help="nearest, bilinear or bicubic.")] = None,
     mean: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.485,0.456,0.406.")] = None,
     std: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.229,0.224,0.225.")] = None,
+    framework: FromOption = "auto",
+    match: MatchOption = False,
+    kernel_convention: ConventionOption = "auto",
+    spatial: SpatialOption = "auto",
     option: BuildOption = None,
     default: Annotated[
         bool | None, typer.Option(help="Whether trained(MODEL) takes it; if left out, only where there is no other.")
@@ -276,11 +281,15 @@ def add(
     """Register a file of your own: checked against the network, copied into the cache, usable by its tag.
 
     What is left out is taken from the record of the same bytes, if there is one, the preprocessing else from the default checkpoint.
+    Another framework's file is converted first, as zoo convert does it; what proves it is printed, and stands in zoo info.
     """
     steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": numbers(mean), "std": numbers(std)}
     facts = {"license": license, "labels": labels, "default": default, "replaces": replace, "preprocessing": steps}
+    facts |= {"framework": framework, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
     cls = model_class(model)
     record = add_file(cls, file, tag, **facts, **build_options(option, cls))
+    if record.provenance != "added by the user":
+        out.print(escape(record.provenance), soft_wrap=True)
     out.print(
         f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model} -w {record.tag}',
         soft_wrap=True,
@@ -395,7 +404,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (WeightsError, ValueError, OSError, FloatingPointError) as error:
         return _fail(error, 1)
     except (RuntimeError, MemoryError) as error:
-        if not (why := out_of_memory_or_gpu(error)):
+        if not (why := out_of_memory_or_gpu(error, _options(sys.argv[1:] if arguments is None else arguments))):
             raise
         return _fail(why, 1)
     except Exception as error:
@@ -404,6 +413,13 @@ def main(arguments: list[str] | None = None) -> int:
             raise
         misspelt.show()
         return misspelt.exit_code
+
+
+def _options(arguments: list[str]) -> set[str]:
+    """List the options of the command that was given."""
+    commands: Any = typer.main.get_command(app)
+    named = next((commands.commands[word] for word in arguments if word in commands.commands), commands)
+    return {option for parameter in named.params for option in parameter.opts}
 
 
 class _Log(logging.Handler):

@@ -59,7 +59,9 @@ def unbundle(
         out.print(f"{one.model} {one.tag}: {'installed' if one.new else 'was here already'}, sha256 {one.sha256}", soft_wrap=True)
         out.print(f"  {escape(one.proof)}", soft_wrap=True)
         if one.converted:
-            whose = "whose signature was verified" if sha256 else "whose word it is: zoo sign and --signature prove who wrote it"
+            whose = (
+                "whose signature was verified" if sha256 else "whose word it is: zoo sign there and zoo unbundle --signature here prove it"
+            )
             out.print(f"  [dim]converted from the published file by the machine that wrote the bundle, {whose}[/dim]", soft_wrap=True)
         if one.registered:
             out.print(f"  registered in {escape(str(one.registered))}", soft_wrap=True)

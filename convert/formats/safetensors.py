@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,14 +110,15 @@ def read(path: Path) -> Source:
 
 
 class _Kept:
-    """An open file whose parts are read when they are asked for."""
+    """An open file whose parts are read when they are asked for; dropped, it is closed."""
 
     def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.close = weakref.finalize(self, os.close, fd)
         self._path = path
-        self._file = path.open("rb", buffering=0)
+        self._file = open(fd, "rb", buffering=0, closefd=False)  # noqa: SIM115
         self._turn = threading.Lock()
-        self.size_bytes = os.fstat(self._file.fileno()).st_size
-        self.close = self._file.close
+        self.size_bytes = os.fstat(fd).st_size
 
     def head(self) -> bytes:
         """Read the length and the header, no more of it than is believed."""
@@ -130,7 +132,7 @@ class _Kept:
 
     def fill(self, memory: memoryview, start: int, name: str) -> None:
         """Read as much as there is room, from `start` of the file."""
-        if self._file.closed:
+        if not self.close.alive:
             raise ConvertError(f"{self._path} is closed; its tensors can't be read any more")
         done = 0
         with self._turn:

@@ -103,7 +103,7 @@ def test_a_head_that_reads_another_width_is_no_head(network: Model, tmp_path: Pa
 def test_a_file_without_its_head_is_hinted_at_and_taken_when_asked(network: Model, tmp_path: Path) -> None:
     state = {n: t for n, t in network.state_dict().items() if not n.startswith("fc.")}
     path = save(state, tmp_path / "a.safetensors")
-    with pytest.raises(WeightsMismatch, match=r"Only its classifier is missing: --headless(.|\n)*num_classes") as caught:
+    with pytest.raises(WeightsMismatch, match=r"Only its classifier is missing: zoo convert --headless(.|\n)*num_classes") as caught:
         open_foreign(path, ResNet20)
     assert caught.value.missing == ["fc.weight", "fc.bias"]
     with (found := open_foreign(path, ResNet20, headless=True)).source:
