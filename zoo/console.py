@@ -62,6 +62,8 @@ def build_options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
         usual = known[name].default
+        if isinstance(found[name], list | dict) or (found[name] is None and usual is not None):
+            raise typer.BadParameter(f"{cls.__name__}'s {name} is a number, true, false or a word, not {value!r}", param_hint="--option")
         kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(usual))
         if kinds is not None and type(found[name]) not in kinds:
             raise typer.BadParameter(

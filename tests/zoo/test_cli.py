@@ -74,6 +74,8 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
         (["list", "--family", "transformer"], 2, "ResNet"),
         (["predict", "x.png", "-o", "activation"], 2, "activation=relu6"),
         (["predict", "x.png", "-o", "colour=3"], 2, "it takes num_classes, in_channels, shortcut"),
+        (["predict", "x.png", "-m", "EfficientNetB0", "-o", "dropout=[1]"], 2, "dropout is a number, true, false or a word, not '[1]'"),
+        (["predict", "x.png", "-o", "norm_eps=null"], 2, "norm_eps is a number, true, false or a word, not 'null'"),
         (["remove", "ResNet20", "cifar10"], 1, "cifar10"),
         (["remove", "ResNet20", "mine"], 3, "mine"),
         (["bench", "--what", "sleep"], 2, "load"),

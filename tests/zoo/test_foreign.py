@@ -153,6 +153,25 @@ def test_trained_is_told_how_the_kernels_lie(network: Model, tmp_path: Path) -> 
     assert not torch.equal(logits(trained(ResNet20, tmp_path / "a.npz", kernel_convention="correlation")), logits(network))
 
 
+@pytest.mark.parametrize("ending", ["npz", "h5"])
+def test_one_file_with_other_options_is_another_network_each_time(network: Model, tmp_path: Path, ending: str) -> None:
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", tmp_path / f"a.{ending}", ResNet20, prove=False)
+    usual = logits(network)
+    for eps in (None, 1e-1, 1e-2, None, 1e-1):
+        options = {} if eps is None else {"norm_eps": eps}
+        found = trained(ResNet20, tmp_path / f"a.{ending}", kernel_convention="correlation", **options)
+        plain = ResNet20(**options)
+        plain.load_state_dict(network.state_dict())
+        assert {module.eps for module in found.modules() if isinstance(module, torch.nn.BatchNorm2d)} == {eps or 1e-5}
+        assert torch.equal(logits(found), logits(plain.eval()))
+        assert torch.equal(logits(found), usual) == (eps is None)
+        assert found.checkpoint is not None
+        assert found.checkpoint.options == options
+    narrow = trained(ResNet20, tmp_path / f"a.{ending}", kernel_convention="correlation", num_classes=3)
+    assert (narrow.num_classes, trained(ResNet20, tmp_path / f"a.{ending}", kernel_convention="correlation").num_classes) == (3, 10)
+
+
 def test_trained_is_told_which_axis_is_the_width(network: Model, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{n: a.swapaxes(2, 3) if a.ndim == 4 else a for n, a in arrays(network).items()})
     made = trained(ResNet20, tmp_path / "a.npz", kernel_convention="correlation", spatial="wh")
