@@ -73,6 +73,11 @@ def test_kernels_know_nothing_of_the_zoo(file: Path) -> None:
         assert not {name for name in imports(file, top_level_only=True) if name.split(".")[0] == "triton"}
 
 
+def test_the_command_begins_with_nothing_but_the_standard_library() -> None:
+    assert imports(Path("zoo_command.py"), top_level_only=True) <= set(sys.stdlib_module_names)
+    assert ours(Path("zoo_command.py")) == {"zoo.cli"}
+
+
 def test_the_base_imports_preprocessing_only_when_called() -> None:
     assert ours(Path("zoo/model.py")) == {"zoo.preprocess"}
     assert ours(Path("zoo/layers.py")) == set()
