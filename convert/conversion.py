@@ -17,6 +17,7 @@ from convert.network import Layer
 from convert.source import Convention, Part, Positional, Source, Stored, in_memory
 from convert.steps import FlattenOrder, Minus, ScaleOutputs, Transpose
 from weights.errors import ConvertError
+from weights.wording import counted
 
 Spatial = Literal["hw", "wh"]
 SHOWN = 10
@@ -270,7 +271,7 @@ def _counted(
             found[mean] = found[mean].then(Minus(_lazy(bias), bias.origin))
             adopted.moved.update(module for module, behind in biased.items() if behind == norm)
     if adopted.moved:
-        adopted.notes.append(f"the biases of {len(adopted.moved)} convolutions went into the BatchNorms behind them")
+        adopted.notes.append(f"the biases of {counted(len(adopted.moved), 'convolution')} went into the BatchNorms behind them")
     _reflatten(adopted, source, layers, spatial)
     return adopted
 
@@ -360,7 +361,7 @@ def _complete(
                 absent.pop(name)
                 adopted.notes.append(f"{name}: the file's layer has none, which is zeros")
     if adopted.moved:
-        adopted.notes.append(f"the biases of {len(adopted.moved)} convolutions went into the BatchNorms behind them")
+        adopted.notes.append(f"the biases of {counted(len(adopted.moved), 'convolution')} went into the BatchNorms behind them")
     report.missing[:] = [(ours, theirs) for ours, theirs in report.missing if ours in absent]
     report.unused[:] = [row for row in report.unused if f"{row.ours}.running_var" not in tensors]
 

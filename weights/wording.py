@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def counted(count: int, noun: str) -> str:
-    """Write a number and what it counts: "1 file", "1,200 files"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Write a number and what it counts: "1 file", "1,200 files"; a `plural` that is not the noun and an s is given."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def clause(sentence: object) -> str:

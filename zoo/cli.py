@@ -109,8 +109,8 @@ def list_models(
         row += [str(c.preprocessing.crop or e.model.input_size) if c else str(e.model.input_size)]
         table.add_row(*row, escape(c.tag) if c else "[dim]none[/dim]", escape(c.license) if c else "")
     out.print(table)
-    noun = "checkpoints" if checkpoints else "networks"
-    out.print(f"[dim]{len(found)} {noun}. An accuracy holds for its images and its preprocessing: zoo info NETWORK.[/dim]")
+    noun = "checkpoint" if checkpoints else "network"
+    out.print(f"[dim]{counted(len(found), noun)}. An accuracy holds for its images and its preprocessing: zoo info NETWORK.[/dim]")
     if not found:
         raise typer.Exit(1)
 
@@ -239,7 +239,7 @@ def predict(
     if as_json:
         print_json([{"image": str(p), "network": called, "predictions": [asdict(x) for x in row]} for p, row in found])
     else:
-        _print_predictions(found, f"{called}, which knows {network.num_classes} classes", sheet if found else None)
+        _print_predictions(found, f"{called}, which knows {counted(network.num_classes, 'class', 'classes')}", sheet if found else None)
     for error in failed:
         _fail(error, 1)
     if failed:

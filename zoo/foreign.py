@@ -24,6 +24,7 @@ from convert.network import Layer, layers
 from convert.source import Convention, Source
 from weights import Checkpoint
 from weights.errors import BadRecord, LimitExceeded, MalformedFile, WeightsMismatch
+from weights.wording import counted
 from zoo.filling import assign
 from zoo.model import Model
 
@@ -216,8 +217,8 @@ def _fractional(found: Foreign) -> Foreign:
     whole = [name for name, stored in tensors.items() if stored.dtype.kind in "iub" and not name.endswith(COUNTER)]
     if whole:
         raise WeightsMismatch(
-            f"{found.source.path} holds whole numbers where {found.model.__name__} computes with fractions, in {len(whole)} tensors: "
-            f"{', '.join(whole[:3])}. Quantised weights are not read; convert the file from before it was quantised."
+            f"{found.source.path} holds whole numbers where {found.model.__name__} computes with fractions, in "
+            f"{counted(len(whole), 'tensor')}: {', '.join(whole[:3])}. Quantised weights are not read; convert the file from before it was quantised."
         )
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -333,6 +334,22 @@ def test_verify_finds_the_damaged_file_moves_it_aside_and_tells_of_it_until_it_i
     assert told == (True, f"sha256 {paths[1].name}; a damaged one was moved to {aside} earlier: look at it, or delete it")
     aside.unlink()
     assert all(ok and "damaged" not in detail for _, ok, detail in weights.verify_all())
+
+
+@pytest.mark.parametrize("how", ["shorter", "other bytes"])
+def test_an_error_made_of_several_ends_each_of_them_once(
+    hub: HubServer, record: Make, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    row = record(hub.file("w", data))
+    path = weights.get(row).path
+    path.chmod(0o644)
+    path.write_bytes(data[:-1] if how == "shorter" else data[:-1] + b"?")
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    with pytest.raises(CorruptCache) as caught:
+        weights.open_weights(row)
+    for said in (str(caught.value), *caplog.messages):
+        assert not re.search(r"\.\s*[.;,]|[;,]\s*\.", said), said
+    assert "is damaged: " in " ".join(caplog.messages)
 
 
 def test_verify_names_the_checkpoint_that_would_replace_a_damaged_file(own_cache: Path) -> None:
