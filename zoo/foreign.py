@@ -218,7 +218,8 @@ def _fractional(found: Foreign) -> Foreign:
     if whole:
         raise WeightsMismatch(
             f"{found.source.path} holds whole numbers where {found.model.__name__} computes with fractions, in "
-            f"{counted(len(whole), 'tensor')}: {', '.join(whole[:3])}. Quantised weights are not read; convert the file from before it was quantised."
+            f"{counted(len(whole), 'tensor')}: {', '.join(whole[:3])}. Quantised weights are not read; convert the file "
+            "from before it was quantised."
         )
     return found
 

@@ -193,7 +193,7 @@ def _tensors(
         s.index for s in sections[1:] if s.index > last and s.kind in ("convolutional", "connected") and not s.number("dontload")
     ]:
         notes.append(
-            f"The numbers end with section {last}; none are left for {counted(len(unreached), 'section')} behind it, from {unreached[0]} on."
+            f"The numbers end with section {last}; none are left for {counted(len(unreached), 'section')} behind, from {unreached[0]} on."
         )
     return tensors
 
