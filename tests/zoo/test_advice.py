@@ -90,12 +90,14 @@ def advice() -> Iterator[tuple[str, str, str]]:
 def wrong(place: str, option: str, text: str) -> str:
     """Say what is wrong with an advice; "" if nothing is."""
     named = NAMED.findall(text)
-    if named:
-        return "" if any(option in OPTIONS[command] for command in named) else f"none of zoo {', zoo '.join(named)} has {option}"
+    if any(option in OPTIONS[command] for command in named):
+        return ""
     file, _, function = place.partition(":")
     rooms = [commands for room, commands in SPEAKS_IN.items() if file == room or file.startswith(f"{room}/")]
     own = tuple(name for name, command in COMMANDS.items() if getattr(command.callback, "__name__", "") == function)
     commands = SPEAKS_IN.get(place) or own or (rooms[0] if rooms else ())
+    if named and not commands:
+        return f"none of zoo {', zoo '.join(named)} has {option}"
     lacking = [command for command in commands if option not in OPTIONS[command]]
     return f"{', '.join(lacking)} lacks {option}" if lacking else "" if commands else f"{option} of which command?"
 
