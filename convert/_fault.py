@@ -47,7 +47,7 @@ OTHER = "other weights"
 MEANING: dict[str, tuple[str, str]] = {
     FLIPPED: (
         "the kernels lie the wrong way round: one side computes the true convolution, the other cross-correlation",
-        "convert again with the other --kernel-convention",
+        "zoo convert again with the other --kernel-convention",
     ),
     TRANSPOSED: ("the kernels have height and width swapped", "the file's first spatial axis is the other one: settle `spatial`"),
     FLATTEN: ("the dense layer reads the flattened map in another order", "reorder its inputs to C, H, W"),

@@ -24,6 +24,8 @@ MAX_SHAPES = 2000
 """Different shapes of a file that keeps only an order; the steps of each kind of layer are listed for each."""
 MAX_DIM = 2**40
 STEPS = {cls.__name__: cls for cls in vars(known_steps).values() if isinstance(cls, type) and issubclass(cls, Step) and cls is not Step}
+CUT = 71
+"""Exit code of a reader whose file was cut short while it was sent."""
 CONVENTIONS = (None, "correlation", "convolution", "unknown")
 
 

@@ -6,6 +6,7 @@ a tensor's bytes may follow. Standard output is kept for that; what a library pr
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import logging
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from convert._confined import confine
-from convert._manifest import described, dtype_name
+from convert._manifest import CUT, described, dtype_name
 from convert.source import Source
 from weights.errors import ConvertError, LimitExceeded
 
@@ -111,4 +112,9 @@ def _answer(answers: BinaryIO, told: dict[str, Any]) -> None:
 
 def _write(answers: BinaryIO, content: memoryview) -> None:
     while content:
-        content = content[answers.write(content) or 0 :]
+        try:
+            content = content[answers.write(content) or 0 :]
+        except OSError as error:
+            if error.errno == errno.EFAULT:  # the kernel finds no page behind what is mapped, and sends no signal for its own reading
+                os._exit(CUT)
+            raise

@@ -16,6 +16,7 @@ from convert import _probe, execute
 from convert.core import Report
 from convert.graph import Graph
 from convert.source import Source
+from weights.wording import counted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -150,7 +151,7 @@ def against_outputs(
         pairs = as_comparable(given, np.asarray(wanted, np.float64))
         said = said or pairs[0][2]
         layers.append(max((_error(name, name, a, b) for a, b, _ in pairs), key=lambda layer: layer.relative))
-    found = _judged("source outputs", layers, tolerance, f"{len(inputs)} images" + (f", {said}" if said else ""))
+    found = _judged("source outputs", layers, tolerance, counted(len(inputs), "image") + (f", {said}" if said else ""))
     if found.proven and len(inputs) > 1 and all(_blind(ours[i], np.asarray(each, np.float64)) for i, each in enumerate(theirs)):
         return Evidence("source outputs", False, None, "the outputs hardly depend on the images, so they prove nothing; give other images")
     return found
@@ -223,7 +224,12 @@ def against_graph(
         chosen = last if end != last and _probe.probabilities(ours) else end
         said = f", logits in front of {last}" if chosen != last else said
         layers.append(_error(chosen, OUTPUT, ours, theirs[chosen]))
-    return _judged("float64 execution", layers, tolerance, f"{len(ordered)} layers and the output on {len(inputs_ours)} images{said}")
+    return _judged(
+        "float64 execution",
+        layers,
+        tolerance,
+        f"{counted(len(ordered), 'layer')} and the output on {counted(len(inputs_ours), 'image')}{said}",
+    )
 
 
 def before_softmax(graph: Graph, name: str) -> str:

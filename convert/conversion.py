@@ -17,6 +17,7 @@ from convert.network import Layer
 from convert.source import Convention, Part, Positional, Source, Stored, in_memory
 from convert.steps import FlattenOrder, Minus, ScaleOutputs, Transpose
 from weights.errors import ConvertError
+from weights.wording import counted
 
 Spatial = Literal["hw", "wh"]
 SHOWN = 10
@@ -85,7 +86,9 @@ def adopt(
     if source.positional:
         candidates = [name for name in candidates if hasattr(names.NAMINGS[name], "order")]
         if not candidates:
-            raise ConvertError(f"{source.path} keeps only an order of tensors, and no naming knows which order that is; try --match")
+            raise ConvertError(
+                f"{source.path} keeps only an order of tensors, and no naming knows which order that is; try zoo convert --match"
+            )
     best: Adopted | None = None
     for name in candidates:
         found = (
@@ -268,7 +271,7 @@ def _counted(
             found[mean] = found[mean].then(Minus(_lazy(bias), bias.origin))
             adopted.moved.update(module for module, behind in biased.items() if behind == norm)
     if adopted.moved:
-        adopted.notes.append(f"the biases of {len(adopted.moved)} convolutions went into the BatchNorms behind them")
+        adopted.notes.append(f"the biases of {counted(len(adopted.moved), 'convolution')} went into the BatchNorms behind them")
     _reflatten(adopted, source, layers, spatial)
     return adopted
 
@@ -287,14 +290,14 @@ def _oriented(stored: Stored, source: Source, convention: Convention | None, spa
         if convention is None and stored.convention == "unknown":
             raise Undecided(
                 f"{source.path} does not say whether {stored.origin} is a kernel of true convolution or of cross-correlation, which have "
-                'the same shape. Say --kernel-convention convolution or correlation (in code kernel_convention="…"), or let '
-                "`zoo convert` decide by evidence: --reference outputs.npz, or --images FOLDER."
+                "the same shape. Say --kernel-convention convolution or correlation to zoo convert or zoo add (in code "
+                'kernel_convention="…"), or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER.'
             )
         if spatial is None and source.spatial == "unknown":
             raise Undecided(
                 f"{source.path} does not say whether the first axis of its kernels is the height or the width of the images. "
-                'Say --spatial hw or wh (in code spatial="…"), or let `zoo convert` decide by evidence: --reference outputs.npz, '
-                "or --images FOLDER."
+                'Say --spatial hw or wh to zoo convert or zoo add (in code spatial="…"), or let zoo convert decide by evidence: '
+                "--reference outputs.npz, or --images FOLDER."
             )
     stored = replace(stored.as_correlation(convention), convention=convention or stored.convention)
     if (spatial or source.spatial) == "wh" and len(stored.shape) == 4:
@@ -358,7 +361,7 @@ def _complete(
                 absent.pop(name)
                 adopted.notes.append(f"{name}: the file's layer has none, which is zeros")
     if adopted.moved:
-        adopted.notes.append(f"the biases of {len(adopted.moved)} convolutions went into the BatchNorms behind them")
+        adopted.notes.append(f"the biases of {counted(len(adopted.moved), 'convolution')} went into the BatchNorms behind them")
     report.missing[:] = [(ours, theirs) for ours, theirs in report.missing if ours in absent]
     report.unused[:] = [row for row in report.unused if f"{row.ours}.running_var" not in tensors]
 

@@ -246,7 +246,7 @@ class _Problem:
         hidden = sum(max(0, len(names) - SHOWN) for names in (ambiguous, missing, left))
         lines += [f"  and {hidden} more"] if hidden else []
         lines.append(
-            "Give the naming with --from, or a file of the same network in a format that carries its graph (Keras, ONNX, Caffe)."
+            "Give zoo convert or zoo add the naming with --from, or a file that carries the same network's graph (Keras, ONNX, Caffe)."
             if ambiguous
             else "Is it this network, with this number of classes? zoo inspect lists what the file has."
         )

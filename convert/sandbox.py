@@ -30,7 +30,7 @@ import numpy as np
 
 import weights.errors as errors
 from convert import formats
-from convert._manifest import believed, dtype_name
+from convert._manifest import CUT, believed, dtype_name
 from convert.formats._guard import check
 from convert.source import Shape, Source
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable
@@ -230,9 +230,9 @@ class _Reader:
             how = f"ended with exit code {code}"
         if not self.ready:
             return self._unavailable(f"it {how} before it was ready")
-        crash = ReaderCrashed(
-            f"the reader of {self.path} {how}: the file is damaged or hostile. Nothing was kept of it. Fetch it again, from who made it."
-        )
+        cut = code in (CUT, -getattr(signal, "SIGBUS", 0))
+        why = "the file was cut short while it was read" if cut else "the file is damaged or hostile"
+        crash = ReaderCrashed(f"the reader of {self.path} {how}: {why}. Nothing was kept of it. Fetch it again, from who made it.")
         crash.path, crash.limit = str(self.path), limit
         crash.signal = _signal_name(-code) if code is not None and code < 0 else None
         return crash

@@ -12,5 +12,6 @@ def write_section(page: Path, name: str, text: str) -> None:
     old = page.read_text(encoding="utf-8") if page.exists() else f"{HEAD}\n"
     begin, end = (f"<!-- faults-{name.partition(' ')[0].lower()} {edge} -->" for edge in ("begin", "end"))
     before, found, rest = old.partition(begin)
-    after = rest.partition(end)[2] if found else ""
-    page.write_text(f"{before.rstrip()}\n\n{begin}\n## {name}\n\n{text.rstrip()}\n{end}\n{after}", encoding="utf-8")
+    after = rest.partition(end)[2].strip("\n") if found else ""
+    sections = [before.rstrip(), f"{begin}\n## {name}\n\n{text.rstrip()}\n{end}", after]
+    page.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")

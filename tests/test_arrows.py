@@ -56,7 +56,7 @@ def test_weights_know_nothing_of_networks_or_torch(file: Path) -> None:
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "convert"], ids=str)
 def test_convert_knows_no_network_and_imports_frameworks_only_when_called(file: Path) -> None:
-    assert {name for name in ours(file) if not name.startswith(("convert", "weights.errors"))} == set()
+    assert {name for name in ours(file) if not name.startswith(("convert", "weights.errors", "weights.wording"))} == set()
     allowed = set(sys.stdlib_module_names) | {"numpy", "ml_dtypes", "convert", "weights"}
     assert {name.split(".")[0] for name in imports(file, top_level_only=True)} <= allowed
 
@@ -71,6 +71,11 @@ def test_kernels_know_nothing_of_the_zoo(file: Path) -> None:
     assert {name for name in ours(file) if not name.startswith("zoo.kernels")} == set()
     if file.parts[2] != "ops":  # Triton exists on Linux only, and takes a second to import
         assert not {name for name in imports(file, top_level_only=True) if name.split(".")[0] == "triton"}
+
+
+def test_the_command_begins_with_nothing_but_the_standard_library() -> None:
+    assert imports(Path("zoo_command.py"), top_level_only=True) <= set(sys.stdlib_module_names)
+    assert ours(Path("zoo_command.py")) == {"zoo.cli"}
 
 
 def test_the_base_imports_preprocessing_only_when_called() -> None:

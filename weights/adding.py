@@ -9,16 +9,24 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from weights.cache import Cache
 from weights.errors import BadRecord, NotLocked, UnknownWeights
 from weights.install import Converter, get, renew
 from weights.part import disk
 from weights.pinning import frozen_by
 from weights.record import Checkpoint, Preprocessing
-from weights.registry import TAG, adhoc, checkpoints, located, user_folder
+from weights.registry import TAG, adhoc, checkpoints, located, named_folder, user_folder
 
 
 def add(
-    file: str | Path, model: str, tag: str, *, to_safetensors: Converter | None = None, replaces: bool = False, **facts: Any
+    file: str | Path,
+    model: str,
+    tag: str,
+    *,
+    to_safetensors: Converter | None = None,
+    replaces: bool = False,
+    origin: Path | None = None,
+    **facts: Any,
 ) -> Checkpoint:
     """Install a file of the user's own and write its record, so that `find(model, tag)` knows it from now on.
 
@@ -28,6 +36,7 @@ def add(
         tag: the checkpoint's name among the variant's.
         to_safetensors: converts it, as for `get`, if it is not safetensors.
         replaces: whether an existing record of the user's own with this name may go; one that ships may not.
+        origin: what `file` was made of, if `file` itself won't stay; the record then names this.
         **facts: fields of `Checkpoint`, as for `adhoc`, `num_classes` among them; `default` is true if no other checkpoint of the
             model is the default, and may be set although one that ships is.
 
@@ -56,6 +65,9 @@ def add(
         raise NotLocked(f"{file} is not added: its bytes are in no lock, and {switch} admits nothing new. Add it once without.")
     installed = (renew if local else get)(row, to_safetensors=to_safetensors)
     row = replace(row, sha256=installed.source_sha256)
+    if origin is not None:
+        row = replace(row, sources=(origin.expanduser().absolute().as_uri(),))
+        Cache().rename(installed, row.sources[0])
     with disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
@@ -82,7 +94,7 @@ def remove(model: str, tag: str) -> Path:
         raise UnknownWeights(f"{model} has no checkpoint {tag!r}. Of your own it has: {own}.")
     mine = [one for one in same if one.rank == 0]
     if not mine:
-        raise BadRecord(f"{same[0]} is not your own: only what is in {user_folder()} can be removed.")
+        raise BadRecord(f"{same[0]} is not your own: only what is in {named_folder()} can be removed.")
     path = mine[0].path
     if len(mine) > 1 or sum(one.path == path for one in located()) > 1:
         raise BadRecord(f"{' and '.join(map(str, mine))} can't be removed alone: delete that table in an editor.")

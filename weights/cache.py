@@ -29,13 +29,14 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weights.errors import CacheNotWritable, NoSpace
 from weights.part import disk, fresh, newest, sweep
 from weights.regular import read_regular
+from weights.wording import clause
 
 if TYPE_CHECKING:
     from weights.record import Checkpoint
@@ -93,7 +94,12 @@ class Cache:
         else:
             from platformdirs import user_cache_path
 
-            self.root = user_cache_path("kernelzoo", appauthor=False)
+            try:
+                self.root = user_cache_path("kernelzoo", appauthor=False)
+                if not self.root.is_absolute():  # earlier versions leave a "~", and a folder of that name would be made right here
+                    raise RuntimeError(f"{self.root} is no path of a home")
+            except RuntimeError as error:
+                raise CacheNotWritable("this user has no home folder for the cache: set HOME, or ZOO_CACHE to a folder.") from error
         self.partial = self.root / "partial"
         self.quarantined: list[str] = []
 
@@ -202,6 +208,12 @@ class Cache:
         more |= ({"by": by} if by else {}) | ({"bundle": str(bundle)} if bundle else {})
         self.write_json(self.root / "refs" / f"{key(source)}.json", _noted(installed) | more)
 
+    def rename(self, installed: Installed, source: str) -> None:
+        """Note another name of where a file came from, since the one that it was installed from is gone."""
+        self.record(source, replace(installed, source=source), None, None, installed.size_bytes)
+        with contextlib.suppress(OSError):
+            (self.root / "refs" / f"{key(installed.source)}.json").unlink()
+
     def derive(self, installed: Installed, version: str) -> None:
         """Note which safetensors was made of a foreign file, and by which version of the converter."""
         self.write_json(self.root / "derived" / f"{installed.source_sha256}.{version}.json", _noted(installed))
@@ -229,7 +241,7 @@ class Cache:
 
     def quarantine(self, path: Path, why: str) -> None:
         """Move a damaged file aside, where somebody can look at it; in a cache that can't be written it stays."""
-        line = f"{path} is damaged: {why}"
+        line = f"{path} is damaged: {clause(why)}"
         self.quarantined.append(line)
         aside = self.root / "quarantine" / f"{path.name}.{secrets.token_hex(4)}"
         try:
@@ -238,6 +250,11 @@ class Cache:
             log.warning("%s; moved to %s", line, aside)
         except OSError as error:
             log.warning("%s; it can't be moved away (%s)", line, error)
+
+    def aside(self) -> dict[str, Path]:
+        """Find the damaged files that were moved aside and lie there still, by the hash that was their name."""
+        found = sorted((self.root / "quarantine").glob("*"))
+        return {path.stem: path for path in found if _HASH.fullmatch(path.stem)}
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ from weights.errors import BadLock, CacheNotWritable
 from weights.lock import Lock, project_lock
 from weights.part import lives, owned
 from weights.registry import SHIPPED, located
+from weights.wording import clause
 
 log = logging.getLogger("weights")
 KEEP_DAYS = 30.0
@@ -143,7 +144,7 @@ def _hashes(lock: Path) -> set[str]:
     try:
         return {entry.sha256 for entry in Lock.read(lock).entries.values() if entry.sha256}
     except (OSError, BadLock) as error:
-        raise BadLock(f"{lock} can't be read ({error}), so nobody knows what it names. Nothing was removed.") from error
+        raise BadLock(f"{lock} can't be read ({clause(error)}), so nobody knows what it names. Nothing was removed.") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from weights import patience as limits
 from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
 from weights.patience import Again, check_status, patiently
 from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, local_path, transport_error
+from weights.wording import clause
 
 if TYPE_CHECKING:
     import ssl
@@ -116,7 +117,7 @@ def _prove(remote: Remote, part: Part, expected: Expected) -> None:
 def changed_upstream(source: str, expected: Expected, found: str | None, why: str = "") -> ChangedUpstream:
     """Make the error of a source that serves other bytes than it did at first; its message has both hashes and what to do."""
     todo = f"Nothing was installed; what was installed before still loads. If you trust the new bytes: zoo lock --update {expected.name}"
-    now = f"got {found}" if found else f"and {why.rstrip('.')}"
+    now = f"got {found}" if found else f"and {clause(why)}"
     error = ChangedUpstream(f"{source}: {expected.by} says sha256 {expected.installed}, {now}. {todo}")
     error.pinned, error.found = expected.installed or "", found
     return error

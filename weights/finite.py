@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weights.errors import MalformedFile, NonFinite
 from weights.part import disk
+from weights.wording import clause
 
 CHUNK = 1 << 20
 MASKS = {
@@ -67,4 +68,4 @@ def check_file(path: Path, place: str) -> None:
         except NonFinite:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise MalformedFile(f"{place} is no safetensors file: {error}.") from error
+            raise MalformedFile(f"{place} is no safetensors file: {clause(error)}.") from error

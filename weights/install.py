@@ -28,7 +28,7 @@ from weights.pinning import Pin, admit, check_fingerprint, frozen_by, hearsay, k
 from weights.places import ELSEWHERE, public
 from weights.reading import hashes, load
 from weights.record import Checkpoint
-from weights.registry import checkpoints
+from weights.registry import checkpoints, recognise
 from weights.sources import local_path
 
 log = logging.getLogger("weights")
@@ -157,12 +157,18 @@ def verify(what: Installed | Checkpoint) -> tuple[str, bool, str]:
     name = _title(what) if isinstance(what, Checkpoint) else what.source
     installed = cache.lookup(what) if isinstance(what, Checkpoint) else what
     if installed is None:
-        return name, not cache.quarantined, "; ".join(cache.quarantined) or "not installed"
+        aside = cache.aside() if isinstance(what, Checkpoint) else {}
+        gave = (cache.ref(source) for source in what.sources) if isinstance(what, Checkpoint) else ()
+        lost = next((_lost(aside[ref["sha256"]], ref["source_sha256"]) for ref in gave if ref and ref["sha256"] in aside), "")
+        return name, not cache.quarantined and not lost, "; ".join(cache.quarantined) or lost or "not installed"
     return _rehash(cache, name, installed.path, installed.sha256)
 
 
 def verify_all() -> list[tuple[str, bool, str]]:
     """Re-hash everything in the cache, and the checkpoints that ship with the package, with SHA-256.
+
+    Damage that an earlier call or a load found is told again as long as the damaged file lies in quarantine: where its place is still
+    empty as something that is wrong, else as a note.
 
     Returns:
         For each file what `verify` returns, sorted by name.
@@ -172,12 +178,33 @@ def verify_all() -> list[tuple[str, bool, str]]:
     """
     cache = Cache()
     cache.check_folder()
-    refs = map(read_json, sorted((cache.root / "refs").glob("*.json")))
-    names = {ref.get("sha256"): ref.get("source") for ref in refs if ref}
-    files = [(str(names.get(path.name) or path.name), path, path.name) for path in (cache.root / "blobs" / "sha256").glob("*/*")]
+    refs = [ref for path in sorted((cache.root / "refs").glob("*.json")) if (ref := read_json(path))]
+    names = {str(ref.get("sha256")): str(ref.get("source")) for ref in refs}
+    aside = cache.aside()
+    files = [(names.get(path.name, path.name), path, path.name) for path in (cache.root / "blobs" / "sha256").glob("*/*")]
     shipped = (row for row in checkpoints() if row.sources[0].startswith("package:"))
     files += [(_title(row), found.path, found.sha256) for row in shipped if (found := cache.lookup(row))]
-    return [_rehash(cache, *file) for file in sorted(files)]
+    results = []
+    for name, path, sha256 in files:
+        name, ok, detail = _rehash(cache, name, path, sha256)
+        if before := aside.pop(sha256, None):
+            detail = f"{detail}; a damaged one was moved to {before} earlier: look at it, or delete it"
+        results.append((name, ok, detail))
+    sources = {str(ref.get("sha256")): str(ref.get("source_sha256")) for ref in refs}
+    for sha256, path in aside.items():
+        results.append((names.get(sha256, sha256), False, _lost(path, sources.get(sha256, sha256))))
+    return sorted(results)
+
+
+def _lost(aside: Path, source_sha256: str) -> str:
+    """Say of a file that was moved aside and not replaced how it comes back."""
+    row = recognise(source_sha256)
+    again = "load it once more from where it came"
+    if row is not None and row.sources[0].startswith("file:"):
+        again = f"zoo add it again, as {_title(row)}"
+    elif row is not None:
+        again = f"zoo pull {row.model} --weights {row.tag} fetches it again"
+    return f"it was damaged, was moved aside earlier, and is missing since: {again}; or delete {aside}"
 
 
 def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool, str]:

@@ -1,8 +1,9 @@
 """A mirror: static files that any web server, bucket or folder can hold, named as ZOO_MIRROR asks for them.
 
-    index.json      what is here: names, sizes, hashes, of which checkpoints
+    index.json      what is here: names, sizes, hashes, of which checkpoints; and what should be here and is missing
     <64 hex>        a file whose full SHA-256 is recorded, or was seen
     <name>          one of which only the first digits are: as its source's path ends, resnet50-11ad3fa6.pth
+    .damaged.<name> one that changed, moved aside to be looked at; the index lists it as missing
 
 They are the publisher's own bytes, .pth among them, since only those can be compared with the recorded hash. Nothing here opens them.
 """
@@ -13,7 +14,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 from weights.archive import atomic
 from weights.cache import Cache
 from weights.delivery import Delivery
-from weights.errors import BadRecord, CorruptCache
+from weights.errors import BadRecord, CorruptCache, UnknownWeights
 from weights.part import Part, disk, sweep
 from weights.pinning import Pin, admit, hearsay, remember_served
 from weights.reading import hashes
@@ -30,6 +31,8 @@ from weights.record import Checkpoint
 from weights.sources import Remote
 
 INDEX = "index.json"
+ASIDE = ".damaged."
+"""What is put before the name of a file that changed, when it is moved aside."""
 VERSION = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}")
 
@@ -57,37 +60,61 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a call of `mirror` found and did: all files now, the names of new ones, and of those that had changed and were moved aside."""
+    """What a call of `mirror` found and did.
+
+    Attributes:
+        files: all that are here now, and proven.
+        new: names of those that this call fetched.
+        damaged: names of those that this call found changed, and moved aside.
+        missing: what should be here and is not, this call's damaged ones and those of earlier calls.
+        aside: names of files that this call or an earlier one moved aside and that lie there still, as ``.damaged.<name>``.
+    """
 
     files: tuple[Mirrored, ...]
     new: tuple[str, ...]
     damaged: tuple[str, ...]
+    missing: tuple[Mirrored, ...]
+    aside: tuple[str, ...]
 
 
-def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = True) -> Report:
+def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = True, forget: bool = False) -> Report:
     """Verify a mirror's files and add those of further checkpoints.
 
+    A file that changed is moved aside, and stays in the index as missing until it is fetched again, lies there again, or is given up.
+
     Args:
-        folder: made if it is missing.
+        folder: made if it is missing and `rows` are to be added.
         rows: records of the registry; none only verifies.
         progress: whether bars may be shown, on a terminal.
+        forget: give up what earlier calls found damaged or missing, and delete what they moved aside.
 
     Raises:
+        UnknownWeights: there is no mirror to verify at `folder`.
         BadRecord: the folder has files under that name that are not a mirror's, or others than a record or a lock names.
         NotLocked: a file has no full hash in a record or a lock, and ZOO_FROZEN is set. What is admitted for the first time is pinned.
         WeightsError: a file could not be had; what was finished before stays, and is in the index.
     """
     folder = Path(folder).expanduser().absolute()
+    if not rows:
+        _check_there(folder)
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files, damaged, new = {}, [], []
-    for one in index(folder):
+    known, lost = _index(folder)
+    if forget:
+        lost = []
+        with disk(folder):
+            for path in folder.glob(f"{ASIDE}*"):
+                path.unlink()
+    files, missing, damaged, new = {}, {}, [], []
+    for one in [*known, *lost]:
         if _proven(folder / one.name, one):
             files[one.name] = one
-        else:
+            continue
+        missing[one.name] = one
+        if one in known and os.path.lexists(folder / one.name):
             damaged.append(one.name)
             with contextlib.suppress(OSError):
-                (folder / one.name).rename(folder / f".damaged.{one.name}")
+                (folder / one.name).rename(folder / f"{ASIDE}{one.name}")
     try:
         for row in rows:
             title, name = f"{row.model}:{row.tag}", _name(row)
@@ -96,45 +123,73 @@ def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = T
             if there is None:
                 there = _fetched(folder, row, held, pin, files, progress)
                 new += [] if there.name in files else [there.name]
+                before = missing.pop(there.name, there)
+                if before.sha256 == there.sha256:
+                    there = replace(there, weights=tuple(sorted({*there.weights, *before.weights})))
             elif not there.sha256.startswith(wanted := held.sha256 or held.sha256_prefix or ""):
                 what = f"{folder / there.name} is of {', '.join(there.weights)} and has sha256 {there.sha256}"
                 raise BadRecord(f"{what}; {title} needs {wanted}{f', as {pin.path} says' if pin else ''}. Move the file away.")
-            files[there.name] = replace(there, weights=tuple(sorted({*files.get(there.name, there).weights, title})))
+            files[there.name] = replace(there, weights=tuple(sorted({*files.get(there.name, there).weights, *there.weights, title})))
     finally:
-        _write(folder, files.values())
-    return Report(tuple(sorted(files.values(), key=lambda one: one.name)), tuple(new), tuple(damaged))
+        _write(folder, files.values(), missing.values())
+    aside = sorted(path.name.removeprefix(ASIDE) for path in folder.glob(f"{ASIDE}*"))
+    return Report(_ordered(files.values()), tuple(new), tuple(damaged), _ordered(missing.values()), tuple(aside))
+
+
+def _check_there(folder: Path) -> None:
+    """See that there is something to verify: a folder that is spelt wrong has nothing that could be wrong."""
+    if not (folder / INDEX).exists():
+        what = f"there is nothing at {folder}" if not folder.exists() else f"{folder} is no mirror, it has no {INDEX}"
+        raise UnknownWeights(f"{what}, so there is nothing to verify: zoo mirror {folder} MODEL... makes one.")
 
 
 def index(folder: Path) -> list[Mirrored]:
-    """Read a mirror's index; nothing where there is none.
+    """Read which files a mirror has; none where there is no index.
 
     Raises:
         BadRecord: it is no index.
     """
+    return _index(folder)[0]
+
+
+def _index(folder: Path) -> tuple[list[Mirrored], list[Mirrored]]:
+    """Read which files a mirror has, and which it should have and has not."""
     try:
         facts = json.loads((folder / INDEX).read_bytes())
         if facts["kernelzoo_mirror"] != VERSION:
             raise ValueError(f"its layout is {facts['kernelzoo_mirror']!r}, this version writes {VERSION}")
-        files = [Mirrored(**{**one, "weights": tuple(one["weights"])}) for one in facts["files"]]
-        for one in files:
-            if not all(isinstance(title, str) for title in one.weights):
-                raise ValueError(f"the weights of {one.name!r} are names, got {one.weights!r}")
-            if not NAME.fullmatch(one.name) or one.name == INDEX or not re.fullmatch(r"[0-9a-f]{64}", one.sha256) or not one.size > 0:
-                raise ValueError(f"{one.name!r} is no file of a mirror")
+        return [_mirrored(one) for one in facts["files"]], [_mirrored(one) for one in facts.get("missing", [])]
     except FileNotFoundError:
-        return []
+        return [], []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadRecord(
             f"{folder / INDEX} is no index of a mirror ({type(error).__name__}: {error}): delete it, or name another folder."
         ) from error
-    return files
 
 
-def _write(folder: Path, files: Any) -> None:
-    ordered = sorted(files, key=lambda one: one.name)
-    facts = {"kernelzoo_mirror": VERSION, "files": [asdict(one) for one in ordered]}
+def _mirrored(facts: Any) -> Mirrored:
+    one = Mirrored(**{**facts, "weights": tuple(facts["weights"])})
+    if not all(isinstance(title, str) for title in one.weights):
+        raise ValueError(f"the weights of {one.name!r} are names, got {one.weights!r}")
+    if not NAME.fullmatch(one.name) or one.name == INDEX or not re.fullmatch(r"[0-9a-f]{64}", one.sha256) or not one.size > 0:
+        raise ValueError(f"{one.name!r} is no file of a mirror")
+    return one
+
+
+def _ordered(files: Iterable[Mirrored]) -> tuple[Mirrored, ...]:
+    return tuple(sorted(files, key=lambda one: one.name))
+
+
+def _write(folder: Path, files: Iterable[Mirrored], missing: Iterable[Mirrored]) -> None:
+    facts: dict[str, Any] = {"kernelzoo_mirror": VERSION, "files": [asdict(one) for one in _ordered(files)]}
+    if lost := [asdict(one) for one in _ordered(missing)]:
+        facts["missing"] = lost
+    text = json.dumps(facts, indent=1).encode() + b"\n"
+    with contextlib.suppress(OSError):
+        if (folder / INDEX).read_bytes() == text:  # so that a mirror that can't be written can be verified
+            return
     with atomic(folder / INDEX) as file:
-        file.write(json.dumps(facts, indent=1).encode() + b"\n")
+        file.write(text)
     with contextlib.suppress(OSError):
         (folder / INDEX).chmod(0o644)
 

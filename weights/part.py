@@ -41,10 +41,27 @@ def disk(folder: Path) -> Iterator[None]:
     except WeightsError:
         raise
     except OSError as error:
+        switch, place = _switch(folder)
         if error.errno in FULL:
-            free = "free some, or set ZOO_CACHE to a folder on another disk"
-            raise NoSpace(f"the disk of {folder} is full ({error.strerror}): {free}. Nothing half-written was installed.") from error
-        raise CacheNotWritable(f"{folder} can't be written ({error}): set ZOO_CACHE to a folder that can.") from error
+            free = f"free some, or {switch} on another disk"
+            raise NoSpace(f"the disk of {place} is full ({error.strerror}): {free}. Nothing half-written was installed.") from error
+        if place != folder:
+            raise CacheNotWritable(f"{place} can't be entered, so nothing of your own is kept there: {switch}.") from error
+        raise CacheNotWritable(f"{place} can't be written ({error}): {switch} that can.") from error
+
+
+def _switch(folder: Path) -> tuple[str, Path]:
+    """Say what to set so that another folder is written, and how this one is really called."""
+    from weights.registry import NOWHERE, named_folder
+
+    own = named_folder()
+    if NOWHERE.parent in (folder, *folder.parents):
+        return "set HOME, or ZOO_USER_REGISTRY to a folder", own
+    if own in (folder, *folder.parents):
+        return "set ZOO_USER_REGISTRY to a folder", folder
+    from weights.cache import Cache
+
+    return ("set ZOO_CACHE to a folder" if Cache().root in (folder, *folder.parents) else "name a folder"), folder
 
 
 def fresh(folder: Path, key: str, kind: str) -> Path:

@@ -149,20 +149,42 @@ def adhoc(model: str, source: str, **facts: Any) -> Checkpoint:
 
 
 def user_folder() -> Path:
-    """The folder that `zoo add` writes to: ZOO_USER_REGISTRY, else `kernelzoo/registry` beside the user's other configuration."""
-    if named := os.environ.get("ZOO_USER_REGISTRY"):
-        return Path(named).expanduser().absolute()
-    from platformdirs import user_config_path
-
-    folder = user_config_path("kernelzoo", appauthor=False) / "registry"
+    """The folder that `zoo add` writes to, see `named_folder`; one that can't exist where the user has no home that can be entered."""
+    folder = named_folder()
+    if os.environ.get("ZOO_USER_REGISTRY"):
+        return folder
     try:
         folder.stat()
-    except PermissionError:  # HOME is another user's, as in a container that runs as `--user 1000`
+    except (PermissionError, NotADirectoryError):  # HOME is another user's, as in a container that runs as `--user 1000`, or no folder
         _warn_of_home(folder)
         return NOWHERE
     except OSError:
         pass
-    return folder
+    if folder.is_absolute():
+        return folder
+    _warn_of_home(folder)  # a "~" that nobody could resolve
+    return NOWHERE
+
+
+def named_folder() -> Path:
+    """Name the folder for the user's own records, whether it can be entered or not: ZOO_USER_REGISTRY, else `kernelzoo/registry`
+    beside the user's other configuration.
+    """
+    if named := os.environ.get("ZOO_USER_REGISTRY"):
+        return _expanded("ZOO_USER_REGISTRY", named)
+    from platformdirs import user_config_path
+
+    try:
+        return user_config_path("kernelzoo", appauthor=False) / "registry"
+    except RuntimeError:  # this user has no home at all
+        return Path("~", ".config", "kernelzoo", "registry")
+
+
+def _expanded(variable: str, named: str) -> Path:
+    try:
+        return Path(named).expanduser().absolute()
+    except RuntimeError as error:
+        raise BadRecord(f"{variable} names {named}, and there is no such home: set it to a folder.") from error
 
 
 @lru_cache(maxsize=1)
@@ -177,7 +199,7 @@ _SCHEME = re.compile(r"(?:[a-z][a-z0-9+.-]*://|package:)", re.IGNORECASE)
 def _folders() -> Iterator[tuple[Path, int]]:
     """List the folders in the order of their records, each with the rank of its defaults."""
     own = user_folder()
-    named = [Path(folder).expanduser().absolute() for folder in os.environ.get("ZOO_REGISTRY", "").split(os.pathsep) if folder]
+    named = [_expanded("ZOO_REGISTRY", folder) for folder in os.environ.get("ZOO_REGISTRY", "").split(os.pathsep) if folder]
     named = [folder for folder in dict.fromkeys(named) if folder != own]
     yield SHIPPED, len(named) + 1
     for rank, folder in enumerate(named, 1):

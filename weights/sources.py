@@ -16,6 +16,7 @@ from weights import patience as limits
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
 from weights.patience import Again, check_status, proxies, within
 from weights.places import ELSEWHERE
+from weights.wording import clause
 
 if TYPE_CHECKING:
     from weights.record import Checkpoint
@@ -168,7 +169,7 @@ def transport_error(error: Exception, source: str) -> Exception:
     """Turn what httpx2 raises into one of ours, or into `Again`."""
     import httpx2
 
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {clause(error)}"
     if any(sign in text for sign in _TLS):
         return InsecureSource(f"{source}: the server can't prove who it is ({error}). Check the clock, the proxy and the certificates.")
     if isinstance(error, httpx2.UnsupportedProtocol):

@@ -4,7 +4,14 @@
 This module is the catalogue: one class line per published variant, with its published parameter count.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+if getattr(sys, "argv", [])[:1] == ["-m"]:  # `python -m zoo` imports this package first: Ctrl-C needs its answer before torch comes
+    import zoo_command
+
+    if zoo_command.is_module_run():
+        zoo_command.answer_at_once()
 
 from weights import NoPretrainedWeights as NoPretrainedWeights, WeightsError as WeightsError, WeightsMismatch as WeightsMismatch
 from zoo import alexnet, googlenet, inception, mobilenet, xception

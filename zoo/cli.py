@@ -18,7 +18,9 @@ import weights
 from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
 from weights.cache import Cache
 from weights.pinning import admit
+from weights.wording import counted
 from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
+from zoo.cli_convert import ConventionOption, FromOption, MatchOption, SpatialOption
 from zoo.console import (
     BuildOption,
     FrozenOption,
@@ -41,6 +43,7 @@ from zoo.preprocess import BadImage
 from zoo.runs import named
 from zoo.search import Entry, model_class, search
 from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
+from zoo_command import say_interrupted
 
 EXIT_CODES = """Exit codes: 0 done; 1 a check failed or the input can't be used; 2 the command was misspelt; 3 a network, checkpoint or file
 of that name is not known; 4 no source could deliver; 130 interrupted."""
@@ -106,8 +109,8 @@ def list_models(
         row += [str(c.preprocessing.crop or e.model.input_size) if c else str(e.model.input_size)]
         table.add_row(*row, escape(c.tag) if c else "[dim]none[/dim]", escape(c.license) if c else "")
     out.print(table)
-    noun = "checkpoints" if checkpoints else "networks"
-    out.print(f"[dim]{len(found)} {noun}. An accuracy holds for its images and its preprocessing: zoo info NETWORK.[/dim]")
+    noun = "checkpoint" if checkpoints else "network"
+    out.print(f"[dim]{counted(len(found), noun)}. An accuracy holds for its images and its preprocessing: zoo info NETWORK.[/dim]")
     if not found:
         raise typer.Exit(1)
 
@@ -194,7 +197,7 @@ def verify(
             out.print(
                 f"{'[green]ok[/green]     ' if ok else '[red]CHANGED[/red]'} {escape(name)}  [dim]{escape(detail)}[/dim]", soft_wrap=True
             )
-        out.print(f"[dim]{len(results)} files, {sum(not ok for _, ok, _ in results)} changed.[/dim]")
+        out.print(f"[dim]{counted(len(results), 'file')}, {sum(not ok for _, ok, _ in results)} changed.[/dim]")
     if not all(ok for _, ok, _ in results):
         raise typer.Exit(1)
 
@@ -236,7 +239,7 @@ def predict(
     if as_json:
         print_json([{"image": str(p), "network": called, "predictions": [asdict(x) for x in row]} for p, row in found])
     else:
-        _print_predictions(found, f"{called}, which knows {network.num_classes} classes", sheet if found else None)
+        _print_predictions(found, f"{called}, which knows {counted(network.num_classes, 'class', 'classes')}", sheet if found else None)
     for error in failed:
         _fail(error, 1)
     if failed:
@@ -255,7 +258,7 @@ def _print_predictions(found: list[tuple[Path, list[Prediction]]], by: str, shee
 
 @app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help="A .safetensors or .pth file.")],
+    file: Annotated[Path, typer.Argument(help="A weight file of any framework.")],
     model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network that it is for.")],
     tag: Annotated[str, typer.Option(help="The name to give it: trained(MODEL, TAG).")],
     license: Annotated[str | None, typer.Option("--licence", "--license", help="SPDX identifier of the weights' licence.")] = None,
@@ -265,6 +268,10 @@ def add(
     interpolation: Annotated[str | None, typer.Option(help="nearest, bilinear or bicubic.")] = None,
     mean: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.485,0.456,0.406.")] = None,
     std: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.229,0.224,0.225.")] = None,
+    framework: FromOption = "auto",
+    match: MatchOption = False,
+    kernel_convention: ConventionOption = "auto",
+    spatial: SpatialOption = "auto",
     option: BuildOption = None,
     default: Annotated[
         bool | None, typer.Option(help="Whether trained(MODEL) takes it; if left out, only where there is no other.")
@@ -274,11 +281,15 @@ def add(
     """Register a file of your own: checked against the network, copied into the cache, usable by its tag.
 
     What is left out is taken from the record of the same bytes, if there is one, the preprocessing else from the default checkpoint.
+    Another framework's file is converted first, as zoo convert does it; what proves it is printed, and stands in zoo info.
     """
     steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": numbers(mean), "std": numbers(std)}
     facts = {"license": license, "labels": labels, "default": default, "replaces": replace, "preprocessing": steps}
+    facts |= {"framework": framework, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
     cls = model_class(model)
     record = add_file(cls, file, tag, **facts, **build_options(option, cls))
+    if record.provenance != "added by the user":
+        out.print(escape(record.provenance), soft_wrap=True)
     out.print(
         f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model} -w {record.tag}',
         soft_wrap=True,
@@ -380,9 +391,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = app(args=arguments, prog_name="zoo", standalone_mode=False)
         sys.stdout.flush()
-        return _interrupted() if code == 130 else code if isinstance(code, int) else 0
+        return say_interrupted() if code == 130 else code if isinstance(code, int) else 0
     except (typer.Abort, KeyboardInterrupt):
-        return _interrupted()
+        return say_interrupted()
     except BrokenPipeError:  # `zoo list | head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -393,7 +404,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (WeightsError, ValueError, OSError, FloatingPointError) as error:
         return _fail(error, 1)
     except (RuntimeError, MemoryError) as error:
-        if not (why := out_of_memory_or_gpu(error)):
+        if not (why := out_of_memory_or_gpu(error, _options(sys.argv[1:] if arguments is None else arguments))):
             raise
         return _fail(why, 1)
     except Exception as error:
@@ -404,17 +415,19 @@ def main(arguments: list[str] | None = None) -> int:
         return misspelt.exit_code
 
 
+def _options(arguments: list[str]) -> set[str]:
+    """List the options of the command that was given."""
+    commands: Any = typer.main.get_command(app)
+    named = next((commands.commands[word] for word in arguments if word in commands.commands), commands)
+    return {option for parameter in named.params for option in parameter.opts}
+
+
 class _Log(logging.Handler):
     """Shows log lines as the command shows errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
         err.print(printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True)
-
-
-def _interrupted() -> int:
-    err.print("interrupted; what was finished or downloaded is kept for next time, nothing is left half-done")
-    return 130
 
 
 def _fail(error: Exception | str, code: int) -> int:

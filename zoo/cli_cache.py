@@ -19,6 +19,10 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Remove from the cache what nobody used for long, and what dead processes left; what a weights.lock names stays."""
+    place = weights.Cache().root
+    if not place.exists() and not as_json:
+        out.print(f"there is no cache at {escape(str(place))}, so there is nothing to remove", soft_wrap=True)
+        return
     found = weights.gc(keep_days, dry_run=dry_run)
     if as_json:
         print_json({"dry_run": dry_run, "freed_bytes": found.freed_bytes, **asdict(found)})

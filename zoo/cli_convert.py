@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 Convention = Literal["auto", "correlation", "convolution"]
 Spatial = Literal["auto", "hw", "wh"]
 
+FromOption = Annotated[str, typer.Option("--from", help="The file's format, or the naming of its tensors: keras, kerashub …")]
+MatchOption = Annotated[
+    bool, typer.Option("--match", help="Derive which tensor is which from topology, shapes and names, without a table.")
+]
+ConventionOption = Annotated[
+    Convention, typer.Option("--kernel-convention", help="Of its kernels. auto: what the file says, or else what the evidence says.")
+]
+SpatialOption = Annotated[
+    Spatial, typer.Option("--spatial", help="Whether the first spatial axis of its kernels is height or width; auto: as the file says.")
+]
 FormatOption = Annotated[str, typer.Option("--format", "-f", help="The file's format, where its content doesn't tell: keras, npz …")]
 
 
@@ -45,16 +55,12 @@ def convert(
     model: Annotated[
         str | None, typer.Option("--model", "-m", autocompletion=names, help="The network; recognised where it can be, if left out.")
     ] = None,
-    framework: Annotated[str, typer.Option("--from", help="IN's format, or the naming of its tensors: keras, kerashub …")] = "auto",
+    framework: FromOption = "auto",
     to: Annotated[str, typer.Option("--to", help="OUT's format, or the naming of its tensors.")] = "auto",
-    match: Annotated[
-        bool, typer.Option("--match", help="Derive which tensor is which from topology, shapes and names, without a table.")
-    ] = False,
-    kernel_convention: Annotated[
-        Convention, typer.Option(help="Of IN's kernels. auto: what the file says, or else what the evidence says.")
-    ] = "auto",
+    match: MatchOption = False,
+    kernel_convention: ConventionOption = "auto",
     to_convention: Annotated[Convention, typer.Option(help="Of OUT's kernels, where its framework has layers of both kinds.")] = "auto",
-    spatial: Annotated[Spatial, typer.Option(help="Whether the first spatial axis of IN's kernels is height or width.")] = "auto",
+    spatial: SpatialOption = "auto",
     reference: Annotated[Path | None, typer.Option(help="An .npz with `inputs` and `outputs` of the network at home.")] = None,
     images: Annotated[
         Path | None, typer.Option(help="A folder of photographs; labelled, if its sub-folders or files begin with the class.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from weights.wording import counted
 from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
 from zoo.runs import named
 from zoo.search import model_class
@@ -77,7 +78,7 @@ def embed(
     if report.unreadable:
         some = "".join(f"\n  {e.key}: {e.why}" for e in report.unreadable[:SHOWN])
         more = f"\n  … all of them in {report.listed}" if len(report.unreadable) > SHOWN else f"\nlisted in {report.listed}"
-        err.print(f"[yellow]warning:[/yellow] {len(report.unreadable):,} images can't be used and have no row:", end="")
+        err.print(f"[yellow]warning:[/yellow] {counted(len(report.unreadable), 'image')} can't be used, without a row:", end="")
         err.print(escape(some + more), highlight=False, soft_wrap=True)
         if strict:
             raise typer.Exit(1)
@@ -169,13 +170,13 @@ def _dtype(name: str | None) -> Any:
 
 def _show(report: Report) -> None:
     columns = ", ".join(f"{tap} ({width:,})" for tap, width in report.widths.items())
-    out.print(f"wrote {escape(str(report.path))}: {report.rows:,} rows of {escape(columns)}", soft_wrap=True)
+    out.print(f"wrote {escape(str(report.path))}: {counted(report.rows, 'row')} of {escape(columns)}", soft_wrap=True)
     if report.copies:
         out.print(f"left out {len(report.copies):,} copies, listed in {escape(str(report.listed))}", soft_wrap=True)
     resumed = f", {report.resumed:,} were there" if report.resumed else ""
-    out.print(f"{report.computed:,} images in {report.seconds:,.1f} s{resumed}", soft_wrap=True)
+    out.print(f"{counted(report.computed, 'image')} in {report.seconds:,.1f} s{resumed}", soft_wrap=True)
     if report.limit:
-        decoding = f"decoding alone {report.decoder_images_s:,.0f} in {report.workers or 1} processes"
+        decoding = f"decoding alone {report.decoder_images_s:,.0f} in {counted(report.workers or 1, 'process', 'processes')}"
         out.print(f"{report.images_s:,.0f} images/s; {decoding}, the network alone {report.model_images_s:,.0f}", soft_wrap=True)
         out.print(report.limit)
 

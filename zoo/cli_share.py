@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weights import MalformedFile
+from weights.wording import counted
 from zoo.console import JsonOption, QuietOption, err, escape, names, out, print_json
+
+if TYPE_CHECKING:
+    from weights.mirror import Report
 
 ModelsArgument = Annotated[
     list[str], typer.Argument(metavar="MODEL...", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
@@ -55,7 +59,9 @@ def unbundle(
         out.print(f"{one.model} {one.tag}: {'installed' if one.new else 'was here already'}, sha256 {one.sha256}", soft_wrap=True)
         out.print(f"  {escape(one.proof)}", soft_wrap=True)
         if one.converted:
-            whose = "whose signature was verified" if sha256 else "whose word it is: zoo sign and --signature prove who wrote it"
+            whose = (
+                "whose signature was verified" if sha256 else "whose word it is: zoo sign there and zoo unbundle --signature here prove it"
+            )
             out.print(f"  [dim]converted from the published file by the machine that wrote the bundle, {whose}[/dim]", soft_wrap=True)
         if one.registered:
             out.print(f"  registered in {escape(str(one.registered))}", soft_wrap=True)
@@ -84,6 +90,9 @@ def mirror(
         str, typer.Option(help="With --serve: this machine's address in the network; 127.0.0.1 is this machine only.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 takes a free one.")] = 8642,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Give up what was found damaged or missing before, and delete what was moved aside.")
+    ] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -91,12 +100,16 @@ def mirror(
     if serve:
         if models:
             raise typer.BadParameter("write the mirror first, then serve it: --serve takes no networks", param_hint="--serve")
+        if forget:
+            raise typer.BadParameter("verify the mirror first, then serve it: --serve forgets nothing", param_hint="--serve")
         _serve(None if str(folder) == "cache" else folder, host, port)
         return
     from weights.mirror import mirror as write
     from zoo.sharing import records
 
-    report = write(folder, records(models or []), progress=not quiet)
+    report = write(folder, records(models or []), progress=not quiet, forget=forget)
+    gone = [one.name for one in report.missing]
+    gone += [name for name in report.aside if name not in {*gone, *(one.name for one in report.files)}]  # as an earlier version left them
     if as_json:
         print_json(asdict(report))
     else:
@@ -104,13 +117,27 @@ def mirror(
             out.print(
                 f"{'new ' if one.name in report.new else 'ok  '} {one.name}  {one.size:,} bytes  {', '.join(one.weights)}", soft_wrap=True
             )
-        out.print(
-            f"{len(report.files)} files in {escape(str(folder))}. Use it: ZOO_MIRROR={escape(str(folder.absolute()))}", soft_wrap=True
-        )
-    for name in report.damaged:
-        err.print(f"[red]CHANGED[/red] {escape(name)} was moved to .damaged.{escape(name)}", soft_wrap=True)
-    if set(report.damaged) - {one.name for one in report.files}:
+        use = f"Use it: ZOO_MIRROR={escape(str(folder.absolute()))}"
+        lost = f", {len(gone)} missing" if gone else ""
+        out.print(f"{counted(len(report.files), 'file')} in {escape(str(folder))}{lost}. {use}", soft_wrap=True)
+    _tell_of_damage(folder, report, gone)
+    if gone:
         raise typer.Exit(1)
+
+
+def _tell_of_damage(folder: Path, report: Report, gone: list[str]) -> None:
+    """Say what changed, what is missing and what to do, at every call until it is done."""
+    for name in report.damaged:
+        where = f"was moved to .damaged.{escape(name)}" if name in report.aside else "could not be moved away"
+        err.print(f"[red]CHANGED[/red] {escape(name)} {where}", soft_wrap=True)
+    weights = {one.name: one.weights for one in report.missing}
+    for name in gone:
+        of = " ".join(weights.get(name) or ("MODEL",))
+        again = f"fetch it again by zoo mirror {escape(str(folder))} {escape(of)}"
+        err.print(f"[red]MISSING[/red] {escape(name)}: {again}, or give it up by zoo mirror {escape(str(folder))} --forget", soft_wrap=True)
+    for name in sorted({*report.aside} - {*gone, *report.damaged}):
+        before = f"{escape(name)} is whole again; what it was lies in .damaged.{escape(name)}"
+        err.print(f"[dim]{before}: look at it, or delete it[/dim]", soft_wrap=True)
 
 
 def _serve(folder: Path | None, host: str, port: int) -> None:
@@ -118,7 +145,9 @@ def _serve(folder: Path | None, host: str, port: int) -> None:
 
     with Server(files_of(folder), host, port) as server:
         count = len(server.files())
-        out.print(f"serving {count} files of {escape(str(folder or 'the cache'))} on {server.url}; Ctrl-C ends it", soft_wrap=True)
+        out.print(
+            f"serving {counted(count, 'file')} of {escape(str(folder or 'the cache'))} on {server.url}; Ctrl-C ends it", soft_wrap=True
+        )
         out.print(f"There: export ZOO_MIRROR={server.url}", soft_wrap=True)
         if host not in ("127.0.0.1", "localhost", "::1"):
             out.print(
@@ -179,17 +208,18 @@ def sbom(
         return
     with atomic(output) as file:
         file.write(text.encode())
-    out.print(f"wrote {escape(str(output))}: {len(entries)} sets of weights of {escape(str(path))}", soft_wrap=True)
+    out.print(f"wrote {escape(str(output))}: {counted(len(entries), 'set')} of weights of {escape(str(path))}", soft_wrap=True)
     unknown = [entry.key for entry in entries if entry.license == "unstated"]
     if unknown:
         err.print(
-            f"{len(unknown)} have no stated licence: {escape(', '.join(unknown[:5]))}{' …' if len(unknown) > 5 else ''}", soft_wrap=True
+            f"without a stated licence: {escape(', '.join(unknown[:5]))}{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}",
+            soft_wrap=True,
         )
 
 
 def doctor(as_json: JsonOption = False) -> None:
     """Look at cache, disk, network, GPU and extras: what works, what does not, what to do; exit 1 if something needed is broken."""
-    from zoo.doctor import broken, examine
+    from zoo.doctor import broken, examine, summary
 
     findings = examine()
     if as_json:
@@ -205,6 +235,6 @@ def doctor(as_json: JsonOption = False) -> None:
             out.print(f"{signs[one.state]} {one.area}, {escape(one.name)}: {escape(one.found)}", soft_wrap=True)
             if one.todo:
                 out.print(f"          {escape(one.todo)}", style="dim", soft_wrap=True)
-        out.print("Something that the zoo needs is broken." if broken(findings) else "Everything that the zoo needs works.")
+        out.print(summary(findings))
     if broken(findings):
         raise typer.Exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import torch
@@ -61,6 +62,8 @@ def build_options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
         except ValueError:
             found[name] = value
         usual = known[name].default
+        if isinstance(found[name], list | dict) or (found[name] is None and usual is not None):
+            raise typer.BadParameter(f"{cls.__name__}'s {name} is a number, true, false or a word, not {value!r}", param_hint="--option")
         kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(usual))
         if kinds is not None and type(found[name]) not in kinds:
             raise typer.BadParameter(
@@ -71,16 +74,22 @@ def build_options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
     return found
 
 
-def out_of_memory_or_gpu(error: BaseException) -> str:
-    """Say what to do about memory that is full or a GPU that failed; "" of any other error, which is nobody's mistake but ours."""
+def out_of_memory_or_gpu(error: BaseException, options: Collection[str]) -> str:
+    """Say what to do about memory that is full or a GPU that failed, by `options` that the command has; "" of any other error, which is
+    nobody's mistake but ours.
+    """
     first = next(iter(str(error).splitlines()), "")
-    smaller = "take a smaller --batch-size or --batch (of a step: --accumulate parts), or smaller images"
+    ways = {"--batch-size": "a smaller --batch-size", "--batch": "a smaller --batch", "--accumulate": "parts of a step by --accumulate"}
+    ways |= {"--batches": "smaller --batches"}
+    smaller = f"take {', or '.join([way for option, way in ways.items() if option in options] + ['smaller images'])}"
     if isinstance(error, MemoryError) or "can't allocate memory" in first:
-        return f"the memory is full ({first or 'no more is given'}): {smaller}, or fewer --workers"
+        fewer = ", or fewer --workers" if "--workers" in options else ""
+        return f"the memory is full ({first or 'no more is given'}): {smaller}{fewer}"
     if isinstance(error, torch.OutOfMemoryError):
         return f"the GPU's memory is full: {smaller}; other programs may hold some of it too, nvidia-smi lists them. {first}"
     if isinstance(error, GPU_FAILED) or any(word in first for word in ("CUDA error", "CUDA driver", "cuDNN error", "NCCL error")):
-        return f"the GPU failed: {first}. Try once more, with a smaller batch, or --device cpu; nvidia-smi says whether it is well"
+        other = ", or --device cpu" if "--device" in options else ""
+        return f"the GPU failed: {first}. Try once more, with a smaller batch{other}; nvidia-smi says whether it is well"
     return ""
 
 

@@ -135,18 +135,20 @@ def convert(
             )
             told = partial(_progress, progress, destination.name)
             safetensors.save_stored(tensors, ours, metadata(made, room=True), told)
-            network = made.network = _mapped(foreign, ours)
+            settled = _stamp(ours)
+            network = made.network = _loaded(foreign, ours)
             if prove:
                 progress("proving that it computes the same")
                 made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on)
             against = any(each.contradicts for each in made.certificate.evidence)
             if (against and not unproven) or (require_proof and not made.certificate.proven and ours is temporary):
                 raise not_proven(made)
+            _check_same(ours, settled)
             if ours is temporary:
                 safetensors.amend(temporary, metadata(made))
             else:
                 inside = made.preprocessing if preprocessing_inside else None
-                _write_foreign(foreign, network, writer, temporary, to_naming, to_convention, made, inside)
+                _write_foreign(foreign, network, writer, temporary, to_naming, to_convention, made, inside, isolated)
                 if require_proof and not made.certificate.proven:
                     raise not_proven(made)
                 ours.unlink()
@@ -231,18 +233,36 @@ def _own(foreign: Foreign) -> dict[str, Stored]:
     return {name: found[name] for name in wanted if name in found}
 
 
-def _mapped(foreign: Foreign, path: Path) -> Model:
-    """Load the network from the file that was just written, without a copy: what is proven is what is on the disk."""
-    with path.open("rb") as file:
-        import mmap
+def _loaded(foreign: Foreign, path: Path) -> Model:
+    """Load the network from the file that was just written: what is proven is what is on the disk.
 
-        buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    state = safetensors.tensors(buffer)
+    Into private memory, since it lies in a folder of the user's: whoever cut a mapped file short would end this process.
+    """
+    memory = np.empty(path.stat().st_size, np.uint8)
+    with path.open("rb", buffering=0) as file:
+        done = 0
+        while count := file.readinto(memory.data[done:]):
+            done += count
+    state = safetensors.tensors(memory.data[:done])  # which says it if there is less now than was written
     for name, like in foreign.network.state_dict().items():
         if name.endswith(COUNTER) and name not in state:
             state[name] = torch.zeros((), dtype=torch.int64)
         state[name] = state[name].to(like.dtype)
     return assign(foreign.network, state).eval()
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _check_same(path: Path, settled: tuple[int, ...]) -> None:
+    """See that nobody wrote to a file since it was settled: what is proven must be what is kept."""
+    if not path.exists() or _stamp(path) != settled:
+        raise ConvertError(
+            f"{path.name} was changed in {path.parent} while it was being proven, by another program. Nothing was kept. Convert it into a "
+            "folder of your own."
+        )
 
 
 def _write_foreign(
@@ -254,6 +274,7 @@ def _write_foreign(
     to_convention: Convention | None,
     made: Conversion,
     inside: Preprocessing | None,
+    isolated: bool,
 ) -> None:
     """Write the network for another framework, and prove it by reading it back bit for bit."""
     name = writer.__name__.rpartition(".")[2]
@@ -267,7 +288,29 @@ def _write_foreign(
         if unlike := _unlike(chosen, foreign):
             made.notes.append(f"the networks that {chosen} names have {unlike}: in those these weights compute something else")
         write_network(network, path, writer, chosen, to_convention, metadata(made), foreign.layers)
-    with formats.read(path, name) as written:
+    settled = _stamp(path)
+    try:
+        added = _read_back(foreign, network, path, name, state, to_convention, made, inside, isolated)
+    finally:
+        _check_same(path, settled)
+    made.certificate = Certificate([*made.certificate.evidence, *added])
+    if any(each.contradicts for each in added):
+        raise not_proven(made)
+
+
+def _read_back(
+    foreign: Foreign,
+    network: Model,
+    path: Path,
+    name: str,
+    state: Mapping[str, Tensor],
+    to_convention: Convention | None,
+    made: Conversion,
+    inside: Preprocessing | None,
+    isolated: bool,
+) -> list[Evidence]:
+    """Compare what was written with what was to be written, and let its framework run it."""
+    with sandbox.read(path, name, isolated=isolated) as written:
         said, headless = _convention_of(written, to_convention), isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
         again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **_constructor(foreign, network))
         differing = _differing(again.adopted.tensors, state)
@@ -281,10 +324,7 @@ def _write_foreign(
             proof = replace(certificate.against_outputs(load(again, copy.deepcopy(network)), image.numpy(), wanted, 1e-5), kind="read back")
             if not proof.proven:
                 raise ConvertError(f"{path.name} does not read back as it was written: {differing}. Nothing was kept.")
-        added = [proof, *([] if inside else _there(again, network, made))]  # export runs a file with its preprocessing inside itself
-        made.certificate = Certificate([*made.certificate.evidence, *added])
-    if any(each.contradicts for each in added):
-        raise not_proven(made)
+        return [proof, *([] if inside else _there(again, network, made))]  # export runs a file with its preprocessing inside itself
 
 
 def _unlike(naming: str, foreign: Foreign) -> str:

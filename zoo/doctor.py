@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 import weights
 from weights.cache import LAYOUT, Cache, read_json
 from weights.patience import proxies
-from weights.registry import user_folder
+from weights.registry import named_folder, user_folder
 from weights.sources import LOOPBACK, offline
+from weights.wording import counted
 
 CONNECT_S = 3.0
 LITTLE_BYTES = 2 << 30
@@ -131,7 +132,7 @@ def _contents(cache: Cache) -> Iterator[Finding]:
     """Count what is there, and compare sizes with the notes; hashes are for `zoo verify`."""
     blobs = [path for path in (cache.root / "blobs" / "sha256").glob("*/*") if path.is_file() and not path.is_symlink()]
     sizes = {path.name: path.stat().st_size for path in blobs}
-    yield Finding("cache", "contents", "ok", f"{len(sizes)} files, {sum(sizes.values()):,} bytes")
+    yield Finding("cache", "contents", "ok", f"{counted(len(sizes), 'file')}, {sum(sizes.values()):,} bytes")
     notes = [ref for path in (cache.root / "refs").glob("*.json") if (ref := read_json(path))]
     wrong = {str(ref.get("source")) for ref in notes if ref.get("sha256") in sizes and sizes[ref["sha256"]] != ref.get("size")}
     wrong |= {name for name, size in sizes.items() if not size}
@@ -142,7 +143,7 @@ def _contents(cache: Cache) -> Iterator[Finding]:
     aside = sum(1 for _ in (cache.root / "quarantine").glob("*"))
     if aside:
         todo = f"look at them or delete {cache.root / 'quarantine'}; a disk that does this again is failing"
-        yield Finding("cache", "quarantine", "warning", f"{aside} damaged files were moved aside", todo)
+        yield Finding("cache", "quarantine", "warning", f"moved aside: {counted(aside, 'damaged file')}", todo)
 
 
 def _disk(root: Path) -> Finding:
@@ -172,7 +173,10 @@ def _registry() -> Iterator[Finding]:
         yield Finding("registry", "records", "broken", str(error), "mend or delete that table; everything else waits for it")
         return
     own = sum(1 for path in user_folder().glob("*.toml") if not path.name.startswith("."))
-    yield Finding("registry", "records", "ok", f"{len(rows)} checkpoints, {own} of your own in {user_folder()}")
+    yield Finding("registry", "records", "ok", f"{counted(len(rows), 'checkpoint')}, {own} of your own in {named_folder()}")
+    if user_folder() != named_folder():
+        todo = "nothing of your own is read or kept there: set HOME, or ZOO_USER_REGISTRY to a folder"
+        yield Finding("registry", "your own", "warning", f"{named_folder()} can't be entered", todo)
 
 
 def _network() -> Iterator[Finding]:
@@ -191,7 +195,7 @@ def _network() -> Iterator[Finding]:
     if switch:
         yield Finding("network", "hosts", "ok", f"not tried: {switch}", "unset it to fetch weights; what is in the cache works")
         return
-    hosts = _hosts(mirror)
+    hosts, asked = _hosts(mirror)
     reached: dict[str, str] = {}
     threads = [threading.Thread(target=lambda host=host: reached.update({host: _reach(host)}), daemon=True) for host in hosts]
     for thread in threads:
@@ -200,10 +204,14 @@ def _network() -> Iterator[Finding]:
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
     for host in hosts:
-        why = reached.get(host, f"no answer within {CONNECT_S:.0f} s")
-        state: State = "ok" if not why else "warning" if mirror else "broken"
-        todo = "" if not why else "check network, proxy and firewall; without a network: ZOO_OFFLINE=1, zoo unbundle, or ZOO_MIRROR"
-        yield Finding("network", host, state, why or "reached", todo)
+        why, by = reached.get(host, f"no answer within {CONNECT_S:.0f} s"), asked.get(host)
+        state: State = "ok" if not why else "broken" if by else "warning"
+        todo = (
+            f"mend or unset {by}"
+            if by
+            else "check network, proxy and firewall; without a network: ZOO_OFFLINE=1, zoo unbundle, or ZOO_MIRROR"
+        )
+        yield Finding("network", host, state, why or "reached", todo if why else "")
 
 
 def _mirror(mirror: str) -> Iterator[Finding]:
@@ -224,22 +232,28 @@ def _mirror(mirror: str) -> Iterator[Finding]:
         yield Finding("network", "ZOO_MIRROR", "ok", shown)
 
 
-def _hosts(mirror: str) -> list[str]:
-    """List what must be reached, as host:port: the proxy instead, where one stands between."""
+def _hosts(mirror: str) -> tuple[list[str], dict[str, str]]:
+    """List what must be reached, as host:port, the proxy instead, where one stands between; and by which variable some were asked for.
+
+    A machine without the internet is nothing broken: what is in the package and in the cache works. What a variable names must be there.
+    """
     hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     urls = {hub if source.startswith("hf://") else source for row in weights.checkpoints() for source in row.sources}
     urls = {url for url in urls if url.startswith(("https://", "http://"))} | ({mirror} if mirror.startswith("http") else set())
     from urllib.request import getproxies, proxy_bypass
 
-    found, through = set(), getproxies()
-    for url in urls:
+    found, through, asked = set(), getproxies(), {}
+    for url in sorted(urls):
+        by = "ZOO_MIRROR" if url == mirror else "HF_ENDPOINT" if url == os.environ.get("HF_ENDPOINT") else None
         parts = urlsplit(url)
         proxy = through.get(parts.scheme) or through.get("all")
         if proxy and parts.hostname and not proxy_bypass(parts.hostname):
-            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            parts, by = urlsplit(proxy if "://" in proxy else f"http://{proxy}"), "the proxy's variables"
         if parts.hostname:
-            found.add(f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}")
-    return sorted(found)
+            host = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+            found.add(host)
+            asked |= {host: by} if by else {}
+    return sorted(found), asked
 
 
 def _reach(host: str) -> str:
@@ -291,6 +305,14 @@ def _extras() -> Iterator[Finding]:
         todo = f"pip install 'kernelzoo[{extra}]'" if missing else ""
         found = f"{GIVES[extra]}" + (f"; missing: {', '.join(missing)}" if missing else "")
         yield Finding("extras", extra, "absent" if missing else "ok", found, todo)
+
+
+def summary(findings: list[Finding]) -> str:
+    """Say it all in one sentence."""
+    if broken(findings):
+        return "Something that the zoo needs is broken."
+    away = any(one.area == "network" and one.state == "warning" and ":" in one.name for one in findings)
+    return f"Everything that the zoo needs works{'; some of what is not in the cache can not be fetched now' if away else ''}."
 
 
 def broken(findings: list[Finding]) -> bool:

@@ -24,6 +24,7 @@ from convert.network import Layer, layers
 from convert.source import Convention, Source
 from weights import Checkpoint
 from weights.errors import BadRecord, LimitExceeded, MalformedFile, WeightsMismatch
+from weights.wording import counted
 from zoo.filling import assign
 from zoo.model import Model
 
@@ -189,18 +190,20 @@ def adopted(
     if best is None:
         tried = ", ".join(candidates)
         raise WeightsMismatch(
-            f"{source.path} is a {source.format} file, and none of its namings ({tried}) is of {model.__name__}; try --match"
+            f"{source.path} is a {source.format} file, and none of its namings ({tried}) is of {model.__name__}; try zoo convert --match"
         )
     error = WeightsMismatch(
         f"{source.path} does not hold the weights of {model.__name__}, by the naming that explains most ({best.adopted.naming}):\n"
         + explain(best.adopted, {name: tuple(t.shape) for name, t in best.network.state_dict().items()})
-        + "\nIs it a file of another network? `zoo inspect FILE` shows what it holds; --match derives a mapping from topology and shapes."
+        + "\nIs it a file of another network? `zoo inspect FILE` shows what it holds; zoo convert --match derives a mapping from "
+        "topology and shapes."
     )
     report = best.adopted.report
     head = best.network.classifiers[0]
     if not report.unmatched and report.missing and all(ours.startswith(f"{head}.") for ours, _ in report.missing):
         error.args = (
-            f"{error.args[0]}\nOnly its classifier is missing: --headless takes it without, and so does trained(…, num_classes=…).",
+            f"{error.args[0]}\nOnly its classifier is missing: zoo convert --headless takes it without, and so does "
+            "trained(…, num_classes=…).",
         )
     error.missing = [ours for ours, _ in report.missing]
     error.unexpected = list(report.unmatched)
@@ -214,8 +217,9 @@ def _fractional(found: Foreign) -> Foreign:
     whole = [name for name, stored in tensors.items() if stored.dtype.kind in "iub" and not name.endswith(COUNTER)]
     if whole:
         raise WeightsMismatch(
-            f"{found.source.path} holds whole numbers where {found.model.__name__} computes with fractions, in {len(whole)} tensors: "
-            f"{', '.join(whole[:3])}. Quantised weights are not read; convert the file from before it was quantised."
+            f"{found.source.path} holds whole numbers where {found.model.__name__} computes with fractions, in "
+            f"{counted(len(whole), 'tensor')}: {', '.join(whole[:3])}. Quantised weights are not read; convert the file "
+            "from before it was quantised."
         )
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -166,21 +167,27 @@ def add_file(
     default: bool | None = None,
     replaces: bool = False,
     preprocessing: Mapping[str, Any] | None = None,
+    framework: str = "auto",
+    match: bool = False,
+    kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
+    spatial: Literal["auto", "hw", "wh"] = "auto",
     **options: Any,
 ) -> Checkpoint:
     """Register a checkpoint of the user's own, so that ``trained(model, tag)`` finds it; its tensors must be the network's.
 
-    What is left out is taken from the record of the same bytes, if the registry knows them.
+    What is left out is taken from the record of the same bytes, if the registry knows them. Another framework's file is converted as by
+    `zoo convert`, and refused where the proof fails; what proves it stands in the record.
 
     Args:
         model: a class of the catalogue.
-        file: a .safetensors or .pth file; the cache keeps a copy.
+        file: a weight file of any framework; the cache keeps a copy, of another framework's what it was converted to.
         tag: the checkpoint's name among the variant's.
         license: SPDX identifier, or "unstated".
         labels: the name of its list of labels, "imagenet1k" or "cifar10".
         default: whether ``trained(model)`` takes it; None if the variant has no other.
         replaces: whether an earlier checkpoint of the user's own with this tag may go.
         preprocessing: fields of `weights.Preprocessing`; those that are missing or None are the default checkpoint's.
+        framework, match, kernel_convention, spatial: how another framework's file is read, as `zoo.converting.convert` takes them.
         **options: constructor keywords without which these weights compute something else, `activation="leaky_relu_0.1"`.
 
     Returns:
@@ -188,9 +195,38 @@ def add_file(
 
     Raises:
         WeightsMismatch: the file's tensors are not the network's; nothing was registered.
+        NotProven, Undecided: another framework's file does not compute what it should, or does not say how it is to be read.
         BadRecord: the tag is taken, or a fact is wrong.
     """
-    network = trained(model, Path(file), progress=False, **options)
+    facts: dict[str, Any] = {"license": license, "labels": labels, "default": default, "replaces": replaces, "preprocessing": preprocessing}
+    path, told = Path(file).expanduser(), (framework, match, kernel_convention, spatial) != ("auto", False, "auto", "auto")
+    if path.exists() and not is_run(path) and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
+        from zoo.converting import convert
+
+        read: dict[str, Any] = {"convention": CONVENTIONS[kernel_convention], "spatial": SPATIALS[spatial], "match": match}
+        with tempfile.TemporaryDirectory(prefix="zoo-add-") as folder:
+            place = Path(folder) / f"{path.stem}.safetensors"
+            made = convert(path, place, model, framework=framework, **read, **options)
+            said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.certificate.verdict}"
+            return _added(model, place, tag, said, path, **facts, **options)
+    return _added(model, path, tag, "added by the user", None, **facts, **options)
+
+
+def _added(
+    model: type[Model],
+    file: Path,
+    tag: str,
+    provenance: str,
+    origin: Path | None,
+    *,
+    license: str | None,
+    labels: str | None,
+    default: bool | None,
+    replaces: bool,
+    preprocessing: Mapping[str, Any] | None,
+    **options: Any,
+) -> Checkpoint:
+    network = trained(model, file, progress=False, **options)
     known = network.checkpoint
     if known is None:
         raise TypeError(f"trained() gave {model.__name__} no record")
@@ -202,14 +238,14 @@ def add_file(
         "num_classes": network.num_classes,
         "preprocessing": steps,
         "options": {**known.options, **options},
-        "provenance": "added by the user",
+        "provenance": provenance,
     }
     if steps == known.preprocessing and not options:  # metrics hold for what they were measured with
         facts |= {"metrics": known.metrics, "metrics_data": known.metrics_data}
     if default is not None:
         facts["default"] = default
     _settled(weights.adhoc(known.model, os.fspath(file), tag=tag, **facts), network, {})
-    return weights.add(Path(file), known.model, tag, to_safetensors=to_safetensors, replaces=replaces, **facts)
+    return weights.add(file, known.model, tag, to_safetensors=to_safetensors, replaces=replaces, origin=origin, **facts)
 
 
 def nearest_with_weights(model: type[Model], count: int = 3) -> list[Checkpoint]:
@@ -295,7 +331,7 @@ def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Ten
     sha256, buffer = weights.read_file(file)
     if sha256 != record.sha256:
         raise HashMismatch(f"{file}: expected sha256 {record.sha256}, got {sha256}; zoo finetune --resume {folder} writes it again")
-    return record, safetensors.tensors(buffer)
+    return record, _finite(safetensors.tensors(buffer), file)
 
 
 def _foreign(

@@ -25,6 +25,7 @@ from convert.formats._wire import Budget
 from convert.graph import Graph
 from convert.source import Source
 from weights.errors import ConvertError, MalformedFile
+from weights.wording import counted
 
 SUFFIXES = (".caffemodel",)
 WRITES = False
@@ -135,7 +136,7 @@ def _remarks(running: list[Layer], others: list[Layer]) -> list[str]:
     notes = []
     if others:
         names = ", ".join(layer.name for layer in others[:5])
-        notes.append(f"{len(others)} layers with tensors are not in the description, and in no graph: {names}.")
+        notes.append(f"not in the description, and in no graph: {counted(len(others), 'layer')} with tensors, {names}.")
     for layer in running:
         p = one(layer.message, "batch_norm_param", {})
         if layer.kind == "BatchNorm" and not one(p, "use_global_stats", True):

@@ -31,6 +31,7 @@ from convert.graph import Graph
 from convert.source import Convention, Part, Positional, Source, Stored
 from convert.steps import Shape, from_layout
 from weights.errors import MalformedFile
+from weights.wording import counted
 
 SUFFIXES = (".weights", ".backup")
 WRITES = True
@@ -187,11 +188,13 @@ def _tensors(
     last = taken[-1][0].index if taken else -1
     left_out = [section for section in sections[1:] if section.number("dontload")]
     if left_out:
-        notes.append(f"{len(left_out)} sections are marked dontload and have no numbers, the first is {left_out[0].index}.")
+        notes.append(f"without numbers, since marked dontload: {counted(len(left_out), 'section')}, the first is {left_out[0].index}.")
     if unreached := [
         s.index for s in sections[1:] if s.index > last and s.kind in ("convolutional", "connected") and not s.number("dontload")
     ]:
-        notes.append(f"The numbers end with section {last}; {len(unreached)} sections behind it, from {unreached[0]} on, have none.")
+        notes.append(
+            f"The numbers end with section {last}; none are left for {counted(len(unreached), 'section')} behind, from {unreached[0]} on."
+        )
     return tensors
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
+import os
 import shutil
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +72,10 @@ def sniff(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path) -> Source:
-    """Map a safetensors file; files of Flax and of our own converter are known by their names and notes.
+    """Open a safetensors file; files of Flax and of our own converter are known by their names and notes.
+
+    This is the one reader that works in the process that asks, so nothing is mapped: a file that somebody cuts short would end it. Its
+    tensors are read when they are asked for, each into memory of its own.
 
     Raises:
         MalformedFile, LimitExceeded, UnsupportedFormat: as `entries` does.
@@ -78,29 +83,65 @@ def read(path: Path) -> Source:
     from convert.formats import flax
     from convert.formats._torch import numpy_dtype
 
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            raise MalformedFile(f"{path} is empty")
-        buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    file = _Kept(path)
     try:
-        found = entries(buffer)
-        notes = metadata(buffer)
+        head = file.head()
+        found = entries(head, file.size_bytes)
+        notes = metadata(head, file.size_bytes)
     except ConvertError as error:
+        file.close()
         raise type(error)(f"{path}: {error}") from error
 
     def stored(name: str, entry: Entry) -> Stored:
         dtype = numpy_dtype(DTYPES[entry.dtype][1])
-        count = math.prod(entry.shape)
         kernel = name.endswith("weight") and len(entry.shape) > 2
 
         def load() -> np.ndarray:
-            return np.frombuffer(buffer, dtype, count, entry.start).reshape(entry.shape)
+            array = np.empty(entry.shape, dtype)
+            if array.size:
+                file.fill(array.reshape(-1).view(np.uint8).data, entry.start, name)
+            return array
 
         return Stored(name, entry.shape, dtype, load, convention="correlation" if kernel else None)
 
     tensors = {name: stored(name, entry) for name, entry in found.items()}
-    source = Source(path, "safetensors", "PyTorch", tensors, facts=notes)
+    source = Source(path, "safetensors", "PyTorch", tensors, facts=notes, close=file.close)
     return flax.canonical(source) if flax.looks_like_flax({name: entry.shape for name, entry in found.items()}) else source
+
+
+class _Kept:
+    """An open file whose parts are read when they are asked for; dropped, it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.close = weakref.finalize(self, os.close, fd)
+        self._path = path
+        self._file = open(fd, "rb", buffering=0, closefd=False)  # noqa: SIM115
+        self._turn = threading.Lock()
+        self.size_bytes = os.fstat(fd).st_size
+
+    def head(self) -> bytes:
+        """Read the length and the header, no more of it than is believed."""
+        first = self._file.read(8) or b""
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > min(MAX_HEADER_BYTES, self.size_bytes - 8):
+            return first
+        text = bytearray(length)
+        self.fill(memoryview(text), 8, "")
+        return first + text
+
+    def fill(self, memory: memoryview, start: int, name: str) -> None:
+        """Read as much as there is room, from `start` of the file."""
+        if not self.close.alive:
+            raise ConvertError(f"{self._path} is closed; its tensors can't be read any more")
+        done = 0
+        with self._turn:
+            self._file.seek(start)
+            while done < len(memory):
+                if not (count := self._file.readinto(memory[done:])):
+                    what = f"the tensor {name!r}" if name else "its header"
+                    raise MalformedFile(f"{self._path} was cut short while it was read, in {what}: is somebody writing it? Fetch it again")
+                done += count
 
 
 def is_safetensors(buffer: Buffer) -> bool:
@@ -110,8 +151,12 @@ def is_safetensors(buffer: Buffer) -> bool:
     return len(view) > 9 and view[8] == ord("{") and 2 <= length <= len(view) - 8
 
 
-def entries(buffer: Buffer) -> dict[str, Entry]:
+def entries(buffer: Buffer, size_bytes: int | None = None) -> dict[str, Entry]:
     """Read what the file holds, in the order of the header, and check that the bytes are all there and used once.
+
+    Args:
+        buffer: the file, or its beginning with the whole header.
+        size_bytes: of the file, where `buffer` is its beginning.
 
     Raises:
         MalformedFile: the header is cut, is no JSON object, names a thing twice, or the tensors overlap, leave a hole or
@@ -119,7 +164,7 @@ def entries(buffer: Buffer) -> dict[str, Entry]:
         LimitExceeded: the header, a rank, a dimension or the number of tensors is beyond any network's.
         UnsupportedFormat: a tensor's dtype is not one of `DTYPES`.
     """
-    header, data, size = _header(buffer)
+    header, data, size = _header(buffer, size_bytes)
     found: dict[str, Entry] = {}
     for name, fields in header.items():
         if name != "__metadata__":
@@ -138,9 +183,9 @@ def entries(buffer: Buffer) -> dict[str, Entry]:
     return found
 
 
-def metadata(buffer: Buffer) -> dict[str, str]:
-    """Read the file's free-form notes, {} if it has none; raises as `entries` does."""
-    header, _, _ = _header(buffer)
+def metadata(buffer: Buffer, size_bytes: int | None = None) -> dict[str, str]:
+    """Read the file's free-form notes, {} if it has none; takes and raises what `entries` does."""
+    header, _, _ = _header(buffer, size_bytes)
     return header.get("__metadata__", {})
 
 
@@ -308,16 +353,17 @@ def _write(
                 file.write(content(name).data)
 
 
-def _header(buffer: Buffer) -> tuple[dict[str, Any], int, int]:
+def _header(buffer: Buffer, size_bytes: int | None = None) -> tuple[dict[str, Any], int, int]:
     """Parse the header: the object, the position of the first tensor, the size of the file."""
     view = memoryview(buffer).cast("B")
+    size = len(view) if size_bytes is None else size_bytes
     if len(view) < 8:
         raise MalformedFile(f"{len(view)} bytes are no safetensors file")
     length = int.from_bytes(view[:8], "little")
     if length > MAX_HEADER_BYTES:
         raise LimitExceeded(f"a header of {length} bytes; at most {MAX_HEADER_BYTES} are read. Is it a safetensors file?")
-    if length > len(view) - 8:
-        raise MalformedFile(f"a header of {length} bytes in a file of {len(view)}: it is cut short; fetch it again")
+    if length > size - 8:
+        raise MalformedFile(f"a header of {length} bytes in a file of {size}: it is cut short; fetch it again")
     text = view[8 : 8 + length].tobytes()
     if text.count(b"{") + text.count(b"[") > 3 * MAX_TENSORS + 2:  # counted before parsing: brackets cost 30 times their bytes
         raise LimitExceeded(f"the header describes more than {MAX_TENSORS} tensors")
@@ -332,7 +378,7 @@ def _header(buffer: Buffer) -> tuple[dict[str, Any], int, int]:
     notes = header.get("__metadata__", {})
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
         raise MalformedFile("__metadata__ is not an object of strings")
-    return header, 8 + length, len(view)
+    return header, 8 + length, size
 
 
 def _entry(name: str, fields: Any, data: int) -> Entry:

@@ -18,6 +18,7 @@ from convert.formats._tf_bundle import Bundle, Entry
 from convert.source import Source, Stored
 from convert.steps import from_layout
 from weights.errors import MalformedFile, UnsupportedFormat
+from weights.wording import counted
 
 SUFFIXES = (".index", ".ckpt")
 WRITES = False
@@ -75,7 +76,7 @@ def read(path: Path, *, averages: bool = False) -> Source:
         tensors = {name: _guarded(path, stored) for name, stored in _tensors(entries, notes).items()}
         _guard.check(path, tensors.values(), bundle.size_bytes)
     if bundle.left_out:
-        notes.append(f"{len(bundle.left_out)} entries that are no numbers were left out")
+        notes.append(f"left out: {counted(len(bundle.left_out), 'entry', 'entries')} without numbers")
     return Source(
         path,
         "tensorflow",
@@ -134,7 +135,7 @@ def _chosen(bundle: Bundle, averages: bool) -> tuple[dict[str, Entry], list[str]
     if slots:
         notes.append(f"{slots} variables of the optimiser and counters were left out")
     if average and (averages or not set(average) & set(kept)):
-        notes.append(f"{len(average)} weights are moving averages")
+        notes.append(f"{counted(len(average), 'weight')} from moving averages")
         kept = {**kept, **average}
     elif average:
         notes.append(f"{len(average)} moving averages of weights were kept aside; read(path, averages=True) takes them instead")

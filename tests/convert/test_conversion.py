@@ -191,7 +191,7 @@ def test_an_unknown_convention_is_undecided_and_says_what_to_do(network: nn.Modu
 
 
 def test_an_unknown_order_of_space_is_undecided_and_says_what_to_do(network: nn.Module) -> None:
-    with pytest.raises(Undecided, match=r"--spatial hw or wh(.|\n)*--reference"):
+    with pytest.raises(Undecided, match=r"--spatial hw or wh to zoo convert or zoo add(.|\n)*--reference"):
         adopted(network, a_file(arrays(network), spatial="unknown"))
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +310,9 @@ def test_a_part_that_another_boot_left_is_continued_only_where_a_hash_will_judge
     assert [r.range for r in hub.gets()] == ["bytes=100000-" if known else None]
 
 
-def test_verify_finds_the_damaged_file_and_moves_it_aside(hub: HubServer, record: Make, safetensors: Callable[..., bytes]) -> None:
+def test_verify_finds_the_damaged_file_moves_it_aside_and_tells_of_it_until_it_is_replaced(
+    hub: HubServer, record: Make, safetensors: Callable[..., bytes], own_cache: Path
+) -> None:
     rows = [record(hub.file(f"w{seed}", safetensors(100, seed)), tag=f"w{seed}") for seed in range(3)]
     paths = [weights.get(row).path for row in rows]
     everything = weights.verify_all()
@@ -319,8 +323,44 @@ def test_verify_finds_the_damaged_file_and_moves_it_aside(hub: HubServer, record
     assert [name for name, ok, _ in weights.verify_all() if not ok] == [rows[1].sources[0]]
     assert not paths[1].exists()
     assert weights.verify(rows[0])[1]
-    assert weights.verify(rows[1]) == ("ResNet20 w1", True, "not installed")
+    (aside,) = (own_cache / "quarantine").iterdir()
+    said = f"it was damaged, was moved aside earlier, and is missing since: load it once more from where it came; or delete {aside}"
+    for _ in range(2):  # as long as it is so, everybody who asks is told
+        assert [told for told in weights.verify_all() if not told[1]] == [(rows[1].sources[0], False, said)]
+        assert weights.verify(rows[1]) == ("ResNet20 w1", False, said)
+    assert weights.verify(replace(rows[1], sources=("https://example.org/other",)))[1:] == (True, "not installed")
     assert weights.verify(weights.get(rows[1]))[1]
+    told = {name: (ok, detail) for name, ok, detail in weights.verify_all()}[rows[1].sources[0]]
+    assert told == (True, f"sha256 {paths[1].name}; a damaged one was moved to {aside} earlier: look at it, or delete it")
+    aside.unlink()
+    assert all(ok and "damaged" not in detail for _, ok, detail in weights.verify_all())
+
+
+@pytest.mark.parametrize("how", ["shorter", "other bytes"])
+def test_an_error_made_of_several_ends_each_of_them_once(
+    hub: HubServer, record: Make, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    row = record(hub.file("w", data))
+    path = weights.get(row).path
+    path.chmod(0o644)
+    path.write_bytes(data[:-1] if how == "shorter" else data[:-1] + b"?")
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    with pytest.raises(CorruptCache) as caught:
+        weights.open_weights(row)
+    for said in (str(caught.value), *caplog.messages):
+        assert not re.search(r"\.\s*[.;,]|[;,]\s*\.", said), said
+    assert "is damaged: " in " ".join(caplog.messages)
+
+
+def test_verify_names_the_checkpoint_that_would_replace_a_damaged_file(own_cache: Path) -> None:
+    row, mine = weights.find("VGG19"), weights.Cache()
+    mine.prepare()
+    sha256 = "ab" * 32
+    aside = own_cache / "quarantine" / f"{sha256}.{'0' * 8}"
+    aside.touch()
+    mine.record(row.sources[0], weights.Installed(aside, sha256, sha256, 1, row.sources[0], row.sha256_prefix + "0" * 56), None, None, 1)
+    (told,) = (detail for _, ok, detail in weights.verify_all() if not ok)
+    assert f"missing since: zoo pull VGG19 --weights {row.tag} fetches it again; or delete {aside}" in told
 
 
 @pytest.mark.parametrize("below", ["", "cache"])

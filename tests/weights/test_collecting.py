@@ -103,6 +103,14 @@ def test_what_a_lock_names_stays_though_nobody_uses_it(
     assert [one.path for one in weights.gc(0).removed] == [three[0].path]
 
 
+def test_where_there_is_no_cache_the_command_says_so(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from zoo.cli import main
+
+    assert main(["gc"]) == 0
+    assert capsys.readouterr().out == f"there is no cache at {own_cache}, so there is nothing to remove\n"
+    assert not own_cache.exists()
+
+
 def test_a_dry_run_writes_nothing(three: list[Installed], elsewhere: Path, own_cache: Path) -> None:
     project = lock(elsewhere, three[0].sha256)
     weights.get(weights.adhoc("ResNet20", three[0].source, format="safetensors"))

@@ -18,7 +18,7 @@ from hubserver import HubServer
 
 import weights
 from weights import Cache, Checkpoint, sources
-from weights.errors import BadRecord, ChangedUpstream, HashMismatch, InsecureSource, Offline, SourceUnavailable
+from weights.errors import BadRecord, ChangedUpstream, HashMismatch, InsecureSource, Offline, SourceUnavailable, UnknownWeights
 from weights.fetch import Expected, fetch
 from weights.lock import Entry, Lock, user_lock
 from weights.mirror import index, mirror
@@ -109,6 +109,54 @@ def test_a_file_that_changed_is_moved_aside_and_fetched_again(folder: Path, hub:
     report = mirror(folder, [record(f"{hub.url}/files/w.safetensors", sha256=of(data))])
     assert report.new == (of(data),)
     assert (folder / of(data)).read_bytes() == data
+
+
+def test_a_mirror_that_is_not_there_is_not_verified_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnknownWeights, match=r"there is nothing at \S+/m, so there is nothing to verify: zoo mirror \S+/m MODEL... makes one"
+    ):
+        mirror(tmp_path / "m", [])
+    assert not (tmp_path / "m").exists()
+    with pytest.raises(UnknownWeights, match="is no mirror, it has no index"):
+        mirror(tmp_path, [])
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("how", ["changed", "deleted"])
+def test_what_is_missing_is_told_until_it_is_there_again(folder: Path, hub: HubServer, data: bytes, record: Make, how: str) -> None:
+    whole = index(folder)
+    if how == "changed":
+        (folder / of(data)).write_bytes(data[:-1] + b"?")
+    else:
+        (folder / of(data)).unlink()
+    aside = (of(data),) if how == "changed" else ()
+    for damaged in (aside, (), ()):
+        report = mirror(folder, [])
+        assert (report.damaged, report.aside, [one.name for one in report.missing]) == (damaged, aside, [of(data)])
+        assert report.missing[0].weights == ("ResNet20:test",)
+    report = mirror(folder, [record(f"{hub.url}/files/w.safetensors", sha256=of(data), tag="second")])
+    assert (report.missing, report.aside) == ((), aside)
+    assert next(one for one in report.files if one.name == of(data)).weights == ("ResNet20:second", "ResNet20:test")
+    (folder / of(data)).unlink()
+    mirror(folder, [])
+    (folder / of(data)).write_bytes(data)  # from somebody's own copy
+    assert mirror(folder, []).missing == ()
+    assert [one.name for one in index(folder)] == [one.name for one in whole]
+
+
+def test_what_was_found_damaged_can_be_given_up_and_what_was_not_told_can_not(folder: Path, data: bytes) -> None:
+    (folder / of(data)).write_bytes(b"?")
+    assert mirror(folder, [], forget=True).damaged == (of(data),)
+    assert [one.name for one in mirror(folder, []).missing] == [of(data)]
+    report = mirror(folder, [], forget=True)
+    assert (report.missing, report.aside, len(report.files)) == ((), (), 1)
+    assert names(folder) == {"index.json", report.files[0].name}
+    assert mirror(folder, []) == report
+
+
+def test_a_whole_mirror_that_can_not_be_written_is_verified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weights.mirror.atomic", lambda path: pytest.fail("it wrote"))
+    assert len(mirror(folder, []).files) == 2
 
 
 def test_what_lies_in_the_cache_unconverted_is_not_fetched(hub: HubServer, data: bytes, record: Make, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from hubserver import HubServer
 import weights
 from weights import Checkpoint, registry
 from weights.cache import key
-from weights.errors import BadLock, BadRecord, CacheNotWritable
-from weights.part import Part
+from weights.errors import BadLock, BadRecord, CacheNotWritable, NoSpace
+from weights.part import Part, disk
 from weights.sbom import lock_entries
+from zoo import doctor
 
 Make = Callable[..., Checkpoint]
 
@@ -109,5 +110,63 @@ def test_a_home_that_can_not_be_entered_stops_nobody(
     for _ in range(2):
         assert bytes(weights.open_weights(record(hub.file("w", data)))) == data
     weights.gc()
-    with pytest.raises(CacheNotWritable):
+    place = closed / "kernelzoo" / "registry"
+    with pytest.raises(CacheNotWritable, match=rf"{place} can't be entered, .*: set HOME, or ZOO_USER_REGISTRY to a folder\.$"):
         weights.add(tmp_path / "mine.safetensors", "VGG19", "mine", num_classes=10)
+    with pytest.raises(BadRecord, match=f"only what is in {place} can be removed"):
+        weights.remove("VGG19", "imagenet1k_v1")
+    found = [one for one in doctor._registry() if one.name == "your own"]
+    assert [(one.state, one.found) for one in found] == [("warning", f"{place} can't be entered")]
+
+
+def test_a_home_that_is_no_folder_is_named_by_its_own_name(tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.safetensors").write_bytes(data)
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("ZOO_USER_REGISTRY")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    assert weights.find("VGG19").model == "VGG19"
+    with pytest.raises(CacheNotWritable, match=f"^{tmp_path}/file/kernelzoo/registry can't be entered, .*: set HOME"):
+        weights.add(tmp_path / "mine.safetensors", "VGG19", "mine", num_classes=10)
+
+
+def test_a_user_without_any_home_gets_no_folder_called_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "ZOO_CACHE", "ZOO_USER_REGISTRY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    assert weights.find("VGG19").model == "VGG19"
+    with pytest.raises(CacheNotWritable, match="this user has no home folder for the cache: set HOME, or ZOO_CACHE to a folder"):
+        weights.get(weights.find("VGG19"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_home_that_nobody_has_is_a_mistake_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_REGISTRY", "~nobodyatall/tables")
+    with pytest.raises(BadRecord, match="ZOO_REGISTRY names ~nobodyatall/tables, and there is no such home: set it to a folder"):
+        weights.find("VGG19")
+    monkeypatch.delenv("ZOO_REGISTRY")
+    monkeypatch.setenv("ZOO_USER_REGISTRY", "~nobodyatall/mine")
+    with pytest.raises(BadRecord, match="ZOO_USER_REGISTRY names"):
+        weights.find("VGG19")
+
+
+@pytest.mark.parametrize(
+    ("below", "todo"),
+    [
+        ("cache/partial", "set ZOO_CACHE to a folder that can"),
+        ("registry", "set ZOO_USER_REGISTRY to a folder that can"),
+        ("mirror/.incoming", "name a folder that can"),
+    ],
+)
+def test_a_folder_that_can_not_be_written_is_named_with_what_names_another(own_cache: Path, below: str, todo: str) -> None:
+    folder = own_cache.parent / below
+    with pytest.raises(CacheNotWritable, match=rf"^{folder} can't be written \(.*\): {todo}\.$"), disk(folder):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    with (
+        pytest.raises(NoSpace, match=f"^the disk of {folder} is full .*, or {todo.removesuffix(' that can')} on another disk"),
+        disk(folder),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")

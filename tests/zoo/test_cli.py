@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -9,11 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from zoo import CATALOGUE, ResNet18, ResNet20
+from zoo import CATALOGUE, ResNet18, ResNet20, trained
 from zoo.cli import main
 
 
@@ -72,6 +74,8 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
         (["list", "--family", "transformer"], 2, "ResNet"),
         (["predict", "x.png", "-o", "activation"], 2, "activation=relu6"),
         (["predict", "x.png", "-o", "colour=3"], 2, "it takes num_classes, in_channels, shortcut"),
+        (["predict", "x.png", "-m", "EfficientNetB0", "-o", "dropout=[1]"], 2, "dropout is a number, true, false or a word, not '[1]'"),
+        (["predict", "x.png", "-o", "norm_eps=null"], 2, "norm_eps is a number, true, false or a word, not 'null'"),
         (["remove", "ResNet20", "cifar10"], 1, "cifar10"),
         (["remove", "ResNet20", "mine"], 3, "mine"),
         (["bench", "--what", "sleep"], 2, "load"),
@@ -131,6 +135,42 @@ def test_adding_the_same_tag_twice_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert main(arguments) == 1
     assert "replace" in capsys.readouterr().err
     assert main([*arguments, "--replace"]) == 0
+
+
+@pytest.fixture
+def flipped(tmp_path: Path) -> Path:
+    """An .npz with kernels of true convolution, which it does not say."""
+    torch.manual_seed(1)
+    state = {name: tensor.numpy() for name, tensor in ResNet20().state_dict().items() if "num_" not in name}
+    np.savez(tmp_path / "theirs.npz", **{name: a[..., ::-1, ::-1] if a.ndim == 4 else a for name, a in state.items()})
+    return tmp_path / "theirs.npz"
+
+
+def test_another_frameworks_file_is_converted_and_added(flipped: Path, photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["add", str(flipped), "--model", "ResNet20", "--tag", "theirs", "--labels", "cifar10"]
+    assert main(arguments) == 1
+    assert "Say --kernel-convention convolution or correlation to zoo convert or zoo add" in " ".join(capsys.readouterr().err.split())
+    assert main([*arguments, "--kernel-convention", "convolution"]) == 0
+    sha256 = hashlib.sha256(flipped.read_bytes()).hexdigest()
+    assert f"added by the user; converted from theirs.npz, sha256 {sha256}: UNPROVEN" in out(capsys)
+    wanted = trained(ResNet20, flipped, kernel_convention="convolution")
+    flipped.unlink()
+    added = trained(ResNet20, "theirs")
+    assert all(torch.equal(tensor, added.state_dict()[name]) for name, tensor in wanted.state_dict().items())
+    assert added.checkpoint is not None
+    assert (added.checkpoint.labels, added.checkpoint.sources) == ("cifar10", (flipped.as_uri(),))
+    assert main(["verify"]) == 0
+    assert f"ok      {flipped.as_uri()}" in out(capsys)
+    assert main(["add", str(flipped), "--model", "ResNet20", "--tag", "gone"]) == 3
+
+
+def test_a_file_without_a_table_is_added_by_its_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = {name.replace("layer", "stage").replace("conv", "c"): tensor for name, tensor in ResNet20().state_dict().items()}
+    torch.save(state, tmp_path / "theirs.pth")
+    arguments = ["add", str(tmp_path / "theirs.pth"), "--model", "ResNet20", "--tag", "theirs"]
+    assert main(arguments) == 1
+    assert main([*arguments, "--match"]) == 0
+    assert trained(ResNet20, "theirs").checkpoint is not None
 
 
 def test_adding_another_networks_file_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def test_a_head_that_reads_another_width_is_no_head(network: Model, tmp_path: Pa
 def test_a_file_without_its_head_is_hinted_at_and_taken_when_asked(network: Model, tmp_path: Path) -> None:
     state = {n: t for n, t in network.state_dict().items() if not n.startswith("fc.")}
     path = save(state, tmp_path / "a.safetensors")
-    with pytest.raises(WeightsMismatch, match=r"Only its classifier is missing: --headless(.|\n)*num_classes") as caught:
+    with pytest.raises(WeightsMismatch, match=r"Only its classifier is missing: zoo convert --headless(.|\n)*num_classes") as caught:
         open_foreign(path, ResNet20)
     assert caught.value.missing == ["fc.weight", "fc.bias"]
     with (found := open_foreign(path, ResNet20, headless=True)).source:
@@ -151,6 +151,25 @@ def test_trained_is_told_how_the_kernels_lie(network: Model, tmp_path: Path) -> 
         trained(ResNet20, tmp_path / "a.npz")
     assert torch.equal(logits(trained(ResNet20, tmp_path / "a.npz", kernel_convention="convolution")), logits(network))
     assert not torch.equal(logits(trained(ResNet20, tmp_path / "a.npz", kernel_convention="correlation")), logits(network))
+
+
+@pytest.mark.parametrize("ending", ["npz", "h5"])
+def test_one_file_with_other_options_is_another_network_each_time(network: Model, tmp_path: Path, ending: str) -> None:
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    convert(tmp_path / "a.safetensors", tmp_path / f"a.{ending}", ResNet20, prove=False)
+    usual = logits(network)
+    for eps in (None, 1e-1, 1e-2, None, 1e-1):
+        options = {} if eps is None else {"norm_eps": eps}
+        found = trained(ResNet20, tmp_path / f"a.{ending}", kernel_convention="correlation", **options)
+        plain = ResNet20(**options)
+        plain.load_state_dict(network.state_dict())
+        assert {module.eps for module in found.modules() if isinstance(module, torch.nn.BatchNorm2d)} == {eps or 1e-5}
+        assert torch.equal(logits(found), logits(plain.eval()))
+        assert torch.equal(logits(found), usual) == (eps is None)
+        assert found.checkpoint is not None
+        assert found.checkpoint.options == options
+    narrow = trained(ResNet20, tmp_path / f"a.{ending}", kernel_convention="correlation", num_classes=3)
+    assert (narrow.num_classes, trained(ResNet20, tmp_path / f"a.{ending}", kernel_convention="correlation").num_classes) == (3, 10)
 
 
 def test_trained_is_told_which_axis_is_the_width(network: Model, tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ def test_a_network_that_nobody_knows_is_not_installed(
         (["unbundle", "zoo.tar", "--signature", "x.sig"], 2),
         (["mirror", "m", "ResNet20", "--serve"], 2),
         (["mirror", "m", "--serve"], 3),
+        (["mirror", "m", "--serve", "--forget"], 2),
+        (["mirror", "m"], 3),
         (["mirror", "m", "ResNet51"], 3),
         (["verify", "zoo.tar"], 2),
         (["verify", "--signature", "x.sig", "--key", "x.pem", "missing"], 3),
@@ -186,6 +188,23 @@ def test_a_mirror_is_written_and_verified_by_the_command(tmp_path: Path, capsys:
     blob.write_bytes(b"other")
     assert main(["mirror", str(folder)]) == 1
     assert "CHANGED" in capsys.readouterr().err
+    assert main(["mirror", str(folder)]) == 1
+    told = capsys.readouterr()
+    assert f"0 files in {folder}, 1 missing." in told.out
+    todo = f"fetch it again by zoo mirror {folder} ResNet20:cifar10, or give it up by zoo mirror {folder} --forget"
+    assert "".join(told.err.split()) == "".join(f"MISSING {blob.name}: {todo}".split())
+    assert main(["mirror", str(folder), "ResNet20:cifar10", "-q"]) == 0
+    assert f"what it was lies in .damaged.{blob.name}" in " ".join(capsys.readouterr().err.split())
+    assert main(["mirror", str(folder), "--forget"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_that_an_earlier_version_moved_aside_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "m"
+    assert main(["mirror", str(folder), "ResNet20", "-q"]) == 0
+    (folder / ".damaged.old.pth").touch()
+    assert main(["mirror", str(folder)]) == 1
+    assert f"MISSING old.pth: fetch it again by zoo mirror {folder} MODEL" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_signed_bundle_is_verified_before_it_is_installed(tar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from weights.wording import counted
 from zoo.finetuning.drawing import Curve, chart, matrix, save, stacked
 from zoo.finetuning.evaluating import Measured
 from zoo.images import BadImage, Source, decode
@@ -83,7 +84,7 @@ def _facts(about: Mapping[str, Any]) -> str:
     bad = about.get("unreadable") or {}
     if bad:
         listed = "".join(f"<li>{escape(reason)}</li>" for reason in bad.values())
-        lines.append(f"<details><summary>{len(bad)} images could not be read and were left out</summary><ul>{listed}</ul></details>")
+        lines.append(f"<details><summary>{counted(len(bad), 'image')} could not be read, and left out</summary><ul>{listed}</ul></details>")
     return f"<p>{'<br>'.join(lines)}</p>"
 
 

@@ -38,7 +38,7 @@ def test_unreadable_images_are_a_warning_and_an_error_when_strict(photos: Path, 
     command = ["embed", str(tmp_path / "p"), "-m", "ResNet20", "-o", str(tmp_path / "o.npy"), *FAST]
     assert cli.main(command) == 0
     shown = capsys.readouterr().err
-    assert f"1 images can't be used and have no row:\n  {bad.name}: the file is no image that Pillow can read" in shown
+    assert f"1 image can't be used, without a row:\n  {bad.name}: the file is no image that Pillow can read" in shown
     assert "o.npy.left-out.jsonl" in shown
     assert cli.main([*command, "--restart", "--strict"]) == 1
 

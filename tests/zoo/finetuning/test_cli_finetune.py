@@ -137,7 +137,7 @@ def test_a_damaged_record_of_a_run_is_no_traceback(tmp_path: Path, capsys: pytes
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-            "the GPU's memory is full: take a smaller --batch-size or --batch",
+            "the GPU's memory is full: take a smaller --batch, or parts of a step by --accumulate, or smaller images; other programs",
         ),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "the GPU failed: CUDA error: an illegal memory access"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "the memory is full"),
@@ -153,6 +153,17 @@ def test_memory_that_is_full_and_gpus_that_fail_are_one_message(
     monkeypatch.setattr("zoo.finetuning.finetune", fail)
     assert main(["finetune", "x", "-m", "ResNet20"]) == 1
     assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_full_memory_is_told_to_a_command_without_batches_by_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("zoo.cli.trained", fail)
+    assert main(["predict", "x.jpg"]) == 1
+    assert capsys.readouterr().err == "error: the memory is full (no more is given): take smaller images\n"
 
 
 def test_a_mistake_of_ours_stays_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +24,8 @@ from safetensors.torch import load_file
 from small import Tiny, draw
 from torch import nn
 
-from weights import HashMismatch, UnknownWeights, WeightsMismatch
+from convert.formats import safetensors
+from weights import HashMismatch, NonFinite, UnknownWeights, WeightsMismatch
 from zoo import DenseNet121, ResNet20, predict, trained
 from zoo.finetuning import NotFinite, Run, Stopped, find_rate, finetune, rates
 from zoo.finetuning.distributed import World
@@ -249,6 +252,26 @@ def test_a_changed_result_is_not_loaded(photos: Path, tmp_path: Path) -> None:
     (out / "weights.toml").write_text("x = 1\n")
     with pytest.raises(ValueError, match=r"weights.toml is no record of one run"):
         trained(Tiny, out)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_result_whose_weights_are_no_numbers_is_not_loaded(photos: Path, tmp_path: Path, value: float) -> None:
+    out = tmp_path / "x"
+    run(photos, out, steps=1)
+    state = safetensors.tensors((out / "model.safetensors").read_bytes())
+    name = next(name for name in state if name.endswith("bias"))
+    state[name][0] = value
+    safetensors.save(state, out / "model.safetensors")
+    row = (out / "weights.toml").read_text()
+    was, size = re.search(r'sha256 = "(\w{64})"', row), re.search(r"size_bytes = (\d+)", row)
+    assert was is not None
+    assert size is not None
+    data = (out / "model.safetensors").read_bytes()
+    row = row.replace(was[1], hashlib.sha256(data).hexdigest()).replace(size[1], str(len(data)))
+    (out / "weights.toml").write_text(row)
+    with pytest.raises(NonFinite, match=f"{out}/model.safetensors: the tensor '{name}' holds NaN or an infinity") as caught:
+        trained(Tiny, out)
+    assert caught.value.tensor == name
 
 
 def test_what_can_not_be_learnt_from_is_explained(photos: Path, tmp_path: Path) -> None:

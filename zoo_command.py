@@ -1,0 +1,56 @@
+"""Where the command `zoo` begins: Ctrl-C has its answer before anything heavy is imported, which takes a second, and more on a cold disk.
+
+It lies beside the packages, because importing anything inside `zoo` imports torch first.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+
+INTERRUPTED = "interrupted; what was finished or downloaded is kept for next time, nothing is left half-done"
+
+
+def main() -> int:
+    """Run the command, and return its exit code; an interrupt at any time is one line and 130."""
+    ours = answer_at_once()
+    try:
+        from zoo.cli import main as command
+
+        if ours:  # from here on an interrupt lets the command put its things in order
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return command()
+    except KeyboardInterrupt:
+        return say_interrupted()
+    finally:
+        if ours:  # all is done and said: Python's own end has nothing to add
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def answer_at_once() -> bool:
+    """Let SIGINT end this process with one line, until the command can answer it itself; False where somebody else handles it."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, behind nohup or `&` of a script: it stays so
+        return signal.getsignal(signal.SIGINT) is _end
+    signal.signal(signal.SIGINT, _end)
+    return True
+
+
+def is_module_run() -> bool:
+    """Tell whether Python is looking for the module of `python -m zoo`, for which it imports the package before any code of the command."""
+    words = sys.orig_argv
+    return "-m" in words and words[words.index("-m") + 1 :][:1] in (["zoo"], ["zoo.__main__"])
+
+
+def say_interrupted() -> int:
+    """Write the line; returns the exit code."""
+    with contextlib.suppress(OSError):  # where nobody listens any more
+        sys.stderr.write(f"{INTERRUPTED}\n")
+        sys.stderr.flush()
+    return 130
+
+
+def _end(*_: object) -> None:
+    """End without an exception: one in the middle of an import may be swallowed, or become another, in a library's C code."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{INTERRUPTED}\n".encode())  # sys.stderr may be in the middle of a line of its own
+    os._exit(130)
