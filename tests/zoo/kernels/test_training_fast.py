@@ -405,7 +405,7 @@ class Activated(nn.BatchNorm2d):
 
 def test_a_norm_of_a_class_of_its_own_is_recorded_with_its_activation_where_no_processes_are_connected() -> None:
     def network() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(3, 4, 3), Activated(4), nn.Flatten())
+        return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), Activated(4), nn.Flatten())
 
     eager, quick, model = pair(network)  # pyright: ignore[reportArgumentType]
     assert [row.kernel for row in why(model).rows] == ["batch_norm + relu"]
