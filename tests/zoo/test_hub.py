@@ -1,4 +1,4 @@
-"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, and where it matters processes as users have."""
+"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, and processes as users start them."""
 
 from __future__ import annotations
 
