@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import itertools
 import os
 import random
 from pathlib import Path
@@ -20,6 +21,7 @@ if not torch.cuda.is_available():
 gc.disable()  # until everything is imported: see pytest_collection_finish
 loopback.only()
 
+HOMES = itertools.count()
 REAL = Path(os.environ.get("ZOO_REAL", Path(__file__).parents[2] / "shared"))
 """Real checkpoints, photographs and CIFAR-10 as JPEG, where someone keeps them beside the checkout."""
 
@@ -77,7 +79,8 @@ def real() -> Path:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("home")
+    folder = tmp_path_factory.getbasetemp() / f"home{next(HOMES)}"  # mktemp looks through all that there are
+    folder.mkdir()
     ours, theirs = ("ZOO_OFFLINE", "ZOO_FROZEN", "ZOO_MIRROR", "ZOO_REGISTRY"), ("HF_HUB_OFFLINE", "HF_TOKEN")
     for name in (*ours, *theirs, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

@@ -59,7 +59,11 @@ OPTIONS = [
 TRACED = [*FAMILIES, *OPTIONS[2:]]
 every_entry = pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
 every_arithmetic = pytest.mark.parametrize("make", [*FAMILIES, *OPTIONS], ids=lambda make: named(make))
-every_traced = pytest.mark.parametrize("make", TRACED, ids=lambda make: named(make))
+every_traced = pytest.mark.parametrize(  # but for two whose layers another has as well: AlexNet, DenseNet121
+    "make",
+    [pytest.param(make, marks=pytest.mark.long) if named(make) in ("VGG11", "DenseNet_BC_100_12") else make for make in TRACED],
+    ids=lambda make: named(make),
+)
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
     *("MobileNetV2_035", "VGG11", "AlexNet", "ResNet18"),
