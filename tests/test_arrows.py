@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ FAMILIES = {cls.family().__module__.removeprefix("zoo.") for cls in zoo.CATALOGU
 FILES = sorted(path.relative_to(ROOT) for package in OURS for path in (ROOT / package).rglob("*.py"))
 
 
+@cache
 def imports(file: Path, top_level_only: bool = False) -> set[str]:
     """Name every module that a file imports; imports under TYPE_CHECKING don't count."""
     tree = ast.parse((ROOT / file).read_text())

@@ -18,7 +18,7 @@ def refuse(*a, **k):
     raise RuntimeError("a socket was opened")
 socket.socket.connect = refuse
 socket.getaddrinfo = refuse
-import zoo
+import zoo, zoo.labels, zoo.predict
 heavy = {"torchvision", "huggingface_hub", "httpx2", "h5py", "onnx", "rich", "typer", "PIL", "timm", "skimage"}
 print(sorted(heavy & set(sys.modules)))
 zoo.ResNet20()
@@ -30,7 +30,7 @@ def run(code: str) -> str:
 
 
 def test_import_adds_less_than_a_third_of_a_second_to_torch() -> None:
-    assert min(float(run(TIMES)) for _ in range(3)) < 0.3
+    assert any(float(run(TIMES)) < 0.3 for _ in range(3))  # a busy machine may need another try
 
 
 def test_import_opens_no_socket_and_loads_nothing_heavy() -> None:

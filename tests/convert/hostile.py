@@ -8,6 +8,7 @@ or run, and other numbers than the usual library reads in the same bytes.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -273,6 +274,8 @@ def child(format: str, count: int, seed: int) -> None:
             if (outcome := read_everything(file, format)) != "UnsafeFormat":
                 print(json.dumps({"fault": f"the trap {file.name} is no UnsafeFormat but {outcome}"}), flush=True)
         watch = Watch(bad)
+        gc.collect()
+        gc.freeze()  # what the libraries brought along needn't be looked through for every file
         for number, file in enumerate(mutations([*files, *set_traps], count, bad, seed)):
             before = peak_bytes()
             begun = time.monotonic()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from convert.formats import pytorch
 from zoo.model import Model
 
 
+@cache
 def meta(cls: type[Model], **options: object) -> dict[str, torch.Tensor]:
+    """Made once for all namings, and changed by no test."""
     with torch.device("meta"):
         return cls(**options).state_dict()
 

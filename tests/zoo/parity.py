@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE = 1e-4
+DRAWN = 1_000_003
+"""Numbers drawn for a tensor; a longer one repeats them, at a length that no tensor's axes divide."""
 
 
 def randomised(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
@@ -24,7 +26,9 @@ def randomised(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
         elif name.endswith("running_var"):
             state[name] = new.uniform_(0.5, 1.5, generator=random)
         elif old.dim() >= 2:
-            state[name] = new.normal_(0, (2 / old[0].numel()) ** 0.5, generator=random)
+            few = torch.empty(min(new.numel(), DRAWN), dtype=old.dtype).normal_(0, (2 / old[0].numel()) ** 0.5, generator=random)
+            state[name] = few if few.numel() == new.numel() else few.repeat(-(-new.numel() // DRAWN))[: new.numel()]
+            state[name] = state[name].view(old.shape)
         else:
             state[name] = new.normal_(1 if name.endswith("weight") else 0, 0.1, generator=random)
     return state

@@ -10,7 +10,7 @@ from zoo import AlexNet
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("size", [63, 96])
+@pytest.mark.parametrize("size", [63, pytest.param(96, marks=pytest.mark.long)])
 def test_logits_and_gradients_equal_torchvisions(size: int) -> None:
     assert_equal(AlexNet, models.alexnet, size)
 

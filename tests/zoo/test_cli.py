@@ -193,7 +193,9 @@ def test_the_demo_classifies_bundled_photographs_and_draws_them(tmp_path: Path, 
         assert drawn.size[0] > 400
 
 
-@pytest.mark.parametrize("arguments", ["list", "list --checkpoints --json", "info ResNet50"])
+@pytest.mark.parametrize(
+    "arguments", ["list", *(pytest.param(each, marks=pytest.mark.long) for each in ("list --checkpoints --json", "info ResNet50"))]
+)
 def test_a_closed_pipe_is_no_error(arguments: str) -> None:
     command = f"{sys.executable} -m zoo.cli {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)

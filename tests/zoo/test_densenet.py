@@ -12,7 +12,9 @@ from zoo import CATALOGUE, DenseNet121, DenseNet264, DenseNet_BC_100_12
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", ["DenseNet121", "DenseNet161", "DenseNet169", "DenseNet201"])
+@pytest.mark.parametrize(
+    "name", ["DenseNet121", "DenseNet161", *(pytest.param(name, marks=pytest.mark.long) for name in ("DenseNet169", "DenseNet201"))]
+)
 def test_logits_and_gradients_equal_torchvisions(name: str) -> None:
     assert_equal(CATALOGUE[name], getattr(models, name.lower()), size=64)
 
@@ -22,6 +24,7 @@ def test_dropout_equals_torchvisions() -> None:
     assert_equal(lambda: DenseNet121(dropout=0.2), lambda: models.densenet121(drop_rate=0.2), size=64)
 
 
+@pytest.mark.long  # DenseNet121's blocks in a longer table, whose count is in test_catalogue.py
 @pytest.mark.reference
 def test_264_equals_torchvisions_blocks_in_its_table() -> None:
     assert_equal(DenseNet264, lambda: models.DenseNet(32, (6, 12, 64, 48), 64), size=64)

@@ -240,7 +240,10 @@ def test_compiles_whole_with_gradients(subject: str) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("subject", ["ResNet20-B", "MobileNetV1-same", "SqueezeNet1_1", "GoogLeNet-transform-aux", "MobileNetV3Small"])
+EXPORTED = ["ResNet20-B", "MobileNetV1-same", "SqueezeNet1_1", "MobileNetV3Small"]
+
+
+@pytest.mark.parametrize("subject", [*EXPORTED, pytest.param("GoogLeNet-transform-aux", marks=pytest.mark.long)])
 def test_exports_for_any_batch(subject: str) -> None:
     network = alive(subject)
     taken = features(network, {"map": "body", "vector": "embedding"})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from deeper import every_size
 from parity import randomised
 from torch import nn
 
@@ -86,7 +87,7 @@ def test_a_receptive_field_is_where_a_nan_comes_from(subject: str) -> None:
     assert checked >= 3
 
 
-@pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
+@every_size
 def test_channels_and_strides_are_those_of_the_tensors(cls: type[Model]) -> None:
     with torch.device("meta"):
         network = cls().eval()

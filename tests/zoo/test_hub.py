@@ -1,4 +1,4 @@
-"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, processes as users start them."""
+"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, and processes as users start them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ import torch
 from hubserver import HubServer
 
 from convert.formats import safetensors
-from zoo import MobileNetV3Small, ResNet20
+from weights import HashMismatch
+from zoo import MobileNetV3Small, ResNet20, trained
+from zoo.cli import main
 
 LOAD = """
 import json, sys, torch, zoo
-model = zoo.trained(zoo.{cls}, "{source}", **{options})
+model = zoo.trained(zoo.ResNet20, sys.argv[1])
 total = sum(float(p.detach().double().sum()) for p in model.parameters())
-print(json.dumps(dict(total=total, classes=model.num_classes, source=model.checkpoint.sources[0])))
+print(json.dumps(dict(total=total, source=model.checkpoint.sources[0])))
 """
 
 
 @pytest.fixture
-def hub() -> Iterator[HubServer]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
 
 
@@ -40,10 +43,9 @@ def total(model: torch.nn.Module) -> float:
     return sum(float(p.detach().double().sum()) for p in model.parameters())
 
 
-def load(hub: HubServer, source: str, cls: str = "ResNet20", options: str = "{}", **environment: str) -> subprocess.CompletedProcess[str]:
-    code = LOAD.format(cls=cls, source=source, options=options)
+def load(hub: HubServer, source: str, **environment: str) -> subprocess.CompletedProcess[str]:
     settings = {**os.environ, "HF_ENDPOINT": hub.url, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=settings)
+    return subprocess.run([sys.executable, "-c", LOAD, source], capture_output=True, text=True, env=settings)
 
 
 def test_a_hub_repository_loads_once_and_then_without_network(hub: HubServer, tmp_path: Path) -> None:
@@ -59,11 +61,12 @@ def test_a_hub_repository_loads_once_and_then_without_network(hub: HubServer, tm
     assert len(hub.log) == asked
 
 
-def test_eight_processes_share_one_download(hub: HubServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.long)])  # eight without torch are in tests/weights/test_sources.py
+def test_processes_share_one_download(hub: HubServer, tmp_path: Path, count: int) -> None:
     hub.repo("acme/wheels", {"model.safetensors": blob(ResNet20(), tmp_path / "w")})
-    with ThreadPoolExecutor(8) as pool:
-        runs = list(pool.map(lambda _: load(hub, "hf://acme/wheels"), range(8)))
-    assert [r.returncode for r in runs] == [0] * 8, runs[0].stderr
+    with ThreadPoolExecutor(count) as pool:
+        runs = list(pool.map(lambda _: load(hub, "hf://acme/wheels"), range(count)))
+    assert [r.returncode for r in runs] == [0] * count, runs[0].stderr
     assert len({r.stdout for r in runs}) == 1
     assert sum(r.sent > 100_000 for r in hub.log) == 1
 
@@ -72,8 +75,7 @@ def test_a_cut_download_goes_on_where_it_was_cut(hub: HubServer, tmp_path: Path)
     data = blob(ResNet20(), tmp_path / "w")
     hub.repo("acme/wheels", {"model.safetensors": data})
     hub.fail("cut", after=400_000)
-    done = load(hub, "hf://acme/wheels")
-    assert done.returncode == 0, done.stderr
+    trained(ResNet20, "hf://acme/wheels")
     bodies = [r for r in hub.log if r.sent > 100_000]
     assert len(bodies) == 2
     assert bodies[1].range is not None
@@ -83,12 +85,11 @@ def test_a_cut_download_goes_on_where_it_was_cut(hub: HubServer, tmp_path: Path)
 def test_flipped_bytes_are_never_loaded(hub: HubServer, tmp_path: Path, own_cache: Path) -> None:
     hub.repo("acme/wheels", {"model.safetensors": blob(ResNet20(), tmp_path / "w")})
     hub.fail("flip", after=500_000, times=-1)
-    failed = load(hub, "hf://acme/wheels")
-    assert failed.returncode == 1
-    assert "HashMismatch" in failed.stderr
+    with pytest.raises(HashMismatch):
+        trained(ResNet20, "hf://acme/wheels")
     assert not [p for p in (own_cache / "blobs").rglob("*") if p.is_file()]
     hub.faults.clear()
-    assert load(hub, "hf://acme/wheels").returncode == 0
+    assert trained(ResNet20, "hf://acme/wheels").checkpoint
 
 
 def test_timms_names_and_a_new_head_work_from_the_hub(hub: HubServer, tmp_path: Path) -> None:
@@ -108,23 +109,17 @@ def test_timms_names_and_a_new_head_work_from_the_hub(hub: HubServer, tmp_path: 
     assert theirs.keys() != ours.keys()
     safetensors.save(theirs, tmp_path / "t")
     hub.repo("timm/small", {"model.safetensors": (tmp_path / "t").read_bytes()})
-    done = load(hub, "hf://timm/small", cls="MobileNetV3Small", options="dict(num_classes=3)")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["classes"] == 3
+    assert trained(MobileNetV3Small, "hf://timm/small", num_classes=3).num_classes == 3
 
 
-def test_the_command_pulls_resumes_and_verifies(hub: HubServer, tmp_path: Path) -> None:
+def test_the_command_pulls_and_verifies(hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hub.repo("acme/wheels", {"model.safetensors": blob(ResNet20(), tmp_path / "w")})
-    settings = {**os.environ, "HF_ENDPOINT": hub.url}
-
-    def zoo(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "zoo.cli", *arguments], capture_output=True, text=True, env=settings)
-
-    pulled = zoo("pull", "ResNet20", "-w", "hf://acme/wheels", "--json")
+    command = [sys.executable, "-m", "zoo.cli", "pull", "ResNet20", "-w", "hf://acme/wheels", "--json"]
+    pulled = subprocess.run(command, capture_output=True, text=True)
     assert pulled.returncode == 0, pulled.stderr
     assert "acme/wheels" in json.loads(pulled.stdout)["source"]
-    assert zoo("verify").returncode == 0
-    missing = zoo("pull", "ResNet20", "-w", "hf://acme/none")
-    assert missing.returncode == 4
-    assert "acme/none" in missing.stderr
-    assert "Traceback" not in missing.stderr
+    assert main(["verify"]) == 0
+    assert main(["pull", "ResNet20", "-w", "hf://acme/none"]) == 4
+    complaint = capsys.readouterr().err
+    assert "acme/none" in complaint
+    assert "Traceback" not in complaint

@@ -24,7 +24,7 @@ TORCHVISION = {
 }
 
 
-LARGE = ("ResNet152", "ResNeXt101_32x8d", "ResNeXt101_64x4d", "WideResNet101_2")
+LARGE = ("ResNet101", "ResNet152", "ResNeXt101_32x8d", "ResNeXt101_64x4d", "WideResNet101_2")
 """More of the blocks that others have too."""
 
 
@@ -41,8 +41,8 @@ def test_logits_and_gradients_equal_torchvisions(name: str) -> None:
         # timm rounds the gate's width up to a multiple of 8; the paper's reduction of 16 leaves 4 of 64 channels
         ("SEResNet18", partial(timm.create_model, "seresnet18", block_args={"attn_layer": partial(SEModule, rd_divisor=1)})),
         ("SEResNet50", partial(timm.create_model, "seresnet50")),
-        ("SEResNet101", partial(timm.create_model, "seresnet101")),
-        ("SEResNet152", partial(timm.create_model, "seresnet152")),
+        pytest.param("SEResNet101", partial(timm.create_model, "seresnet101"), marks=pytest.mark.long),
+        pytest.param("SEResNet152", partial(timm.create_model, "seresnet152"), marks=pytest.mark.long),
         ("SEResNeXt50_32x4d", partial(timm.create_model, "seresnext50_32x4d")),
     ],
 )

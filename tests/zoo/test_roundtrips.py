@@ -29,7 +29,10 @@ def test_every_writable_format_is_tried() -> None:
     assert COMBINATIONS.keys() == {name for name, module in formats().items() if module.WRITES}
 
 
-SLOW = ("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "Xception", "GoogLeNet", "EfficientNetB0")
+SLOW = (
+    *("ResNet18", "SqueezeNet1_0", "MobileNetV2_035", "DenseNet121", "DenseNet_BC_100_12"),
+    *("InceptionV3", "Xception", "GoogLeNet", "EfficientNetB0"),
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in NETWORKS])

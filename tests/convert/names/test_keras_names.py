@@ -35,8 +35,8 @@ every_variant = pytest.mark.parametrize("variant", APPLICATIONS)
 WHOLE = ("ResNet50", "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "InceptionV3", "Xception", "EfficientNetB0")
 """Whole models are written of these alone: Keras builds them slowly, and what differs within a family is no more than its length."""
 ALL = (".weights.h5", ".h5", ".keras")
-READ = {"VGG16": (".weights.h5",), "VGG19": (".h5",), **dict.fromkeys(LARGE, (".keras",))}
-WRITTEN = {"VGG16": (".h5",), "VGG19": (".weights.h5",), **dict.fromkeys(LARGE, (".weights.h5",))}
+READ = {"VGG16": (".weights.h5",), "VGG19": (".h5",), "ResNet50": (".h5",), **dict.fromkeys(LARGE, (".keras",))}
+WRITTEN = {"VGG16": (".h5",), "VGG19": (".weights.h5",), "ResNet50": (".weights.h5",), **dict.fromkeys(LARGE, (".weights.h5",))}
 """Formats of the large ones; the others have them all."""
 
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import subprocess
 import sys
@@ -82,14 +83,13 @@ def test_a_run_killed_three_times_ends_with_the_bytes_of_one_that_was_not(networ
 
 def stopped(network: Model, photos: Path, out: Path, monkeypatch: pytest.MonkeyPatch, after: int = 1) -> None:
     """Stop a run behind its first parts, as Ctrl-C does."""
-    saved: list[Path] = []
+    calls = itertools.count()  # each by a thread of its own, perhaps at the same time
     save = Part.save
 
     def interrupting(self: Part, path: Path) -> None:
-        if len(saved) == after:
+        if next(calls) >= after:
             raise KeyboardInterrupt
         save(self, path)
-        saved.append(path)
 
     with monkeypatch.context() as patched:
         patched.setattr(Part, "save", interrupting)

@@ -30,6 +30,17 @@ def label(config: dict[str, int]) -> str:
     return "-".join(f"{key}{value}" for key, value in config.items())
 
 
+def each_patch_at(names: str, cases: list[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Every patch at every case on the GPU and in a long run; the interpreter, half a second for one, has each patch and each case."""
+    step = 1 if torch.cuda.is_available() else len(cases) // 2 + 1
+    kept = [
+        pytest.param(config, *case, id=f"{label(config)}-{'-'.join(map(str, case))}", marks=pytest.mark.long if (i + j) % step else ())
+        for i, config in enumerate(PATCHES)
+        for j, case in enumerate(cases)
+    ]
+    return pytest.mark.parametrize(f"config, {names}", kept)
+
+
 each_patch = pytest.mark.parametrize("config", PATCHES, ids=label)
 each_tile = pytest.mark.parametrize("config", TILES, ids=label)
 
@@ -52,23 +63,19 @@ def off(result: Tensor, expected: Tensor) -> float:
     return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-@each_patch
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("size", [(8, 7), (1, 5)], ids=str)
+@each_patch_at("stride, size", [(1, (8, 7)), (2, (8, 7)), (1, (1, 5)), (2, (1, 5))])
 def test_borders_are_zeros_whatever_the_patch(config: dict[str, int], stride: int, size: tuple[int, int], device: torch.device) -> None:
     args = arguments((2, 8, *size), device, stride=(stride, stride))
     assert off(depthwise.launch(**packed(args), config=config), depthwise.reference(**args)) < 1e-6
 
 
-@each_patch
-@pytest.mark.parametrize("padding", [(2, 0, 3, 1), (0, 1, 0, 4)], ids=str)
+@each_patch_at("padding", [((2, 0, 3, 1),), ((0, 1, 0, 4),)])
 def test_uneven_padding_is_put_where_it_belongs(config: dict[str, int], padding: tuple[int, int, int, int], device: torch.device) -> None:
     args = arguments((1, 8, 6, 7), device, padding=padding)
     assert off(depthwise.launch(**packed(args), config=config), depthwise.reference(**args)) < 1e-6
 
 
-@each_patch
-@pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (2, 2)), ((2, 2), (3, 2)), ((2, 3), (2, 2))], ids=str)
+@each_patch_at("stride, dilation", [((1, 1), (2, 2)), ((2, 2), (3, 2)), ((2, 3), (2, 2))])
 def test_dilated_patches_take_every_so_many_pixels(
     config: dict[str, int], stride: tuple[int, int], dilation: tuple[int, int], device: torch.device
 ) -> None:
