@@ -1,0 +1,123 @@
+"""Train a network with and without `fast_step` on the same real images in the same order, and draw the losses over each other.
+
+    python recipes/training_curves.py FILE.npz --model ResNet20 --steps 500 --seeds 3 --out curves
+
+FILE.npz has arrays `jpeg`, `offset` and `label`: image i is the JPEG file jpeg[offset[i]:offset[i+1]]. Three ways: eager in float32,
+eager under autocast in bfloat16, and `fast_step(fast(network, train=True))` under the same autocast. A seed fixes the first weights and
+the images of every step, so that ways differ by their arithmetic alone. `curves.json` has every loss; what it says of the last steps is
+the mean of the last tenth: how far the ways are from each other for each seed, and how far seeds of one way are from each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from zoo import CATALOGUE, fast
+from zoo.bench.machine import facts
+from zoo.bench.record import today
+from zoo.finetuning.drawing import Curve, chart, save
+from zoo.kernels.training import fast_step
+from zoo.model import Model
+
+WAYS = ("eager float32", "eager bfloat16", "fast_step bfloat16")
+SMOOTH = 20
+
+
+def read(file: Path, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Decode all images, each colour of mean 0 and deviation 1, and their labels."""
+    arrays = np.load(file)
+    jpeg, offset = arrays["jpeg"], arrays["offset"]
+    decoded = [np.asarray(Image.open(io.BytesIO(jpeg[a:b].tobytes())).convert("RGB")) for a, b in itertools.pairwise(offset)]
+    images = torch.from_numpy(np.stack(decoded)).to(device).permute(0, 3, 1, 2).float()
+    images = (images - images.mean((0, 2, 3), keepdim=True)) / images.std((0, 2, 3), keepdim=True)
+    return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(arrays["label"].astype(np.int64)).to(device)
+
+
+def trained_by(way: str, cls: type[Model], seed: int, images: Tensor, labels: Tensor, args: argparse.Namespace) -> list[float]:
+    """Return the loss of every step."""
+    torch.manual_seed(seed)
+    network = cls(num_classes=int(labels.max()) + 1).train().to(images.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    optimizer = torch.optim.SGD(network.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+    loss_of = nn.CrossEntropyLoss()
+    casts = torch.bfloat16 if way.endswith("bfloat16") else None
+    step: Callable[[Tensor, Tensor], Tensor]
+    if way.startswith("fast"):
+        with torch.autocast(images.device.type, casts):
+            model = fast(network, train=True, example=images[: args.batch])
+        step = fast_step(model, loss_of, optimizer, dtype=casts)
+    else:
+
+        def step(x: Tensor, target: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            with torch.autocast(images.device.type, casts, casts is not None):
+                loss = loss_of(network(x), target)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+    order = torch.Generator().manual_seed(1000 + seed)
+    found = []
+    for number in range(args.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * min(1.0, (number + 1) / 50) * (1 - number / args.steps)
+        chosen = torch.randint(len(images), (args.batch,), generator=order).to(images.device)
+        found.append(step(images[chosen], labels[chosen]))
+    return torch.stack(found).float().tolist()
+
+
+def smoothed(losses: list[float]) -> list[tuple[float, float]]:
+    """Return the mean of the last `SMOOTH` steps at each step."""
+    return [(i + 1, statistics.fmean(losses[max(0, i + 1 - SMOOTH) : i + 1])) for i in range(len(losses))]
+
+
+def main() -> None:
+    """Read the command line, train, draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--model", default="ResNet20")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=Path("curves"), help="OUT.json and OUT.png")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    images, labels = read(args.data, device)
+    losses: dict[str, list[list[float]]] = {way: [] for way in WAYS}
+    for seed in range(args.seeds):
+        for way in WAYS:
+            start = time.monotonic()
+            losses[way].append(trained_by(way, CATALOGUE[args.model], seed, images, labels, args))
+            print(f"{way}, seed {seed}: {losses[way][-1][-1]:.3f}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    tail = max(1, args.steps // 10)
+    last = {way: [statistics.fmean(run[-tail:]) for run in runs] for way, runs in losses.items()}
+    fast_way = WAYS[2]
+    told = {
+        "last": last,
+        "fast from eager float32": max(abs(a - b) for a, b in zip(last[fast_way], last[WAYS[0]], strict=True)),
+        "fast from eager bfloat16": max(abs(a - b) for a, b in zip(last[fast_way], last[WAYS[1]], strict=True)),
+        "seed from seed": max(last[WAYS[0]]) - min(last[WAYS[0]]),
+    }
+    about = {**facts(device), "date": today(), "model": args.model, "steps": args.steps, "batch": args.batch}
+    args.out.with_suffix(".json").write_text(json.dumps({**about, **told, "losses": losses}) + "\n")
+    lines = [Curve(way, smoothed(losses[way][0])) for way in WAYS]
+    save(chart(f"{args.model}: loss, mean of {SMOOTH} steps, seed 0", lines, "step"), args.out.with_suffix(".png"))
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
