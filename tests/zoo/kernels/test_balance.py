@@ -35,7 +35,7 @@ def planned(model: nn.Module, x: Tensor, dtype: torch.dtype, balanced: bool) -> 
     return Program(graph, places, {}, setting, Weights()).run([[image]])[0]
 
 
-def test_balanced_plans_lose_less_than_eager_where_folded_ones_lose_more() -> None:
+def test_balanced_plans_lose_less_than_eager_and_than_plainly_rounded_ones() -> None:
     lost: dict[tuple[str, bool], list[float]] = {}
     for seed in range(4):
         model = settled(zoo.ResNet20, seed)
@@ -48,7 +48,7 @@ def test_balanced_plans_lose_less_than_eager_where_folded_ones_lose_more() -> No
                     lost.setdefault((kind, way), []).append(error(planned(model, x, torch.bfloat16, way), want) / eager)
     for kind in ("natural", "noise"):  # of other pictures than the means
         assert statistics.geometric_mean(lost[kind, True]) < 0.95
-        assert statistics.geometric_mean(lost[kind, False]) > 1.05
+        assert statistics.geometric_mean(lost[kind, True]) < 0.85 * statistics.geometric_mean(lost[kind, False])
     assert max(lost["natural", False]) > ALLOWED  # such a network ran unchanged
     assert max(lost["natural", True]) <= ALLOWED
 
