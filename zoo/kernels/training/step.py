@@ -20,6 +20,9 @@ EAGER_STEPS = 3
 """Steps of a new shape that run as they are before one is captured: libraries and optimisers make what they keep in the first ones."""
 KEPT_GRAPHS = 4
 
+UNTOUCHED = -12345.678
+"""What a graph's loss is before its first replay: one that stays so has captured nothing, for its kernels went to another stream."""
+
 
 @dataclass(slots=True)
 class _Graph:
@@ -83,7 +86,8 @@ class FastStep:
         if self._prepared.renew():
             self._forget()
         key = self._key(images, target)
-        if (captured := self._graphs.get(key)) is None:
+        new = (captured := self._graphs.get(key)) is None
+        if captured is None:
             if self._eager.get(key, 0) < EAGER_STEPS or self.unchanged:
                 self._eager[key] = self._eager.get(key, 0) + 1
                 return self._aside(images, target)
@@ -103,6 +107,8 @@ class FastStep:
                 parameter.grad = gradient
             self._last = captured
         captured.graph.replay()
+        if new and bool(captured.loss == UNTOUCHED):
+            return self._never(key, images, target)
         self._finish()
         return captured.loss.clone()
 
@@ -186,12 +192,22 @@ class FastStep:
                     self.optimizer.step()
         except RuntimeError as error:
             first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            self.unchanged = f"the step can't be captured: {first}"
-            warnings.warn(f"fast_step runs its calls one by one: {self.unchanged}", stacklevel=3)
-            self.optimizer.zero_grad(set_to_none=True)
-            torch.cuda.synchronize(self.device)
+            self._give_up(first)
             return None
+        loss.fill_(UNTOUCHED)
         return _Graph(graph, own, right, loss, [p.grad for p in self._parameters()])
+
+    def _never(self, key: Any, images: Tensor, target: Tensor) -> Tensor:
+        """Give a graph up that does nothing, and do the step as it is."""
+        self._graphs.pop(key)
+        self._give_up("its graph is empty")
+        return self._aside(images, target)
+
+    def _give_up(self, reason: str) -> None:
+        self.unchanged = f"the step can't be captured: {reason}"
+        warnings.warn(f"fast_step runs its calls one by one: {self.unchanged}", stacklevel=4)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize(self.device)
 
     def _forget(self) -> None:
         """Begin without graphs: the optimiser has other tensors now."""
