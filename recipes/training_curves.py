@@ -53,21 +53,7 @@ def trained_by(way: str, cls: type[Model], seed: int, images: Tensor, labels: Te
     optimizer = torch.optim.SGD(network.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
     loss_of = nn.CrossEntropyLoss()
     casts = torch.bfloat16 if way.endswith("bfloat16") else None
-    step: Callable[[Tensor, Tensor], Tensor]
-    if way.startswith("fast"):
-        with torch.autocast(images.device.type, casts):
-            model = fast(network, train=True, example=images[: args.batch])
-        step = fast_step(model, loss_of, optimizer, dtype=casts)
-    else:
-
-        def step(x: Tensor, target: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            with torch.autocast(images.device.type, casts, casts is not None):
-                loss = loss_of(network(x), target)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
+    step = _stepper(network, loss_of, optimizer, casts, images[: args.batch] if way.startswith("fast") else None)
     order = torch.Generator().manual_seed(1000 + seed)
     found = []
     for number in range(args.steps):
@@ -76,6 +62,27 @@ def trained_by(way: str, cls: type[Model], seed: int, images: Tensor, labels: Te
         chosen = torch.randint(len(images), (args.batch,), generator=order).to(images.device)
         found.append(step(images[chosen], labels[chosen]))
     return torch.stack(found).float().tolist()
+
+
+def _stepper(
+    network: nn.Module, loss_of: nn.Module, optimizer: torch.optim.Optimizer, casts: torch.dtype | None, example: Tensor | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a step as people write it, or `fast_step`'s where there is an example to make it with."""
+    device = next(network.parameters()).device.type
+    if example is not None:
+        with torch.autocast(device, casts, casts is not None):
+            model = fast(network, train=True, example=example)
+        return fast_step(model, loss_of, optimizer, dtype=casts)
+
+    def plainly(images: Tensor, target: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast(device, casts, casts is not None):
+            loss = loss_of(network(images), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return plainly
 
 
 def smoothed(losses: list[float]) -> list[tuple[float, float]]:

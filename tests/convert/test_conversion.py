@@ -115,7 +115,7 @@ def test_a_bias_before_a_batchnorm_goes_into_its_mean(network: nn.Module, images
     found = adopted(network, a_file(tensors))
     assert found.report.ok
     assert found.moved == {"conv"}
-    assert any("1 convolutions" in note for note in found.notes)
+    assert any("1 convolution" in note for note in found.notes)
     assert close(loaded(network, found), theirs.eval(), images)
     assert not close(network, theirs, images)
     assert str(found.tensors["norm.running_mean"].steps[-1]) == "minus their_conv.bias"

@@ -98,6 +98,7 @@ class Compilers:
     def __init__(self, capability: tuple[int, int]) -> None:
         self._arguments = [str(10 * capability[0] + capability[1])]
         self._idle: list[subprocess.Popen[bytes]] = []
+        self._closed = False
 
     def compile(
         self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
@@ -122,16 +123,21 @@ class Compilers:
         for thread in threads:
             thread.start()
         until, late = None if seconds is None else time.monotonic() + seconds, False
-        while any(thread.is_alive() for thread in threads):
-            if late := until is not None and time.monotonic() > until:
-                waiting.clear()
-                for process, thread in zip(processes, threads, strict=True):
-                    if thread.is_alive():
-                        process.kill()
-                        process.wait()
-            if progress is not None:
-                progress(len(done), len(tasks), tasks[done[-1] if done else 0].name)
-            next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
+        try:
+            while any(thread.is_alive() for thread in threads):
+                if late := until is not None and time.monotonic() > until:
+                    waiting.clear()
+                    for process, thread in zip(processes, threads, strict=True):
+                        if thread.is_alive():
+                            process.kill()
+                            process.wait()
+                if progress is not None:
+                    progress(len(done), len(tasks), tasks[done[-1] if done else 0].name)
+                next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
+        except BaseException:  # an interrupt: nobody begins another one
+            waiting.clear()
+            self.close()
+            raise
         for process in (gone := [process for process in processes if process.poll() is not None]):
             _end(process)
         self._idle = [process for process in processes if process not in gone]
@@ -148,12 +154,19 @@ class Compilers:
         return self._idle
 
     def _start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise OSError("no more is to be compiled")
         command = [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=_environment())
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=_environment())
+        if self._closed:  # meanwhile
+            _end(process)
+            raise OSError("no more is to be compiled")
+        return process
 
     def close(self) -> None:
         """End the processes."""
+        self._closed = True
         for process in self._idle:
             _end(process)
         self._idle = []
@@ -187,7 +200,7 @@ def _feed(
         process, answers, index = processes[place], 0, -1
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(IndexError, OSError, EOFError, pickle.UnpicklingError):
+        with suppress(IndexError, OSError, EOFError, ValueError, pickle.UnpicklingError):  # ValueError: `close` has closed the pipe
             while True:
                 index = waiting.popleft()
                 _send(process.stdin, tasks[index].portable())

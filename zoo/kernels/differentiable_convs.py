@@ -72,8 +72,8 @@ class _ConvBiasAct(torch.autograd.Function):
             y, index = max_pool.launch(rows(y), **pool)
             kept = y
             ctx.pool = {"size": size, **{name: pool[name] for name in ("kernel", "stride", "padding")}}
-        ctx.save_for_backward(x, weight, bias, kept if act != "none" else None, index)
-        ctx.act, ctx.window = act, window
+        ctx.save_for_backward(x, weight, None if act in BY_OUTPUT else bias, kept if act != "none" else None, index)
+        ctx.act, ctx.window, ctx.of_bias = act, window, None if bias is None else bias.dtype
         return y
 
     @staticmethod
@@ -93,7 +93,7 @@ class _ConvBiasAct(torch.autograd.Function):
             found = torch.ops.aten.convolution_backward(
                 gradient, x, weight, None, *window, False, [0, 0], ctx.window["groups"][0], [of_x, of_weight, False]
             )
-        of_b = sums.to(bias.dtype) if bias is not None and of_bias and sums is not None else None
+        of_b = sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None
         return found[0], found[1], of_b, None, None, None
 
 

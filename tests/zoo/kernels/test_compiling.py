@@ -115,6 +115,21 @@ def test_a_compiler_that_dies_takes_its_own_task_along_and_no_other(cache: Path,
         assert compilers.compile(works) == {0, 1, 2, 5, 6}
 
 
+def test_an_interrupt_leaves_no_compiler_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    start = Compilers._start
+    monkeypatch.setattr(Compilers, "_start", lambda self: (begun.append(start(self)), begun[-1])[1])
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), closing(Compilers((9, 0))) as compilers:
+        compilers.compile([norm_of(16 * channels) for channels in range(1, 9)], progress=interrupt)
+    time.sleep(0.5)  # for whoever would begin another one
+    assert begun
+    assert all(process.poll() is not None for process in begun)
+
+
 def test_few_kernels_are_left_to_their_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling.subprocess, "Popen", None)
     tasks = tasks_of(zoo.SqueezeNet1_1, 64)[:3]

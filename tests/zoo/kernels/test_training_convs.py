@@ -431,7 +431,7 @@ def test_vgg_is_a_column_of_chains() -> None:
 
 @pytest.mark.parametrize(("pieces", "calls"), [(9.0, 12.0), (12.0, 9.0)])
 def test_a_chain_with_a_pool_competes_with_its_pieces_and_with_pytorch(pieces: float, calls: float) -> None:
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)).train()
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 2, 1, bias=False)).train()
     recording = record(network, (torch.randn(2, 3, 8, 8),), {}, torch.device("cpu"))
     left = [10.0, pieces, calls, 5.0, 9.0, 3.0, 4.0]
 

@@ -435,3 +435,13 @@ def test_values_written_in_place_behind_a_view_are_seen() -> None:
     for out in outputs:
         out.square().mean().backward()
     same(eager, quick)
+
+
+def test_a_first_call_inside_of_a_checkpoint_is_planned_beside_it() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
+    network(images())
+    model = fast(network.train(), train=True, example=images())
+    more = torch.cat([images(), images()])
+    torch.utils.checkpoint.checkpoint(model, more, use_reentrant=False).sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+    assert not model.unchanged

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the same call: torch 2.14 has renamed it
-
 
 def gathered(row: Tensor, group: Any) -> Tensor:
     """Return every process's row of statistics (1, 3, C) as (processes, 3, C), in the order of their ranks."""
     every = row.new_empty((dist.get_world_size(group), *row.shape[1:]))
-    _gather(every, row.contiguous(), group=group)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the same call: torch 2.14 has renamed it
+    gather(every, row.contiguous(), group=group)
     return every
 
 

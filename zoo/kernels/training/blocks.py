@@ -160,7 +160,7 @@ def _block(finder: Finder, found: list[Placed], run: Sequence[_Layer], end: int,
     inner = [number for index in order for number in finder.calls[index].makes if number != end]
     reads = (start, *(number for layer in run for number in layer.tensors))
     seen = any(not indices.issuperset(finder.readers.get(number, ())) or number in finder.outputs for number in inner)
-    written = any(finder.values[end].memory in call.writes for call in finder.calls)
+    written = end in finder.outputs or any(finder.values[end].memory in call.writes for call in finder.calls)
     fits = {finder.values[number].dtype for number in (start, end)} == {finder.values[run[0].makes].dtype}
     if seen or written or not fits or len(set(reads)) < len(reads) or order[-1] != makers[end]:
         return None

@@ -85,9 +85,10 @@ class Check:
     def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""
         memo = shared.groups(self.network)
+        learning = {id(parameter) for parameter in self.network.parameters()}  # stand-ins of `fast_step` are no `nn.Parameter`
         for tensor in (*self.network.parameters(), *self.network.buffers()):
             moved = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
-            memo[id(tensor)] = nn.Parameter(moved, tensor.is_floating_point()) if isinstance(tensor, nn.Parameter) else moved
+            memo[id(tensor)] = nn.Parameter(moved, tensor.is_floating_point()) if id(tensor) in learning else moved
         return shared.lonely(copy.deepcopy(self.network, memo))
 
     def _leaves(self, dtype: torch.dtype | None, seed: int) -> list[Any]:

@@ -18,6 +18,9 @@ from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording
 from zoo.kernels.training.replay import Chain
 
+LONGEST_S = 300.0
+"""Seconds after which what is not compiled is left to its first call: a compiler may hang."""
+
 Blank = tuple[tuple[int, ...], torch.dtype, bool]
 """Shape, dtype, and whether a gradient is asked of it."""
 
@@ -66,7 +69,7 @@ def compile_chains(recordings: Sequence[Recording]) -> None:
         return
     found = {key: work for recording in recordings for key, work in _works(recording)}
     with closing(Compilers(torch.cuda.get_device_capability(device))) as compilers:
-        compilers.compile(list(found.values()))
+        compilers.compile(list(found.values()), LONGEST_S)
 
 
 def _works(recording: Recording) -> Iterator[tuple[Any, ChainWork]]:

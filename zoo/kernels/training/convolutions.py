@@ -50,9 +50,10 @@ def _run(x: Tensor, weight: Tensor, bias: Tensor, *, dtype: Any, **options: Any)
 
 
 def _written(finder: Finder, number: int, last: int) -> bool:
-    """Tell whether anybody writes into the memory of a value behind the call that makes it."""
+    """Tell whether anybody may write into the memory of a value behind the call that makes it: into outputs the network's caller may."""
     memory = finder.values[number].memory
-    return any(memory in call.writes for call in finder.calls[last + 1 :])
+    mine = {finder.values[leaf].memory for leaf in finder.outputs}
+    return memory in mine or any(memory in call.writes for call in finder.calls[last + 1 :])
 
 
 def pooled(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:

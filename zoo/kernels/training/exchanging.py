@@ -26,16 +26,23 @@ class Exchange:
     def __init__(self, model: DistributedDataParallel) -> None:
         self.network: nn.Module = model.module
         self.group: Any = model.process_group
-        self._size = dist.get_world_size(self.group)
-        self._buffers = list(model.modules_buffers) if model.broadcast_buffers else []
+        self._size, self._spreads = dist.get_world_size(self.group), model.broadcast_buffers
 
     @staticmethod
     def refuses(model: DistributedDataParallel) -> str:
-        """Say why its own hooks have to exchange the gradients; empty where they don't."""
-        if getattr(model, "_comm_hooks", None):
-            return "its gradients go through a hook of their own"
-        if getattr(model, "_delay_all_reduce_params", None):
-            return "it exchanges some gradients late"
+        """Say why its own hooks have to exchange the gradients; empty where they don't. It may change from one step to the next."""
+        if getattr(model, "_comm_hooks", None) or getattr(model, "buffer_hook", None):
+            return "its gradients or buffers go through a hook of their own"
+        if getattr(model, "_delay_all_reduce_params", None) or getattr(model, "mixed_precision", None) is not None:
+            return "it exchanges gradients late, or in another dtype"
+        if model.find_unused_parameters or model.parameters_to_ignore:
+            return "not all parameters learn in all processes"
+        if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in model.parameters()):
+            return "a parameter has hooks"
+        if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
+            return "it has hooks itself"
+        if any(getattr(module, "sparse", False) for module in model.modules()) or not all(map(_gapless, model.parameters())):
+            return "gradients are sparse, or parameters have gaps"
         return ""
 
     @contextmanager
@@ -47,6 +54,8 @@ class Exchange:
             places += [(module._parameters, name, p) for name, p in module._parameters.items() if p is not None]
         try:
             for holder, name, parameter in places:
+                if parameter.requires_grad:
+                    parameter.grad = None
                 if parameter not in found:
                     found[parameter] = parameter.detach().requires_grad_(parameter.requires_grad)
                 holder[name] = found[parameter]
@@ -58,14 +67,20 @@ class Exchange:
     def spread(self) -> None:
         """Give all processes the first one's buffers, as DistributedDataParallel does before each forward."""
         with torch.no_grad():
-            for same in _by_dtype(self._buffers):
+            for same in _by_dtype(list(self.network.buffers()) if self._spreads else []):
                 flat = torch.cat([buffer.reshape(-1) for buffer in same])
                 dist.broadcast(flat, group=self.group, group_src=0)
-                torch._foreach_copy_(same, _views(flat, same))  # pyright: ignore[reportPrivateImportUsage]
+                pieces = flat.split([buffer.numel() for buffer in same])
+                views = [piece.view(buffer.shape) for piece, buffer in zip(pieces, same, strict=True)]
+                torch._foreach_copy_(same, views)  # pyright: ignore[reportPrivateImportUsage]
 
     def average(self, learnt: dict[nn.Parameter, Tensor]) -> None:
-        """Set the parameters' gradients to the mean of all processes' stand-ins'."""
-        known = {parameter: stand_in.grad for parameter, stand_in in learnt.items() if stand_in.grad is not None}
+        """Set the parameters' gradients to the mean of all processes', of what went to the stand-ins and to the parameters themselves."""
+        known: dict[nn.Parameter, Tensor] = {}
+        for parameter, stand_in in learnt.items():  # a penalty in the loss knows the parameter
+            both = [g for g in (stand_in.grad, parameter.grad) if g is not None]
+            if both:
+                known[parameter] = both[0] if len(both) == 1 else both[0] + both[1]
         for stand_in in learnt.values():
             stand_in.grad = None
         with torch.no_grad():
@@ -77,6 +92,17 @@ class Exchange:
                 dist.all_reduce(flat.div_(self._size), group=self.group)
                 for parameter, view in zip(own, views, strict=True):
                     parameter.grad = view
+
+
+def _gapless(parameter: Tensor) -> bool:
+    """Tell whether a parameter's elements fill its memory, in whichever order."""
+    spans = sorted((stride, size) for stride, size in zip(parameter.stride(), parameter.size(), strict=True) if size > 1)
+    expected = 1
+    for stride, size in spans:
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:

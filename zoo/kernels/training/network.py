@@ -126,7 +126,8 @@ class FastTraining(nn.Module):
                 return plan
             shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             try:
-                with torch.inference_mode(False):
+                hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+                with torch.inference_mode(False), hooks:  # what the check saves is not for a checkpoint around this call
                     found = checked(self.network, args, kwargs, self._known, self._clock(args, kwargs))
                 plan = _Plan(found.replay, found.replay.at(self.network), _report(shapes, found))
             except Untraceable as error:

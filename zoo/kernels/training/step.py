@@ -81,6 +81,10 @@ class FastStep:
         Returns:
             the loss before the step, a scalar on the device that no later step overwrites; nobody waits for it.
         """
+        if self._exchange is not None and (reason := Exchange.refuses(self.model)):  # pyright: ignore[reportArgumentType]
+            self._exchange, self.unchanged = None, _outside(reason)
+            if self._prepared is not None:
+                self._forget()
         if self._prepared is None:
             return self._plainly(images, target)
         if self._prepared.renew():
@@ -217,9 +221,13 @@ class FastStep:
         self._last = None
 
 
+def _outside(reason: str) -> str:
+    return f"DistributedDataParallel exchanges gradients outside of a graph: {reason}"
+
+
 def _refused(model: nn.Module) -> str:
     if isinstance(model, DistributedDataParallel) and (reason := Exchange.refuses(model)):
-        return f"DistributedDataParallel exchanges gradients outside of a graph: {reason}"
+        return _outside(reason)
     if any(hasattr(module, "unshard") for module in model.modules()):
         return "FSDP gathers parameters outside of a graph"
     return ""
