@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ RELUS = ("relu", "relu_", "relu6", "hardtanh", "leaky_relu", "silu", "hardswish"
 
 
 @contextmanager
-def attributes(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
+def attributes(changes: list[tuple[Any, str, Any]]) -> Generator[None]:
     """Give modules other values of some attributes: (module, name, value)."""
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     for module, name, value in changes:
@@ -28,7 +28,7 @@ def attributes(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def padded(convolutions: list[Any], pads: str, pools: bool = True) -> Iterator[None]:
+def padded(convolutions: list[Any], pads: str, pools: bool = True) -> Generator[None]:
     """Pad as `pads` says, SAME or half the kernel on each side, whatever the layers say themselves."""
     from torch.nn import functional as F
 

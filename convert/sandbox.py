@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -267,7 +267,7 @@ def _size(place: Path, path: Path) -> int:
 
 
 @contextmanager
-def _held(data: Buffer | None) -> Iterator[int | None]:
+def _held(data: Buffer | None) -> Generator[int | None]:
     """Lend bytes as an open file without a name, which nobody can change any more; None where there are none, or no way to do so."""
     if data is None or sys.platform == "win32":
         yield None

@@ -184,7 +184,7 @@ def verify_all() -> list[tuple[str, bool, str]]:
     files = [(names.get(path.name, path.name), path, path.name) for path in (cache.root / "blobs" / "sha256").glob("*/*")]
     shipped = (row for row in checkpoints() if row.sources[0].startswith("package:"))
     files += [(_title(row), found.path, found.sha256) for row in shipped if (found := cache.lookup(row))]
-    results = []
+    results: list[tuple[str, bool, str]] = []
     for name, path, sha256 in files:
         name, ok, detail = _rehash(cache, name, path, sha256)
         if before := aside.pop(sha256, None):

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -26,7 +26,7 @@ Leaf = Callable[[str, tuple[int, ...], np.dtype[Any], Callable[[], np.ndarray]],
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Generator[None]:
     """Put the file's name before an error that lacks it."""
     try:
         yield
