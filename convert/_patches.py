@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from convert import _windows
@@ -137,5 +138,5 @@ def activations() -> dict[str, Callable[[Tensor], Tensor]]:
     """List the activations that networks have, by name."""
     from torch.nn import functional as F
 
-    leaky = {f"leaky ReLU of slope {slope}": (lambda x, slope=slope: F.leaky_relu(x, slope)) for slope in (0.01, 0.1, 0.2, 0.3)}
+    leaky = {f"leaky ReLU of slope {slope}": partial(F.leaky_relu, negative_slope=slope) for slope in (0.01, 0.1, 0.2, 0.3)}
     return {"ReLU": F.relu, "ReLU6": F.relu6, **leaky, "SiLU": F.silu, "hard-swish": F.hardswish, "ELU": F.elu, "GELU": F.gelu}

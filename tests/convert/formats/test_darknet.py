@@ -143,7 +143,7 @@ def test_every_section_with_numbers_takes_its_own(tmp_path: Path, section: str, 
 def test_a_file_that_was_cut_off_on_purpose_says_where(tmp_path: Path) -> None:
     source = read(tmp_path, made.CFG, made.encode(arrays()[:5]))
     assert len(source.tensors) == 5
-    assert any("end with section 0; 2 sections behind it, from 2 on" in note for note in source.notes)
+    assert any("end with section 0; none are left for 2 sections behind, from 2 on" in note for note in source.notes)
 
 
 def test_sections_that_are_not_to_be_loaded_have_no_numbers(tmp_path: Path) -> None:
