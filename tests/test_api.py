@@ -94,7 +94,7 @@ def test_a_name_without_a_page_is_no_page(api: ModuleType, monkeypatch: pytest.M
 
 def test_help_can_be_read() -> None:
     """The first screen says what there is; it would take seventy thousand lines if `__all__` had the networks."""
-    text = pydoc.render_doc(zoo, renderer=pydoc.plaintext)
+    text = pydoc.plain(pydoc.render_doc(zoo))
     first = text[: text.index("PACKAGE CONTENTS")]
     assert [call for call in ("trained", "predict", "features", "embed", "finetune", "fast") if f"{call}(" not in first] == []
     assert len(first.splitlines()) < 30

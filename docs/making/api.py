@@ -28,8 +28,7 @@ PAGES: dict[str, dict[str, str]] = {
             find gc get HashMismatch InsecureSource Installed LimitExceeded load MalformedFile MissingLibrary NonFinite NoPretrainedWeights
             NoSpace NoSuchFile NotLocked Offline open_weights OutputsDiffer Preprocessing ProtocolError RateLimited read_file ReaderCrashed
             ReaderUnavailable recognise remove Removed SizeMismatch SourceUnavailable UnknownWeights UnsafeFormat UnsupportedFormat
-            Verified verify
-            verify_all WeightsError WeightsMismatch""",
+            Verified verify verify_all WeightsError WeightsMismatch""",
         "convert": "ConvertError",
     },
     "convert": {"convert": "ConvertError core flip formats names read Source"},
