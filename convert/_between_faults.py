@@ -11,7 +11,7 @@ import numpy as np
 
 from convert import _fault, _probe, execute
 from convert._fault import Fault, Trial
-from convert._layer_faults import _orders
+from convert._layer_faults import orders_of
 from convert.graph import Node
 from convert.source import Source
 from weights.errors import ConvertError
@@ -108,7 +108,7 @@ def _others(node: Node) -> Iterator[tuple[str, str, Node]]:
     if node.op in ("maxpool", "avgpool"):
         yield from _pools(node, with_)
     if node.op in ("concat",):
-        for order in _orders(len(node.inputs)):
+        for order in orders_of(len(node.inputs)):
             permuted = tuple(node.inputs[i] for i in order)
             yield _fault.CONCAT, f"theirs concatenates {', '.join(node.inputs)}; ours {', '.join(permuted)}", replace(node, inputs=permuted)
     if node.op in ACTIVATIONS or node.op in ("clip", "softplus"):
@@ -175,7 +175,8 @@ def images(ours: np.ndarray, theirs: np.ndarray, limit: float) -> Fault | None:
         return None
     for reversed_ in (False, True) if ours.shape[1] == 3 else (False,):
         seen = ours[:, ::-1] if reversed_ else ours
-        factors, offsets = [], []
+        factors: list[float] = []
+        offsets: list[float] = []
         for channel in range(seen.shape[1]):
             x, y = seen[:, channel].ravel(), theirs[:, channel].ravel()
             spread = float(((x - x.mean()) ** 2).sum())

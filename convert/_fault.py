@@ -151,7 +151,7 @@ class Site:
     blocks: tuple[int, ...] = ()
     last: bool = False
     shifted: bool = False
-    tried: list[Trial] = field(default_factory=list)
+    tried: list[Trial] = field(default_factory=list[Trial])
 
     def error(self, values: np.ndarray | None, target: np.ndarray | None = None) -> float:
         """Measure a hypothesis's values; None are those that could not be computed."""

@@ -15,7 +15,7 @@ from convert import _fault, _patches, _probe
 from convert._fault import Fault, Trial
 from convert._layer_faults import ORDERS, match_columns
 from convert.certificate import as_comparable
-from convert.network import Layer, layers
+from convert.network import Layer, layers, modules_of
 from convert.steps import FlattenOrder
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Search:
 
     before: float
     fault: Fault | None = None
-    tried: list[Trial] = field(default_factory=list)
+    tried: list[Trial] = field(default_factory=list[Trial])
     said: str = "no change to the whole network that was tried gives the reference's outputs"
 
 
@@ -173,7 +173,7 @@ def _guesses(twin: nn.Module, inputs: np.ndarray) -> list[Guess]:
     found = layers(twin, inputs.shape[1:])
     convolutions = [layer.name for layer in found if layer.kind in ("conv", "depthwise", "transposed")]
     guesses = [*_kernels(convolutions), *_dense(found), *_images(inputs), *_norms(twin, found)]
-    modules = dict(twin.named_modules())
+    modules = modules_of(twin)
     strided = [modules[name] for name in convolutions if isinstance(modules[name], nn.Conv2d)]
     guesses += [
         Guess(_fault.SAME, "SAME padding in every convolution and pool", patch=lambda: _patches.padded(strided, "same_upper")),
@@ -271,7 +271,7 @@ def _rescaled(name: str, now: tuple[np.ndarray, np.ndarray], other: str, then: t
 
 
 def _norms(twin: nn.Module, found: list[Layer]) -> Iterator[Guess]:
-    modules = dict(twin.named_modules())
+    modules = modules_of(twin)
     names = [layer.name for layer in found if layer.kind == "norm"]
 
     def vectors(do: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Weights:
@@ -311,7 +311,7 @@ _NORM = ("weight", "bias", "running_mean", "running_var")
 def _bottlenecks(found: list[Layer], modules: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Find a 1x1 convolution and the larger one that follows it in the same block, of which exactly one has a stride."""
     convolutions = [layer.name for layer in found if layer.kind in ("conv", "depthwise")]
-    pairs = []
+    pairs: list[tuple[Any, Any]] = []
     for first, second in pairwise(convolutions):
         a, b = modules[first], modules[second]
         together = first.rpartition(".")[0] == second.rpartition(".")[0] or first.split(".")[:-2] == second.split(".")[:-2]

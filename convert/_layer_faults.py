@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from convert.steps import FlattenOrder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+Divisor = Callable[[np.ndarray, float], np.ndarray]
 
 ORDERS = ("hwc", "cwh", "whc", "wch", "hcw")
 VECTORS = ("gamma", "beta", "mean", "variance")
@@ -32,7 +35,7 @@ def explain(site: Site) -> Fault | None:
         return _head(site)
     if isinstance(site.module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
         found = _weights(site)
-    elif isinstance(site.module, nn.modules.batchnorm._BatchNorm):
+    elif isinstance(site.module, nn.modules.batchnorm._BatchNorm):  # pyright: ignore[reportPrivateUsage]  # the class of all BatchNorms has no public name
         found = _norm(site)
     return found or (_head(site) if site.last else None) or _replaced(site)
 
@@ -122,15 +125,19 @@ def _inputs(site: Site, weight: Tensor) -> list[Change]:
     """List orders of the input channels, and orders in which a flattened map is read."""
     axis = 0 if "Transpose" in type(site.module).__name__ else 1
     found: list[Change] = []
+
+    def add(cause: str, said: str, how: Callable[[Tensor], Tensor]) -> None:
+        found.append(Change(cause, said, how))
+
     if weight.shape[axis] == 3 and weight.dim() == 4 and getattr(site.module, "groups", 1) == 1:
-        found.append(Change(_fault.BGR, "the input channels reversed", lambda w: w.flip(axis)))
+        add(_fault.BGR, "the input channels reversed", lambda w: w.flip(axis))
     if len(site.blocks) > 1 and sum(site.blocks) == weight.shape[axis]:
-        for order in _orders(len(site.blocks)):
+        for order in orders_of(len(site.blocks)):
             index = _blocks(site.blocks, order).argsort()
             said = f"the input channels' blocks in the order {', '.join(str(i + 1) for i in order)}"
-            found.append(Change(_fault.CONCAT, said, lambda w, index=index: w.index_select(axis, index)))
+            add(_fault.CONCAT, said, partial(_selected, axis=axis, index=index))
     if weight.dim() == 2 and weight.shape[0] == weight.shape[1]:
-        found.append(Change(_fault.TRANSPOSED, "the dense weight transposed", lambda w: w.T))
+        add(_fault.TRANSPOSED, "the dense weight transposed", lambda w: w.T)
     if site.grid is not None and site.grid[1] * site.grid[2] > 1 and site.node.op == "dense":
         for order in ORDERS:
             step = FlattenOrder(*site.grid, order)
@@ -138,8 +145,12 @@ def _inputs(site: Site, weight: Tensor) -> list[Change]:
                 (f"the inputs read in the order {order}", step.do),
                 (f"the inputs put back from the order {order}", step.undo),
             ):
-                found.append(Change(_fault.FLATTEN, said, lambda w, do=do: _reordered(w, do)))
+                add(_fault.FLATTEN, said, partial(_reordered, do=do))
     return found
+
+
+def _selected(weight: Tensor, axis: int, index: Tensor) -> Tensor:
+    return weight.index_select(axis, index)
 
 
 def _reordered(weight: Tensor, do: Any) -> Tensor:
@@ -154,7 +165,7 @@ def _outputs(site: Site, weight: Tensor) -> list[Change]:
     if groups > 1 and multiplier > 1:
         found.append(Change(_fault.CHANNELS, "the depthwise kernels ordered by channel, then multiplier", _by_channel(groups, multiplier)))
     if weight.dim() == 4 and weight.shape[0] == weight.shape[1] > 1 and groups == 1:
-        found.append(Change(_fault.CHANNELS, "the kernels' input and output channels swapped", lambda w: w.transpose(0, 1)))
+        found.append(Change(_fault.CHANNELS, "the kernels' input and output channels swapped", _swapped))
     return found
 
 
@@ -192,6 +203,14 @@ def _bias(site: Site) -> list[Change]:
     return [Change(_fault.BIAS, "the source's bias added", difference)] if np.any(difference) and (own is None or not own.any()) else []
 
 
+def _swapped(weight: Tensor) -> Tensor:
+    return weight.transpose(0, 1)
+
+
+def _deviation(variance: np.ndarray, eps: float) -> np.ndarray:
+    return np.sqrt(variance + eps)
+
+
 def _norm(site: Site) -> Fault | None:
     """Try a norm with its four vectors in other orders, another meaning of the fourth one, another epsilon."""
     module: Any = site.module
@@ -205,24 +224,26 @@ def _norm(site: Site) -> Fault | None:
         (1, 0, 2, 3): (_fault.SWAPPED, "gamma and beta swapped"),
         (0, 1, 3, 2): (_fault.MOMENTS, "mean and variance swapped"),
     }
-    orders = []
+    orders: list[Change] = []
     for order in permutations(range(4)):
         if order != (0, 1, 2, 3):
             named = (_fault.VECTORS, f"its vectors taken as {', '.join(VECTORS[order.index(i)] for i in range(4))}")
             cause, said = names.get(order, named)
             orders.append(Change(cause, said, order))
-    spreads = [
-        Change(_fault.SPREAD, "the second moment taken for a standard deviation", lambda v, e: v),
-        Change(_fault.SPREAD, "the second moment taken for a standard deviation, to which epsilon is added", lambda v, e: v + e),
-        Change(_fault.SPREAD, "the second moment taken for one over a standard deviation", lambda v, e: 1 / v),
-        Change(_fault.SPREAD, "the root of the second moment taken for the variance", lambda v, e: np.sqrt(np.sqrt(v) + e)),
-        Change(_fault.EPSILON, "epsilon added behind the root", lambda v, e: np.sqrt(v) + e),
+    divisors: list[tuple[str, str, Divisor]] = [
+        (_fault.SPREAD, "the second moment taken for a standard deviation", lambda v, e: v),
+        (_fault.SPREAD, "the second moment taken for a standard deviation, to which epsilon is added", lambda v, e: v + e),
+        (_fault.SPREAD, "the second moment taken for one over a standard deviation", lambda v, e: 1 / v),
+        (_fault.SPREAD, "the root of the second moment taken for the variance", lambda v, e: np.sqrt(np.sqrt(v) + e)),
+        (_fault.EPSILON, "epsilon added behind the root", lambda v, e: np.sqrt(v) + e),
     ]
+    spreads = [Change(*each) for each in divisors]
     epsilons = [Change(_fault.EPSILON, f"epsilon {eps:g} where ours has {module.eps:g}", eps)] if eps != module.eps else []
     factors = [Change(_fault.FACTOR, f"mean and variance divided by {factor:g}", factor)] if factor != 1 else []
 
     def attempt(changes: tuple[Change, ...], x: np.ndarray) -> np.ndarray:
-        vectors, added, divide, divisor = own, module.eps, 1.0, (lambda v, e: np.sqrt(v + e))
+        vectors, added, divide = own, module.eps, 1.0
+        divisor = _deviation
         for change in changes:
             if change in orders:
                 vectors = [own[i] for i in change.how]
@@ -261,15 +282,16 @@ def match_columns(ours: np.ndarray, theirs: np.ndarray, limit: float) -> tuple[s
     if few.shape[1] < 2 or not np.isfinite(few).all() or not np.isfinite(many).all():
         return None
     ranks = np.argsort(many[0], kind="stable")
-    at = np.clip(np.searchsorted(many[0][ranks], few[0]), 1, many.shape[1] - 1)
+    places = cast("np.ndarray", np.searchsorted(many[0][ranks], few[0]))
+    at: np.ndarray = np.clip(places, 1, many.shape[1] - 1)
     low, high = ranks[at - 1], ranks[at]
-    order = np.where(np.abs(many[0][low] - few[0]) <= np.abs(many[0][high] - few[0]), low, high)
+    order: np.ndarray = np.where(np.abs(many[0][low] - few[0]) <= np.abs(many[0][high] - few[0]), low, high)
     error = _probe.relative(few, many[:, order])
     if error > limit or len(set(order.tolist())) < len(order):
         return None
     extra = many.shape[1] - few.shape[1]
     which, other = ("ours", "theirs") if few is ours else ("theirs", "ours")
-    if extra and np.array_equal(order, np.arange(extra, many.shape[1])):
+    if extra and np.array_equal(order, range(extra, many.shape[1])):
         said = f"{other} has {extra} in front of {which}, such as a background class"
     elif np.array_equal(order, np.arange(len(order))):
         said = f"{other} has {extra} behind {which}" if extra else "they are the same"
@@ -335,7 +357,7 @@ def _holder(site: Site, weight: np.ndarray) -> str | None:
     return None
 
 
-def _orders(count: int) -> list[tuple[int, ...]]:
+def orders_of(count: int) -> list[tuple[int, ...]]:
     """List the orders of some blocks: all of few, of many the reversed one, the rotations and the swaps of neighbours."""
     straight = tuple(range(count))
     if count <= MOST_BLOCKS:
@@ -347,5 +369,5 @@ def _orders(count: int) -> list[tuple[int, ...]]:
 def _blocks(sizes: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
     import torch
 
-    starts = np.cumsum((0, *sizes[:-1]))
-    return torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + sizes[i]) for i in order]))
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return torch.tensor([at for i in order for at in range(starts[i], starts[i] + sizes[i])])

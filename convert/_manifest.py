@@ -15,6 +15,7 @@ from convert import steps as known_steps
 from convert.formats._guard import MAX_DEPTH, MAX_RANK, MAX_TENSORS
 from convert.formats._torch import EXTENDED
 from convert.graph import Graph, Node
+from convert.kinds import is_array, is_dict, is_list, is_mapping, is_scalar, is_tuple
 from convert.source import Positional, Source, Stored
 from convert.steps import Shape, Step
 
@@ -123,17 +124,17 @@ def packed(value: Any) -> Any:
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": repr(value)}
-    if isinstance(value, np.generic | np.ndarray):
-        array = np.ascontiguousarray(value).reshape(np.shape(value))
+    if is_scalar(value) or is_array(value):
+        array: np.ndarray = np.ascontiguousarray(value).reshape(np.shape(value))
         content = [dtype_name(array.dtype), list(array.shape), base64.b64encode(array.tobytes()).decode()]
-        return {"array" if isinstance(value, np.ndarray) else "scalar": content}
+        return {"array" if is_array(value) else "scalar": content}
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {"dict": [[packed(key), packed(inner)] for key, inner in value.items()]}
-    if isinstance(value, tuple):
+    if is_tuple(value):
         return {"tuple": [packed(inner) for inner in value]}
-    if isinstance(value, list):
+    if is_list(value):
         return [packed(inner) for inner in value]
     raise TypeError(f"{type(value).__name__} is nothing that a reader says")
 
@@ -142,9 +143,9 @@ def unpacked(value: Any, depth: int = 0) -> Any:
     """Turn it back."""
     if depth > MAX_DEPTH:
         raise ValueError("too deep")
-    if isinstance(value, list):
+    if is_list(value):
         return [unpacked(inner, depth + 1) for inner in value]
-    if not isinstance(value, dict):
+    if not is_dict(value):
         return value
     ((kind, inner),) = value.items()
     if kind == "float":
@@ -198,7 +199,7 @@ def _layout(layout: Positional, tensors: Mapping[str, Stored]) -> dict[str, Any]
     shapes = {one.stored_shape for one in tensors.values()}
     if len(shapes) > MAX_SHAPES:
         raise ValueError(f"{len(shapes)} different shapes in a file without names")
-    table = []
+    table: list[list[Any]] = []
     for kind in KINDS:
         for leaf in LEAVES:
             for shape in sorted(shapes):

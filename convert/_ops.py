@@ -46,6 +46,10 @@ class Call:
         """The layer's attributes."""
         return self.node.attrs
 
+    def draw(self, count: int) -> int:
+        """Choose one of so many."""
+        return int(self.random.integers(count))
+
     def stored(self, leaf: str) -> np.ndarray:
         """Read a tensor that the layer can't do without, as the file stores it."""
         array = self.raw(leaf)
@@ -110,7 +114,7 @@ def _conv(call: Call) -> np.ndarray:
     count = groups(call.node, taps, x.shape[1])
     out = _windows.convolve(x, taps, stride, dilation, count, turned)
 
-    chosen, image = int(call.random.integers(taps.shape[0])), int(call.random.integers(x.shape[0]))
+    chosen, image = call.draw(taps.shape[0]), call.draw(x.shape[0])
     first = chosen // (taps.shape[0] // count) * taps.shape[1]
     seen = x[image, first : first + taps.shape[1]]
     _agree(call.node, out[image, chosen], _windows.definition(seen, taps[chosen], stride, dilation, turned))
@@ -125,7 +129,7 @@ def _transposed(call: Call) -> np.ndarray:
     count, asked = int(call.attrs.get("groups", 1)), call.attrs.get("pads")
     full = _windows.spread(call.x, taps, stride, dilation, count, turned)
 
-    chosen, image = int(call.random.integers(full.shape[1])), int(call.random.integers(full.shape[0]))
+    chosen, image = call.draw(full.shape[1]), call.draw(full.shape[0])
     group, within = divmod(chosen, taps.shape[1])
     each = taps.shape[0] // count
     members = slice(group * each, (group + 1) * each)
@@ -256,11 +260,11 @@ def _upsample(call: Call) -> np.ndarray:
         return call.x.repeat(tall, 2).repeat(wide, 3)
     if mode != "bilinear":
         raise ConvertError(f"layer {call.node.name!r}: no enlargement {mode!r} is known here")
-    out = call.x
+    out: np.ndarray = call.x
     for axis, factor in ((2, tall), (3, wide)):  # pixels are areas: the centre of output i lies at (i + 1/2) / factor - 1/2
-        last = out.shape[axis] - 1
-        at = np.clip((np.arange(out.shape[axis] * factor) + 0.5) / factor - 0.5, 0, last)
-        low = np.floor(at).astype(int)
+        last = int(out.shape[axis]) - 1
+        at = np.minimum(np.maximum((np.arange((last + 1) * factor) + 0.5) / factor - 0.5, 0), last)
+        low: np.ndarray = np.floor(at).astype(int)
         share = (at - low).reshape((-1, 1) if axis == 2 else -1)
         out = out.take(low, axis) * (1 - share) + out.take(np.minimum(low + 1, last), axis) * share
     return out

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from convert import _windows
@@ -15,7 +16,7 @@ RELUS = ("relu", "relu_", "relu6", "hardtanh", "leaky_relu", "silu", "hardswish"
 
 
 @contextmanager
-def attributes(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
+def attributes(changes: list[tuple[Any, str, Any]]) -> Generator[None]:
     """Give modules other values of some attributes: (module, name, value)."""
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     for module, name, value in changes:
@@ -28,7 +29,7 @@ def attributes(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def padded(convolutions: list[Any], pads: str, pools: bool = True) -> Iterator[None]:
+def padded(convolutions: list[Any], pads: str, pools: bool = True) -> Generator[None]:
     """Pad as `pads` says, SAME or half the kernel on each side, whatever the layers say themselves."""
     from torch.nn import functional as F
 
@@ -137,5 +138,5 @@ def activations() -> dict[str, Callable[[Tensor], Tensor]]:
     """List the activations that networks have, by name."""
     from torch.nn import functional as F
 
-    leaky = {f"leaky ReLU of slope {slope}": (lambda x, slope=slope: F.leaky_relu(x, slope)) for slope in (0.01, 0.1, 0.2, 0.3)}
+    leaky = {f"leaky ReLU of slope {slope}": partial(F.leaky_relu, negative_slope=slope) for slope in (0.01, 0.1, 0.2, 0.3)}
     return {"ReLU": F.relu, "ReLU6": F.relu6, **leaky, "SiLU": F.silu, "hard-swish": F.hardswish, "ELU": F.elu, "GELU": F.gelu}

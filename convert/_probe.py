@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from convert.kinds import is_mapping, is_row
+from convert.network import modules_of
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
@@ -23,9 +26,9 @@ class Passed:
         failed: what PyTorch said if the pass broke off; shapes that don't fit each other do that.
     """
 
-    inputs: dict[str, np.ndarray] = field(default_factory=dict)
-    outputs: dict[str, np.ndarray] = field(default_factory=dict)
-    results: list[np.ndarray] = field(default_factory=list)
+    inputs: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    outputs: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    results: list[np.ndarray] = field(default_factory=list[np.ndarray])
     failed: str = ""
 
 
@@ -45,7 +48,7 @@ def tensor(array: np.ndarray) -> Tensor:
     """Copy an array of any strides to a float64 tensor."""
     import torch
 
-    return torch.from_numpy(np.array(array, np.float64, order="C"))
+    return torch.from_numpy(np.array(array, np.float64, order="C"))  # pyright: ignore[reportUnknownMemberType]  # torch gives its argument no type
 
 
 def forward(network: nn.Module, inputs: np.ndarray, watch: Collection[str] = (), *, may_fail: bool = False) -> Passed:
@@ -77,7 +80,7 @@ def forward(network: nn.Module, inputs: np.ndarray, watch: Collection[str] = (),
 
         return hook
 
-    modules: Mapping[str, Any] = dict(network.named_modules())
+    modules: Mapping[str, Any] = modules_of(network)
     handles = [handle for name in watch for handle in _hooked(modules[name], before(name), after(name))]
     try:
         with torch.no_grad():
@@ -101,7 +104,7 @@ def _hooked(module: Any, before: Any, after: Any) -> tuple[Any, Any]:
 def tensors_of(result: Any) -> list[Any]:
     if hasattr(result, "numpy"):
         return [result]
-    values = result.values() if isinstance(result, Mapping) else result if isinstance(result, list | tuple) else ()
+    values = result.values() if is_mapping(result) else result if is_row(result) else ()
     return [one for value in values for one in tensors_of(value)]
 
 

@@ -7,6 +7,7 @@ compares with the fast path in every layer of every run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def pair(value: Any, default: int = 1) -> Pair:
     """Read (h, w), one number for both, or nothing."""
     if value is None:
         return default, default
-    if isinstance(value, int | np.integer):
+    if isinstance(value, Integral):  # NumPy's are
         return int(value), int(value)
     height, width = value
     return int(height), int(width)
@@ -50,7 +51,8 @@ def resolve(pads: Any, size: Pair, kernel: Pair, stride: Pair, dilation: Pair = 
     if isinstance(pads, str):
         if pads not in ("same_upper", "same_lower"):
             raise ValueError(f'pads are four numbers, "same_upper", "same_lower" or "valid", not {pads!r}')
-        before, after = [], []
+        before: list[int] = []
+        after: list[int] = []
         for axis in (0, 1):
             reach = (kernel[axis] - 1) * dilation[axis] + 1
             total = max((-(-size[axis] // stride[axis]) - 1) * stride[axis] + reach - size[axis], 0)

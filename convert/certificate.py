@@ -15,6 +15,7 @@ import numpy as np
 from convert import _probe, execute
 from convert.core import Report
 from convert.graph import Graph
+from convert.kinds import is_array, is_dict, is_row
 from convert.source import Source
 from weights.wording import counted
 
@@ -74,7 +75,7 @@ class Evidence:
     proven: bool
     worst: float | None
     detail: str
-    layers: list[LayerError] = field(default_factory=list)
+    layers: list[LayerError] = field(default_factory=list[LayerError])
 
     @property
     def contradicts(self) -> bool:
@@ -141,7 +142,7 @@ def against_outputs(
             logits, by themselves and by their logarithm, and the detail says so.
         tolerance: the largest relative error that proves.
     """
-    theirs = [outputs] if isinstance(outputs, np.ndarray) else list(outputs)
+    theirs = [outputs] if is_array(outputs) else list(outputs)
     ours = _probe.forward(_probe.twin(network), inputs).results
     layers: list[LayerError] = []
     said = ""
@@ -266,7 +267,8 @@ def on_labelled(
     network.eval()
     with torch.no_grad():
         for batch in batches:
-            result = network(torch.from_numpy(np.ascontiguousarray(batch)).to(first.device, first.dtype))
+            images = torch.from_numpy(np.ascontiguousarray(batch))  # pyright: ignore[reportUnknownMemberType]  # its argument is untyped
+            result = network(images.to(first.device, first.dtype))
             result = next(iter(_probe.tensors_of(result)))
             found = result.flatten(1).argmax(1).cpu().numpy()
             right += int((found == np.asarray(labels[seen : seen + len(found)])).sum())
@@ -307,8 +309,8 @@ def _judged(kind: Kind, layers: list[LayerError], tolerance: float, what: str) -
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
+    if is_dict(value):
         return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
+    if is_row(value):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

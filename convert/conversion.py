@@ -45,9 +45,9 @@ class Adopted:
     tensors: dict[str, Stored]
     pairs: dict[str, str]
     report: Report
-    theirs: dict[str, Shape] = field(default_factory=dict)
-    moved: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    theirs: dict[str, Shape] = field(default_factory=dict[str, Shape])
+    moved: set[str] = field(default_factory=set[str])
+    notes: list[str] = field(default_factory=list[str])
 
 
 def adopt(

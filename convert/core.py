@@ -81,11 +81,11 @@ class Report:
         unused: rows that found none of their tensors.
     """
 
-    missing: list[tuple[str, str]] = field(default_factory=list)
-    unmatched: list[str] = field(default_factory=list)
-    misshaped: list[tuple[str, str, Shape, Shape]] = field(default_factory=list)
-    contested: list[str] = field(default_factory=list)
-    unused: list[Row] = field(default_factory=list)
+    missing: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    unmatched: list[str] = field(default_factory=list[str])
+    misshaped: list[tuple[str, str, Shape, Shape]] = field(default_factory=list[tuple[str, str, Shape, Shape]])
+    contested: list[str] = field(default_factory=list[str])
+    unused: list[Row] = field(default_factory=list[Row])
 
     @property
     def complete(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from convert._fault import Fault, Site, Trial
 from convert._windows import Pads, pair, resolve
 from convert.certificate import OUTPUT, before_softmax
 from convert.graph import Graph, Node
+from convert.kinds import is_array
+from convert.network import modules_of
 from convert.source import Source
 from weights.errors import ConvertError
 
@@ -51,7 +54,7 @@ class Diagnosis:
     before: float
     after: float | None = None
     remedy: str = ""
-    tried: list[Trial] = field(default_factory=list)
+    tried: list[Trial] = field(default_factory=list[Trial])
 
     @property
     def found(self) -> bool:
@@ -129,7 +132,7 @@ def diagnose_outputs(
     Returns:
         The cause, without a layer: outputs alone don't tell where.
     """
-    wanted = np.asarray(outputs if isinstance(outputs, np.ndarray) else outputs[0], np.float64)
+    wanted = np.asarray(outputs if is_array(outputs) else outputs[0], np.float64)
     search = _global_faults.explain(network, inputs, wanted, tolerance, seconds)
     if search.before <= tolerance:
         return Diagnosis(None, None, NOTHING, f"the outputs agree, relative error {search.before:.3g}", search.before)
@@ -156,7 +159,7 @@ class _Walk:
         self.pairs = {node.name: pairs[node.name] for node in self.order}
         self.moved = moved
         self.twin = _probe.twin(network)
-        self.modules: dict[str, Any] = dict(self.twin.named_modules())
+        self.modules: dict[str, Any] = modules_of(self.twin)
         self.end = before_softmax(graph, graph.outputs[0])
         self.theirs = execute.run(source, inputs_theirs, keep={*self.pairs, self.end, graph.outputs[0]})
         self.passed = _probe.forward(self.twin, inputs_ours, list(self.pairs.values()), may_fail=True)
@@ -183,14 +186,15 @@ class _Walk:
         return None
 
     def output(self) -> Diagnosis:
-        last, ours = self.graph.outputs[0], (self.passed.results or [np.zeros((len(self.images[1]), 0))])[0]
+        last = self.graph.outputs[0]
+        ours = self.passed.results[0] if self.passed.results else np.zeros((len(self.images[1]), 0))
         end = last if _probe.probabilities(ours) else self.end
         before = _probe.relative(ours, self.theirs[end])
         if before <= self.tolerance:
             said = f"{len(self.order)} layers and the output agree with what the file says, relative error {before:.3g}"
             return Diagnosis(None, None, NOTHING, said, before)
         tried: list[Trial] = []
-        fault = self._between(end, ours, self._limit(before), tried, lambda x: _probe.aligned(x, ours))
+        fault = self._between(end, ours, self._limit(before), tried, partial(_probe.aligned, theirs=ours))
         if fault is None and self.order:
             found = _layer_faults.match_columns(ours.reshape(len(ours), -1), self.theirs[end].reshape(len(ours), -1), self._limit(before))
             fault = None if found is None else Fault((_fault.HEAD,), found[0], found[1])

@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from convert.conversion import Undecided
+from convert.network import modules_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,7 +90,7 @@ def _observed(network: nn.Module, images: Tensor) -> dict[str, Moments]:
     """Run the images, and sum up what comes into each BatchNorm: numbers per channel, their sum and the sum of their squares."""
     import torch
 
-    norms = {name: module for name, module in network.named_modules() if _has_statistics(module)}
+    norms = {name: module for name, module in modules_of(network).items() if _has_statistics(module)}
     if not norms or not len(images):
         raise ValueError("there is no BatchNorm to compare with" if not norms else "there are no images to compare with")
     sums: dict[str, Moments] = {}
@@ -283,7 +284,8 @@ def _run(network: nn.Module, images: Tensor) -> Tensor:
     network.eval()
     try:
         with torch.inference_mode():
-            return torch.cat([network(share) for share in images.split(BATCH)]).clone()
+            shares = cast("tuple[Tensor, ...]", images.split(BATCH))  # pyright: ignore[reportUnknownMemberType]  # its argument is untyped
+            return torch.cat([network(share) for share in shares]).clone()
     finally:
         for module, mode in training.items():
             module.training = mode

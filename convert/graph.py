@@ -73,7 +73,7 @@ class Node:
     name: str
     op: str
     inputs: tuple[str, ...] = ()
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

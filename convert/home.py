@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from convert import names
+from convert.kinds import is_dict
 from convert.source import Source
 
 log = logging.getLogger("convert")
@@ -107,7 +108,7 @@ def _strange(source: Source) -> str:
         left: list[Any] = [json.loads(archive.read("config.json"))]
     while left:
         item = left.pop()
-        if isinstance(item, dict):
+        if is_dict(item):
             module, name = item.get("module"), item.get("class_name")
             elsewhere = isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
             if elsewhere or name in (
@@ -134,7 +135,7 @@ def _library(naming: str, source: Source, inputs: np.ndarray, family: type | str
 
         make = timm.create_model
     else:
-        from torchvision import models
+        from torchvision import models  # pyright: ignore[reportMissingTypeStubs]  # torchvision has none
 
         make = models.get_model
     keywords: Mapping[str, Any] = {} if classes is None else {"num_classes": classes}
@@ -146,7 +147,8 @@ def _library(naming: str, source: Source, inputs: np.ndarray, family: type | str
                 warnings.simplefilter("ignore")
                 network = make(architecture, **keywords).eval()
                 network.load_state_dict({name: as_tensor(stored.array()) for name, stored in source.tensors.items()})
-                made = network(torch.from_numpy(np.ascontiguousarray(inputs, np.float32)))
+                images = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))  # pyright: ignore[reportUnknownMemberType]  # torch gives its argument no type
+                made = network(images)
         except (RuntimeError, ValueError, KeyError, TypeError):  # not this one; a file with unusual options has no home to go to
             continue
         return AtHome(made.numpy(), f"{naming} {importlib.metadata.version(naming)}, {architecture}")

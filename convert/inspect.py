@@ -11,6 +11,7 @@ from typing import Any
 
 from convert import formats, names
 from convert.core import COUNTER, Shape
+from convert.kinds import is_dict
 from convert.source import Source, Stored
 
 LEARNT = {
@@ -122,7 +123,7 @@ class Inspection:
             place = root
             for module in modules:
                 inner = place.setdefault(module, {})
-                if not isinstance(inner, dict):  # a tensor and a module of one name
+                if not is_dict(inner):  # a tensor and a module of one name
                     inner = place.setdefault(f"{module}.", {})
                 place = inner
             place[leaf if leaf not in place else f"{leaf} (tensor)"] = tensor
@@ -221,7 +222,7 @@ def _conventions(source: Source) -> Counter[str]:
     found = Counter(stored.convention for stored in source.tensors.values() if stored.convention is not None)
     if source.positional and source.layout is not None and not found:
         found[source.layout.convention] = sum(len(stored.stored_shape) > 2 for stored in source.tensors.values())
-    return Counter({convention: count for convention, count in found.items() if convention is not None and count})
+    return Counter({convention: count for convention, count in found.items() if count})
 
 
 def _reason(source: Source) -> str:

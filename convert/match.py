@@ -143,7 +143,8 @@ class _Problem:
         self.rows: dict[tuple[str, str], Row] = {}
         self.domains: Domains = {}
         for name, layer in self.layers.items():
-            ours, found = self.leaves.get(name, {}), set()
+            ours = self.leaves.get(name, {})
+            found: set[str] = set()
             may_go = layer.kind != "norm" and (layer.eps is not None or only_norms_read(name, self.web, self.layers))
             for other, theirs in held.items():
                 row = compatible(layer, ours, theirs, bias_may_go=may_go, name=other)

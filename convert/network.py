@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from convert.kinds import is_dict, is_row
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -31,6 +33,11 @@ class Layer:
     grid: tuple[int, int, int] | None = None
 
 
+def modules_of(network: nn.Module) -> dict[str, nn.Module]:
+    """List a network's modules by name, itself as ""."""
+    return dict(network.named_modules())  # pyright: ignore[reportUnknownArgumentType]  # torch leaves the generator's type open
+
+
 def layers(network: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
     """Run a copy of the network on the meta device, in eval mode, and list its layers in the order in which they compute.
 
@@ -46,7 +53,7 @@ def layers(network: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
     import torch
 
     twin = copy.deepcopy(network).to("meta").eval()
-    names = {module: name for name, module in twin.named_modules()}
+    names = {module: name for name, module in modules_of(twin).items()}
     found: dict[str, Layer] = {}
     watch = _Watch()
 
@@ -87,7 +94,7 @@ def _layer(name: str, module: Any, inputs: tuple[str, ...], grid: tuple[int, int
         return Layer(name, "depthwise" if depthwise else "conv", inputs, module.groups)
     if isinstance(module, nn.Linear):
         return Layer(name, "linear", inputs, grid=grid if grid and grid[0] * grid[1] * grid[2] == module.in_features else None)
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):  # pyright: ignore[reportPrivateUsage]  # the class of all BatchNorms has no public name
         return Layer(name, "norm", inputs, eps=module.eps)
     return Layer(name, "other", inputs)
 
@@ -135,8 +142,8 @@ def _flattened(before: Any, after: Any, watch: _Watch) -> tuple[int, int, int] |
 
 
 def _flat(values: Any) -> list[Any]:
-    if isinstance(values, tuple | list):
+    if is_row(values):
         return [leaf for value in values for leaf in _flat(value)]
-    if isinstance(values, dict):
+    if is_dict(values):
         return [leaf for value in values.values() for leaf in _flat(value)]
     return [values]

@@ -26,8 +26,8 @@ def pair(a: Mapping[str, Stored], b: Mapping[str, Stored]) -> Pairs:
     and at last those of a leaf and shape that occur once in each.
     """
     found: Pairs = {name: (name, "name") for name, stored in a.items() if name in b and _size(stored) == _size(b[name])}
-    for how, key in (("values", _hash), ("leaf and values", lambda name, stored: (_leaf(name), _hash(name, stored)))):
-        _by(key, how, a, b, found, repeated=how != "values")
+    _by(_hash, "values", a, b, found)
+    _by(lambda name, stored: (_leaf(name), _hash(name, stored)), "leaf and values", a, b, found, repeated=True)
     _by_ranks(a, b, found)
     _by(lambda name, stored: (_leaf(name), *stored.shape), "shape", a, b, found)
     _by(lambda name, stored: (_leaf(name), *sorted(stored.shape)), "shape", a, b, found)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from convert.kinds import is_mapping, is_row
+
 FILTERS = 64
 """Filters of the first layer that are drawn."""
 SCALE = 6
@@ -108,7 +110,7 @@ class Facts:
     filters: tuple[np.ndarray, np.ndarray] | None = None
     samples: Sequence[Sample] = ()
     decision: str = ""
-    diagnosis: Mapping[str, Any] = field(default_factory=dict)
+    diagnosis: Mapping[str, Any] = field(default_factory=dict[str, Any])
     notes: Sequence[str] = ()
 
 
@@ -161,15 +163,15 @@ def _facts(heading: str, facts: Mapping[str, Any]) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return escape(", ".join(f"{key} {_plain(inner)}" for key, inner in value.items()))
-    if isinstance(value, list | tuple):
+    if is_row(value):
         return "<br>".join(_value(inner) for inner in value)
     return escape(str(value))
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, list | tuple):
+    if is_row(value):
         return "[" + ", ".join(map(_plain, value)) + "]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -249,7 +251,7 @@ def filter_sheet(kernels: np.ndarray) -> np.ndarray:
     shown = shown[:, :3] if shown.shape[1] == 3 else np.repeat(shown[:, :1], 3, axis=1)
     shown = np.nan_to_num(shown.transpose(0, 2, 3, 1), posinf=0, neginf=0)
     low, high = (reduce(shown, axis=(1, 2, 3), keepdims=True) for reduce in (np.min, np.max))
-    pixels = np.round(255 * (shown - low) / np.maximum(high - low, 1e-12)).astype(np.uint8)
+    pixels: np.ndarray = np.rint(255 * (shown - low) / np.maximum(high - low, 1e-12)).astype(np.uint8)
     columns = math.ceil(math.sqrt(len(pixels)))
     height, width = pixels.shape[1] * SCALE, pixels.shape[2] * SCALE
     rows = math.ceil(len(pixels) / columns)

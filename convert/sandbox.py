@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -32,6 +32,7 @@ import weights.errors as errors
 from convert import formats
 from convert._manifest import CUT, believed, dtype_name
 from convert.formats._guard import check
+from convert.kinds import is_dict, is_list
 from convert.source import Shape, Source
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable
 
@@ -175,7 +176,7 @@ class _Reader:
                 self.close()
                 raise LimitExceeded(f"{self.path} holds more than can be told of it: {length} bytes of names and shapes")
             told = json.loads(_exactly(answers, length))
-            if not isinstance(told, dict):
+            if not is_dict(told):
                 raise TypeError("no answer")
             if "error" not in told and into is not None and told["bytes"] == into.nbytes:
                 _fill(answers, into)
@@ -193,7 +194,7 @@ class _Reader:
 
     def _refused(self, error: Any) -> Exception:
         """Raise again what the reader raised; only our own kinds of error are taken."""
-        kind, words = error if isinstance(error, list) and len(error) == 2 else ("", str(error))
+        kind, words = error if is_list(error) and len(error) == 2 else ("", str(error))
         found = getattr(errors, str(kind), None) or {"FileNotFoundError": FileNotFoundError, "PermissionError": PermissionError}.get(kind)
         if isinstance(found, type) and issubclass(found, ConvertError | FileNotFoundError | PermissionError):
             return found(str(words))
@@ -267,7 +268,7 @@ def _size(place: Path, path: Path) -> int:
 
 
 @contextmanager
-def _held(data: Buffer | None) -> Iterator[int | None]:
+def _held(data: Buffer | None) -> Generator[int | None]:
     """Lend bytes as an open file without a name, which nobody can change any more; None where there are none, or no way to do so."""
     if data is None or sys.platform == "win32":
         yield None

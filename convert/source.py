@@ -109,9 +109,9 @@ class Source:
     graph: Graph | None = None
     flatten: str = "chw"
     spatial: Literal["hw", "wh", "unknown"] = "hw"
-    facts: dict[str, str] = field(default_factory=dict)
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict[str, str])
+    preprocessing: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    notes: list[str] = field(default_factory=list[str])
     layout: Positional | None = None
     close: Callable[[], None] = lambda: None
     reader: str = ""

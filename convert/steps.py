@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from convert.kinds import is_array
+
 Shape = tuple[int, ...]
 
 SPATIAL = "DHW"
@@ -43,7 +45,7 @@ def flip(kernel: Any, layout: str = "OIHW") -> Any:
     if len(layout) != len(kernel.shape):
         raise ValueError(f"layout {layout!r} names {len(layout)} axes, the kernel has {len(kernel.shape)}: {tuple(kernel.shape)}")
     axes = tuple(axis for axis, letter in enumerate(layout) if letter in SPATIAL)
-    return np.flip(kernel, axes) if isinstance(kernel, np.ndarray) else kernel.flip(axes)
+    return np.flip(kernel, axes) if is_array(kernel) else kernel.flip(axes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Web:
     """
 
     inputs: Mapping[str, tuple[str, ...]]
-    ordered: frozenset[str] = field(default_factory=frozenset)
+    ordered: frozenset[str] = field(default_factory=frozenset[str])
 
     @cached_property
     def outputs(self) -> dict[str, tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """Write the pages that follow from the registries, or say which are stale.
 
-python docs/generate.py            # writes models.md, accuracy-speed.svg, formats.md, cli.md beside this file
+python docs/generate.py            # writes api.md, models.md, accuracy-speed.svg, formats.md, cli.md beside this file
 python docs/generate.py --check    # writes nothing; exit code 1 and their names if any would change
 """
 
@@ -10,14 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from making import commands, formats, models
+from making import api, commands, formats, models
 
 DOCS = Path(__file__).parent
 
 
 def pages() -> dict[str, str]:
     """Return every generated text by its name in docs/."""
-    return {**models.write(models.record()), **formats.write(), **commands.write()}
+    return {**models.write(models.record()), **formats.write(), **commands.write(), **api.write()}
 
 
 def stale(written: dict[str, str]) -> list[str]:

@@ -48,7 +48,7 @@ from weights.errors import (
     WeightsError,
     WeightsMismatch,
 )
-from weights.install import get, open_weights, verify, verify_all
+from weights.install import Verified, get, open_weights, verify, verify_all
 from weights.reading import load, read_file
 from weights.record import Checkpoint, Preprocessing
 from weights.registry import adhoc, checkpoints, find, recognise
@@ -88,6 +88,7 @@ __all__ = [
     "UnknownWeights",
     "UnsafeFormat",
     "UnsupportedFormat",
+    "Verified",
     "WeightsError",
     "WeightsMismatch",
     "add",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from weights.cache import Cache
 from weights.errors import BadRecord, NotLocked, UnknownWeights
@@ -112,11 +113,12 @@ def to_toml(row: Checkpoint) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, Preprocessing):
-        value = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
+        return _value({f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None})
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_text(name)} = {_value(v)}" for name, v in value.items()) + " }"
+        table = cast("dict[str, Any]", value)  # of options or metrics, whose keys are names
+        return "{ " + ", ".join(f"{_text(name)} = {_value(v)}" for name, v in table.items()) + " }"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(_value, cast('Iterable[Any]', value)))}]"
     if isinstance(value, bool):
         return str(value).lower()
     return _text(value) if isinstance(value, str) else repr(value)

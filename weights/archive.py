@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -72,7 +72,7 @@ def length(sizes: Iterable[int]) -> int:
 
 
 @contextlib.contextmanager
-def atomic(path: Path) -> Iterator[IO[bytes]]:
+def atomic(path: Path) -> Generator[IO[bytes]]:
     """Open a temporary file beside `path` that takes its place when all went well, and is gone when anything did not.
 
     Raises:
@@ -167,7 +167,8 @@ class Reader:
         return self._hash.hexdigest()
 
     def _read(self, count: int, name: str) -> bytes:
-        pieces, left = [], count
+        pieces: list[bytes] = []
+        left = count
         try:
             while left and (data := self._file.read(left)):
                 pieces.append(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import cast
 
 from weights.cache import PACKAGE, Cache, read_json
 from weights.errors import MalformedFile, SourceUnavailable
@@ -91,7 +92,7 @@ def check(path: Path, keys: Collection[str] | None = None) -> Audit:
 
 def diff(first: Lock, second: Lock) -> list[Difference]:
     """List what two locks say differently; `locked` is of the first, `found` of the second."""
-    found = []
+    found: list[Difference] = []
     for key in sorted({*first.entries, *second.entries}):
         one, other = first.entries.get(key), second.entries.get(key)
         if one is None or other is None:
@@ -109,7 +110,7 @@ def _known(entry: Entry | None) -> str | None:
 
 
 def _text(value: object) -> str | None:
-    return None if value is None else "\n".join(value) if isinstance(value, tuple) else str(value)
+    return None if value is None else "\n".join(cast("tuple[str, ...]", value)) if isinstance(value, tuple) else str(value)
 
 
 def _record(entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:

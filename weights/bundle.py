@@ -198,7 +198,7 @@ def read_contents(text: bytes, place: str) -> Contents:
         if contents.text() != text:
             raise ValueError("it is not written as kernelzoo writes it")
         for one in contents.weights:
-            _check_carried(one)
+            _check_carried(asdict(one))
         named = {LOCK, LICENCES} | {f"blobs/{one.blob}" for one in contents.weights}
         named |= {f"records/{one.name}.toml" for one in contents.weights}
         named |= {f"golden/{one.name}.safetensors" for one in contents.weights if one.golden}
@@ -210,7 +210,7 @@ def read_contents(text: bytes, place: str) -> Contents:
             raise ValueError(f"{odd[0]} is {'missing' if odd[0] in named else 'of no checkpoint'}")
         sizes = {one.blob: one.size for one in contents.weights}
         for member in contents.members:
-            if not _counts(member.size) or not isinstance(member.sha256, str) or not HEX.fullmatch(member.sha256):
+            if not _counts(member.size) or not _spells(HEX, member.sha256):
                 raise ValueError(f"{member.name} has no size or hash")
             folder, _, last = member.name.rpartition("/")
             if folder == "blobs" and (member.sha256, member.size) != (last, sizes[last]):
@@ -233,17 +233,30 @@ def entry_of_carried(one: Carried, row: Checkpoint, tensors: tuple[int, str]) ->
         row: its record in the bundle.
         tensors: how many its blob has, and their fingerprint.
     """
-    facts = {"size": one.source_size or None, "tensors": tensors[0], "fingerprint": tensors[1]}
-    return Entry(f"{one.model}:{one.tag}", row.format, row.sources, row.license, one.source_sha256, **facts)
+    return Entry(
+        f"{one.model}:{one.tag}",
+        row.format,
+        row.sources,
+        row.license,
+        one.source_sha256,
+        size=one.source_size or None,
+        tensors=tensors[0],
+        fingerprint=tensors[1],
+    )
 
 
-def _check_carried(one: Carried) -> None:
-    right = isinstance(one.model, str) and MODEL.fullmatch(one.model) and isinstance(one.tag, str) and re.fullmatch(TAG, one.tag)
-    right = right and all(isinstance(h, str) and HEX.fullmatch(h) for h in (one.blob, one.source_sha256))
-    right = right and (one.commit is None or (isinstance(one.commit, str) and re.fullmatch(r"[0-9a-f]{40}", one.commit)))
-    right = right and (one.labels is None or (isinstance(one.labels, str) and re.fullmatch(TAG, one.labels)))
-    if not right or not _counts(one.size) or not _counts(one.source_size, 0) or not isinstance(one.golden, bool):
-        raise ValueError(f"{one.model!r} {one.tag!r} is not as it is written")
+def _check_carried(facts: dict[str, Any]) -> None:
+    """See that one checkpoint is as `bundle` writes it: its fields are what a stranger's JSON held, whatever `Carried` says they are."""
+    right = _spells(MODEL, facts["model"]) and _spells(TAG, facts["tag"])
+    right = right and _spells(HEX, facts["blob"]) and _spells(HEX, facts["source_sha256"])
+    right = right and (facts["commit"] is None or _spells(r"[0-9a-f]{40}", facts["commit"]))
+    right = right and (facts["labels"] is None or _spells(TAG, facts["labels"]))
+    if not right or not _counts(facts["size"]) or not _counts(facts["source_size"], 0) or not isinstance(facts["golden"], bool):
+        raise ValueError(f"{facts['model']!r} {facts['tag']!r} is not as it is written")
+
+
+def _spells(pattern: str | re.Pattern[str], text: object) -> bool:
+    return isinstance(text, str) and re.fullmatch(pattern, text) is not None
 
 
 def _counts(size: Any, least: int = 1) -> bool:
@@ -252,7 +265,7 @@ def _counts(size: Any, least: int = 1) -> bool:
 
 def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
     """Take out of a record what holds on this machine only, and what may be a key, and put in the hash that was seen here."""
-    sources = []
+    sources: list[str] = []
     for source in row.sources:
         if source.startswith("file:"):
             sources.append(ELSEWHERE + urlsplit(source).path.rpartition("/")[2])

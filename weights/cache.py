@@ -28,10 +28,10 @@ import secrets
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from weights.errors import CacheNotWritable, NoSpace
 from weights.part import disk, fresh, newest, sweep
@@ -257,7 +257,7 @@ class Cache:
         return {path.stem: path for path in found if _HASH.fullmatch(path.stem)}
 
     @contextlib.contextmanager
-    def lock(self, name: str) -> Iterator[None]:
+    def lock(self, name: str) -> Generator[None]:
         """Wait while another process fetches the same file: it saves the second download, nothing depends on it."""
         import filelock
 
@@ -347,7 +347,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         facts = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
-    return facts if isinstance(facts, dict) else None
+    return cast("dict[str, Any]", facts) if isinstance(facts, dict) else None
 
 
 def _noted(installed: Installed) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from weights.cache import Cache, key, read_json
 from weights.errors import BadLock, CacheNotWritable
@@ -91,9 +92,10 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     projects = list(_projects(cache))
     locks = tuple(dict.fromkeys([*_locks(), *(one.path for one in projects if one.there)]))
     away = [one for one in projects if one.kept]
-    named = set().union(*map(_hashes, locks), *(one.hashes for one in away), _own_records())
+    named = set[str]().union(*map(_hashes, locks), *(one.hashes for one in away), _own_records())
     sources = _made_of(cache)
-    now, removed, locked, kept_bytes = time.time(), [], 0, 0
+    removed: list[Removed] = []
+    now, locked, kept_bytes = time.time(), 0, 0
     outdated = _outdated(cache)
     for path in sorted((cache.root / "blobs" / "sha256").glob("*/*")):
         if (found := _used(cache, path)) is None:
@@ -162,14 +164,19 @@ def _projects(cache: Cache) -> Iterator[_Project]:
     """List the projects that used this cache. A lock is deleted only where the disk that it lay on is there without it."""
     for note in sorted((cache.root / "projects").glob("*.json")):
         facts = read_json(note) or {}
-        path, stamp, hashes = Path(str(facts.get("path") or "/")), facts.get("stamp"), facts.get("hashes")
+        path, stamp, hashes = Path(str(facts.get("path") or "/")), _list(facts, "stamp"), _list(facts, "hashes")
         try:
             there = path.is_file()
             nearest = next(folder for folder in (path, *path.parents) if folder.exists())
-            kept = not there and isinstance(stamp, list) and stamp[:1] != [nearest.stat().st_dev]
+            kept = not there and stamp is not None and stamp[:1] != [nearest.stat().st_dev]
         except OSError as error:  # in a folder that is not ours to look into
             raise BadLock(f"{path} can't be looked at ({error.strerror}), so nobody knows what it names. Nothing was removed.") from error
-        yield _Project(note, path, there, kept, frozenset(map(str, hashes)) if isinstance(hashes, list) else frozenset())
+        yield _Project(note, path, there, kept, frozenset(map(str, hashes or ())))
+
+
+def _list(facts: dict[str, Any], name: str) -> list[Any] | None:
+    found = facts.get(name)
+    return cast("list[Any]", found) if isinstance(found, list) else None
 
 
 def _own_records() -> set[str]:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,7 +152,7 @@ class Delivery:
             return None
 
     @contextlib.contextmanager
-    def _received(self, remote: Remote, source: str, own: bool, by: str) -> Iterator[Arrived]:
+    def _received(self, remote: Remote, source: str, own: bool, by: str) -> Generator[Arrived]:
         """Fetch and prove the file; what is left of it when its taker is done goes, and what can be resumed stays."""
         stamp, commit = _stamp(remote.url), remote.commit or self._commit(source)
         require(self._folder, self._row.size_bytes or remote.size_bytes or 0, self._copies)

@@ -10,7 +10,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -315,7 +315,7 @@ def _stream(
 
 
 @contextlib.contextmanager
-def _open(client: httpx2.Client, remote: Remote, part: Part, watchdog: _Watchdog) -> Iterator[httpx2.Response]:
+def _open(client: httpx2.Client, remote: Remote, part: Part, watchdog: _Watchdog) -> Generator[httpx2.Response]:
     """Follow redirects ourselves: never out of https, never with the token to another origin, never for ever."""
     url, secrets = remote.url, dict(remote.headers)
     plain = {"accept-encoding": "identity", "user-agent": secrets.pop("user-agent", "kernelzoo")}

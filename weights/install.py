@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from weights.cache import Cache, Installed, key, read_json, same_file, stamp_of
 from weights.collecting import keep_projects
@@ -37,6 +38,20 @@ Converter = Callable[[Path, Path], str | None]
 
 It returns the SHA-256 of the bytes that it converted, so that a file which changed after its proof is found; None is taken on trust.
 """
+
+
+class Verified(NamedTuple):
+    """What `verify` found of one file.
+
+    Attributes:
+        name: of the record or of the source.
+        ok: whether the file is what was installed.
+        detail: in words: its hash, or what is wrong and what to do.
+    """
+
+    name: str
+    ok: bool
+    detail: str
 
 
 def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True, frozen: bool | None = None) -> Installed:
@@ -147,11 +162,11 @@ def open_weights(
         return load(installed, verify)
 
 
-def verify(what: Installed | Checkpoint) -> tuple[str, bool, str]:
+def verify(what: Installed | Checkpoint) -> Verified:
     """Re-hash one installed file with SHA-256; a damaged one is moved aside, so that the next use fetches it again.
 
     Returns:
-        Its name, whether it is what was installed, and what was found.
+        What was found; of a checkpoint that is not installed too, which is no damage.
     """
     cache = Cache()
     name = _title(what) if isinstance(what, Checkpoint) else what.source
@@ -160,11 +175,11 @@ def verify(what: Installed | Checkpoint) -> tuple[str, bool, str]:
         aside = cache.aside() if isinstance(what, Checkpoint) else {}
         gave = (cache.ref(source) for source in what.sources) if isinstance(what, Checkpoint) else ()
         lost = next((_lost(aside[ref["sha256"]], ref["source_sha256"]) for ref in gave if ref and ref["sha256"] in aside), "")
-        return name, not cache.quarantined and not lost, "; ".join(cache.quarantined) or lost or "not installed"
+        return Verified(name, not cache.quarantined and not lost, "; ".join(cache.quarantined) or lost or "not installed")
     return _rehash(cache, name, installed.path, installed.sha256)
 
 
-def verify_all() -> list[tuple[str, bool, str]]:
+def verify_all() -> list[Verified]:
     """Re-hash everything in the cache, and the checkpoints that ship with the package, with SHA-256.
 
     Damage that an earlier call or a load found is told again as long as the damaged file lies in quarantine: where its place is still
@@ -184,15 +199,15 @@ def verify_all() -> list[tuple[str, bool, str]]:
     files = [(names.get(path.name, path.name), path, path.name) for path in (cache.root / "blobs" / "sha256").glob("*/*")]
     shipped = (row for row in checkpoints() if row.sources[0].startswith("package:"))
     files += [(_title(row), found.path, found.sha256) for row in shipped if (found := cache.lookup(row))]
-    results = []
+    results: list[Verified] = []
     for name, path, sha256 in files:
         name, ok, detail = _rehash(cache, name, path, sha256)
         if before := aside.pop(sha256, None):
             detail = f"{detail}; a damaged one was moved to {before} earlier: look at it, or delete it"
-        results.append((name, ok, detail))
+        results.append(Verified(name, ok, detail))
     sources = {str(ref.get("sha256")): str(ref.get("source_sha256")) for ref in refs}
     for sha256, path in aside.items():
-        results.append((names.get(sha256, sha256), False, _lost(path, sources.get(sha256, sha256))))
+        results.append(Verified(names.get(sha256, sha256), False, _lost(path, sources.get(sha256, sha256))))
     return sorted(results)
 
 
@@ -207,7 +222,7 @@ def _lost(aside: Path, source_sha256: str) -> str:
     return f"it was damaged, was moved aside earlier, and is missing since: {again}; or delete {aside}"
 
 
-def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool, str]:
+def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> Verified:
     try:
         found = hashes(path)[0]
     except CorruptCache as error:
@@ -216,7 +231,7 @@ def _rehash(cache: Cache, name: str, path: Path, sha256: str) -> tuple[str, bool
         detail = f"sha256 {found}" if found == sha256 else f"expected sha256 {sha256}, got {found}"
     if found != sha256 and path == cache.blob(path.name):
         cache.quarantine(path, detail)
-    return name, found == sha256, detail
+    return Verified(name, found == sha256, detail)
 
 
 def _install(

@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from weights.errors import BadLock, NoSuchFile
 from weights.part import fresh, sweep
@@ -173,10 +173,11 @@ def parse(text: str, path: Path) -> Lock:
     for name in table:
         if name not in ("version", "serial", "checksum", "weights"):
             raise _bad(path, _line(lines, name, 0), f"unknown key {name!r}")
-    serial, rows = table.get("serial"), table.get("weights", [])
+    serial, tables = table.get("serial"), table.get("weights", [])
     if not isinstance(serial, int) or isinstance(serial, bool) or serial < 1:
         raise _bad(path, _line(lines, "serial", 0), f"serial is a number of at least 1, got {serial!r}")
-    if not isinstance(rows, list) or len(rows) != len(starts):
+    rows = cast("list[Any]", tables) if isinstance(tables, list) else None
+    if rows is None or len(rows) != len(starts):
         raise _bad(path, 1, "the rows are not written as [[weights]], each on a line of its own")
     entries: dict[str, Entry] = {}
     previous = ("", 0)
@@ -257,7 +258,8 @@ def _entry(row: Any, path: Path, lines: list[str], start: int) -> Entry:
     if "fingerprint" in row and "sha256" not in row:
         raise _bad(path, start, f"{row['key']} has a fingerprint and no sha256; the tensors are compared where the file's hash is known")
     facts: dict[str, Any] = {f.name: row[f.name] for f in fields(Entry) if f.name in row}
-    entry = Entry(**{**facts, "sources": tuple(row["sources"])})
+    facts["sources"] = tuple(row["sources"])
+    entry = Entry(**facts)
     if row.get("status") != entry.status:
         raise _bad(path, _line(lines, "status", start), f"status is {entry.status!r}, got {row.get('status')!r}")
     if (check := _check(_body(entry))) != row.get("check"):
@@ -272,7 +274,7 @@ def _wrong(name: str, value: Any) -> str | None:
     kind, pattern = _KINDS[name]
     if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
         return f"{name} is a {kind.__name__}, got {value!r}"
-    if isinstance(value, list) and not (value and all(isinstance(one, str) for one in value)):
+    if kind is list and not _are_texts(value):
         return f"{name} is a list of at least one URL, got {value!r}"
     if isinstance(value, str) and not re.fullmatch(pattern, value):
         if name not in ("sha256", "fingerprint"):
@@ -280,6 +282,10 @@ def _wrong(name: str, value: Any) -> str | None:
         hint = "; a prefix is called sha256_prefix, and proves nothing" if name == "sha256" else ""
         return f"{name} is 64 lower-case hex digits, got {len(value)} characters, {value[:70]!r}{hint}"
     return None
+
+
+def _are_texts(values: Any) -> bool:
+    return bool(values) and all(isinstance(one, str) for one in values)
 
 
 def _compare(lock: Lock, lines: list[str], checksum: object) -> None:
@@ -324,7 +330,7 @@ def _body(entry: Entry) -> str:
 def _value(value: Any) -> Iterator[str]:
     if isinstance(value, tuple):
         yield "[\n"
-        for one in value:
+        for one in cast("tuple[Any, ...]", value):
             yield f"    {''.join(_value(one))},\n"
         yield "]"
     else:

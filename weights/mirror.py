@@ -105,7 +105,10 @@ def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = T
         with disk(folder):
             for path in folder.glob(f"{ASIDE}*"):
                 path.unlink()
-    files, missing, damaged, new = {}, {}, [], []
+    files: dict[str, Mirrored] = {}
+    missing: dict[str, Mirrored] = {}
+    damaged: list[str] = []
+    new: list[str] = []
     for one in [*known, *lost]:
         if _proven(folder / one.name, one):
             files[one.name] = one
@@ -168,8 +171,9 @@ def _index(folder: Path) -> tuple[list[Mirrored], list[Mirrored]]:
 
 
 def _mirrored(facts: Any) -> Mirrored:
-    one = Mirrored(**{**facts, "weights": tuple(facts["weights"])})
-    if not all(isinstance(title, str) for title in one.weights):
+    titles: tuple[Any, ...] = tuple(facts["weights"])
+    one = Mirrored(**(facts | {"weights": titles}))
+    if not all(isinstance(title, str) for title in titles):
         raise ValueError(f"the weights of {one.name!r} are names, got {one.weights!r}")
     if not NAME.fullmatch(one.name) or one.name == INDEX or not re.fullmatch(r"[0-9a-f]{64}", one.sha256) or not one.size > 0:
         raise ValueError(f"{one.name!r} is no file of a mirror")

@@ -13,7 +13,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,7 +34,7 @@ _NAME = re.compile(
 
 
 @contextlib.contextmanager
-def disk(folder: Path) -> Iterator[None]:
+def disk(folder: Path) -> Generator[None]:
     """Turn the operating system's errors of writing below `folder` into NoSpace or CacheNotWritable."""
     try:
         yield

@@ -216,7 +216,8 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
         CorruptCache: its file changed since.
         MalformedFile: its tensors can't be counted.
     """
-    sources, size = [], checkpoint.size_bytes
+    sources: list[str] = []
+    size = checkpoint.size_bytes
     for source in checkpoint.sources:
         note = cache.ref(source)
         gave = note if note and note["source_sha256"] == installed.source_sha256 else {}
@@ -226,8 +227,16 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
         size = installed.size_bytes
     own = installed.sha256 == installed.source_sha256 or cache.converted_here(installed)
     count, tensors = _tensors(cache, installed) if own else (None, None)
-    facts = {"size": size, "tensors": count, "fingerprint": tensors}
-    return Entry(key_of(checkpoint), checkpoint.format, tuple(sources), checkpoint.license, installed.source_sha256, **facts)
+    return Entry(
+        key_of(checkpoint),
+        checkpoint.format,
+        tuple(sources),
+        checkpoint.license,
+        installed.source_sha256,
+        size=size,
+        tensors=count,
+        fingerprint=tensors,
+    )
 
 
 def repinned(entries: Mapping[str, Entry], made: Iterable[tuple[Checkpoint, Entry]]) -> dict[str, Entry]:

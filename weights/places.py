@@ -74,7 +74,7 @@ def pinned_at(key: str, sources: tuple[str, ...], recorded: tuple[str, ...] = ()
     named = [_spelt(key) if "://" in key else None, *map(asked_at, recorded)]
     asked = {place for place in named if place}
     found = {place for source in sources if (place := _spelt(source))}
-    hub = set()
+    hub: set[Place] = set()
     for place in found:
         if place[0] == "hf":
             revisions = {place[2], *(one[2] for one in asked if one[:2] == place[:2])}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 
 @contextlib.contextmanager
-def bar(name: str, wanted: bool = True) -> Iterator[Callable[[int, int | None], None]]:
+def bar(name: str, wanted: bool = True) -> Generator[Callable[[int, int | None], None]]:
     """Show a bar on stderr if that is a terminal, nothing otherwise; yields what to call with (bytes done, bytes in total)."""
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, total: None

@@ -92,9 +92,9 @@ class Checkpoint:
     sha256_prefix: str | None = None
     size_bytes: int | None = None
     labels: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     metrics_data: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     recipe: str | None = None
     params: int | None = None
     gmacs: float | None = None
@@ -153,16 +153,21 @@ def _typed(table: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> d
             continue
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise BadRecord(f"{prefix + key} is a {known[key].type}, got {value!r}")
-        if isinstance(value, (list, tuple)):
-            kinds = _TYPES[item.split(",")[0]]
-            if not value or not all(isinstance(v, kinds) and not isinstance(v, bool) for v in value):
-                raise BadRecord(f"{prefix + key} is a {known[key].type} with at least one entry, got {value!r}")
-            value = tuple(value)
-        facts[key] = value
+        if list in kinds and not _are(_TYPES[item.split(",")[0]], value):
+            raise BadRecord(f"{prefix + key} is a {known[key].type} with at least one entry, got {value!r}")
+        facts[key] = tuple(table[key]) if list in kinds else value
     needed = {n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING} - {"resize", "crop"}
     if absent := [prefix + name for name in known if name in needed - set(facts)]:
         raise BadRecord(f"{', '.join(absent)} missing" + ('; a licence that nobody states is "unstated"' if "license" in absent else ""))
     return ({"resize": None, "crop": None} if prefix else {}) | facts
+
+
+def _are(kinds: tuple[type, ...], values: Any) -> bool:
+    return bool(values) and all(isinstance(one, kinds) and not isinstance(one, bool) for one in values)
+
+
+def _is_percentage(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 100
 
 
 def _consistent(row: Checkpoint, classes_known: bool) -> None:
@@ -200,7 +205,7 @@ def _consistent(row: Checkpoint, classes_known: bool) -> None:
     if row.num_classes < classes_known:
         raise BadRecord(f"num_classes is positive, got {row.num_classes}")
     for name, value in row.metrics.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+        if not _is_percentage(value):
             raise BadRecord(f"metrics.{name} is a percentage, 0 to 100, got {value!r}")
     if row.metrics and not row.metrics_data:
         raise BadRecord("metrics mean nothing without metrics_data, the images that they were measured on")

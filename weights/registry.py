@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from weights.errors import BadRecord, NoPretrainedWeights, UnknownWeights
 from weights.record import Checkpoint, record
@@ -92,7 +92,7 @@ def _merged(rows: list[Located]) -> tuple[Checkpoint, ...]:
         models.setdefault(one.row.model, []).append(one)
         if (first := kept.setdefault((one.row.model, one.row.tag), one)) is not one:
             log.warning("%s is left out: %s has the same name; rename one of them", one, first)
-    defaults = set()
+    defaults: set[tuple[str, str]] = set()
     for model, ones in models.items():
         with contextlib.suppress(BadRecord, UnknownWeights):  # `find` raises them, the list has no default
             defaults.add((model, _default_tag(ones)))
@@ -242,13 +242,13 @@ def _parse(text: str, path: Path) -> tuple[Checkpoint, ...]:
         models = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise BadRecord(f"{path}: {error}") from error
-    rows = []
+    rows: list[Checkpoint] = []
     for model, tables in models.items():
-        for tag, table in tables.items() if isinstance(tables, dict) else ((None, None),):
+        for tag, table in cast("dict[str, Any]", tables).items() if isinstance(tables, dict) else ((None, None),):
             place = f"{path} [{model}.{tag}]"
             if not isinstance(table, dict):
                 raise BadRecord(f"{path}: {model} holds no tables; a checkpoint is a table [{model}.tag]")
             if not re.fullmatch(TAG, str(tag)):
                 raise BadRecord(f"{place}: a tag is letters, digits and _ . + -, got {tag!r}")
-            rows.append(record(model, str(tag), table, place))
+            rows.append(record(model, str(tag), cast("dict[str, Any]", table), place))
     return tuple(rows)

@@ -17,8 +17,25 @@ from weights.lock import Entry, Lock, project_lock
 from weights.record import Checkpoint
 from weights.registry import checkpoints
 
-SPDX = ("Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC-BY-4.0", "CC-BY-NC-4.0", "CC-BY-NC-SA-4.0", "CC-BY-SA-4.0", "CC0-1.0")
-SPDX += ("GPL-3.0-only", "GPL-3.0-or-later", "ISC", "LGPL-3.0-only", "MIT", "MPL-2.0", "Unlicense", "0BSD", "OpenMDW-1.0")
+SPDX = (
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "CC-BY-4.0",
+    "CC-BY-NC-4.0",
+    "CC-BY-NC-SA-4.0",
+    "CC-BY-SA-4.0",
+    "CC0-1.0",
+    "GPL-3.0-only",
+    "GPL-3.0-or-later",
+    "ISC",
+    "LGPL-3.0-only",
+    "MIT",
+    "MPL-2.0",
+    "Unlicense",
+    "0BSD",
+    "OpenMDW-1.0",
+)
 """Licences that CycloneDX takes by their identifier; any other goes in by its name."""
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "kernelzoo/sbom")
 
@@ -80,7 +97,7 @@ def _component(entry: Entry, row: Checkpoint | None) -> dict[str, Any]:
     if hashes:
         made["hashes"] = hashes
     made["licenses"] = [{"license": {"id": entry.license} if entry.license in SPDX else {"name": entry.license}}]
-    references = []
+    references: list[dict[str, Any]] = []
     for source in entry.sources:
         reference: dict[str, Any] = {"type": "distribution", "url": quote(source, safe=":/@?&=%+,;~#!$'()*[]")}
         references.append(reference | ({"hashes": hashes} if hashes else {}))

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -75,7 +75,7 @@ def files_of(folder: str | Path | None) -> Callable[[], Mapping[str, Served]]:
 
 
 def _blobs() -> Mapping[str, Served]:
-    found = {}
+    found: dict[str, Served] = {}
     for path in (Cache().root / "blobs" / "sha256").glob("*/*"):
         with contextlib.suppress(OSError):
             if _HASH.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode):
@@ -191,7 +191,7 @@ def _part(asked: str, size: int) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def _opened(one: Served) -> Iterator[int | None]:
+def _opened(one: Served) -> Generator[int | None]:
     """Open a regular file of the size in the index; None if it is anything else."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:

@@ -43,7 +43,7 @@ class Remote:
 
     source: str
     url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     commit: str | None = None
     size_bytes: int | None = None
     sha256: str | None = None
@@ -214,8 +214,12 @@ def _package(source: str, commit: str | None) -> Remote:
 def _hub(source: str, commit: str | None) -> Remote:
     """Ask the Hub's own client which URL, commit, size and hash a file has; its bytes come through `weights.fetch`."""
     import httpx2
-    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub import (
+        errors,
+        get_hf_file_metadata,  # pyright: ignore[reportUnknownVariableType]: its signature says `dict` alone
+        hf_hub_url,
+    )
+    from huggingface_hub.utils import build_hf_headers  # pyright: ignore[reportUnknownVariableType]: as above
 
     if not (match := HUB.fullmatch(source)) or re.search(r"(^|/)\.{0,2}(/|$)|\\|//", match["file"] or "f"):
         raise ProtocolError(f"{source}: a Hub source is hf://org/repo, hf://org/repo@revision/file or hf://org/repo/file.")
@@ -239,8 +243,7 @@ def _hub(source: str, commit: str | None) -> Remote:
         todo = "check the name; a private one needs `hf auth login`"
         raise Gone(f"{source}: the Hub has no such {'file' if kind == 'entry' else kind}: {todo}.") from error
     except errors.HfHubHTTPError as error:
-        if error.response is not None:
-            check_status(error.response.status_code, error.response.headers, source)
+        check_status(error.response.status_code, error.response.headers, source)
         raise ProtocolError(f"{source}: {error}") from error
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         raise transport_error(error, source) from error
@@ -271,7 +274,11 @@ def _files(source: str, repo: str, revision: str, endpoint: str | None) -> list[
     """List a repository's files; the Hub's client would read an answer of any length into memory."""
     import httpx2
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub.utils import (
+        build_hf_headers,  # pyright: ignore[reportUnknownVariableType]: its signature says `dict` alone
+        get_session,
+        hf_raise_for_status,
+    )
 
     url = f"{endpoint or constants.ENDPOINT}/api/models/{repo}/revision/{quote(revision, safe='')}"
     headers = build_hf_headers(library_name="kernelzoo") | {"accept-encoding": "identity"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -22,7 +22,7 @@ from weights.delivery import check_complete
 from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NoSuchFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
-from weights.lock import Lock, parse
+from weights.lock import Entry, Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
 from weights.places import plain
@@ -124,7 +124,7 @@ def unbundle(
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _opened(path: Path) -> Generator[IO[bytes]]:
     try:
         file = path.open("rb", buffering=0) if path.is_file() or not path.exists() else None
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -172,7 +172,7 @@ def _good(cache: Cache, sha256: str) -> bool:
 
 
 @contextlib.contextmanager
-def _staged(cache: Cache, reader: Reader, member: Member, path: Path, known: bool) -> Iterator[Installed]:
+def _staged(cache: Cache, reader: Reader, member: Member, path: Path, known: bool) -> Generator[Installed]:
     """Bring a blob into `partial` and prove it; what is in the cache already is only proven."""
     sha256, hasher, fast = member.sha256, hashlib.sha256(), blake3()
     place = cache.blob(sha256) if known else cache.temporary(sha256)
@@ -284,7 +284,7 @@ def _compare(here: Checkpoint, theirs: Checkpoint, one: Carried, what: str) -> N
 
 def _compare_lock(contents: Contents, small: dict[str, bytes], staged: dict[str, Installed], place: str) -> None:
     """Refuse a lock that says something else than the records and the tensors that came with it."""
-    entries = {}
+    entries: dict[str, Entry] = {}
     for one in contents.weights:
         tensors = fingerprint(read_file(staged[one.blob].path)[1], place)
         entry = entry_of_carried(one, _record(one, small[f"records/{one.name}.toml"], place), tensors)
@@ -332,7 +332,7 @@ def _commit(cache: Cache, plans: list[_Plan], bundle: Path) -> None:
 
 
 @contextlib.contextmanager
-def _restored(before: dict[Path, bytes | None]) -> Iterator[None]:
+def _restored(before: dict[Path, bytes | None]) -> Generator[None]:
     """Put back, when anything goes wrong, what was at these paths before; None stands for nothing."""
     try:
         yield

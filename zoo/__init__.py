@@ -1,7 +1,17 @@
 """kernelzoo: networks as their papers print them, weights that are proven.
 
-``VGG19()`` builds a network untrained; ``trained(VGG19)`` gives it its default checkpoint, verified, in eval mode.
-This module is the catalogue: one class line per published variant, with its published parameter count.
+    model = trained(ResNet50)                  its default checkpoint: every byte checked, in eval mode
+    VGG19(num_classes=10)                      a network, untrained, in train mode
+    predict(model, "cat.jpg")                  labels, by the preprocessing that the checkpoint was measured with
+    features(model, at="layer3")               inner tensors; `body`, `head`, `pyramid`, `reset_head` work on every family too
+    embed(model, "photos/", "vectors.parquet") vectors of many images
+    finetune(ResNet50, "photos/", "runs/one")  training on your own images; `find_rate` tries learning rates first
+    fast(model)                                the same call on other kernels; `why` explains, `plain` gives the network back
+    fast_step(model, loss, optimizer)          a whole step of training as one
+
+`CATALOGUE` has every network by name; each is one line of this module, under its paper's link, with its published parameter count.
+`help(trained)` shows arguments, results and errors. Packages beside this one: `weights` finds, checks and keeps; `convert` reads and writes
+other frameworks' files.
 """
 
 import sys
@@ -13,27 +23,53 @@ if getattr(sys, "argv", [])[:1] == ["-m"]:  # `python -m zoo` imports this packa
     if zoo_command.is_module_run():
         zoo_command.answer_at_once()
 
-from weights import NoPretrainedWeights as NoPretrainedWeights, WeightsError as WeightsError, WeightsMismatch as WeightsMismatch
+from weights import NoPretrainedWeights, WeightsError, WeightsMismatch
 from zoo import alexnet, googlenet, inception, mobilenet, xception
 from zoo.densenet import CIFARDenseNet, DenseNet
 from zoo.efficientnet import EfficientNet
-from zoo.features import Features as Features, body as body, features as features, head as head, pyramid as pyramid
-from zoo.kernels import Fast as Fast, fast as fast, plain as plain, why as why
-from zoo.model import CATALOGUE as CATALOGUE, Model as Model
-from zoo.predict import Prediction as Prediction, predict as predict
+from zoo.features import Features, body, features, head, pyramid
+from zoo.kernels import Fast, fast, plain, why
+from zoo.model import CATALOGUE, Model
+from zoo.predict import Prediction, predict
 from zoo.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
 from zoo.squeezenet import SqueezeNet
-from zoo.surgery import reset_head as reset_head
-from zoo.taps import UnknownTap as UnknownTap
-from zoo.trained import trained as trained
+from zoo.surgery import reset_head
+from zoo.taps import UnknownTap
+from zoo.trained import trained
 from zoo.vgg import VGG
 
 if TYPE_CHECKING:
-    from zoo.embedding import embed as embed
-    from zoo.finetuning import find_rate as find_rate, finetune as finetune
-    from zoo.kernels.training import fast_step as fast_step
+    from zoo.embedding import embed
+    from zoo.finetuning import find_rate, finetune
+    from zoo.kernels.training import fast_step
 
 __version__ = "0.1.0"
+
+__all__ = [  # without the networks: help(zoo) would show the thousand lines of torch's Module for each of them
+    "CATALOGUE",
+    "Fast",
+    "Features",
+    "Model",
+    "NoPretrainedWeights",
+    "Prediction",
+    "UnknownTap",
+    "WeightsError",
+    "WeightsMismatch",
+    "body",
+    "embed",
+    "fast",
+    "fast_step",
+    "features",
+    "find_rate",
+    "finetune",
+    "head",
+    "plain",
+    "predict",
+    "pyramid",
+    "reset_head",
+    "trained",
+    "why",
+]
 
 
 def __getattr__(name: str) -> Any:

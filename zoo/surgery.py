@@ -16,28 +16,28 @@ log = logging.getLogger("zoo")
 M = TypeVar("M", bound=Model)
 
 
-def reset_head(network: M, num_classes: int) -> M:
+def reset_head(model: M, num_classes: int) -> M:
     """Put a new, untrained classifier of `num_classes` on the body, in place; auxiliary heads get theirs too.
 
     The record loses what was true of the old classifier only: labels and metrics.
 
     Args:
-        network: any network of the zoo.
+        model: any network of the zoo.
         num_classes: at least 1; the network's own number draws its classifier afresh.
 
     Returns:
         The same network.
 
     Raises:
-        TypeError: `network` is no network of the zoo; of a fast one, take ``plain(model)``.
+        TypeError: `model` is no network of the zoo; of a fast one, take ``plain(model)``.
         ValueError: `num_classes` is below 1.
     """
-    if not isinstance(network, Model):
-        raise TypeError(f"reset_head() takes a network of the zoo, plain(model) of a fast one, not {network!r:.60}")
+    if not isinstance(model, Model):
+        raise TypeError(f"reset_head() takes a network of the zoo, plain(model) of a fast one, not {model!r:.60}")
     if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 1:
         raise ValueError(f"num_classes is a whole number of at least 1, got {num_classes!r}")
-    replace_head(network, num_classes)
-    return network
+    replace_head(model, num_classes)
+    return model
 
 
 def replace_head(network: Model, num_classes: int) -> None:

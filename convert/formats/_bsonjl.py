@@ -14,6 +14,7 @@ import numpy as np
 from convert.formats._bsondoc import MAX_DEPTH
 from convert.formats._guard import MAX_TENSORS
 from convert.formats._julia import DTYPES, Array, Opaque, Struct, reshaped, turned
+from convert.kinds import is_dict, is_list, is_row, is_tuple, is_view
 from weights.errors import LimitExceeded, MalformedFile
 
 CODE = ("jl_anonymous", "ref", "unionall", "svec", "jl_bottom_type")
@@ -25,7 +26,7 @@ class Reader:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         backrefs = root.get("_backrefs", [])
-        self.backrefs: Sequence[Any] = backrefs if isinstance(backrefs, list) else []
+        self.backrefs: Sequence[Any] = backrefs if is_list(backrefs) else []
         self.known: dict[int, Any] = {}
         self.opened: set[int] = set()
         self.skipped: list[str] = []
@@ -36,11 +37,11 @@ class Reader:
         """Read one value."""
         if depth > MAX_DEPTH:
             raise LimitExceeded(f"values nest deeper than {MAX_DEPTH}")
-        if isinstance(raw, list):
+        if is_list(raw):
             return [self.value(item, depth + 1) for item in raw]
-        if isinstance(raw, memoryview):
+        if is_view(raw):
             return self._array(np.dtype("u1"), (len(raw),), raw)
-        if not isinstance(raw, dict):
+        if not is_dict(raw):
             return raw
         tag = raw.get("tag")
         if not isinstance(tag, str):
@@ -64,17 +65,17 @@ class Reader:
     def path(self, raw: Any) -> tuple[str, ...]:
         """Read the modules and the name of a type, without the Main that older files begin with."""
         raw = self._resolved(raw)
-        if not isinstance(raw, dict):
+        if not is_dict(raw):
             return ()
         name = raw.get("name")
-        if not isinstance(name, list):
+        if not is_list(name):
             return ()
         words = tuple(str(word) for word in name[:16])
         return words[1:] if len(words) > 1 and words[0] == "Main" else words
 
     def _resolved(self, raw: Any) -> Any:
         for _ in range(MAX_DEPTH):
-            if not isinstance(raw, dict) or raw.get("tag") != "backref":
+            if not is_dict(raw) or raw.get("tag") != "backref":
                 return raw
             raw = self.backrefs[self._index(raw)]
         raise MalformedFile("back-references lead to each other")
@@ -97,18 +98,18 @@ class Reader:
 
     def _list(self, raw: Mapping[str, Any], key: str) -> list[Any]:
         data = self._resolved(raw.get(key))
-        if isinstance(data, dict) and data.get("tag") in ("tuple", "array"):
+        if is_dict(data) and data.get("tag") in ("tuple", "array"):
             data = data.get("data")
-        return data if isinstance(data, list) else []
+        return data if is_list(data) else []
 
     def _tagged_array(self, raw: Mapping[str, Any], depth: int) -> Any:
         data = self._resolved(raw.get("data"))
         sizes = self._list(raw, "size")
         if len(sizes) > MAX_RANK or not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
             raise MalformedFile(f"an array of size {str(sizes)[:80]}")
-        if isinstance(data, list):
+        if is_list(data):
             return [self.value(item, depth + 1) for item in data]
-        if not isinstance(data, memoryview):
+        if not is_view(data):
             raise MalformedFile("an array without data")
         dtype = self._dtype(raw.get("type"))
         if dtype is None and not len(data):
@@ -140,9 +141,9 @@ class Reader:
         name = path[-1] if path else ""
         self.types.add(".".join(path))
         data = self._resolved(raw.get("data"))
-        if isinstance(data, memoryview):
+        if is_view(data):
             return self._bits(name, data)
-        if not isinstance(data, list):
+        if not is_list(data):
             return Opaque(name)
         if name == "Undef":
             return None
@@ -154,7 +155,7 @@ class Reader:
     def _wrapper(self, path: tuple[str, ...], name: str, fields: tuple[Any, ...], raw: Mapping[str, Any]) -> Any:
         """See through what only wraps arrays."""
         first = fields[0] if fields else None
-        if name in ("Dict", "IdDict", "OrderedDict") and len(fields) >= 2 and isinstance(first, list) and isinstance(fields[1], list):
+        if name in ("Dict", "IdDict", "OrderedDict") and len(fields) >= 2 and is_list(first) and is_list(fields[1]):
             return {str(key): item for key, item in zip(first, fields[1], strict=False) if isinstance(key, str | int)}
         if name == "NamedTuple":
             return dict(zip(self._names(raw), fields, strict=False))
@@ -164,16 +165,16 @@ class Reader:
             return first
         if name in ("Adjoint", "Transpose") and isinstance(first, Array) and 1 <= len(first.shape) <= 2:
             return turned(first)
-        if name == "ReshapedArray" and isinstance(first, Array) and len(fields) > 1 and isinstance(fields[1], tuple):
+        if name == "ReshapedArray" and isinstance(first, Array) and len(fields) > 1 and is_tuple(fields[1]):
             shape = tuple(reversed([size for size in fields[1] if isinstance(size, int)]))
             return reshaped(first, shape) if math.prod(shape) == math.prod(first.shape) and min(shape, default=0) >= 0 else Opaque(name)
         return Struct(path, fields)
 
     def _names(self, raw: Mapping[str, Any]) -> list[str]:
         kind = self._resolved(raw.get("type"))
-        params = self._list(kind, "params") if isinstance(kind, dict) else []
+        params = self._list(kind, "params") if is_dict(kind) else []
         names = self.value(params[0]) if params else ()
-        return [str(name) for name in names] if isinstance(names, tuple | list) else []
+        return [str(name) for name in names] if is_row(names) else []
 
     def _bits(self, name: str, data: memoryview) -> Any:
         if name in DTYPES and len(data) == np.dtype(DTYPES[name]).itemsize:
@@ -186,6 +187,6 @@ def _first_list(fields: Sequence[Any]) -> Any:
     for item in fields:
         while isinstance(item, Struct) and item.fields:
             item = item.fields[0]
-        if isinstance(item, list | tuple) and any(isinstance(entry, Array) for entry in item):
+        if is_row(item) and any(isinstance(entry, Array) for entry in item):
             return [entry for entry in item if isinstance(entry, Array)]
     return []

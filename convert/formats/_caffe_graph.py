@@ -9,6 +9,7 @@ from typing import Any
 from convert.formats._caffe_layers import CONVOLUTIONS, INPUTS, NOBODYS, NORMS, Layer, factor
 from convert.formats._caffe_schema import Message, one, word
 from convert.graph import Graph, Node
+from convert.kinds import is_dict
 
 PLAIN = {"Sigmoid": "sigmoid", "TanH": "tanh", "Dropout": "identity", "ReLU6": "relu6", "Mish": "unknown:Mish"}
 KEEPS = ("relu", "relu6", "leaky_relu", "prelu", "elu", "sigmoid", "tanh", "softmax", "clip", "affine", "identity", "norm", "scale", "lrn")
@@ -297,7 +298,7 @@ def declared(net: Message) -> dict[str, tuple[int, ...]]:
     """Tell the inputs that a network declares outside its layers, with their shapes less the batch, as far as it says them."""
     names = [str(name) for name in net.get("input", [])]
     dims = [int(dim) for dim in net.get("input_dim", [])]
-    shapes = [[int(dim) for dim in shape.get("dim", [])] for shape in net.get("input_shape", []) if isinstance(shape, dict)]
+    shapes = [[int(dim) for dim in shape.get("dim", [])] for shape in net.get("input_shape", []) if is_dict(shape)]
     shapes = shapes or [dims[index : index + 4] for index in range(0, len(dims), 4)]
     shapes += [[]] * (len(names) - len(shapes))
     return {name: tuple(shape[1:]) for name, shape in zip(names, shapes, strict=False)}
@@ -308,7 +309,7 @@ def _input_shape(layer: Layer, index: int) -> tuple[int, ...]:
     if not shapes:
         return ()
     shape = shapes[min(index, len(shapes) - 1)]
-    return tuple(int(dim) for dim in shape.get("dim", [])[1:]) if isinstance(shape, dict) else ()
+    return tuple(int(dim) for dim in shape.get("dim", [])[1:]) if is_dict(shape) else ()
 
 
 def _param(layer: Layer, name: str) -> Message:

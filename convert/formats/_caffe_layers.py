@@ -11,6 +11,7 @@ import numpy as np
 from convert.formats import _caffe_schema as schema
 from convert.formats._caffe_schema import Message, one, word
 from convert.formats._caffe_wire import Blob
+from convert.kinds import is_dict
 from convert.source import Stored
 from convert.steps import Scale, Shape, Step, from_layout
 
@@ -40,9 +41,9 @@ class Layer:
     name: str
     kind: str
     message: Message
-    bottoms: list[tuple[str, int]] = field(default_factory=list)
-    tops: list[str] = field(default_factory=list)
-    blobs: list[Blob] = field(default_factory=list)
+    bottoms: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
+    tops: list[str] = field(default_factory=list[str])
+    blobs: list[Blob] = field(default_factory=list[Blob])
     scale: Layer | None = None
 
 
@@ -100,8 +101,8 @@ def included(message: Message) -> bool:
     def applies(rule: Message) -> bool:
         return word(rule, "phase", ("TRAIN", "TEST")) == "TEST" if "phase" in rule else not rule.get("stage")
 
-    include = [rule for rule in message.get("include", []) if isinstance(rule, dict)]
-    exclude = [rule for rule in message.get("exclude", []) if isinstance(rule, dict)]
+    include = [rule for rule in message.get("include", []) if is_dict(rule)]
+    exclude = [rule for rule in message.get("exclude", []) if is_dict(rule)]
     return any(map(applies, include)) if include else not any(map(applies, exclude))
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from convert.kinds import is_dict
+
 Message = dict[str, list[Any]]
 Schema = Mapping[int, tuple[str, Any]]
 """Field number to name and type: "int", "bool", "float", "string", "blob", or the schema of a message."""
@@ -216,8 +218,8 @@ def one(message: Message, field: str, default: Any) -> Any:
     if not message.get(field):
         return default
     value = message[field][-1]
-    if isinstance(default, dict):
-        return value if isinstance(value, dict) else default
+    if is_dict(default):
+        return value if is_dict(value) else default
     return type(default)(value)
 
 

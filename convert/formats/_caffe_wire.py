@@ -11,6 +11,7 @@ import numpy as np
 from convert.formats import _wire
 from convert.formats._caffe_schema import SHAPE, Message, Schema
 from convert.formats._guard import MAX_DEPTH, MAX_RANK
+from convert.kinds import is_dict
 from weights.errors import LimitExceeded, MalformedFile
 
 MAX_FIELDS = 400_000
@@ -40,7 +41,7 @@ class Blob:
 
     shape: tuple[int, ...] = ()
     dtype: str = "<f4"
-    pieces: list[tuple[memoryview, int]] = field(default_factory=list)
+    pieces: list[tuple[memoryview, int]] = field(default_factory=list[tuple[memoryview, int]])
     count: int = 0
 
     def load(self) -> np.ndarray:
@@ -90,7 +91,7 @@ def message(data: memoryview, schema: Schema, budget: _wire.Budget, depth: int =
 def _values(kind: Any, wire: int, value: int | memoryview, budget: _wire.Budget, depth: int) -> list[Any]:
     if kind == "blob":
         return [blob(_wire.content(wire, value), budget)]
-    if isinstance(kind, dict):
+    if is_dict(kind):
         return [message(_wire.content(wire, value), kind, budget, depth + 1)]
     if kind == "string":
         if len(_wire.content(wire, value)) > MAX_TEXT:
@@ -114,8 +115,9 @@ def blob(data: memoryview, budget: _wire.Budget) -> Blob:
         MalformedFile: its numbers don't fill its shape.
         LimitExceeded: it has more axes or pieces than a tensor has.
     """
-    found, legacy, dims = Blob(), {}, None
-    at = 0
+    legacy: dict[int, int] = {}
+    dims: list[int] | None = None
+    found, at = Blob(), 0
     while at < len(data):
         budget.spend(1)
         if data[at] in TAGS:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from convert.kinds import is_dict
 from convert.source import Shape
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
 
@@ -40,8 +41,8 @@ class Section:
 
     index: int
     kind: str
-    settings: dict[str, str] = field(default_factory=dict)
-    mark: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict[str, str])
+    mark: dict[str, Any] = field(default_factory=dict[str, Any])
     reads: Map = (0, 0, 0)
     makes: Map = (0, 0, 0)
     feeds: tuple[int, ...] = ()
@@ -110,7 +111,7 @@ def parse(text: str) -> list[Section]:
                 raise LimitExceeded(f"more than {MAX_SECTIONS} sections")
         elif line.startswith(MARK) and sections:
             mark = json.loads(line.removeprefix(MARK))
-            sections[-1].mark |= mark if isinstance(mark, dict) else {}
+            sections[-1].mark |= mark if is_dict(mark) else {}
         elif line and line[0] not in "#;":
             name, equals, value = line.partition("=")
             if not equals or not sections:

@@ -16,6 +16,7 @@ import numpy as np
 
 from convert.formats._guard import MAX_FACT
 from convert.formats._julia import Array, Struct
+from convert.kinds import is_dict, is_row
 from convert.source import Convention, Positional, Stored
 from convert.steps import Moment, Shape, Step, from_layout
 from weights.errors import LimitExceeded
@@ -129,12 +130,12 @@ class Walk:
 
     state_only: bool = True
     recorded: Convention | None = None
-    tensors: dict[str, Stored] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    tensors: dict[str, Stored] = field(default_factory=dict[str, Stored])
+    notes: list[str] = field(default_factory=list[str])
     visits: int = 0
-    _without_groups: list[str] = field(default_factory=list)
+    _without_groups: list[str] = field(default_factory=list[str])
     _with_groups: int = 0
-    _bare: list[str] = field(default_factory=list)
+    _bare: list[str] = field(default_factory=list[str])
 
     def run(self, value: Any, path: str = "") -> None:
         """Walk a tree whose root is called `path`, and settle what can be known only at its end."""
@@ -147,10 +148,10 @@ class Walk:
             raise LimitExceeded(f"the file describes more than {MAX_VISITS} values")
         if isinstance(value, Struct):
             self._layer(named(value), path, value.name)
-        elif isinstance(value, dict):
+        elif is_dict(value):
             renamed = {ALIASES.get(str(key), str(key)): item for key, item in value.items()}
             self._layer(renamed if len(renamed) == len(value) and kind_of(renamed) else value, path, "")
-        elif isinstance(value, list | tuple):
+        elif is_row(value):
             for index, item in enumerate(value):
                 self._visit(item, join(path, str(index + 1)))
         elif isinstance(value, Array):
@@ -248,16 +249,16 @@ def _holds(value: Any) -> bool:
             return True
         if isinstance(item, Struct):
             stack.extend(item.fields)
-        elif isinstance(item, dict):
+        elif is_dict(item):
             stack.extend(item.values())
-        elif isinstance(item, list | tuple):
+        elif is_row(item):
             stack.extend(item)
     return False
 
 
 def is_positional(value: Any) -> bool:
     """Tell whether a value is a plain list of arrays, as `Flux.params` gives them."""
-    return isinstance(value, list | tuple) and len(value) > 0 and all(isinstance(item, Array) for item in value)
+    return is_row(value) and len(value) > 0 and all(isinstance(item, Array) for item in value)
 
 
 def positional(arrays: Sequence[Array]) -> dict[str, Stored]:
@@ -294,7 +295,7 @@ CAFFE2 = {"_rm_0": "running_mean", "_riv_0": "running_var", "_s_0": "weight", "_
 
 def is_caffe2(value: Any) -> bool:
     """Tell whether a dictionary is one of Metalhead's of 2018: most names end as Caffe2's blobs do."""
-    if not isinstance(value, dict) or not value:
+    if not is_dict(value) or not value:
         return False
     return sum(isinstance(key, str) and key.endswith(tuple(CAFFE2)) for key in value) * 2 > len(value)
 
@@ -317,8 +318,8 @@ def caffe2(value: Mapping[str, Any]) -> dict[str, Stored]:
 
 def facts(top: Mapping[str, Any]) -> dict[str, str]:
     """List the numbers and words of a file's top level: accuracies, epochs."""
-    return {
-        str(key): str(value)[:MAX_FACT]
-        for key, value in top.items()
-        if isinstance(value, str | bool | int | float | np.number) and not (isinstance(value, float) and math.isnan(value))
-    }
+    return {str(key): str(value)[:MAX_FACT] for key, value in top.items() if _is_fact(value)}
+
+
+def _is_fact(value: object) -> bool:
+    return isinstance(value, str | bool | int | float | np.number) and not (isinstance(value, float) and math.isnan(value))

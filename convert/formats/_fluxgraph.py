@@ -10,6 +10,7 @@ from typing import Any
 from convert.formats._flux import join, kind_of, layout_of, named
 from convert.formats._julia import Array, Opaque, Struct
 from convert.graph import Graph, Node
+from convert.kinds import is_dict, is_row
 
 ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "relu": ("relu", {}),
@@ -146,18 +147,18 @@ def _connection(value: Any) -> tuple[str | None, tuple[Any, ...]]:
         return None, ()
     if value.name == "PartialFunction" and len(value.fields) > 1 and isinstance(value.fields[0], Struct):
         bound = value.fields[1]
-        return value.fields[0].function, tuple(bound) if isinstance(bound, list | tuple) else (bound,)
+        return value.fields[0].function, tuple(bound) if is_row(bound) else (bound,)
     return value.function, ()
 
 
 def _children(layers: Any) -> list[tuple[str, Any]]:
-    if isinstance(layers, dict):
+    if is_dict(layers):
         return list(layers.items())
-    return [(str(index + 1), item) for index, item in enumerate(layers)] if isinstance(layers, list | tuple) else []
+    return [(str(index + 1), item) for index, item in enumerate(layers)] if is_row(layers) else []
 
 
 def _pair(value: Any) -> tuple[int, ...]:
-    numbers = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
+    numbers = (value, value) if isinstance(value, int) else tuple(value) if is_row(value) else ()
     return tuple(reversed([number for number in numbers if isinstance(number, int)]))
 
 

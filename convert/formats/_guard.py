@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def need(library: str, package: str = "") -> Any:
 
 
 @contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
+def reading(path: Path, what: str) -> Generator[None]:
     """Turn whatever a library throws over a damaged file into `MalformedFile`; `what` is "Keras file", "MAT file"."""
     try:
         yield

@@ -58,7 +58,7 @@ class Hdf5:
     buffer: memoryview | None = None
     data: Bytes = field(init=False)
     root: Group = field(init=False)
-    _objects: dict[int, Any] = field(init=False, default_factory=dict)
+    _objects: dict[int, Any] = field(init=False, default_factory=dict[int, Any])
 
     def __post_init__(self) -> None:
         self.data = Bytes(mapped(self.path) if self.buffer is None else self.buffer, self.path, self.what)

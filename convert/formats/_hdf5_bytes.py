@@ -47,7 +47,7 @@ class Bytes:
     def expect(self, address: int, signature: bytes, count: int) -> memoryview:
         """View `count` bytes that begin with a signature."""
         view = self.take(address, count)
-        if view[: len(signature)] != signature:
+        if bytes(view[: len(signature)]) != signature:
             raise MalformedFile(f"{self.path} is no readable {self.what}: {signature.decode()} is missing at {self.base + address}")
         return view
 

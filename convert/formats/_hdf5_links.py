@@ -29,7 +29,7 @@ def superblock(data: Bytes) -> int:
         MalformedFile, UnsafeFormat, UnsupportedFormat.
     """
     start = 0
-    while data.buffer[start : start + 8] != SIGNATURE:
+    while bytes(data.buffer[start : start + 8]) != SIGNATURE:
         start = start * 2 or 512
         if start >= len(data.buffer):
             raise MalformedFile(f"{data.path} is no {data.what}: HDF5's signature is missing. Is it cut short, or a web page?")

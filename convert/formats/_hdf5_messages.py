@@ -51,7 +51,7 @@ def messages(data: Bytes, address: int) -> list[Message]:
     Raises:
         MalformedFile, LimitExceeded.
     """
-    new = data.take(address, 4) == b"OHDR"
+    new = bytes(data.take(address, 4)) == b"OHDR"
     found: list[Message] = []
     if new:
         head = data.expect(address, b"OHDR", 6)
@@ -83,7 +83,8 @@ def messages(data: Bytes, address: int) -> list[Message]:
 
 
 def _block(data: Bytes, block: memoryview, new: bool, ordered: bool) -> list[Message]:
-    at, found = 0, []
+    found: list[Message] = []
+    at = 0
     size = (4 + (2 if ordered else 0)) if new else 8
     while at + size <= len(block):
         kind = block[at] if new else data.word(block, at, 2)
@@ -142,7 +143,7 @@ def filters(data: Bytes, view: memoryview) -> list[tuple[str, tuple[int, ...]]]:
     if version not in (1, 2) or count > 32:
         raise MalformedFile(f"{data.path}: {count} HDF5 filters of version {version}")
     cursor.skip(6 if version == 1 else 0)
-    found = []
+    found: list[tuple[str, tuple[int, ...]]] = []
     for _ in range(count):
         number = cursor.number(2)
         length = cursor.number(2) if version == 1 or number >= 256 else 0

@@ -17,6 +17,7 @@ import numpy as np
 
 from convert.formats._hdf5 import SIGNATURE
 from convert.formats._hdf5_bytes import UNDEFINED
+from convert.kinds import is_mapping
 from weights.errors import UnsupportedFormat
 
 SPACE, LINK_INFO, TYPE, FILL, LINK, LAYOUT, GROUP_INFO = 0x01, 0x02, 0x03, 0x05, 0x06, 0x08, 0x0A
@@ -79,7 +80,7 @@ class _Plan:
         return self.put(_header([(LINK_INFO, info), (GROUP_INFO, b"\0\0"), *((LINK, _link(name, at)) for name, at in links.items())]))
 
     def item(self, item: Any) -> int:
-        if isinstance(item, Mapping):
+        if is_mapping(item):
             return self.group(item)
         if isinstance(item, int):
             return self.bytes_of(item.to_bytes(8, "little", signed=True), _number(np.dtype("<i8")))

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,6 +13,7 @@ import numpy as np
 
 from convert.formats._flux import NORM_LEAVES, layout_of
 from convert.formats._guard import MAX_FACT
+from convert.kinds import is_dict, is_mapping
 from convert.source import Convention, Part, Source, Stored
 from convert.steps import flip, from_layout, stored_shape, undo
 from weights.errors import ConvertError, UnsupportedFormat
@@ -26,7 +27,7 @@ Leaf = Callable[[str, tuple[int, ...], np.dtype[Any], Callable[[], np.ndarray]],
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Generator[None]:
     """Put the file's name before an error that lacks it."""
     try:
         yield
@@ -52,7 +53,7 @@ def tree(parts: Sequence[Part], convention: Convention, leaf: Leaf) -> dict[str,
         here = root
         for step in part.name.split(".") if part.name else []:
             here = here.setdefault(step, {})
-            if not isinstance(here, dict) or "tag" in here:
+            if not is_dict(here) or "tag" in here:
                 raise UnsupportedFormat(f"module {part.name!r} lies inside a tensor")
         for name, stored in part.leaves.items():
             if name in SKIPPED:
@@ -86,7 +87,7 @@ def _raw(part: Part, leaf: str, stored: Stored, convention: Convention) -> tuple
 
 def foreign(record: Any, source: Source) -> Convention | None:
     """Take what a file written here says of itself into `source`; tell the convention if it says one."""
-    if not isinstance(record, Mapping):
+    if not is_mapping(record):
         return None
     source.facts |= {str(key): str(value)[:MAX_FACT] for key, value in record.items() if isinstance(value, str)}
     said = record.get("convention")
@@ -105,14 +106,14 @@ def framework(types: set[str], source: Source, root: Any) -> tuple[str, Literal[
     if "Tracker.TrackedArray" in types:
         return "Flux.jl 0.8 or 0.9, a whole model", "unknown"
     flux = any(name.startswith(("Flux.", "NNlib.", "Zygote.", "Tracker.")) for name in types)
-    state = isinstance(root, dict) and "layers" in root
+    state = is_dict(root) and "layers" in root
     return ("Flux.jl, a whole model" if flux else "Flux.jl, a state" if state else "Julia"), "unknown"
 
 
 def _wrapped(root: Any) -> bool:
     """Tell a state of one of Metalhead's models: a struct with the one field `layers` around a Chain, which has the same."""
     for _ in range(2):
-        if not isinstance(root, dict) or list(root) != ["layers"]:
+        if not is_dict(root) or list(root) != ["layers"]:
             return False
         root = root["layers"]
-    return not isinstance(root, dict) or "layers" not in root
+    return not is_dict(root) or "layers" not in root

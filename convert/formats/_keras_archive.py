@@ -110,7 +110,7 @@ def _member(path: Path, buffer: memoryview, archive: zipfile.ZipFile, info: zipf
         with archive.open(info) as file:
             return memoryview(file.read(info.file_size))
     head = buffer[info.header_offset : info.header_offset + 30]
-    if len(head) < 30 or head[:4] != b"PK\x03\x04":
+    if len(head) < 30 or bytes(head[:4]) != b"PK\x03\x04":
         raise MalformedFile(f"{path}: {info.filename} is not where the archive says")
     name, extra = struct.unpack("<HH", head[26:30])
     start = info.header_offset + 30 + name + extra

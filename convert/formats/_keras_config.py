@@ -12,6 +12,7 @@ from typing import Any
 
 from convert.formats._guard import MAX_DEPTH, MAX_TENSORS
 from convert.formats._keras_layers import MODERN
+from convert.kinds import is_dict, is_list, is_mapping
 from weights.errors import LimitExceeded, MalformedFile
 
 MAX_CONFIG_BYTES = 64 * 2**20
@@ -49,7 +50,7 @@ def parse(text: str | bytes, path: Path) -> dict[str, Any]:
         raise MalformedFile(f"{path}: the model config is no JSON: {error}") from error
     except RecursionError as error:
         raise LimitExceeded(f"{path}: the model config nests deeper than any network") from error
-    if not isinstance(found, dict):
+    if not is_dict(found):
         raise MalformedFile(f"{path}: the model config is no object")
     return found
 
@@ -65,10 +66,10 @@ def specs(model: Mapping[str, Any]) -> list[Spec]:
 def children(model: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
     """List the layers of a model as the file states them; None if it is a layer, not a model."""
     config = model.get("config")
-    layers = config.get("layers") if isinstance(config, Mapping) else config if model.get("class_name") == "Sequential" else None
-    if not isinstance(layers, list):
+    layers = config.get("layers") if is_mapping(config) else config if model.get("class_name") == "Sequential" else None
+    if not is_list(layers):
         return None
-    return [layer for layer in layers if isinstance(layer, Mapping)]
+    return [layer for layer in layers if is_mapping(layer)]
 
 
 def kind_of(layer: Mapping[str, Any]) -> str:
@@ -80,14 +81,14 @@ def kind_of(layer: Mapping[str, Any]) -> str:
 def name_of(layer: Mapping[str, Any]) -> str:
     """Tell a layer's name, wherever its generation keeps it."""
     config = layer.get("config")
-    inner = config.get("name") if isinstance(config, Mapping) else None
+    inner = config.get("name") if is_mapping(config) else None
     return str(inner or layer.get("name") or "")
 
 
 def settings(layer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Find a layer's settings."""
     config = layer.get("config")
-    return config if isinstance(config, Mapping) else {}
+    return config if is_mapping(config) else {}
 
 
 def is_operation(layer: Mapping[str, Any]) -> bool:
@@ -115,7 +116,7 @@ def _specs(model: Mapping[str, Any], prefix: str, path: tuple[str, ...], depth: 
         inner = settings(layer).get("layer")
         if children(layer) is not None:
             yield from _specs(layer, f"{name}.", here, depth + 1)
-        elif kind_of(layer) in WRAPPERS and isinstance(inner, Mapping):
+        elif kind_of(layer) in WRAPPERS and is_mapping(inner):
             if children(inner) is not None:
                 yield from _specs(inner, f"{name}.", (*here, "layer"), depth + 1)
             else:

@@ -12,6 +12,7 @@ from convert.formats._keras_config import children, is_operation, kind_of, name_
 from convert.formats._keras_layers import Era
 from convert.formats._keras_ops import Setting, operations
 from convert.graph import Graph, Node
+from convert.kinds import is_list, is_mapping, is_row
 from convert.source import Stored
 from weights.errors import LimitExceeded
 
@@ -49,9 +50,9 @@ class _Build:
     era: Era
     tensor: Callable[[str], Stored | None]
     layout: str
-    nodes: list[Node] = field(default_factory=list)
-    names: set[str] = field(default_factory=set)
-    calls: Counter[str] = field(default_factory=Counter)
+    nodes: list[Node] = field(default_factory=list[Node])
+    names: set[str] = field(default_factory=set[str])
+    calls: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, name: str, op: str, inputs: Sequence[str], attrs: Mapping[str, Any]) -> str:
         unique = name
@@ -102,14 +103,14 @@ class _Build:
                 done[name, call] = [given[number]]
         waiting: list[tuple[Mapping[str, Any], int, list[Reference], Any]] = []
         for layer in layers:
-            calls = layer.get("inbound_nodes") or []
+            calls: Any = layer.get("inbound_nodes") or []
             if kind_of(layer) == "InputLayer" or not calls:
                 if (name_of(layer), 0) not in done:
                     done[name_of(layer), 0] = [self.input(prefix + name_of(layer), _input_shape(layer))]
                 continue
             waiting.extend((layer, number, list(_inputs_of(call)), call) for number, call in enumerate(_calls(calls)))
         while waiting:
-            later = []
+            later: list[tuple[Mapping[str, Any], int, list[Reference], Any]] = []
             for layer, number, inputs, stated in waiting:
                 if not inputs or any((name, call) not in done for name, call, _ in inputs):
                     later.append((layer, number, inputs, stated))
@@ -156,18 +157,18 @@ def _input_shape(layer: Mapping[str, Any]) -> tuple[int | None, ...] | None:
         config.get("batch_input_shape"),
         config.get("batch_shape"),
         config.get("build_input_shape"),
-        built.get("input_shape") if isinstance(built, Mapping) else None,
+        built.get("input_shape") if is_mapping(built) else None,
     ):
-        if isinstance(shape, list | tuple) and all(size is None or isinstance(size, int) for size in shape):
+        if is_row(shape) and all(size is None or isinstance(size, int) for size in shape):
             return tuple(shape[1:])
     return None
 
 
 def _references(stated: Any) -> list[Reference]:
     """Read a list of values in any of the forms that Keras writes: one, a list, or a dict of them."""
-    if isinstance(stated, Mapping):
+    if is_mapping(stated):
         return [found for value in stated.values() for found in _references(value)]
-    if not isinstance(stated, list | tuple):
+    if not is_row(stated):
         return []
     if _is_reference(stated):
         return [(stated[0], stated[1], stated[2])]
@@ -175,48 +176,48 @@ def _references(stated: Any) -> list[Reference]:
 
 
 def _is_reference(value: Any) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, list | tuple) and len(value) >= 3 and isinstance(value[0], str) and all(type(v) is int for v in value[1:3])
+    return is_row(value) and len(value) >= 3 and isinstance(value[0], str) and all(type(v) is int for v in value[1:3])
 
 
 def _calls(stated: Any) -> list[Any]:
     """Split a layer's "inbound_nodes" into its calls."""
-    if not isinstance(stated, list):
+    if not is_list(stated):
         raise NotUnderstood("inbound nodes that are no list")
     return stated
 
 
 def _inputs_of(call: Any) -> Iterator[Reference]:
     """List what one call of a layer reads, in order."""
-    if isinstance(call, Mapping):  # Keras 3
+    if is_mapping(call):  # Keras 3
         yield from _tensors(call.get("args"), 0)
         yield from _tensors(call.get("kwargs"), 0)
         return
-    references = [call] if _is_reference(call) else call if isinstance(call, list) else []
+    references = [call] if _is_reference(call) else call if is_list(call) else []
     for reference in references:
         if not _is_reference(reference):
             raise NotUnderstood("an inbound node of an unknown form")
         yield reference[0], reference[1], reference[2]
-        if len(reference) > 3 and isinstance(reference[3], Mapping):
+        if len(reference) > 3 and is_mapping(reference[3]):
             yield from ((v[0], v[1], v[2]) for v in reference[3].values() if _is_reference(v))
 
 
 def _number_of(call: Any) -> tuple[int, float] | None:
     """Find the number that a function is called with beside its one tensor, and its place: x + 3 or 1 - x."""
-    if isinstance(call, Mapping):
+    if is_mapping(call):
         stated = call.get("args")
     else:
-        reference = call if _is_reference(call) else call[0] if isinstance(call, list) and call else ()
-        options = reference[3] if len(reference) > 3 and isinstance(reference[3], Mapping) else {}
-        stated = [None, options.get("y")]
-    if not isinstance(stated, list) or len(stated) != 2:
+        reference = call if _is_reference(call) else call[0] if is_list(call) and call else ()
+        stated = [None, reference[3].get("y") if len(reference) > 3 and is_mapping(reference[3]) else None]
+    if not is_list(stated) or len(stated) != 2:
         return None
-    return next(((place, float(value)) for place, value in enumerate(stated) if type(value) in (int, float)), None)
+    numbers = ((n, float(value)) for n, value in enumerate(stated) if isinstance(value, int | float) and not isinstance(value, bool))
+    return next(numbers, None)
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Reference]:
     if depth > MAX_DEPTH:
         raise LimitExceeded("arguments nest deeper than any network's")
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         if value.get("class_name") == "__keras_tensor__":
             history = settings(value).get("keras_history")
             if not _is_reference(history):
@@ -224,7 +225,7 @@ def _tensors(value: Any, depth: int) -> Iterator[Reference]:
             yield history[0], history[1], history[2]
             return
         value = list(value.values())
-    if isinstance(value, list):
+    if is_list(value):
         for inner in value:
             yield from _tensors(inner, depth + 1)
 

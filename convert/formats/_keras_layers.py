@@ -109,7 +109,7 @@ class Layer:
 
     name: str
     kind: str
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     variables: Sequence[tuple[str, Stored]] = ()
 
 

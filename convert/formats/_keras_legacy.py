@@ -13,6 +13,7 @@ from convert.formats._hdf5 import Dataset, Group, Hdf5
 from convert.formats._keras_config import Spec
 from convert.formats._keras_layers import LEAVES, ORDER, Layer, channels_first
 from convert.formats._keras_layers import variable as stored_variable
+from convert.kinds import is_list
 from convert.source import Positional, Shape, Stored
 from convert.steps import Moment, Step, from_layout
 from weights.errors import LimitExceeded, MalformedFile
@@ -113,7 +114,7 @@ def positional(found: Sequence[Stored]) -> Positional:
 def _listed(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
-    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
+    return [text for text in value if isinstance(text, str)] if is_list(value) else []
 
 
 def _count(file: Hdf5, group: Any, name: str) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from convert.formats._guard import need
+from convert.kinds import is_dict
 from convert.names import keras as naming
 from convert.steps import Shape
 from weights.errors import ConvertError
@@ -133,7 +134,7 @@ def _built(keras: Any, layers: Sequence[tuple[str, Sequence[Shape]]], notes: Map
 def _check_options(name: str, notes: Mapping[str, Any], path: Path) -> None:
     """Refuse to write a model that computes something else than the network whose weights it has."""
     family = next(family for family in naming.FAMILIES if name.startswith(family))
-    if not isinstance(ours := notes.get("options"), dict):
+    if not is_dict(ours := notes.get("options")):
         return
     for option, theirs in naming.options((name, family)).items():
         alike = ("same", "even") if option == "padding" else (theirs,)  # one thing at the size that the model is built for

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convert.formats._keras_layers import CONVOLUTIONS, DEPTHWISE, SEPARABLE, TRANSPOSED, Era, convention, kernel_layout
+from convert.kinds import is_list, is_mapping, is_row
 from convert.source import Stored
 
 Op = tuple[str, str, Mapping[str, Any]]
@@ -96,9 +97,9 @@ def operations(layer: Setting, find: Find) -> Iterator[Op]:
 
 def activation(said: Any, era: Era) -> tuple[str, Mapping[str, Any]]:
     """Name an activation, which Keras states as a word, a function's name or a layer."""
-    if isinstance(said, Mapping):
+    if is_mapping(said):
         config = said.get("config")
-        if isinstance(config, Mapping):
+        if is_mapping(config):
             found = list(operations(Setting(str(said.get("class_name")), config, era, "nhwc"), lambda leaf: None))
             return (found[0][1], found[0][2]) if len(found) == 1 else (f"unknown:{said.get('class_name')}", {})
         said = config if isinstance(config, str) else said.get("class_name")
@@ -120,7 +121,7 @@ def pair(value: Any, default: int = 1) -> tuple[int, int]:
     """Read a number or two of them; ValueError where it is neither."""
     if value is None:
         return default, default
-    if isinstance(value, list | tuple):
+    if is_row(value):
         if len(value) == 1:
             return int(value[0]), int(value[0])
         tall, wide = value
@@ -186,7 +187,7 @@ def _dense(layer: Setting, find: Find) -> Iterator[Op]:
 
 def _norm(layer: Setting, find: Find) -> Iterator[Op]:
     axis = layer.get("axis", default=-1)
-    axis = axis[0] if isinstance(axis, list) and len(axis) == 1 else axis
+    axis = axis[0] if is_list(axis) and len(axis) == 1 else axis
     old = layer.get("mode", default=0)
     fits = axis in ((1, -3) if layer.layout == "nchw" else (-1, 3)) or (axis in (1, -1) and find("running_mean") is not None)
     if old not in (0, 2) or not fits:
@@ -256,13 +257,13 @@ def _reshape(layer: Setting, find: Find) -> Iterator[Op]:
 
 def _pads(layer: Setting, *names: str) -> tuple[int, int, int, int]:
     said = layer.get(*names, default=1)
-    if isinstance(said, Mapping):  # Keras 1
+    if is_mapping(said):  # Keras 1
         top, left, bottom, right = (int(said.get(f"{side}_pad", 0)) for side in ("top", "left", "bottom", "right"))
         return top, left, bottom, right
-    if isinstance(said, list | tuple) and len(said) == 4:  # Keras 1: top, bottom, left, right
+    if is_row(said) and len(said) == 4:  # Keras 1: top, bottom, left, right
         top, bottom, left, right = (int(side) for side in said)
         return top, left, bottom, right
-    if isinstance(said, list | tuple):
+    if is_row(said):
         (top, bottom), (left, right) = (pair(side) for side in said)
         return top, left, bottom, right
     return int(said), int(said), int(said), int(said)
@@ -311,8 +312,8 @@ def _statistic(layer: Setting, find: Find, name: str) -> np.ndarray | None:
 
 
 def _numbers(said: Any) -> Any:
-    if isinstance(said, Mapping):  # an array that Keras 3 serialised
-        said = said.get("config", said).get("value") if isinstance(said.get("config", said), Mapping) else None
+    if is_mapping(said):  # an array that Keras 3 serialised
+        said = said.get("config", said).get("value") if is_mapping(said.get("config", said)) else None
     array = np.asarray(said, np.float64)
     return float(array) if array.ndim == 0 else array.reshape(-1).tolist()
 

@@ -11,6 +11,7 @@ from convert.formats._guard import MAX_DEPTH, MAX_TENSORS
 from convert.formats._hdf5 import Dataset, Group, Hdf5
 from convert.formats._keras_config import Spec, parse
 from convert.formats._keras_layers import SNAKES, Layer, numbered, variable
+from convert.kinds import is_list, is_mapping
 from convert.source import Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
 
@@ -26,7 +27,7 @@ class Entry:
     path: tuple[str, ...]
     name: str = ""
     order: int = 0
-    variables: dict[str, Stored] = field(default_factory=dict)
+    variables: dict[str, Stored] = field(default_factory=dict[str, Stored])
 
 
 def is_store(root: Group, depth: int = 0) -> bool:
@@ -68,10 +69,10 @@ def shards(path: Path, text: bytes) -> list[Path]:
     """
     found: dict[str, None] = {}
     weight_map = parse(text, path).get("weight_map")
-    if not isinstance(weight_map, Mapping):
+    if not is_mapping(weight_map):
         raise MalformedFile(f"{path} has no weight_map; a sharded Keras file has one")
     for names in weight_map.values():
-        for name in [names] if isinstance(names, str) else names if isinstance(names, list) else []:
+        for name in [names] if isinstance(names, str) else names if is_list(names) else []:
             if not isinstance(name, str) or Path(name).name != name or "\\" in name:
                 raise UnsafeFormat(f"{path} names the file {name!r}; only files in its own folder are opened")
             found[name] = None
@@ -115,7 +116,7 @@ def layers(found: Mapping[tuple[str, ...], Entry], specs: Sequence[Spec]) -> tup
         if spec is None and plain[-1:] == ("layer",):  # TimeDistributed
             name = _named(path[:-1], found) if named else ".".join(plain[:-1])
             kind = "Dense" if len(entry.variables[keys[0]].stored_shape) == 2 else "Conv2D"
-        config = spec.config if spec else {}
+        config = spec.config if spec else dict[str, object]()
         leaves = numbered(kind, config, len(keys)) if all(key.isdigit() for key in keys) else keys
         layer = Layer(name or "top", kind, config, [(leaf, entry.variables[key]) for leaf, key in zip(leaves, keys, strict=True)])
         place = next((positions[plain[:end]] for end in range(len(plain), 0, -1) if plain[:end] in positions), len(positions))
@@ -170,7 +171,7 @@ def _counter(counted: str) -> int:
 
 def _named(path: tuple[str, ...], found: Mapping[tuple[str, ...], Entry]) -> str:
     """Put a module's name together from the names of all objects that lead to it."""
-    parts = []
+    parts: list[str] = []
     for end in range(1, len(path) + 1):
         here = found.get(path[:end])
         if here is not None and here.name:

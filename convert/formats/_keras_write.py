@@ -20,6 +20,7 @@ import numpy as np
 
 from convert.formats import _keras_model
 from convert.formats._guard import need
+from convert.kinds import is_dict
 from convert.names.keras import IMAGENET
 from convert.source import Convention, Part
 from convert.steps import FlattenOrder, Shape, flip, from_layout, stored_shape, undo
@@ -109,7 +110,7 @@ def _notes(metadata: Mapping[str, str]) -> Mapping[str, Any]:
         notes = json.loads(metadata.get(NOTES, "{}"))
     except ValueError:
         return {}
-    return notes if isinstance(notes, dict) else {}
+    return notes if is_dict(notes) else {}
 
 
 def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str, Any]) -> list[Layer]:

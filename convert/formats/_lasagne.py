@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.formats import _named, _pickles
 from convert.formats._guard import check
+from convert.kinds import is_dict, is_list
 from convert.source import Convention, Part, Positional, Shape, Source, Stored, in_memory
 from convert.steps import Cast, Moment, Step, flip, from_layout
 from weights.errors import ConvertError, MalformedFile
@@ -56,9 +57,9 @@ def from_pickle(path: Path, format: str, tree: Any, size: int) -> Source:
     convention: Convention = "unknown"
     preprocessing: dict[str, Any] = {}
     tree = _pickles.opened(tree)
-    if isinstance(tree, list) and len(tree) == 1 and isinstance(_pickles.opened(tree[0]), dict):
+    if is_list(tree) and len(tree) == 1 and is_dict(_pickles.opened(tree[0])):
         tree = _pickles.opened(tree[0])  # NumPy keeps one object as an array of one
-    if isinstance(tree, dict) and (key := next((key for key in ZOO if isinstance(_pickles.opened(tree.get(key)), list)), None)) is not None:
+    if is_dict(tree) and (key := next((key for key in ZOO if is_list(_pickles.opened(tree.get(key)))), None)) is not None:
         beside = [str(other) for other in tree if other != key]
         if key in ZOO[:2] and any(other.startswith(SAID_BESIDE) for other in beside):
             convention = "correlation"
@@ -66,7 +67,7 @@ def from_pickle(path: Path, format: str, tree: Any, size: int) -> Source:
         facts |= {"also holds": ", ".join(beside)[:200]} if beside else {}
         preprocessing = _preprocessing(tree)
         tree = tree[key]
-    if isinstance(tree, dict):
+    if is_dict(tree):
         found = _pickles.arrays(tree, by_kind=True)
         check(path, found.values(), size)
         if not found:

@@ -235,7 +235,8 @@ def _described(value: Value) -> tuple[int, tuple[int, ...]]:
             if code not in CLASSES.values():
                 raise ConvertError(f"MATLAB has no {value.dtype.name}, which {value.origin} is: cast to float32 first")
             return next(what for what, known in CLASSES.items() if known == code), (*value.dims, *(1,) * (2 - len(value.dims)))
-    return next(what for what, known in CLASSES.items() if known == "f8"), (0, 0)
+        case None:
+            return next(what for what, known in CLASSES.items() if known == "f8"), (0, 0)
 
 
 def _size(name: str, value: Value) -> int:

@@ -37,7 +37,7 @@ class _Reader:
             return None
         kind = node.attrs.get("MATLAB_class")
         if node.attrs.get("MATLAB_empty"):
-            return {"cell": [], "char": "", "struct": []}.get(str(kind))
+            return [] if str(kind) in ("cell", "struct") else "" if str(kind) == "char" else None
         if node.type.kind == "reference":
             return [self.value(item, f"{origin}{{{n + 1}}}", depth + 1) for n, item in enumerate(self.referred(node))]
         if node.type.kind != "number":

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from convert.formats._mat import Matrix
 from convert.graph import Graph, Node
+from convert.kinds import is_dict, is_list
 
 if TYPE_CHECKING:
-    from convert.formats._matlayers import _Maker
+    from convert.formats._matlayers import Maker
 
 INPUT = "input"
 LOSSES = ("loss", "softmaxloss", "dagnn.Loss")
@@ -17,7 +18,7 @@ LRN = (5.0, 1.0, 1.0, 0.5)
 """N, kappa, alpha and beta where a layer doesn't say."""
 
 
-def chain(layers: Sequence[Mapping[str, Any]], maker: _Maker) -> Graph | None:
+def chain(layers: Sequence[Mapping[str, Any]], maker: Maker) -> Graph | None:
     """Describe simplenn's layers, each of which reads the one before it; None where the file says nothing of strides and pads."""
     if not any("stride" in layer or "pad" in layer or layer.get("type") in ("relu", "pool", "softmax") for layer in layers):
         return None
@@ -32,7 +33,7 @@ def chain(layers: Sequence[Mapping[str, Any]], maker: _Maker) -> Graph | None:
     return Graph(tuple(nodes), (nodes[-1].name,))
 
 
-def of_dag(layers: Sequence[Mapping[str, Any]], maker: _Maker) -> Graph | None:
+def of_dag(layers: Sequence[Mapping[str, Any]], maker: Maker) -> Graph | None:
     """Describe DagNN's layers in an order in which they can be computed; None, and a note, where there is none."""
     waiting = [(layer, name) for layer, name in zip(layers, maker.names, strict=True) if layer.get("type") not in LOSSES]
     written = {variable for layer, _ in waiting for variable in _variables(layer, "outputs")}
@@ -50,8 +51,8 @@ def of_dag(layers: Sequence[Mapping[str, Any]], maker: _Maker) -> Graph | None:
             return None
         for layer, name in ready:
             inputs = tuple(made[variable] for variable in _variables(layer, "inputs"))
-            block = layer.get("block") if isinstance(layer.get("block"), dict) else {}
-            node, widths[name] = _node(str(layer.get("type")), name, inputs, block or {}, maker, widths.get(inputs[0]) if inputs else None)
+            says = block if is_dict(block := layer.get("block")) else {}
+            node, widths[name] = _node(str(layer.get("type")), name, inputs, says, maker, widths.get(inputs[0]) if inputs else None)
             nodes.append(node)
             made |= dict.fromkeys(_variables(layer, "outputs"), name)
         waiting = [pair for pair in waiting if pair not in ready]
@@ -61,11 +62,11 @@ def of_dag(layers: Sequence[Mapping[str, Any]], maker: _Maker) -> Graph | None:
 
 def _variables(layer: Mapping[str, Any], field: str) -> list[str]:
     value = layer.get(field)
-    return [value] if isinstance(value, str) else [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+    return [value] if isinstance(value, str) else [item for item in value if isinstance(item, str)] if is_list(value) else []
 
 
 def _node(
-    kind: str, name: str, inputs: tuple[str, ...], says: Mapping[str, Any], maker: _Maker, channels: int | None
+    kind: str, name: str, inputs: tuple[str, ...], says: Mapping[str, Any], maker: Maker, channels: int | None
 ) -> tuple[Node, int | None]:
     """Describe one layer, and tell how many channels it gives; None where that isn't known."""
     plain = kind.removeprefix("dagnn.").lower()

@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.formats import _matgraph
 from convert.formats._mat import Matrix, Value
+from convert.kinds import is_dict, is_list
 from convert.source import Convention, Source, Stored
 from convert.steps import Moment, from_layout
 
@@ -24,11 +25,11 @@ NORMS = ("bnorm", "dagnn.BatchNorm")
 
 def source(path: Path, values: Mapping[str, Value]) -> Source:
     """Describe a network by the variables of a file, or by the one struct among them that holds them all."""
-    net = next((value for value in values.values() if isinstance(value, dict) and ("layers" in value or "params" in value)), None)
+    net = next((value for value in values.values() if is_dict(value) and ("layers" in value or "params" in value)), None)
     found: Mapping[str, Value] = values if "layers" in values or "params" in values or net is None else net
     layers = _listed(found.get("layers"))
     parameters = _listed(found.get("params"))
-    maker = _Maker(found)
+    maker = Maker(found)
     if parameters:
         maker.dag(layers, parameters)
         framework = "MatConvNet, DagNN"
@@ -45,7 +46,7 @@ def source(path: Path, values: Mapping[str, Value]) -> Source:
     return result
 
 
-class _Maker:
+class Maker:
     """Collects tensors by module.
 
     Attributes:
@@ -63,8 +64,8 @@ class _Maker:
         self.moments: dict[str, tuple[str, float]] = {}
         self.layouts: dict[str, str] = {}
         meta = values.get("meta")
-        ours = meta.get("kernelzoo") if isinstance(meta, dict) else None
-        if isinstance(ours, dict):
+        ours = meta.get("kernelzoo") if is_dict(meta) else None
+        if is_dict(ours):
             self.facts |= {key: value for key, value in ours.items() if isinstance(value, str)}
         self.convention: Convention = "convolution" if self.facts.get("kernel_convention") == "convolution" else "correlation"
 
@@ -72,13 +73,13 @@ class _Maker:
         for number, layer in enumerate(layers, start=1):
             name = self.named(layer, number)
             weights = layer.get("weights")
-            listed = weights if isinstance(weights, list) else [layer.get("filters"), layer.get("biases")]
+            listed = weights if is_list(weights) else [layer.get("filters"), layer.get("biases")]
             kind = layer.get("type")
             if kind in NORMS:
                 self.norm(name, listed, layer)
             elif kind in KINDS:
                 self.kernel(name, KINDS[kind], listed, layer.get("kind") == "linear")
-            elif kind == "custom" and isinstance(layer.get("leaves"), dict):
+            elif kind == "custom" and is_dict(layer.get("leaves")):
                 for leaf, value in layer["leaves"].items():
                     self.other(f"{name}.{leaf}", value)
             else:
@@ -96,7 +97,7 @@ class _Maker:
             block = layer.get("block")
             kind = str(layer.get("type"))
             if kind in NORMS:
-                self.norm(name, values, block if isinstance(block, dict) else {})
+                self.norm(name, values, block if is_dict(block) else {})
             elif kind in KINDS:
                 self.kernel(name, KINDS[kind], values)
             else:
@@ -109,13 +110,13 @@ class _Maker:
     def plain(self, values: Mapping[str, Value]) -> None:
         """Take a variable a layer: a cell {kernel, bias}, a struct with fields of such names, or the numbers themselves."""
         for name, value in values.items():
-            if isinstance(value, list) and value and all(isinstance(item, Matrix | None) for item in value):
+            if is_list(value) and value and all(isinstance(item, Matrix | None) for item in value):
                 self.listed(name, value)
-            elif isinstance(value, dict):
+            elif is_dict(value):
                 lower = {str(key).lower(): item for key, item in value.items()}
                 kernel = next((lower[key] for key in ("weights", "weight", "filters", "kernel", "w") if key in lower), None)
                 bias = next((lower[key] for key in ("biases", "bias", "b") if key in lower), None)
-                if isinstance(kernel, list):
+                if is_list(kernel):
                     self.listed(name, kernel)
                 elif isinstance(kernel, Matrix):
                     self.listed(name, [kernel, bias])
@@ -190,25 +191,19 @@ def _same(variance: Matrix, deviation: Stored, eps: float) -> bool:
 
 def _listed(value: Any) -> list[dict[str, Any]]:
     """Read a cell or an array of structs; one struct is an array of one."""
-    listed = value if isinstance(value, list) else [value]
-    return [item for item in listed if isinstance(item, dict)]
+    listed = value if is_list(value) else [value]
+    return [item for item in listed if is_dict(item)]
 
 
 def _texts(value: Any) -> list[str]:
-    return (
-        [value]
-        if isinstance(value, str) and value
-        else [item for item in value if isinstance(item, str)]
-        if isinstance(value, list)
-        else []
-    )
+    return [value] if isinstance(value, str) and value else [item for item in value if isinstance(item, str)] if is_list(value) else []
 
 
-def _preprocessing(values: Mapping[str, Value], maker: _Maker) -> dict[str, Any]:
+def _preprocessing(values: Mapping[str, Value], maker: Maker) -> dict[str, Any]:
     """Read meta.normalization: the size of the images, and the mean that is subtracted from pixels 0..255."""
     meta = values.get("meta")
-    normalization = meta.get("normalization") if isinstance(meta, dict) else values.get("normalization")
-    if not isinstance(normalization, dict):
+    normalization = meta.get("normalization") if is_dict(meta) else values.get("normalization")
+    if not is_dict(normalization):
         return {}
     found: dict[str, Any] = {}
     size = normalization.get("imageSize")

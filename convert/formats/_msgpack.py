@@ -12,13 +12,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.formats._guard import MAX_DEPTH
+from convert.kinds import is_dict, is_row
 from weights.errors import LimitExceeded, MalformedFile
 
 MAX_NODES = 1_000_000
 
 FIXED = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
-SIZED = {0xC4: ("bin", 1), 0xC5: ("bin", 2), 0xC6: ("bin", 4), 0xD9: ("str", 1), 0xDA: ("str", 2), 0xDB: ("str", 4)}
-SIZED |= {0xDC: ("array", 2), 0xDD: ("array", 4), 0xDE: ("map", 2), 0xDF: ("map", 4), 0xC7: ("ext", 1), 0xC8: ("ext", 2), 0xC9: ("ext", 4)}
+SIZED = {
+    0xC4: ("bin", 1),
+    0xC5: ("bin", 2),
+    0xC6: ("bin", 4),
+    0xD9: ("str", 1),
+    0xDA: ("str", 2),
+    0xDB: ("str", 4),
+    0xDC: ("array", 2),
+    0xDD: ("array", 4),
+    0xDE: ("map", 2),
+    0xDF: ("map", 4),
+    0xC7: ("ext", 1),
+    0xC8: ("ext", 2),
+    0xC9: ("ext", 4),
+}
 CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
@@ -134,12 +148,12 @@ def _packed(value: Any) -> Iterator[bytes]:
         data = value.encode() if isinstance(value, str) else value
         yield header("str" if isinstance(value, str) else "bin", len(data))
         yield data
-    elif isinstance(value, dict):
+    elif is_dict(value):
         yield header("map", len(value))
         for item in value.items():
             for part in item:
                 yield from _packed(part)
-    elif isinstance(value, list | tuple):
+    elif is_row(value):
         yield header("array", len(value))
         for part in value:
             yield from _packed(part)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert.formats import _guard
+from convert.kinds import is_row
 from weights.errors import ConvertError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _pooling(output_size: Any) -> nn.Module:
 
     class Pooling(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            wanted = output_size if isinstance(output_size, tuple | list) else (output_size, output_size)
+            wanted = output_size if is_row(output_size) else (output_size, output_size)
             height, width = (int(side) for side in x.shape[2:])
             rows, columns = (side if side is not None else own for side, own in zip(wanted, (height, width), strict=True))
             if height % rows == 0 and width % columns == 0:
@@ -127,7 +128,7 @@ def _traced(network: nn.Module, example: Any, opset: int) -> bytes:
         # as long and writes a chain of operators for every convolution's absent bias
         warnings.simplefilter("ignore")
         try:
-            torch.onnx.export(
+            torch.onnx.export(  # pyright: ignore[reportUnknownMemberType]  # torch leaves parts of its signature open
                 network,
                 (example,),
                 held,  # pyright: ignore[reportArgumentType]  # it takes files, and says only that it takes paths
@@ -158,10 +159,11 @@ def _fixed_sizes() -> Any:
 
     class Fixed(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            found = function(*args, **(kwargs or {}))
-            if function == shape or (function is torch.Tensor.size and len(args) == 1 and not kwargs):
+            named: dict[str, Any] = kwargs or {}
+            found = function(*args, **named)
+            if function == shape or (function is torch.Tensor.size and len(args) == 1 and not named):
                 return torch.Size([size if axis == 0 else int(size) for axis, size in enumerate(found)])
-            if function is torch.Tensor.size and (args[1:] or (kwargs or {}).get("dim", 0),)[0] not in ((0,), 0):
+            if function is torch.Tensor.size and (args[1:] or named.get("dim", 0),)[0] not in ((0,), 0):
                 return int(found)
             return found
 
@@ -230,7 +232,7 @@ def _prepend(model: Any, preprocessing: Any, input_shape: Sequence[int], onnx: A
     mean, std = (np.asarray(values, np.float32) for values in (preprocessing.mean, preprocessing.std))
     if len(mean) != channels or len(std) != channels:
         raise ConvertError(f"the preprocessing has {len(mean)} means and {len(std)} deviations, the network {channels} channels")
-    constants = {
+    constants: dict[str, np.ndarray] = {
         "pixels.range": np.float32(255).reshape(1, 1, 1, 1),
         "pixels.mean": mean.reshape(1, -1, 1, 1),
         "pixels.std": std.reshape(1, -1, 1, 1),
@@ -261,13 +263,14 @@ def _proved(path: Path, network: nn.Module, example: Any, preprocessing: Any) ->
     import torch
 
     try:
-        import onnxruntime
+        import onnxruntime  # pyright: ignore[reportMissingTypeStubs]  # it has none
     except ImportError:
         log.info("%s: onnxruntime is not installed, so the file was not run", path)
         return None
-    options = onnxruntime.SessionOptions()
+    runtime: Any = onnxruntime
+    options = runtime.SessionOptions()
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     fed = example
     if preprocessing is not None:
         random = torch.Generator().manual_seed(0)

@@ -68,12 +68,12 @@ class Model:
 
     producer: str = ""
     opset: int = 1
-    metadata: dict[str, str] = field(default_factory=dict)
-    operators: list[Operator] = field(default_factory=list)
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    inputs: dict[str, tuple[int | None, ...]] = field(default_factory=dict)
-    outputs: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    operators: list[Operator] = field(default_factory=list[Operator])
+    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    inputs: dict[str, tuple[int | None, ...]] = field(default_factory=dict[str, tuple[int | None, ...]])
+    outputs: list[str] = field(default_factory=list[str])
+    left_out: list[str] = field(default_factory=list[str])
     size_bytes: int = 0
     close: Callable[[], None] = lambda: None
 
@@ -209,7 +209,10 @@ def _operator(data: memoryview, files: Files, budget: Budget) -> Operator:
 
 def _attribute(data: memoryview, files: Files, budget: Budget) -> tuple[str, Any]:
     """Read an attribute: a number, a text, a list of numbers, or a `Tensor`; None for graphs and the like."""
-    name, single, floats, ints, listed, kind = "", None, [], [], False, 0
+    floats: list[float] = []
+    ints: list[int] = []
+    single: Any = None
+    name, listed, kind = "", False, 0
     for number, wire, value in _wire.fields(data, budget):
         if number == 1:
             name = _wire.text(wire, value)
@@ -238,7 +241,8 @@ def _attribute(data: memoryview, files: Files, budget: Budget) -> tuple[str, Any
 
 def _tensor(data: memoryview, files: Files, budget: Budget) -> Tensor | str:
     """Describe a tensor, or say why it can't be had."""
-    name, dims, kind, outside = "", [], 0, False
+    dims: list[int] = []
+    name, kind, outside = "", 0, False
     raw: memoryview | None = None
     typed: list[tuple[int, int, int | memoryview]] = []
     entries: dict[str, str] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from convert.formats._onnx_fold import axes, cuts, squeezed
 from convert.formats._onnx_graph import Builder, Dims, Value
@@ -91,7 +91,8 @@ def resize(b: Builder, operator: Operator) -> bool:
 
 
 def transpose(b: Builder, operator: Operator) -> bool:
-    x, order = b.value(operator), list(operator.attrs.get("perm") or [])
+    perm: Sequence[int] = operator.attrs.get("perm") or ()
+    x, order = b.value(operator), list(perm)
     if x is None or sorted(order) != list(range(len(order))):
         return False
     if order == list(range(len(order))):
@@ -146,8 +147,9 @@ def _to_shape(b: Builder, operator: Operator, x: Value, wanted: list[int | None]
         return False
     last = len(shape) == 4 and shape[1] == shape[2] == 1 and shape[3] != 1
     layout = x.layout if x.layout != "flat" else "nhwc" if last else "nchw"
-    attrs = {"shape": tuple(-1 if n is None else n for n in shape[1:]), "layout": layout}
-    return attrs["shape"].count(-1) <= 1 and b.layer(operator, "reshape", [x], attrs, shape, layout if len(shape) == 4 else "")
+    sizes = tuple(-1 if n is None else n for n in shape[1:])
+    attrs = {"shape": sizes, "layout": layout}
+    return sizes.count(-1) <= 1 and b.layer(operator, "reshape", [x], attrs, shape, layout if len(shape) == 4 else "")
 
 
 def cut(b: Builder, operator: Operator) -> bool:
@@ -165,7 +167,8 @@ def cut(b: Builder, operator: Operator) -> bool:
 
 def _cut_pixels(b: Builder, operator: Operator, x: Value, found: dict[int, tuple[int, int, int]]) -> bool:
     """Taking every other pixel is a pool of windows of one pixel; taking a part of them is a crop."""
-    pads, strides, sizes = [0, 0, 0, 0], [1, 1], {}
+    pads, strides = [0, 0, 0, 0], [1, 1]
+    sizes: dict[str, int] = {}
     for axis, taken in found.items():
         letter = x.layout[axis] if x.layout != "flat" else ""
         size = x.dim(letter) if letter in ("h", "w") else None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from convert.formats._guard import MAX_TENSORS, SPARE_BYTES, need, reading
+from convert.kinds import is_dict
 from convert.source import Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
 
@@ -77,14 +78,14 @@ def _metadata(folder: Path) -> dict[str, Any]:
     if file.stat().st_size > MAX_METADATA_BYTES:
         raise LimitExceeded(f"_METADATA has {file.stat().st_size} bytes")
     metadata = json.loads(file.read_bytes())
-    return metadata if isinstance(metadata, dict) else {}
+    return metadata if is_dict(metadata) else {}
 
 
 def _places(metadata: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     """Say where in the tree an array is: its key joins the places by dots, which a name may hold as well."""
     found: dict[str, tuple[str, ...]] = {}
     tree = metadata.get("tree_metadata")
-    for text in tree if isinstance(tree, dict) else ():
+    for text in tree if is_dict(tree) else ():
         # "('params', 'conv1', 'kernel')": the strings are read one by one, as no expression
         parts = tuple(ast.literal_eval(part.group(0)) if part.group(3) is None else part.group(3) for part in PART.finditer(text))
         if parts:

@@ -10,6 +10,7 @@ import numpy as np
 
 from convert.formats._guard import MAX_RANK
 from convert.formats._mapped import stored
+from convert.kinds import is_tuple, is_view
 from weights.errors import MalformedFile
 
 SHORT_BYTES = 1024
@@ -34,8 +35,8 @@ class Call:
     what: Any
     arguments: Any
     state: Any = None
-    items: dict[Any, Any] = field(default_factory=dict)
-    elements: list[Any] = field(default_factory=list)
+    items: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    elements: list[Any] = field(default_factory=list[Any])
 
 
 def is_array(record: Call) -> bool:
@@ -46,7 +47,7 @@ def is_array(record: Call) -> bool:
 def encoded(arguments: tuple[Any, ...]) -> Any:
     """Read bytes that Python 3 wrote for Python 2: text, each letter a byte."""
     text = arguments[0] if arguments else ""
-    if isinstance(text, memoryview):
+    if is_view(text):
         text = str(text, "utf-8")
     if not isinstance(text, str):
         raise MalformedFile("bytes are encoded from what is no text")
@@ -56,19 +57,19 @@ def encoded(arguments: tuple[Any, ...]) -> Any:
 
 def dtype_of(record: Any) -> np.dtype[Any] | None:
     """Read the record of a dtype: its code, and the byte order in its state; None if it is none of numbers."""
-    if not isinstance(record, Call) or str(record.what) != "numpy.dtype" or not isinstance(record.arguments, tuple) or not record.arguments:
+    if not isinstance(record, Call) or str(record.what) != "numpy.dtype" or not is_tuple(record.arguments) or not record.arguments:
         return None
     code = record.arguments[0]
     code = code.decode("latin-1") if isinstance(code, bytes) else code
     if not isinstance(code, str) or not re.fullmatch(r"[fiub]\d{1,2}", code):
         return None
-    order = record.state[1] if isinstance(record.state, tuple) and len(record.state) > 1 else "<"
+    order = record.state[1] if is_tuple(record.state) and len(record.state) > 1 else "<"
     order = order.decode("latin-1") if isinstance(order, bytes) else order
     return np.dtype((order if order in ("<", ">") else "<") + code)
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    if isinstance(value, tuple) and len(value) <= MAX_RANK and all(type(dim) is int and dim >= 0 for dim in value):
+    if is_tuple(value) and len(value) <= MAX_RANK and all(type(dim) is int and dim >= 0 for dim in value):
         return value
     return None
 
@@ -80,14 +81,14 @@ def filled(data: Any, dtype: Any, shape: Any, order: str, origin: str) -> Any:
         return None
     if isinstance(data, str):  # a short string of Python 2
         data = data.encode("latin-1")
-    if not isinstance(data, bytes | memoryview):
+    if not isinstance(data, bytes) and not is_view(data):
         return None
     return stored(origin, memoryview(data), described, dims, order)
 
 
 def from_buffer(arguments: Any, origin: str) -> Any:
     """Describe the array that protocol 5 makes of a buffer."""
-    if not isinstance(arguments, tuple) or len(arguments) != 4:
+    if not is_tuple(arguments) or len(arguments) != 4:
         raise MalformedFile(f"{origin}: an array of a buffer needs four arguments")
     data, dtype, shape, order = arguments
     return filled(data, dtype, shape, "F" if order == "F" else "C", "array")
@@ -99,4 +100,5 @@ def scalar(arguments: Any) -> Any:
         case (dtype, bytes() | str() as data) if (described := dtype_of(dtype)) is not None:
             raw = data.encode("latin-1") if isinstance(data, str) else data
             return np.frombuffer(raw, described)[0].item() if len(raw) == described.itemsize else None
-    return None
+        case _:
+            return None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from convert.formats._picklearrays import SHORT_BYTES, Call, Name, encoded, filled, from_buffer, is_array, scalar
+from convert.kinds import is_dict, is_list, is_tuple
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
 
 MAX_OPERATIONS = 500_000
@@ -122,7 +123,7 @@ class Machine:
         return Name(module, attribute)
 
     def called(self, what: Any, arguments: Any) -> Any:
-        if isinstance(what, Name) and str(what) == "_codecs.encode" and isinstance(arguments, tuple):
+        if isinstance(what, Name) and str(what) == "_codecs.encode" and is_tuple(arguments):
             return encoded(arguments)
         if isinstance(what, Name) and what.attribute == "_frombuffer":
             return from_buffer(arguments, str(self.path))
@@ -136,14 +137,14 @@ class Machine:
     def append(self, target: Any, values: list[Any]) -> None:
         if isinstance(target, Call):
             target.elements.extend(values)
-        elif isinstance(target, list):
+        elif is_list(target):
             target.extend(values)
         else:
             raise MalformedFile(f"{self.path}: values are appended to a {type(target).__name__}")
 
     def set_items(self, target: Any, values: list[Any]) -> None:
         items = target.items if isinstance(target, Call) else target
-        if not isinstance(items, dict) or len(values) % 2:
+        if not is_dict(items) or len(values) % 2:
             raise MalformedFile(f"{self.path}: items are set in a {type(target).__name__}")
         for key, value in zip(values[::2], values[1::2], strict=True):
             items[safe_key(key)] = value
@@ -199,10 +200,10 @@ def _build(machine: Machine) -> None:
     state, target = machine.pop(), machine.top()
     if not isinstance(target, Call):
         return
-    if is_array(target) and isinstance(state, tuple) and len(state) == 5:
+    if is_array(target) and is_tuple(state) and len(state) == 5:
         _, shape, dtype, fortran, data = state
         # an array of objects is a list of them
-        state = data if isinstance(data, list) else filled(data, dtype, shape, "F" if fortran else "C", "array")
+        state = data if is_list(data) else filled(data, dtype, shape, "F" if fortran else "C", "array")
     target.state = state
 
 
@@ -279,71 +280,69 @@ def _set(machine: Machine) -> None:
     machine.push(Call(Name("builtins", "set"), (), elements=machine.marked()))
 
 
-_ACTIONS: dict[int, Callable[[Machine], Any]] = {
-    ord(code): action
-    for code, action in {
-        "(": lambda m: m.push(MARK),
-        "0": lambda m: m.pop(),
-        "1": lambda m: m.marked(),
-        "2": lambda m: m.push(m.top()),
-        "\x80": lambda m: m.take(1),
-        "\x95": lambda m: m.take(8),  # FRAME: what it frames follows anyway
-        "N": lambda m: m.push(None),
-        "\x88": lambda m: m.push(True),
-        "\x89": lambda m: m.push(False),
-        "I": lambda m: m.push(_integer(m)),
-        "L": lambda m: m.push(_integer(m)),
-        "J": lambda m: m.push(m.number("<i")),
-        "K": lambda m: m.push(m.number("<B")),
-        "M": lambda m: m.push(m.number("<H")),
-        "\x8a": lambda m: m.push(_long(m, m.number("<B"))),
-        "\x8b": lambda m: m.push(_long(m, m.number("<i"))),
-        "F": lambda m: m.push(float(m.line())),
-        "G": lambda m: m.push(m.number(">d")),
-        "S": lambda m: m.push(_quoted(m)),
-        "T": lambda m: m.push(_python2(m, m.number("<i"))),
-        "U": lambda m: m.push(_python2(m, m.number("<B"))),
-        "B": lambda m: m.push(_bytes(m, m.number("<I"))),
-        "C": lambda m: m.push(_bytes(m, m.number("<B"))),
-        "\x8e": lambda m: m.push(_bytes(m, m.number("<Q"))),
-        "\x96": lambda m: m.push(_bytes(m, m.number("<Q"))),
-        "V": lambda m: m.push(_escaped(m)),
-        "X": lambda m: m.push(_unicode(m, m.number("<I"))),
-        "\x8c": lambda m: m.push(_unicode(m, m.number("<B"))),
-        "\x8d": lambda m: m.push(_unicode(m, m.number("<Q"))),
-        "]": lambda m: m.push([]),
-        "l": lambda m: m.push(m.marked()),
-        "a": _append,
-        "e": _appends,
-        ")": lambda m: m.push(()),
-        "t": lambda m: m.push(tuple(m.marked())),
-        "\x85": lambda m: _tuple(m, 1),
-        "\x86": lambda m: _tuple(m, 2),
-        "\x87": lambda m: _tuple(m, 3),
-        "}": lambda m: m.push({}),
-        "d": _dict,
-        "s": _set_item,
-        "u": _set_items,
-        "\x8f": lambda m: m.push(Call(Name("builtins", "set"), ())),
-        "\x90": _appends,
-        "\x91": _set,
-        "c": lambda m: m.push(m.name(m.line(), m.line())),
-        "\x93": _stack_name,
-        "R": _reduce,
-        "b": _build,
-        "i": _instance,
-        "o": _object,
-        "\x81": _new_object,
-        "\x92": lambda m: _new_object(m, keywords=True),
-        "p": lambda m: m.put(int(m.line())),
-        "q": lambda m: m.put(m.number("<B")),
-        "r": lambda m: m.put(m.number("<I")),
-        "\x94": _memorise,
-        "g": lambda m: _get(m, int(m.line())),
-        "h": lambda m: _get(m, m.number("<B")),
-        "j": lambda m: _get(m, m.number("<I")),
-    }.items()
+_NAMED: dict[str, Callable[[Machine], object]] = {
+    "(": lambda m: m.push(MARK),
+    "0": lambda m: m.pop(),
+    "1": lambda m: m.marked(),
+    "2": lambda m: m.push(m.top()),
+    "\x80": lambda m: m.take(1),
+    "\x95": lambda m: m.take(8),  # FRAME: what it frames follows anyway
+    "N": lambda m: m.push(None),
+    "\x88": lambda m: m.push(True),
+    "\x89": lambda m: m.push(False),
+    "I": lambda m: m.push(_integer(m)),
+    "L": lambda m: m.push(_integer(m)),
+    "J": lambda m: m.push(m.number("<i")),
+    "K": lambda m: m.push(m.number("<B")),
+    "M": lambda m: m.push(m.number("<H")),
+    "\x8a": lambda m: m.push(_long(m, m.number("<B"))),
+    "\x8b": lambda m: m.push(_long(m, m.number("<i"))),
+    "F": lambda m: m.push(float(m.line())),
+    "G": lambda m: m.push(m.number(">d")),
+    "S": lambda m: m.push(_quoted(m)),
+    "T": lambda m: m.push(_python2(m, m.number("<i"))),
+    "U": lambda m: m.push(_python2(m, m.number("<B"))),
+    "B": lambda m: m.push(_bytes(m, m.number("<I"))),
+    "C": lambda m: m.push(_bytes(m, m.number("<B"))),
+    "\x8e": lambda m: m.push(_bytes(m, m.number("<Q"))),
+    "\x96": lambda m: m.push(_bytes(m, m.number("<Q"))),
+    "V": lambda m: m.push(_escaped(m)),
+    "X": lambda m: m.push(_unicode(m, m.number("<I"))),
+    "\x8c": lambda m: m.push(_unicode(m, m.number("<B"))),
+    "\x8d": lambda m: m.push(_unicode(m, m.number("<Q"))),
+    "]": lambda m: m.push([]),
+    "l": lambda m: m.push(m.marked()),
+    "a": _append,
+    "e": _appends,
+    ")": lambda m: m.push(()),
+    "t": lambda m: m.push(tuple(m.marked())),
+    "\x85": lambda m: _tuple(m, 1),
+    "\x86": lambda m: _tuple(m, 2),
+    "\x87": lambda m: _tuple(m, 3),
+    "}": lambda m: m.push({}),
+    "d": _dict,
+    "s": _set_item,
+    "u": _set_items,
+    "\x8f": lambda m: m.push(Call(Name("builtins", "set"), ())),
+    "\x90": _appends,
+    "\x91": _set,
+    "c": lambda m: m.push(m.name(m.line(), m.line())),
+    "\x93": _stack_name,
+    "R": _reduce,
+    "b": _build,
+    "i": _instance,
+    "o": _object,
+    "\x81": _new_object,
+    "\x92": lambda m: _new_object(m, keywords=True),
+    "p": lambda m: m.put(int(m.line())),
+    "q": lambda m: m.put(m.number("<B")),
+    "r": lambda m: m.put(m.number("<I")),
+    "\x94": _memorise,
+    "g": lambda m: _get(m, int(m.line())),
+    "h": lambda m: _get(m, m.number("<B")),
+    "j": lambda m: _get(m, m.number("<I")),
 }
+_ACTIONS: dict[int, Callable[[Machine], Any]] = {ord(code): action for code, action in _NAMED.items()}
 
 
 def _unicode(machine: Machine, size: int) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from convert.formats._guard import MAX_DEPTH, MAX_TENSORS
 from convert.formats._picklearrays import Call, is_array
 from convert.formats._picklemachine import Machine, safe_key
+from convert.kinds import is_dict, is_list, is_row, is_tuple
 from convert.source import Stored
 from weights.errors import LimitExceeded
 
@@ -48,10 +49,10 @@ def arrays(tree: Any, by_kind: bool = False) -> dict[tuple[str, ...], Stored]:
         node = opened(node)
         if isinstance(node, Stored):
             found[place] = node
-        elif isinstance(node, dict):
+        elif is_dict(node):
             for key, value in node.items():
                 walk(value, (*place, str(key)))
-        elif isinstance(node, list | tuple):
+        elif is_row(node):
             kinds = _kinds(node) if by_kind and place else None
             for number, value in enumerate(node):
                 walk(value, (*place, kinds[number] if kinds else str(number)))
@@ -76,15 +77,15 @@ def opened(node: Any) -> Any:
         if not isinstance(node, Call):
             return node
         if is_array(node):
-            return node.state if isinstance(node.state, Stored | list) else None
+            return node.state if isinstance(node.state, Stored) or is_list(node.state) else None
         if node.items or str(node.what) == "collections.OrderedDict":
             return node.items or dict(pair for pair in _pairs(node.arguments))
-        state = node.state if isinstance(node.state, dict) else {}
+        state = node.state if is_dict(node.state) else {}
         if "container" in state:
             node = state["container"]
-        elif isinstance(state.get("storage"), list) and len(state["storage"]) == 1:
+        elif is_list(state.get("storage")) and len(state["storage"]) == 1:
             node = state["storage"][0]
-        elif "unpickler" in str(node.what).lower() and isinstance(node.arguments, tuple) and node.arguments:
+        elif "unpickler" in str(node.what).lower() and is_tuple(node.arguments) and node.arguments:
             node = node.arguments[0]
         elif node.elements:
             return node.elements
@@ -95,5 +96,5 @@ def opened(node: Any) -> Any:
 
 def _pairs(arguments: Any) -> list[tuple[Any, Any]]:
     """Read OrderedDict's argument of Python 2: a list of pairs."""
-    pairs = arguments[0] if isinstance(arguments, tuple) and len(arguments) == 1 and isinstance(arguments[0], list) else []
-    return [(safe_key(pair[0]), pair[1]) for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
+    pairs = arguments[0] if is_tuple(arguments) and len(arguments) == 1 and is_list(arguments[0]) else []
+    return [(safe_key(pair[0]), pair[1]) for pair in pairs if is_row(pair) and len(pair) == 2]

@@ -51,11 +51,11 @@ class Bundle:
     """
 
     version: int
-    entries: list[Entry] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list[Entry])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    left_out: list[str] = field(default_factory=list[str])
     size_bytes: int = 0
-    maps: list[mmap.mmap] = field(default_factory=list)
+    maps: list[mmap.mmap] = field(default_factory=list[mmap.mmap])
 
     def map(self, path: Path) -> memoryview:
         """Map a file of the checkpoint."""
@@ -126,7 +126,7 @@ def _second_version(bundle: Bundle, index: Path, header: _tf_table.Item, values:
         elif place.dtype not in DTYPES:
             bundle.left_out.append(key)
         elif place.slices:
-            pieces = []
+            pieces: list[tuple[Any, Any]] = []
             for extents in place.slices:
                 item = values.get(str(_slice_key(key, extents), "utf-8", "backslashreplace"))
                 if item is None:
@@ -148,7 +148,7 @@ class _Place:
     offset: int = 0
     size: int = 0
     crc: int | None = None
-    slices: list[list[Extent]] = field(default_factory=list)
+    slices: list[list[Extent]] = field(default_factory=list[list[Extent]])
 
 
 def _place(data: memoryview, budget: Budget) -> _Place:
@@ -247,7 +247,8 @@ def _dtype(number: int) -> np.dtype[Any]:
 
 def _strings(key: str, data: memoryview, place: _Place) -> list[memoryview]:
     """Read a tensor of strings: their lengths, a checksum of those, the strings."""
-    count, at, lengths = math.prod(place.shape), 0, []
+    lengths: list[int] = []
+    count, at = math.prod(place.shape), 0
     if count > len(data):
         raise MalformedFile(f"{key} claims {count} strings in {len(data)} bytes")
     for _ in range(count):
@@ -256,7 +257,7 @@ def _strings(key: str, data: memoryview, place: _Place) -> list[memoryview]:
     at += 4
     if at + sum(lengths) != len(data) or not lengths:
         raise MalformedFile(f"{key} is cut off")
-    found = []
+    found: list[memoryview] = []
     for length in lengths:
         found.append(data[at : at + length])
         at += length

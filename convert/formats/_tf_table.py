@@ -206,7 +206,7 @@ def crc32c(data: memoryview | bytes, crc: int = 0) -> int:
 
 @cache
 def _bytes_list() -> list[int]:
-    table = []
+    table: list[int] = []
     for value in range(256):
         for _ in range(8):
             value = value >> 1 ^ (POLYNOMIAL if value & 1 else 0)
@@ -230,7 +230,7 @@ def _mover(power: int) -> tuple[np.ndarray, ...]:
     byte_by_byte = np.array(_bytes_list(), np.uint32)[bits & 0xFF] ^ bits >> np.uint32(8)
     images = _moved(_moved(bits, power - 1), power - 1) if power else byte_by_byte
     values = np.arange(256, dtype=np.uint32)
-    tables = []
+    tables: list[np.ndarray] = []
     for byte in range(4):
         table = np.zeros(256, np.uint32)
         for bit in range(8):

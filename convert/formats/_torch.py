@@ -46,10 +46,11 @@ def as_tensor(array: np.ndarray) -> Tensor:
         array = array.astype(array.dtype.newbyteorder("="))
     if name in EXTENDED:
         words = np.ascontiguousarray(array).view(WORDS[array.itemsize])
-        return torch.from_numpy(words if words.flags.writeable else words.copy()).view(getattr(torch, name))
+        made = torch.from_numpy(words if words.flags.writeable else words.copy())  # pyright: ignore[reportUnknownMemberType]  # torch gives its argument no type
+        return made.view(getattr(torch, name))
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
-    return torch.from_numpy(array)
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]  # torch gives its argument no type
 
 
 def stored(name: str, tensor: Tensor) -> Stored:

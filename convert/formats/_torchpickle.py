@@ -22,6 +22,7 @@ from convert.formats._guard import MAX_RANK
 from convert.formats._picklearrays import Call, Name
 from convert.formats._picklemachine import Machine
 from convert.formats._torch import numpy_dtype
+from convert.kinds import is_dict, is_list, is_row, is_tuple, is_view
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -129,13 +130,14 @@ class _Torchs(Machine):
                 return Storage(key, dtype, count, 0, count)
             case [(str(), int() as start, int() as size)]:  # before 0.4, a storage could be part of another
                 return Storage(key, dtype, size, start, count)
-        raise MalformedFile(f"{self.path} refers to something that is no storage")
+            case _:
+                raise MalformedFile(f"{self.path} refers to something that is no storage")
 
     def called(self, what: Any, arguments: Any) -> Any:
-        if not isinstance(what, Name) or not what.module.startswith("torch") or not isinstance(arguments, tuple):
+        if not isinstance(what, Name) or not what.module.startswith("torch") or not is_tuple(arguments):
             return super().called(what, arguments)
         match what.attribute, arguments:
-            case "_rebuild_from_type_v2", (Name() as function, _, tuple() as inner, *_):
+            case "_rebuild_from_type_v2", (Name() as function, _, inner, *_) if is_tuple(inner):
                 return self.called(function, inner)
             case "_rebuild_parameter" | "_rebuild_parameter_with_state", ((Described() | Odd()) as tensor, *_):
                 return tensor
@@ -147,9 +149,10 @@ class _Torchs(Machine):
                 if dtype.attribute not in DTYPES:
                     return Odd(str(dtype))
                 return self._plain(Described(dtype.attribute, storage, offset, shape, strides), metadata)
-            case "Size", (tuple() | list() as shape,):
+            case "Size", (shape,) if is_row(shape):
                 return tuple(shape)
-        return Odd(what.attribute.removeprefix("_rebuild_")) if "_rebuild" in what.attribute else Call(what, arguments)
+            case _:
+                return Odd(what.attribute.removeprefix("_rebuild_")) if "_rebuild" in what.attribute else Call(what, arguments)
 
     def _plain(self, tensor: Described, metadata: list[Any]) -> Described | Odd:
         """See that no bit says that the numbers are the conjugate or the negative of what is stored."""
@@ -157,10 +160,10 @@ class _Torchs(Machine):
 
     def set_items(self, target: Any, values: list[Any]) -> None:
         items = target.items if isinstance(target, Call) else target
-        if not isinstance(items, dict) or len(values) % 2:
+        if not is_dict(items) or len(values) % 2:
             raise MalformedFile(f"{self.path}: items are set in a {type(target).__name__}")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            if isinstance(key, memoryview):  # what is too long for a word stays where it is
+            if is_view(key):  # what is too long for a word stays where it is
                 raise LimitExceeded(f"{self.path} has a name of {len(key)} bytes")
             items[key if isinstance(key, str | int | float | bool | None) else Odd("key")] = value
 
@@ -171,11 +174,11 @@ def opened(data: memoryview, path: Path) -> Opened:
     Raises:
         ConvertError: it is damaged, could run code, or is of a kind that is not read; the message says which.
     """
-    if data[:4] == b"PK\3\4":
+    if bytes(data[:4]) == b"PK\3\4":
         return _archive(data, path)
-    if data[257:262] == b"ustar":
+    if bytes(data[257:262]) == b"ustar":
         raise UnsupportedFormat(f"{path} is a tar archive from before PyTorch 0.1.10; save it again with a newer torch")
-    if data[:1] != b"\x80":
+    if bytes(data[:1]) != b"\x80":
         begins = f"it starts with {bytes(data[:16])!r}…" if data else "it is empty"
         raise MalformedFile(f"{path} is no PyTorch file: {begins}")
     return _stream(data, path)
@@ -186,7 +189,9 @@ def array(tensor: Described, source: Opened) -> np.ndarray:
     dtype = numpy_dtype(tensor.dtype)
     if source.big_endian:
         dtype = dtype.newbyteorder(">")
-    flat = np.frombuffer(source.bytes_of(tensor.storage), dtype)[tensor.offset :] if math.prod(tensor.shape) else np.empty(0, dtype)
+    flat: np.ndarray = (
+        np.frombuffer(source.bytes_of(tensor.storage), dtype)[tensor.offset :] if math.prod(tensor.shape) else np.empty(0, dtype)
+    )
     if dtype == np.bool_ and flat.size and flat.view(np.uint8).max() > 1:
         raise MalformedFile("a boolean tensor holds bytes other than 0 and 1")
     strides = tuple(stride * dtype.itemsize for stride in tensor.strides)
@@ -200,7 +205,7 @@ def extent(tensor: Described) -> tuple[int, int]:
         MalformedFile, LimitExceeded: its shape, strides and offset are none, or lead out of the storage.
     """
     shape, strides, offset, storage = tensor.shape, tensor.strides, tensor.offset, tensor.storage
-    whole = (*shape, *strides, offset) if isinstance(shape, tuple) and isinstance(strides, tuple) else (None,)
+    whole = (*shape, *strides, offset) if is_tuple(shape) and is_tuple(strides) else (None,)
     if not all(type(number) is int for number in whole) or len(shape) != len(strides) or min(shape, default=0) < 0:
         raise MalformedFile("has no shape")
     if len(shape) > MAX_RANK or max((*shape, *strides), default=0) > 2**62:
@@ -319,12 +324,12 @@ def _stream(data: memoryview, path: Path) -> Opened:
     if _run(machine) != MAGIC:
         raise _damaged(path, "it is a pickle, but not one of torch.save's")
     version, system = _run(machine), _run(machine)
-    little = system.get("little_endian", True) if isinstance(system, dict) else None
+    little = system.get("little_endian", True) if is_dict(system) else None
     if version != 1001 or little is not True:
         raise UnsupportedFormat(f"{path} was written on a machine of another kind, or by a torch that is not known; save it again")
     content, seen = _run(machine), machine.storages
     keys = _run(machine)
-    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+    if not is_list(keys) or not all(isinstance(key, str) for key in keys):
         raise _damaged(path, "its storages have no names")
     found: dict[str, memoryview] = {}
     for key in keys:

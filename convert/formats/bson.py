@@ -24,6 +24,7 @@ from convert.formats._guard import check, reading
 from convert.formats._julia import DTYPES, Array, Struct
 from convert.formats._juliatree import RECORD, foreign, framework, naming, tree
 from convert.formats._mapped import mapped
+from convert.kinds import is_dict, is_row
 from convert.source import Convention, Part, Source
 from weights.errors import UnsupportedFormat
 
@@ -83,10 +84,10 @@ def _source(path: Path, top: Mapping[str, Any], reader: Reader) -> Source:
     root = next(iter(chosen.values())) if len(chosen) == 1 else dict(chosen)
     if len(chosen) == 1:
         facts["entry"] = next(iter(chosen))
-    if isinstance(root, dict) and _flux.is_caffe2(root):
+    if is_dict(root) and _flux.is_caffe2(root):
         source.tensors, source.framework, source.spatial = _flux.caffe2(root), "Metalhead.jl 2018 (from Caffe2)", "hw"
         notes.append("Caffe2's names: cross-correlation kernels, which Metalhead flipped while it loaded them; not to be flipped")
-    elif isinstance(root, list | tuple) and _flux.is_positional(root):
+    elif is_row(root) and _flux.is_positional(root):
         source.tensors, source.positional, source.layout = _flux.positional(root), True, _flux.layout()
         source.framework = "Flux.jl, a list of parameters"
         notes.append(_flux.LIST_NOTE)

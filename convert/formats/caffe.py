@@ -133,7 +133,7 @@ def _generation(net: Message) -> str:
 
 
 def _remarks(running: list[Layer], others: list[Layer]) -> list[str]:
-    notes = []
+    notes: list[str] = []
     if others:
         names = ", ".join(layer.name for layer in others[:5])
         notes.append(f"not in the description, and in no graph: {counted(len(others), 'layer')} with tensors, {names}.")

@@ -28,6 +28,7 @@ from convert.formats._darknet_graph import graph
 from convert.formats._darknet_write import write_listing
 from convert.formats._mapped import mapped
 from convert.graph import Graph
+from convert.kinds import is_dict
 from convert.source import Convention, Part, Positional, Source, Stored
 from convert.steps import Shape, from_layout
 from weights.errors import MalformedFile
@@ -242,4 +243,4 @@ def _graph(sections: Sequence[cfg.Section], notes: list[str], alexey: bool, tran
 
 
 def _strings(metadata: Any) -> dict[str, str]:
-    return {str(name): str(value) for name, value in metadata.items()} if isinstance(metadata, dict) else {}
+    return {str(name): str(value) for name, value in metadata.items()} if is_dict(metadata) else {}

@@ -18,6 +18,7 @@ import numpy as np
 from convert.formats import _flaxtree, _msgpack, _orbax
 from convert.formats._guard import check, correlation_only, reading
 from convert.formats._mapped import mapped, stored
+from convert.kinds import is_dict, is_list, is_row, is_view
 from convert.source import Part, Shape, Source, Stored
 from weights.errors import ConvertError, LimitExceeded, MalformedFile
 
@@ -53,7 +54,7 @@ def read(path: Path) -> Source:
             buffer = mapped(path)
             size, framework = len(buffer), "Flax, msgpack"
             tree = _msgpack.unpack(buffer)
-            if not isinstance(tree, dict):
+            if not is_dict(tree):
                 raise MalformedFile(f"it holds a {type(tree).__name__}, not a tree of parameters")
             flat = _flat(tree)
     with reading(path, "Flax checkpoint"):
@@ -85,7 +86,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
         node = tree
         for name in names[:-1]:
             node = node.setdefault(name, {})
-            if not isinstance(node, dict):
+            if not is_dict(node):
                 raise ConvertError(f"{'.'.join(names)}: Flax has no module that is a tensor as well")
         if names[-1] in node:
             raise ConvertError(f"two tensors are called {'.'.join(names)}")
@@ -118,10 +119,10 @@ def canonical(source: Source) -> Source:
 def _flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Stored]:
     """List the arrays of a tree; whatever else it holds is no weight."""
     found: dict[tuple[str, ...], Stored] = {}
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    items = tree.items() if is_dict(tree) else enumerate(tree) if is_list(tree) else ()
     for key, value in items:
         here = (*path, str(key))
-        if isinstance(value, dict) and value.get(CHUNKED):
+        if is_dict(value) and value.get(CHUNKED):
             found[here] = _joined(value, "/".join(here))
         elif isinstance(value, _msgpack.Extension):
             if value.code in (ARRAY, SCALAR):
@@ -133,9 +134,10 @@ def _flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Stored
 
 def _array(value: _msgpack.Extension, origin: str) -> Stored:
     match _msgpack.unpack(value.data):
-        case [[*shape], str(name), memoryview() as data] if all(type(dim) is int and dim >= 0 for dim in shape):
+        case [shape, str(name), data] if is_row(shape) and is_view(data) and all(type(dim) is int and dim >= 0 for dim in shape):
             return stored(origin, data, _dtype(name), tuple(shape))
-    raise MalformedFile(f"{origin} is no array as Flax writes them")
+        case _:
+            raise MalformedFile(f"{origin} is no array as Flax writes them")
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -149,7 +151,7 @@ def _joined(value: dict[Any, Any], origin: str) -> Stored:
 
     def listed(key: str) -> list[Any]:
         numbered = value.get(key)
-        if not isinstance(numbered, dict) or sorted(numbered) != sorted(map(str, range(len(numbered)))):
+        if not is_dict(numbered) or sorted(numbered) != sorted(map(str, range(len(numbered)))):
             raise MalformedFile(f"{origin}: {key} of an array in chunks is no numbered list")
         return [numbered[str(number)] for number in range(len(numbered))]
 
@@ -167,7 +169,7 @@ def _joined(value: dict[Any, Any], origin: str) -> Stored:
 
 
 def _put(file: BinaryIO, value: Any) -> None:
-    if isinstance(value, dict):
+    if is_dict(value):
         file.write(_msgpack.header("map", len(value)))
         for key, item in value.items():
             file.write(_msgpack.pack(key))

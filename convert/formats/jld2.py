@@ -24,6 +24,7 @@ from convert.formats._hdf5_bytes import UNDEFINED
 from convert.formats._jld2write import Numbers, write_tree
 from convert.formats._julia import Array, Opaque
 from convert.formats._juliatree import RECORD, foreign, framework, naming, tree
+from convert.kinds import is_dict, is_row
 from convert.source import Convention, Part, Source
 from weights.errors import ConvertError, LimitExceeded
 
@@ -81,9 +82,9 @@ def _fill(source: Source, top: Mapping[str, Any]) -> None:
     root = next(iter(chosen.values())) if len(chosen) == 1 else dict(chosen)
     if len(chosen) == 1:
         source.facts["entry"] = next(iter(chosen))
-    if isinstance(root, dict) and _flux.is_caffe2(root):
+    if is_dict(root) and _flux.is_caffe2(root):
         source.tensors, source.framework, source.spatial = _flux.caffe2(root), "Metalhead.jl 2018 (from Caffe2)", "hw"
-    elif isinstance(root, list | tuple) and _flux.is_positional(root):
+    elif is_row(root) and _flux.is_positional(root):
         source.tensors, source.positional, source.layout = _flux.positional(root), True, _flux.layout()
         source.framework = "Flux.jl, a list of parameters"
         source.notes.append(_flux.LIST_NOTE)
@@ -176,7 +177,7 @@ class _Values:
             return Opaque(kind.kind)
         found = {name: self._cell(member, item[name], depth + 1) for name, member in kind.members if member is not None}
         names = list(found)
-        if names == ["kvvec"] and isinstance(found["kvvec"], dict):
+        if names == ["kvvec"] and is_dict(found["kvvec"]):
             return found["kvvec"]
         if names == [str(index + 1) for index in range(len(names))]:  # a tuple, unless what has no size is missing from it
             return tuple(found.values())

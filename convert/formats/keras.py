@@ -188,7 +188,7 @@ def _source(
             raise
         except Exception as why:  # a config can be wrong in any way; the weights are good all the same
             notes.append(f"what the network computes is not understood: {type(why).__name__}: {why}")
-    orders = {node.attrs["order"] for node in drawn.nodes if node.op == "flatten"} if drawn else set()
+    orders: set[str] = {node.attrs["order"] for node in drawn.nodes if node.op == "flatten"} if drawn else set()
     framework = f"Keras {era.version or era.generation}" + (f", {era.backend} backend" if era.backend else "")
     version = "" if era.version == "3" else era.version  # weights alone don't say more than that
     known = {"backend": era.backend, "keras_version": version, "names": "class counters" if names == "class counters" else ""}

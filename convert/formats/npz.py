@@ -22,6 +22,7 @@ from convert.core import COUNTER
 from convert.formats import _lasagne, _named, _pickles, flax
 from convert.formats._guard import MAX_RANK, MAX_TENSORS, SPARE_BYTES, check, reading
 from convert.formats._mapped import mapped, stored
+from convert.kinds import is_dict
 from convert.source import Part, Shape, Source, Stored, in_memory
 from convert.steps import flip
 from weights.errors import ConvertError, LimitExceeded, MalformedFile
@@ -57,7 +58,7 @@ def read(path: Path) -> Source:
     """
     with reading(path, "file of NumPy's"):
         buffer = mapped(path)
-        single = buffer[: len(MAGIC)] == MAGIC
+        single = bytes(buffer[: len(MAGIC)]) == MAGIC
         members = {"arr_0": _member(buffer, "arr_0")} if single else _archive(path, buffer)
         return _understood(path, members, len(buffer))
 
@@ -223,4 +224,4 @@ def _facts(tensor: Stored) -> dict[str, str]:
     if math.prod(tensor.stored_shape) != 1:
         return {}
     found = json.loads(str(tensor.load()))
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): str(value) for key, value in found.items()} if is_dict(found) else {}

@@ -60,7 +60,7 @@ def read(path: Path) -> Source:
         if not builder.tensors:
             raise MalformedFile(f"{path} holds no weights" + (f": {', '.join(model.left_out[:5])}" if model.left_out else ""))
         _guard.check(path, builder.tensors.values(), model.size_bytes)
-    flattened = {str(node.attrs["order"]) for node in graph.nodes if node.op == "flatten"} if graph is not None else set()
+    flattened: set[str] = {str(node.attrs["order"]) for node in graph.nodes if node.op == "flatten"} if graph is not None else set()
     return Source(
         path,
         "onnx",

@@ -19,6 +19,7 @@ from convert.formats._guard import MAX_TENSORS
 from convert.formats._picklearrays import Call
 from convert.formats._torch import numpy_dtype
 from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, extent, opened
+from convert.kinds import is_mapping
 from convert.source import Part, Source, Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
 
@@ -130,7 +131,7 @@ def _mapping(value: Any) -> Mapping[Any, Any] | None:
     """See a dict in what the pickle holds: OrderedDict is a record with items."""
     if isinstance(value, Call):
         return value.items if str(value.what).startswith("collections.") and (value.items or not value.arguments) else None
-    return value if isinstance(value, Mapping) else None
+    return value if is_mapping(value) else None
 
 
 def _state_dict(loaded: Any, path: Path) -> Mapping[Any, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from convert.kinds import is_dict, is_list
 from convert.source import Part, Source, Stored
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
 
@@ -373,16 +374,16 @@ def _header(buffer: Buffer, size_bytes: int | None = None) -> tuple[dict[str, An
         if isinstance(error, MalformedFile):
             raise
         raise MalformedFile(f"the header is no JSON: {error}") from error
-    if not isinstance(header, dict):
+    if not is_dict(header):
         raise MalformedFile(f"the header is a JSON {type(header).__name__}, not an object")
     notes = header.get("__metadata__", {})
-    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+    if not is_dict(notes) or not all(isinstance(note, str) for note in notes.values()):
         raise MalformedFile("__metadata__ is not an object of strings")
     return header, 8 + length, size
 
 
 def _entry(name: str, fields: Any, data: int) -> Entry:
-    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
+    if not is_dict(fields) or fields.keys() != {"dtype", "shape", "data_offsets"}:
         raise MalformedFile(f"tensor {name!r} needs dtype, shape and data_offsets, and has {str(fields)[:100]}")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -397,7 +398,7 @@ def _entry(name: str, fields: Any, data: int) -> Entry:
 
 
 def _naturals(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return is_list(values) and all(type(value) is int and value >= 0 for value in values)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

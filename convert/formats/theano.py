@@ -43,7 +43,7 @@ def read(path: Path) -> Source:
     """
     with reading(path, "pickle"):
         buffer = mapped(path)
-        if buffer[: len(TORCH)] == TORCH:
+        if bytes(buffer[: len(TORCH)]) == TORCH:
             raise UnsupportedFormat(f"{path} is a file of PyTorch's; read it as pytorch")
         return _lasagne.from_pickle(path, "theano", _pickles.load(buffer, path), len(buffer))
 

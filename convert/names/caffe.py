@@ -255,7 +255,7 @@ def _densenet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]
 def _googlenet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
     """Name what both have; theirs has no BatchNorm, and 5x5 kernels where ours, like every file since, has 3x3."""
     del family
-    theirs = {}
+    theirs: dict[str, str] = {}
     for module, kind in found.items():
         outer, _, inner = module.partition(".") if module.startswith("inception") else ("", "", module)
         if (name := GOOGLENET.get(re.sub(r"\.(conv|bn)$", "", inner))) is None:

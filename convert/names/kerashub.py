@@ -38,7 +38,8 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
 
 def options(family: Sequence[str]) -> dict[str, Any]:
     """Tell the constructor keywords with which our network computes what KerasHub's does."""
-    return dict(next((options for name, options in OPTIONS.items() if name in family), {}))
+    none: dict[str, Any] = {}
+    return dict(next((options for name, options in OPTIONS.items() if name in family), none))
 
 
 def align(theirs: Sequence[str], mapping: Sequence[Row]) -> dict[str, str]:

@@ -30,8 +30,11 @@ EFFICIENT = {"1": (1, ()), "2": (2, ()), "3": (3, ()), "4": (4, ()), "5": (4, ("
 GATES = {"fc1": "se.conv1", "fc2": "se.conv2"}
 SEPARABLE = ("dw_conv", "pw_conv")
 BIASLESS = ("output.conv1",)
-MIXED = {"5b": (1, 1), "5c": (1, 2), "5d": (1, 3)} | {f"6{letter}": (2, n) for n, letter in enumerate("abcde", 1)}
-MIXED |= {f"7{letter}": (3, n) for n, letter in enumerate("abc", 1)}
+MIXED = {
+    **{f"5{letter}": (1, n) for n, letter in enumerate("bcd", 1)},
+    **{f"6{letter}": (2, n) for n, letter in enumerate("abcde", 1)},
+    **{f"7{letter}": (3, n) for n, letter in enumerate("abc", 1)},
+}
 REDUCTIONS = ("6a", "7a")
 STEM = ("1a_3x3", "2a_3x3", "2b_3x3", "3b_1x1", "4a_3x3")
 

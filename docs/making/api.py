@@ -1,0 +1,86 @@
+"""docs/api.md: every public name, what its docstring says first, and the page that explains it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from making.tables import generated, page, table
+
+PAGES: dict[str, dict[str, str]] = {
+    "zoo": {
+        "tour": "CATALOGUE Model",
+        "predict": "predict Prediction",
+        "features": "body features Features head pyramid reset_head UnknownTap",
+        "embed": "embed",
+        "finetune": "find_rate finetune",
+        "gpu": "Fast fast fast_step plain why",
+        "weights": "NoPretrainedWeights trained WeightsError WeightsMismatch",
+    },
+    "weights": {
+        "weights": """
+            add adhoc BadLock BadRecord BadSignature Cache CacheNotWritable ChangedUpstream Checkpoint checkpoints Collected CorruptCache
+            find gc get HashMismatch InsecureSource Installed LimitExceeded load MalformedFile MissingLibrary NonFinite NoPretrainedWeights
+            NoSpace NoSuchFile NotLocked Offline open_weights OutputsDiffer Preprocessing ProtocolError RateLimited read_file ReaderCrashed
+            ReaderUnavailable recognise remove Removed SizeMismatch SourceUnavailable UnknownWeights UnsafeFormat UnsupportedFormat
+            Verified verify verify_all WeightsError WeightsMismatch""",
+        "convert": "ConvertError",
+    },
+    "convert": {"convert": "ConvertError core flip formats names read Source"},
+    "zoo.kernels": {"gpu": "Fast fast plain why"},
+    "zoo.kernels.training": {"gpu": "fast_step FastStep FastTraining"},
+}
+"""The page of every name that a package exports."""
+DATA = {"CATALOGUE": "Every network of the catalogue, by name."}
+"""What is no class, function or module, and so has no docstring."""
+HEAD = """\
+# Public names
+
+What `from zoo import …` and its neighbours may name, and where each is explained. Whatever else a module holds may change. `help(trained)`
+shows arguments, results and errors of one name. The networks themselves are in [the table of models](models.md), the command in
+[its own](cli.md).
+"""
+
+
+def exported(package: ModuleType) -> list[str]:
+    """List what a package exports: its `__all__`, or what it imports as itself, which says the same."""
+    if hasattr(package, "__all__"):
+        return list(package.__all__)
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
+    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return sorted({alias.name for alias in imports if alias.asname == alias.name})
+
+
+def pages_of(package: str) -> dict[str, str]:
+    """Map each name of a package to the page that explains it."""
+    return {name: shown for shown, names in PAGES[package].items() for name in names.split()}
+
+
+def says(name: str, value: Any) -> str:
+    """Return the first sentence of a docstring; "" where there is none."""
+    first = DATA.get(name) or (inspect.getdoc(value) or "").partition("\n\n")[0]
+    sentence, stop, _ = " ".join(first.split()).partition(". ")
+    return (sentence + stop.rstrip()).replace("``", "`")
+
+
+def write() -> dict[str, str]:
+    """Return the text of the page by its name in docs/."""
+    return {"api.md": page(generated("the packages' own words"), HEAD, *(part for name in PAGES for part in _package(name)))}
+
+
+def _package(name: str) -> Iterator[str]:
+    package = importlib.import_module(name)
+    explained = pages_of(name)
+    if set(explained) != set(exported(package)):
+        raise ValueError(f"{name}: {sorted(set(explained) ^ set(exported(package)))} stand in __all__ or in PAGES, not in both")
+    rows = [
+        [f"`{each}`", says(each, getattr(package, each)), f"[{explained[each]}]({explained[each]}.md)"]
+        for each in sorted(explained, key=str.lower)
+    ]
+    yield f"## {name}"
+    yield table(["name", "is or does", "explained in"], rows)

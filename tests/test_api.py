@@ -1,0 +1,101 @@
+"""The public API as a whole: what the packages export is explained, and what the documents use is exported."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pydoc
+import re
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import documents
+import pytest
+from documents import DOCS, PAGES
+
+import zoo
+
+PACKAGES = ("zoo", "weights", "convert", "zoo.kernels", "zoo.kernels.training")
+packages = pytest.mark.parametrize("package", PACKAGES)
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module("making.api")
+
+
+@packages
+def test_every_exported_name_is_there_and_has_words_of_its_own(package: str, api: ModuleType) -> None:
+    module = importlib.import_module(package)
+    names = api.exported(module)
+    assert names
+    assert [name for name in names if not api.says(name, getattr(module, name))] == []
+
+
+@packages
+def test_exported_names_stand_once_and_in_order(package: str, api: ModuleType) -> None:
+    names = api.exported(importlib.import_module(package))
+    constants, classes = [n for n in names if n.isupper()], [n for n in names if n[0].isupper() and not n.isupper()]
+    assert names == [*sorted(constants), *sorted(classes), *sorted(set(names) - {*constants, *classes})] or names == sorted(set(names))
+
+
+@packages
+def test_every_exported_name_stands_on_the_page_that_explains_it(package: str, api: ModuleType) -> None:
+    def says(page: str, name: str) -> bool:
+        text = documents.read(DOCS / f"{page}.md")
+        code = [block.text for block in documents.blocks(DOCS / f"{page}.md")] + re.findall(r"`([^`\n]+)`", documents.FENCE.sub("", text))
+        return any(re.search(rf"\b{name}\b", piece) for piece in code)
+
+    explained = api.pages_of(package)
+    assert set(explained) == set(api.exported(importlib.import_module(package)))
+    assert [name for name, page in explained.items() if not says(page, name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_takes_from_a_package_is_exported(page: Path, api: ModuleType) -> None:
+    """From the packages themselves; a module of one, `zoo.search`, is named as such."""
+    taken: set[tuple[str, str]] = set()
+    for block in documents.blocks(page, "python"):
+        for node in ast.walk(ast.parse(textwrap.dedent(block.text))):
+            if isinstance(node, ast.ImportFrom) and node.module in PACKAGES:
+                taken.update((node.module, alias.name) for alias in node.names)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and not node.attr.startswith("__"):
+                taken.update({(node.value.id, node.attr)} if node.value.id in PACKAGES else ())
+    known = {(name, each) for name in PACKAGES for each in api.exported(importlib.import_module(name))}
+    known |= {("zoo", name) for name in zoo.CATALOGUE}
+    assert {one for one in taken - known if not _is_module(*one)} == set()
+
+
+def _is_module(package: str, name: str) -> bool:
+    return isinstance(getattr(importlib.import_module(package), name, None), ModuleType) and name not in ("sys", "importlib")
+
+
+def test_what_loads_late_is_exported(api: ModuleType) -> None:
+    """`import zoo` does not load what trains; a name that is forgotten in `__all__` would be found by nobody."""
+    tree = ast.parse(Path(zoo.__file__).read_text(encoding="utf-8"))
+    late = {
+        alias.name
+        for branch in tree.body
+        if isinstance(branch, ast.If) and isinstance(branch.test, ast.Name) and branch.test.id == "TYPE_CHECKING"
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert {"embed", "fast_step", "find_rate", "finetune"} <= late <= set(api.exported(zoo))
+
+
+def test_a_name_without_a_page_is_no_page(api: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(api.PAGES, "convert", {"convert": "ConvertError core flip formats read Source"})
+    with pytest.raises(ValueError, match=r"convert: \['names'\] stand in __all__ or in PAGES, not in both"):
+        api.write()
+
+
+def test_help_can_be_read() -> None:
+    """The first screen says what there is; it would take seventy thousand lines if `__all__` had the networks."""
+    text = pydoc.plain(pydoc.render_doc(zoo))
+    first = text[: text.index("PACKAGE CONTENTS")]
+    assert [call for call in ("trained", "predict", "features", "embed", "finetune", "fast") if f"{call}(" not in first] == []
+    assert len(first.splitlines()) < 30
+    assert len(text.splitlines()) < 6000
