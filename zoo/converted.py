@@ -77,7 +77,7 @@ class Conversion:
 
 
 class NotProven(ConvertError):
-    """The network does not compute what the source computes; nothing was written.
+    """The network does not compute what the source computes, or a proof was asked for and there is none; nothing was written.
 
     Attributes:
         conversion: all that is known of it.
@@ -89,9 +89,10 @@ class NotProven(ConvertError):
 def not_proven(made: Conversion) -> NotProven:
     """Say what was found."""
     cause = f"\n{made.diagnosis}" if made.diagnosis is not None else ""
-    error = NotProven(
-        f"{made.source.path} was not converted: the network does not compute what the file's does.\n{made.certificate}{cause}"
-    )
+    why = "the network does not compute what the file's does."
+    if made.diagnosis is None and not any(one.contradicts for one in made.certificate.evidence):
+        why = "nothing proved that the network computes what the file's does: give --reference or --images, or leave --require-proof out."
+    error = NotProven(f"{made.source.path} was not converted: {why}\n{made.certificate}{cause}")
     error.conversion = made
     return error
 

@@ -299,3 +299,11 @@ def test_diff_shows_no_markup_of_a_file(run: Run, tmp_path: Path) -> None:
     assert "[red]x" in out
     assert "[/nothing]" in out
     assert "\x1b[31m" not in out
+
+
+def test_a_proof_that_nobody_could_give_is_not_called_a_contradiction(run: Run, ours: Path, tmp_path: Path) -> None:
+    code, _, said = run("convert", ours, tmp_path / "new.safetensors", "--model", "ResNet20", "--require-proof")
+    assert code == 1
+    assert "nothing proved that the network computes what the file's does" in said
+    assert "give --reference" in said
+    assert not (tmp_path / "new.safetensors").exists()
