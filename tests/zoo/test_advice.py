@@ -34,6 +34,7 @@ SPEAKS_IN = {
     "zoo/cli.py:demo": ("predict",),
     "zoo/cli_embed.py:_draw": ("search",),
     "zoo/cli_share.py:_signed": ("unbundle",),
+    "zoo/converted.py": ("convert",),
     "zoo/converting.py": ("convert",),
     "zoo/embedding/cluster.py": ("embed",),
     "zoo/embedding/flow.py": ("embed",),
