@@ -17,6 +17,7 @@ from zoo import ResNet20, fast, plain, why
 from zoo.kernels import build as building
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.fast import KEPT_PLANS, Fast
+from zoo.kernels.report import Report
 from zoo.kernels.trace import Untraceable, trace
 
 CPU = torch.device("cpu")
@@ -185,7 +186,9 @@ def test_a_class_instead_of_a_module_is_explained() -> None:
 
 
 def test_why_shows_layers_kernel_times_and_parity(small: Fast) -> None:
-    report = why(small)
+    report = next(
+        Report([plan], "", "cpu", "float32") for plan in why(small).plans if plan.shapes == [(2, 3, 16, 16)]
+    )  # others call it with other shapes
     assert report.parity is not None
     assert report.parity.fast <= max(report.parity.allowed, 1e-5)
     text = str(report)
