@@ -186,9 +186,8 @@ def test_a_class_instead_of_a_module_is_explained() -> None:
 
 
 def test_why_shows_layers_kernel_times_and_parity(small: Fast) -> None:
-    report = next(
-        Report([plan], "", "cpu", "float32") for plan in why(small).plans if plan.shapes == [(2, 3, 16, 16)]
-    )  # others call it with other shapes
+    plans = [plan for plan in why(small).plans if plan.parity is not None]  # others have called it with batches of no images
+    report = Report(plans, "", "cpu", "float32")
     assert report.parity is not None
     assert report.parity.fast <= max(report.parity.allowed, 1e-5)
     text = str(report)
