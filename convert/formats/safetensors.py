@@ -117,7 +117,7 @@ class _Kept:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self.close = weakref.finalize(self, os.close, fd)
         self._path = path
-        self._file = open(fd, "rb", buffering=0, closefd=False)  # noqa: SIM115
+        self._file = open(fd, "rb", buffering=0, closefd=False)  # noqa: SIM115  `close` ends it
         self._turn = threading.Lock()
         self.size_bytes = os.fstat(fd).st_size
 

@@ -30,19 +30,24 @@ class Exchange:
 
     @staticmethod
     def refuses(model: DistributedDataParallel) -> str:
-        """Say why its own hooks have to exchange the gradients; empty where they don't. It may change from one step to the next."""
-        if getattr(model, "_comm_hooks", None) or getattr(model, "buffer_hook", None):
-            return "its gradients or buffers go through a hook of their own"
+        """Say why it has to exchange the gradients itself; empty where it hasn't."""
         if getattr(model, "_delay_all_reduce_params", None) or getattr(model, "mixed_precision", None) is not None:
             return "it exchanges gradients late, or in another dtype"
         if model.find_unused_parameters or model.parameters_to_ignore:
             return "not all parameters learn in all processes"
+        if any(getattr(module, "sparse", False) for module in model.modules()) or not all(map(_gapless, model.parameters())):
+            return "gradients are sparse, or parameters have gaps"
+        return Exchange.hooked(model)
+
+    @staticmethod
+    def hooked(model: DistributedDataParallel) -> str:
+        """Say which hooks only its own way calls; they may come from one step to the next."""
+        if getattr(model, "_comm_hooks", None) or getattr(model, "buffer_hook", None):
+            return "its gradients or buffers go through a hook of their own"
         if any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in model.parameters()):
             return "a parameter has hooks"
         if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
             return "it has hooks itself"
-        if any(getattr(module, "sparse", False) for module in model.modules()) or not all(map(_gapless, model.parameters())):
-            return "gradients are sparse, or parameters have gaps"
         return ""
 
     @contextmanager

@@ -81,7 +81,7 @@ class FastStep:
         Returns:
             the loss before the step, a scalar on the device that no later step overwrites; nobody waits for it.
         """
-        if self._exchange is not None and (reason := Exchange.refuses(self.model)):  # pyright: ignore[reportArgumentType]
+        if self._exchange is not None and (reason := Exchange.hooked(self.model)):  # pyright: ignore[reportArgumentType]
             self._exchange, self.unchanged = None, _outside(reason)
             if self._prepared is not None:
                 self._forget()
