@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.differentiable_convs import conv_bias_act
 from zoo.kernels.differentiable_dense import dense_block, dense_layers
-from zoo.kernels.differentiable_norms import batch_norm_act, conv_stats, norm_act_conv
+from zoo.kernels.differentiable_norms import batch_norm_act, conv_stats, kept_of, made_again, norm_act_conv
 from zoo.kernels.differentiable_shortcut import shortcut_conv
 from zoo.kernels.differentiable_stem import stem_conv
 from zoo.kernels.ops import (
@@ -44,7 +44,7 @@ from zoo.kernels.ops.pointwise import kernels_run
 
 __all__ = [
     "avg_pool", "batch_norm_act", "conv_bias_act", "conv_stats", "cross_entropy", "dense_block", "dense_layers", "depthwise_conv",
-    "max_pool", "norm_act_conv", "scale_channels", "shortcut_conv", "stem_conv", "tuning",
+    "kept_of", "made_again", "max_pool", "norm_act_conv", "scale_channels", "shortcut_conv", "stem_conv", "tuning",
 ]  # fmt: skip
 
 

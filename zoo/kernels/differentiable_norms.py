@@ -14,10 +14,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad, pointwise_stats_weight_grad
-from zoo.kernels.ops._activation import BY_OUTPUT
+from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._exchange import added, gathered, joined, row_of
 from zoo.kernels.ops._layout import empty_map, pixel_stride
+from zoo.kernels.ops._norm import apply
 from zoo.kernels.ops._norm_grad import back
+from zoo.kernels.ops.batch_norm_act import configs as forward_configs
 from zoo.kernels.ops.batch_norm_act import launch, reference, supports, take_statistics
 from zoo.kernels.ops.batch_norm_act_grad import configs as back_configs
 from zoo.kernels.ops.batch_norm_act_grad import gradients
@@ -51,7 +53,7 @@ class _BatchNormAct(torch.autograd.Function):
             y, stats = _plain(tensors, options, group)
         kept = None if residual is None or act == "none" else y if act in BY_OUTPUT else residual
         ctx.save_for_backward(x, weight, bias, stats, kept)
-        ctx.act, ctx.group = act, group if options["training"] else None
+        ctx.act, ctx.group, ctx.summed = act, group if options["training"] else None, residual is not None
         return y
 
     @staticmethod
@@ -128,6 +130,25 @@ def batch_norm_act(
     result = _BatchNormAct.apply(*tensors, options, group, row)
     assert isinstance(result, Tensor)
     return result
+
+
+def kept_of(y: Tensor) -> Any:
+    """Return what a map of `batch_norm_act` without a residual is made again from, for `made_again`; None where that isn't kept."""
+    node = y.grad_fn
+    return node if isinstance(node, _BatchNormAct._backward_cls) and not node.summed else None  # pyright: ignore
+
+
+def made_again(node: Any) -> Tensor:
+    """Return the map that `kept_of` was asked about once more, as it was; raises where its way back is done and all is let go."""
+    x, weight, bias, stats, _ = node.saved_tensors
+    if kernels_run(x):
+        y = empty_map(*x.shape, like=x)
+        if x.numel():
+            apply(x, None, stats, weight, bias, node.act, y, forward_configs(x)[0])
+        return y
+    mean, inverse = (row[:, None, None] for row in stats[:2])
+    factor, shift = (fill if p is None else p.to(stats.dtype)[:, None, None] for p, fill in ((weight, 1.0), (bias, 0.0)))
+    return ACTIVATIONS[node.act]((x.to(stats.dtype) - mean) * inverse * factor + shift).to(x.dtype)
 
 
 class _ConvStats(torch.autograd.Function):

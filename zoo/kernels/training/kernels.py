@@ -98,6 +98,22 @@ def batch_norm_act_refuses(device: torch.device, x: Tensor, parameters: list[Ten
     return op.supports(x, *parameters, residual, act=act)  # pyright: ignore[reportCallIssue]
 
 
+def kept_of(y: Tensor) -> Any:
+    """Return what `made_again` makes a map of `batch_norm_act` from; None where PyTorch made it, which doesn't say."""
+    if y.grad_fn is None or not _triton():
+        return None
+    from zoo.kernels import differentiable as ops
+
+    return ops.kept_of(y)
+
+
+def made_again(kept: Any) -> Tensor:
+    """Make a map once more."""
+    from zoo.kernels import differentiable as ops
+
+    return ops.made_again(kept)
+
+
 def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
     """Convolve with a 1x1 kernel, and take the statistics of the result."""
     from zoo.kernels import differentiable as ops

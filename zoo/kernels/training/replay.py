@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.training.recompute import without_keeping
 from zoo.kernels.training.record import Call, Recording, Ref, name_of
 
 _APART = 2**32
@@ -90,14 +91,18 @@ class Replay:
         recording: of a network.
         steps: calls and chains that stand for them.
         counters: parameters and buffers that each call only adds an integer to, by the integer.
+        remade: maps that steps, by their places, don't keep but make again on the way back.
     """
 
     recording: Recording
     steps: list[Step]
     counters: dict[int, list[int]] = field(default_factory=dict)
+    remade: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._bound = bind(self.steps, [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
+        for index, numbers in self.remade.items():
+            self._bound[index].run = without_keeping(self._bound[index].run, numbers)
         self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in values_of(chain))])
         self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
 
