@@ -342,7 +342,7 @@ def test_grey_images_and_frozen_norms_are_possible(photos: Path, tmp_path: Path)
 def test_a_run_of_which_no_step_was_saved_leaves_its_folder_free(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "x"
     with monkeypatch.context() as patched:
-        patched.setattr("zoo.finetuning.loop.loss_of", lambda outputs, batch, smoothing: outputs.sum() * torch.nan)
+        patched.setattr("zoo.finetuning.stepping.loss_of", lambda outputs, target, smoothing: outputs.sum() * torch.nan)
         with pytest.raises(NotFinite):
             run(photos, out, steps=2)
     assert (out / "settings.json").is_file()
@@ -420,7 +420,7 @@ def test_the_finder_finds_a_rate_between_too_small_and_too_large(photos: Path, t
 
 
 def test_a_search_that_can_find_nothing_is_explained(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "loss_of", lambda outputs, batch, smoothing: outputs.sum() * torch.nan)
+    monkeypatch.setattr(rates, "loss_of", lambda outputs, target, smoothing: outputs.sum() * torch.nan)
     with pytest.raises(ValueError, match="the loss was no number, or exploded, from the first steps on"):
         find_rate(Tiny, photos, from_scratch=True, batch=12)
 
