@@ -96,6 +96,7 @@ class FastStep:
             self._exchange, self.unchanged = None, _outside(reason)
             if self._prepared is not None:
                 self._forget()
+                self._prepared = None
         if self._prepared is None:
             return self._plainly(parts)
         if self._prepared.renew():
@@ -104,12 +105,12 @@ class FastStep:
         key = self._key(leaves, spec)
         new = (captured := self._graphs.get(key)) is None
         if captured is None:
-            if self._eager.get(key, 0) < EAGER_STEPS or self.unchanged:
+            if self._eager.get(key, 0) < EAGER_STEPS:
                 self._eager[key] = self._eager.get(key, 0) + 1
                 return self._aside(parts)
             captured = self._capture(leaves, spec)
             if captured is None:
-                return self._aside(parts)
+                return self._plainly(parts)
             self._graphs[key] = captured
             while len(self._graphs) > KEPT_GRAPHS:
                 torch.cuda.synchronize(self.device)
@@ -124,7 +125,7 @@ class FastStep:
             self._last = captured
         captured.graph.replay()
         if new and bool(captured.loss == UNTOUCHED):
-            return self._never(key, parts)
+            return self._never(parts)
         self.replayed += 1
         self._finish()
         return captured.loss.clone()
@@ -191,9 +192,11 @@ class FastStep:
         """Do a step as it is, on a stream of its own: what it leaves behind must not tie a capture to the caller's stream."""
         stream = self._stream = self._stream or torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            loss = self._plainly(parts)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                loss = self._plainly(parts)
+        finally:  # whoever catches an error finds everything written
+            torch.cuda.current_stream(self.device).wait_stream(stream)
         for tensor in _tensors(pytree.tree_leaves(parts)):
             if tensor.is_cuda:
                 tensor.record_stream(stream)
@@ -222,17 +225,19 @@ class FastStep:
         loss.fill_(UNTOUCHED)
         return _Graph(graph, _tensors(own), loss, [p.grad for p in self._parameters()])
 
-    def _never(self, key: Any, parts: Parts) -> Tensor:
+    def _never(self, parts: Parts) -> Tensor:
         """Give a graph up that does nothing, and do the step as it is."""
-        self._graphs.pop(key)
         self._give_up("its graph is empty")
-        return self._aside(parts)
+        return self._plainly(parts)
 
     def _give_up(self, reason: str) -> None:
         self.unchanged = f"the step can't be captured: {reason}"
         warnings.warn(f"fast_step runs its calls one by one: {self.unchanged}", stacklevel=4)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize(self.device)
+        self._forget()
+        self._prepared = None
+        generator = torch.cuda.default_generators[self.device.index]
+        generator.graphsafe_set_state(generator.clone_state())  # the old one believes to be captured still, and would refuse to draw
 
     def _forget(self) -> None:
         """Begin without graphs: the optimiser has other tensors now."""
