@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from small import Forked, Moody, Tiny
 from test_finetune_studies import radiographs
@@ -186,6 +189,21 @@ def test_an_interrupt_while_kernels_are_prepared_stops_at_once(photos: Path, tmp
     monkeypatch.undo()
     assert finetune(Tiny, out=tmp_path / "x", resume=True).steps == 6
     assert same(tmp_path / "x", tmp_path / "plain")
+
+
+def test_a_terminal_shows_that_kernels_are_prepared(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, prepared, before = io.StringIO(), stepping.fast, []
+    monkeypatch.setattr("zoo.console.err", Console(file=shown, force_terminal=True, width=120))
+
+    def slow(*args: Any, **options: Any) -> Any:
+        while "preparing kernels" not in shown.getvalue() and len(before) < 100:
+            time.sleep(0.1)
+            before.append(1)
+        return prepared(*args, **options)
+
+    monkeypatch.setattr(stepping, "fast", slow)
+    run(photos, tmp_path / "x", fast=True, epochs=1)
+    assert len(before) < 100
 
 
 @pytest.mark.parametrize(("steps", "said"), [(2000, False), (1999, True)])
