@@ -19,7 +19,7 @@ from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.recompute import remade
 from zoo.kernels.training.record import Recording, name_of
-from zoo.kernels.training.replay import Chain, Replay, bind
+from zoo.kernels.training.replay import Beside, Chain, Replay, bind
 
 DRAWS = 4
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
@@ -205,7 +205,7 @@ class Check:
                             ratios[step.key] = ratio
                     calls: Sequence[Any] = step.calls
                 else:
-                    calls = (step,)
+                    calls = (step.call if isinstance(step, Beside) else step,)
                 for bound in bind(calls, range(len(slots)), set()):
                     bound.run(slots)
                 for number in step.reads:
