@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels.parity import natural_images, own_dtype
-from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.passes.trace import Untraceable, trace
 from zoo.kernels.training.shared import groups
 
 

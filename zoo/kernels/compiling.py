@@ -22,9 +22,9 @@ from typing import IO, Any, Protocol
 import torch
 from torch import Tensor
 
-from zoo.kernels.candidates import IMAGE_OPS, Candidate, Setting, bind, empty, packed_image
-from zoo.kernels.graph import Node
-from zoo.kernels.place import Place
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.place import Place
+from zoo.kernels.tuning.candidates import IMAGE_OPS, Candidate, Setting, bind, empty, packed_image
 
 MOST = 16
 """Processes at a time; each takes about 0.4 GB."""

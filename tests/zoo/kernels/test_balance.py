@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import zoo
 from tests.zoo.kernels.networks import settled
-from zoo.kernels import build as building
-from zoo.kernels.balance import balance, key, mean_inputs, noise_like, rounded
-from zoo.kernels.build import understand
-from zoo.kernels.candidates import Setting, Weights
+from zoo.kernels import build_gpu as building
+from zoo.kernels.build_gpu import understand
 from zoo.kernels.parity import ALLOWED, natural_images
-from zoo.kernels.program import Program
+from zoo.kernels.plans.balance import balance, key, mean_inputs, noise_like, rounded
+from zoo.kernels.plans.program import Program
+from zoo.kernels.tuning.candidates import Setting, Weights
 
 CPU = torch.device("cpu")
 

@@ -16,13 +16,13 @@ import torch
 
 import zoo
 from zoo.kernels import compiling
-from zoo.kernels.build import understand
-from zoo.kernels.candidates import FOREIGN, Candidate, Setting, candidates
-from zoo.kernels.choose import _blanks, _compiled
+from zoo.kernels.build_gpu import understand
 from zoo.kernels.compiling import Compilers, Task
-from zoo.kernels.program import COMPUTED
+from zoo.kernels.plans.program import COMPUTED
 from zoo.kernels.training import kernels
 from zoo.kernels.training.compiling import ChainWork
+from zoo.kernels.tuning.candidates import FOREIGN, Candidate, Setting, candidates
+from zoo.kernels.tuning.choose import _blanks, _compiled
 
 SETTING = Setting(torch.device("cpu"), torch.bfloat16)
 

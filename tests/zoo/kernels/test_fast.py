@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from zoo import ResNet20, fast, plain, why
-from zoo.kernels import build as building
-from zoo.kernels.choices import Choice, Choices
+from zoo.kernels import build_gpu as building
 from zoo.kernels.fast import KEPT_PLANS, Fast
+from zoo.kernels.passes.trace import Untraceable, trace
 from zoo.kernels.report import Report
-from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.tuning.choices import Choice, Choices
 
 CPU = torch.device("cpu")
 
@@ -238,10 +238,10 @@ def test_random_layers_are_not_traced() -> None:
 
 def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from zoo.kernels import ops
-    from zoo.kernels.candidates import ATEN, Candidate, Setting, Weights
-    from zoo.kernels.choose import Decision
     from zoo.kernels.parity import Reference, natural_images
-    from zoo.kernels.program import COMPUTED
+    from zoo.kernels.plans.program import COMPUTED
+    from zoo.kernels.tuning.candidates import ATEN, Candidate, Setting, Weights
+    from zoo.kernels.tuning.choose import Decision
 
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     model = Small().eval()
@@ -351,9 +351,9 @@ def through_the_passes(network: nn.Module, x: Tensor, dtype: torch.dtype) -> Any
     """Compute a network by its merged steps, in their references."""
     from torch.utils import _pytree as pytree
 
-    from zoo.kernels.candidates import Setting, Weights
-    from zoo.kernels.merge import apply, merges
-    from zoo.kernels.program import Program
+    from zoo.kernels.passes.merge import apply, merges
+    from zoo.kernels.plans.program import Program
+    from zoo.kernels.tuning.candidates import Setting, Weights
 
     with torch.no_grad():
         graph, places = building.understand(network, (x,), {})

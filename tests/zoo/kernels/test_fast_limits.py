@@ -13,15 +13,15 @@ from torch.nn import functional as F
 from torchvision.models import detection
 
 from zoo import fast, plain, why
-from zoo.kernels import build as building
-from zoo.kernels import plan as planning
-from zoo.kernels.candidates import Candidate, Setting, Weights
-from zoo.kernels.choose import Decision
-from zoo.kernels.merge import is_stem
+from zoo.kernels import build_gpu as building
 from zoo.kernels.parity import Parity, Reference
-from zoo.kernels.plan import Plan
-from zoo.kernels.program import Program
-from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.passes.merge import is_stem
+from zoo.kernels.passes.trace import Untraceable, trace
+from zoo.kernels.plans import plan as planning
+from zoo.kernels.plans.plan import Plan
+from zoo.kernels.plans.program import Program
+from zoo.kernels.tuning.candidates import Candidate, Setting, Weights
+from zoo.kernels.tuning.choose import Decision
 
 CPU = torch.device("cpu")
 

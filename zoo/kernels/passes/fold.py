@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.kernels.graph import Graph, Node
+from zoo.kernels.passes.graph import Graph, Node
 
 
 def fold(graph: Graph) -> None:

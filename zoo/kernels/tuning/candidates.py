@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.graph import Node
-from zoo.kernels.merge import is_depthwise, is_stem
-from zoo.kernels.place import Place
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.merge import is_depthwise, is_stem
+from zoo.kernels.passes.place import Place
 
 ATEN = "aten"
 """The candidate that every step has: its definition in plain PyTorch, in the plan's dtype."""

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.kernels.errors import Untraceable as Untraceable
-from zoo.kernels.graph import Graph, Node
+from zoo.kernels.passes.graph import Graph, Node
 
 aten = torch.ops.aten
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.kernels.fold import joined
-from zoo.kernels.graph import OUTSIDE, Graph, Node
-from zoo.kernels.place import Place
+from zoo.kernels.passes.fold import joined
+from zoo.kernels.passes.graph import OUTSIDE, Graph, Node
+from zoo.kernels.passes.place import Place
 
 
 @dataclass(eq=False)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.graph import Node
 from zoo.kernels.ops._layout import reachable
 from zoo.kernels.parity import products
-from zoo.kernels.program import Program
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.plans.program import Program
 
 PACKED_INSIDE = 8 << 20
 """Bytes of an input up to which packing it is part of the graph: at batch 1 one more launch by the CPU costs more than one more copy."""

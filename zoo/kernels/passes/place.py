@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zoo.kernels.graph import OUTSIDE, Graph, Node
+from zoo.kernels.passes.graph import OUTSIDE, Graph, Node
 
 WRITERS = ("conv", "pool", "pointwise", "mean", "cat")
 """Kinds of steps whose kernels can write into a channel slice of a wider map."""

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable_convs import conv_bias_act
-from zoo.kernels.differentiable_dense import dense_block, dense_layers
-from zoo.kernels.differentiable_norms import batch_norm_act, conv_stats, norm_act_conv
-from zoo.kernels.differentiable_shortcut import shortcut_conv
-from zoo.kernels.differentiable_stem import stem_conv
+from zoo.kernels.differentiable.convs import conv_bias_act
+from zoo.kernels.differentiable.dense import dense_block, dense_layers
+from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, norm_act_conv
+from zoo.kernels.differentiable.shortcut import shortcut_conv
+from zoo.kernels.differentiable.stem import stem_conv
 from zoo.kernels.ops import (
     avg_pool_grad,
     depthwise,

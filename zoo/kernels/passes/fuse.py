@@ -11,8 +11,8 @@ decides, are `merge.py`'s matter.
 
 from __future__ import annotations
 
-from zoo.kernels.fold import joined
-from zoo.kernels.graph import OUTSIDE, Graph, Node
+from zoo.kernels.passes.fold import joined
+from zoo.kernels.passes.graph import OUTSIDE, Graph, Node
 
 
 def fuse(graph: Graph) -> None:

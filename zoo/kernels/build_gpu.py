@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels import ops
-from zoo.kernels.balance import Means, balance, mean_inputs, noise_like
-from zoo.kernels.candidates import ATEN, Candidate, Setting, Weights, arguments, reference_op
-from zoo.kernels.choices import Choices
-from zoo.kernels.choose import Decision, choose, errors, precise
 from zoo.kernels.compiling import Compilers, Task
-from zoo.kernels.fold import fold
-from zoo.kernels.fuse import fuse
-from zoo.kernels.graph import Graph, Node
-from zoo.kernels.lower import lower
 from zoo.kernels.parity import FLOAT32_FLOOR, Parity, Reference, natural_images, own_dtype
-from zoo.kernels.place import Place, place
-from zoo.kernels.plan import Plan, give_back
-from zoo.kernels.program import COMPUTED, Program, StepFailed
+from zoo.kernels.passes.fold import fold
+from zoo.kernels.passes.fuse import fuse
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.lower import lower
+from zoo.kernels.passes.place import Place, place
+from zoo.kernels.passes.trace import Untraceable, trace
+from zoo.kernels.plans.balance import Means, balance, mean_inputs, noise_like
+from zoo.kernels.plans.plan import Plan, give_back
+from zoo.kernels.plans.program import COMPUTED, Program, StepFailed
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport, Row
-from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.tuning.candidates import ATEN, Candidate, Setting, Weights, arguments, reference_op
+from zoo.kernels.tuning.choices import Choices
+from zoo.kernels.tuning.choose import Decision, choose, errors, precise
 
 _BUILDING = threading.RLock()
 """Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""
@@ -296,7 +296,7 @@ def _culprits(plan: Plan, decision: Decision, setting: Setting, batch: Any) -> d
             for s, x in zip(node.inputs, inputs, strict=True)
         ]
         expected = precise(node, given, setting)
-        from zoo.kernels.candidates import bind
+        from zoo.kernels.tuning.candidates import bind
 
         mine, theirs = max(errors(value, expected)), max(errors(bind(node, Candidate(ATEN), setting)(given, None), expected))
         found[node] = (mine / max(theirs, 1e-9), mine, theirs)

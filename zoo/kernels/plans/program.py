@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.candidates import ATEN, FOREIGN, IMAGE_OPS, Bound, Candidate, Setting, Weights, Workspace, bind
-from zoo.kernels.graph import Graph, Node
-from zoo.kernels.lower import run_aten
-from zoo.kernels.place import Buffer, Place
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.lower import run_aten
+from zoo.kernels.passes.place import Buffer, Place
+from zoo.kernels.tuning.candidates import ATEN, FOREIGN, IMAGE_OPS, Bound, Candidate, Setting, Weights, Workspace, bind
 
 COMPUTED = ("conv", "pool", "mean", "pointwise", "join", "separable", "stem_pool", "squeeze_excite", "depthwise_squeeze", "head")
 """Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""

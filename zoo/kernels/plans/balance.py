@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.kernels.candidates import Setting, Weights
-from zoo.kernels.graph import Graph, Node
 from zoo.kernels.ops._activation import ACTIVATIONS
 from zoo.kernels.parity import products
-from zoo.kernels.place import Place
-from zoo.kernels.program import Program
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.place import Place
+from zoo.kernels.plans.program import Program
+from zoo.kernels.tuning.candidates import Setting, Weights
 
 Means = dict[tuple[Any, ...], Tensor]
 """By layer: the mean of what each weight of a filter is multiplied by, float32 (kinds of pictures, C, KH, KW)."""

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.candidates import (
+from zoo.kernels.compiling import Compilers, Task
+from zoo.kernels.parity import FLOAT32_FLOOR, products
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.merge import Merge, apply, merges
+from zoo.kernels.passes.place import Place
+from zoo.kernels.plans.program import COMPUTED
+from zoo.kernels.timing import NotCapturable, graph_time_us
+from zoo.kernels.tuning.candidates import (
     ATEN,
     FOREIGN,
     IMAGE_OPS,
@@ -29,14 +36,7 @@ from zoo.kernels.candidates import (
     op_names,
     packed_image,
 )
-from zoo.kernels.choices import Choice, Choices
-from zoo.kernels.compiling import Compilers, Task
-from zoo.kernels.graph import Graph, Node
-from zoo.kernels.merge import Merge, apply, merges
-from zoo.kernels.parity import FLOAT32_FLOOR, products
-from zoo.kernels.place import Place
-from zoo.kernels.program import COMPUTED
-from zoo.kernels.timing import NotCapturable, graph_time_us
+from zoo.kernels.tuning.choices import Choice, Choices
 
 QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
 """Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.graph import Graph, Node, const_value
-from zoo.kernels.trace import Ref
+from zoo.kernels.passes.graph import Graph, Node, const_value
+from zoo.kernels.passes.trace import Ref
 
 aten = torch.ops.aten
 
