@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import natural_images, own_dtype
-from zoo.kernels.passes.trace import Untraceable, trace
+from zoo.kernels.passes.trace import trace
 from zoo.kernels.training.shared import groups
 
 

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.errors import Untraceable
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
-    from zoo.kernels.build_gpu import Built
+    from zoo.kernels.built import Built
     from zoo.kernels.report import Report
     from zoo.kernels.training.network import FastTraining
-    from zoo.kernels.tuning.candidates import Weights
+    from zoo.kernels.tuning.binding import Weights
     from zoo.kernels.tuning.choices import Choices
 
 Tune = Literal["none", "quick", "full"]
@@ -116,9 +116,9 @@ class Fast(nn.Module):
         with self._lock:
             if (built := self._plans.get(key)) is not None:
                 return built
-            from zoo.kernels.build_cpu import build_cpu
-            from zoo.kernels.build_gpu import build_gpu
-            from zoo.kernels.tuning.candidates import Weights
+            from zoo.kernels.engines.build import build_cpu
+            from zoo.kernels.plans.build import build_gpu
+            from zoo.kernels.tuning.binding import Weights
             from zoo.kernels.tuning.choices import Choices
 
             self._weights = Weights() if self._weights is None else self._weights

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 import zoo
 from tests.zoo.kernels.networks import settled
-from zoo.kernels import build_gpu as building
-from zoo.kernels.build_gpu import understand
 from zoo.kernels.parity import ALLOWED, natural_images
+from zoo.kernels.passes import understand
+from zoo.kernels.plans import build as building
 from zoo.kernels.plans.balance import balance, key, mean_inputs, noise_like, rounded
 from zoo.kernels.plans.program import Program
-from zoo.kernels.tuning.candidates import Setting, Weights
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.steps import Setting
 
 CPU = torch.device("cpu")
 

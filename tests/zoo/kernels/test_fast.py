@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from zoo import ResNet20, fast, plain, why
-from zoo.kernels import build_gpu as building
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.fast import KEPT_PLANS, Fast
-from zoo.kernels.passes.trace import Untraceable, trace
+from zoo.kernels.passes import understand
+from zoo.kernels.passes.trace import trace
+from zoo.kernels.plans import proving
 from zoo.kernels.report import Report
 from zoo.kernels.tuning.choices import Choice, Choices
 
@@ -239,9 +241,9 @@ def test_random_layers_are_not_traced() -> None:
 def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from zoo.kernels import ops
     from zoo.kernels.parity import Reference, natural_images
-    from zoo.kernels.plans.program import COMPUTED
-    from zoo.kernels.tuning.candidates import ATEN, Candidate, Setting, Weights
+    from zoo.kernels.tuning.binding import Weights
     from zoo.kernels.tuning.choose import Decision
+    from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting
 
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     model = Small().eval()
@@ -250,7 +252,7 @@ def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.
     monkeypatch.setattr(conv, "launch", lambda *args, **kwargs: right(*args, **kwargs) * 1.02)
     batch = ((natural_images((2, 3, 16, 16), CPU),), {})
     with torch.no_grad():
-        graph, places = building.understand(model, *batch, CPU)
+        graph, places = understand(model, *batch, CPU)
         first = next(node for node in graph.steps() if node.op == "conv")
         decision, choices = Decision(), Choices(CPU)
         for node in graph.steps():
@@ -261,7 +263,7 @@ def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.
         choices.put(decision.keys[first], decision.found[first])
         reference = Reference(model, CPU, torch.float32, False, [batch])
         setting = Setting(CPU, torch.float32)
-        _, parity, notes = building._checked(graph, places, decision, setting, Weights(), choices, [batch], reference)
+        _, parity, notes = proving.checked(graph, places, decision, setting, Weights(), choices, [batch], reference)
     assert parity.passes(1e-5)
     assert decision.chosen[first] == Candidate(ATEN)
     assert "fell back" in notes[first]
@@ -353,10 +355,11 @@ def through_the_passes(network: nn.Module, x: Tensor, dtype: torch.dtype) -> Any
 
     from zoo.kernels.passes.merge import apply, merges
     from zoo.kernels.plans.program import Program
-    from zoo.kernels.tuning.candidates import Setting, Weights
+    from zoo.kernels.tuning.binding import Weights
+    from zoo.kernels.tuning.steps import Setting
 
     with torch.no_grad():
-        graph, places = building.understand(network, (x,), {})
+        graph, places = understand(network, (x,), {})
         apply(graph, merges(graph, places)[:1], places)
         program = Program(graph, places, {}, Setting(CPU, dtype), Weights())
         return pytree.tree_unflatten(program.run([[x.to(dtype).contiguous(memory_format=torch.channels_last)]]), graph.spec)

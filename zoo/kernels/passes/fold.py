@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.graph import Graph, joined
 
 
 def fold(graph: Graph) -> None:
@@ -59,15 +59,6 @@ def _affine(graph: Graph) -> None:
         bias = conv.attrs["bias"]
         conv.attrs["weight"] = (weight.double() * scale.view(-1, 1, 1, 1)).to(weight.dtype)
         conv.attrs["bias"] = (shift if bias is None else bias.double() * scale + shift).to(torch.float32)
-        conv.layers = _joined(conv.layers, node.layers)
+        conv.layers = joined(conv, node)
         graph.replace(node, conv)
         users[conv] = users[node]
-
-
-def _joined(*groups: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for group in groups for name in group))
-
-
-def joined(*nodes: Node) -> tuple[str, ...]:
-    """Return the layers of several nodes, each once, in order."""
-    return _joined(*(node.layers for node in nodes))

@@ -11,8 +11,8 @@ decides, are `merge.py`'s matter.
 
 from __future__ import annotations
 
-from zoo.kernels.passes.fold import joined
-from zoo.kernels.passes.graph import OUTSIDE, Graph, Node
+from zoo.kernels.passes.graph import OUTSIDE, Graph, Node, joined
+from zoo.kernels.passes.kinds import is_pointwise
 
 
 def fuse(graph: Graph) -> None:
@@ -32,17 +32,6 @@ def _single(node: Node, users: Users) -> bool:
     return len(users[node]) == 1
 
 
-def _is_pointwise_conv(node: Node) -> bool:
-    a = node.attrs
-    return (
-        node.op == "conv"
-        and a["weight"].shape[2:] == (1, 1)
-        and a["stride"] == (1, 1)
-        and a["padding"] == (0, 0, 0, 0)
-        and a["groups"] == 1
-    )
-
-
 def _absorb(graph: Graph, into: Node, node: Node, users: Users) -> None:
     """Let `into` take the place of `node`, which it computes now."""
     into.layers = joined(into, node)
@@ -58,7 +47,7 @@ def _pools_first(graph: Graph, node: Node, users: Users) -> None:
     if node.op != "pool" or node.attrs["kind"] != "avg" or any(node.attrs["padding"]) or node.attrs["ceil_mode"]:
         return
     conv = node.inputs[0]
-    if conv.op != "conv" or not _single(conv, users) or not _is_pointwise_conv(conv) or conv.attrs["act"] != "none" or len(conv.inputs) > 1:
+    if not is_pointwise(conv) or not _single(conv, users) or conv.attrs["act"] != "none" or len(conv.inputs) > 1:
         return
     source = conv.inputs[0]
     pool = Node("pool", [source], dict(node.attrs), (*source.shape[:2], *node.shape[2:]), node.dtype, ["x"], node.layers)
@@ -162,7 +151,7 @@ def _prologues(graph: Graph, node: Node, users: Users) -> None:
 def _takes_prologue(node: Node) -> bool:
     if node is OUTSIDE or node.attrs.get("scale") is not None or node.attrs.get("pre_act", "none") != "none" or "gate" in node.roles:
         return False
-    return node.op in ("pool", "mean") or _is_pointwise_conv(node)
+    return node.op in ("pool", "mean") or is_pointwise(node)
 
 
 def _gates(graph: Graph, node: Node, users: Users) -> None:
@@ -172,7 +161,7 @@ def _gates(graph: Graph, node: Node, users: Users) -> None:
     if node.attrs["pre_act"] != "none" or not _single(node, users):
         return
     reader = users[node][0]
-    if not _is_pointwise_conv(reader) or reader.inputs[0] is not node or reader.attrs.get("scale") is not None or "gate" in reader.roles:
+    if not is_pointwise(reader) or reader.inputs[0] is not node or reader.attrs.get("scale") is not None or "gate" in reader.roles:
         return
     reader.inputs[0] = node.inputs[0]
     reader.add_input("gate", node.inputs[1])
@@ -205,13 +194,7 @@ def _squeeze_excite(graph: Graph, node: Node, users: Users) -> None:
 
 
 def _is_dense(node: Node) -> bool:
-    return (
-        node.op == "conv"
-        and _is_pointwise_conv(node)
-        and node.shape[2:] == (1, 1)
-        and len(node.inputs) == 1
-        and node.attrs.get("scale") is None
-    )
+    return is_pointwise(node) and node.shape[2:] == (1, 1) and len(node.inputs) == 1 and node.attrs.get("scale") is None
 
 
 def _reads_gate(reader: Node, gate: Node) -> bool:

@@ -104,3 +104,8 @@ def _visit(leaf: Node, ordered: dict[Node, None]) -> None:
 def const_value(node: Node) -> Tensor | None:
     """Return the tensor of a constant, or None."""
     return node.attrs["tensor"] if node.op == "const" else None
+
+
+def joined(*nodes: Node) -> tuple[str, ...]:
+    """Return the layers of several nodes, each once, in order."""
+    return tuple(dict.fromkeys(name for node in nodes for name in node.layers))

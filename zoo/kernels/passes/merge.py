@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.kernels.passes.fold import joined
-from zoo.kernels.passes.graph import OUTSIDE, Graph, Node
+from zoo.kernels.passes.graph import OUTSIDE, Graph, Node, joined
+from zoo.kernels.passes.kinds import is_1x1, is_depthwise, is_pointwise, is_stem
 from zoo.kernels.passes.place import Place
 
 
@@ -64,13 +64,7 @@ Users = dict[Node, list[Node]]
 
 def plain_pointwise(node: Node) -> bool:
     """Tell whether a node is a dense 1x1 convolution at stride 1 without prologue or gate."""
-    a = node.attrs
-    return node.op == "conv" and _is_1x1(node) and a["stride"] == (1, 1) and a.get("scale") is None and "gate" not in node.roles
-
-
-def _is_1x1(node: Node) -> bool:
-    a = node.attrs
-    return a["weight"].shape[2:] == (1, 1) and a["padding"] == (0, 0, 0, 0) and a["groups"] == 1 and a["pre_act"] == "none"
+    return is_pointwise(node) and node.attrs["pre_act"] == "none" and node.attrs.get("scale") is None and "gate" not in node.roles
 
 
 def _joins(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merge]:
@@ -78,14 +72,7 @@ def _joins(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merg
         return
     shortcut = node.argument("residual")
     projections: list[Node | None] = [None]
-    if (
-        shortcut is not None
-        and shortcut.op == "conv"
-        and len(users[shortcut]) == 1
-        and _is_1x1(shortcut)
-        and _is_linear(shortcut)
-        and shortcut not in places
-    ):
+    if shortcut is not None and is_1x1(shortcut) and len(users[shortcut]) == 1 and _is_linear(shortcut) and shortcut not in places:
         projections.append(shortcut)
     nexts: list[Node | None] = [None]
     nexts += [r for r in users[node] if r is not OUTSIDE and plain_pointwise(r) and len(r.inputs) == 1 and r not in places]
@@ -97,7 +84,8 @@ def _joins(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merg
 
 
 def _is_linear(node: Node) -> bool:
-    return node.attrs["act"] == "none" and len(node.inputs) == 1 and node.attrs.get("scale") is None
+    a = node.attrs
+    return a["act"] == "none" and a["pre_act"] == "none" and len(node.inputs) == 1 and a.get("scale") is None
 
 
 def _join(node: Node, projection: Node | None, after: Node | None) -> Merge:
@@ -116,14 +104,6 @@ def _join(node: Node, projection: Node | None, after: Node | None) -> Merge:
     if after is not None:
         attrs |= {"next_weight": after.attrs["weight"], "next_bias": after.attrs["bias"], "next_act": after.attrs["act"]}
     return Merge([n for n in (projection, node, after) if n], new, node, after)
-
-
-def is_depthwise(node: Node) -> bool:
-    """Tell whether a node is a depthwise convolution with one output channel per input channel."""
-    if node.op != "conv":
-        return False
-    groups = node.attrs["groups"]
-    return groups > 1 and groups == node.inputs[0].shape[1] == node.shape[1]
 
 
 def _separable(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merge]:
@@ -156,15 +136,6 @@ def _stem_pool(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[
     attrs = {name: c[name] for name in ("weight", "bias", "stride", "padding", "act")}
     attrs |= {"pool_padding": a["padding"], "ceil_mode": a["ceil_mode"]}
     yield Merge([conv, node], Node("stem_pool", [conv.inputs[0]], attrs, node.shape, node.dtype, ["x"], joined(conv, node)), node)
-
-
-def is_stem(node: Node) -> bool:
-    """Tell whether a node is the convolution that reads the image, of at most four channels."""
-    if node.op != "conv":
-        return False
-    image, a = node.inputs[0], node.attrs
-    plain = len(node.inputs) == 1 and a["groups"] == 1 and a["dilation"] == (1, 1) and a.get("scale") is None
-    return image.op == "input" and image.shape[1] <= 4 and plain
 
 
 def _depthwise_squeeze(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merge]:

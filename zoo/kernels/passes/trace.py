@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.kernels.errors import Untraceable as Untraceable
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes.graph import Graph, Node
 
 aten = torch.ops.aten

@@ -21,7 +21,8 @@ from zoo.kernels.parity import products
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.program import Program
-from zoo.kernels.tuning.candidates import Setting, Weights
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.steps import Setting
 
 Means = dict[tuple[Any, ...], Tensor]
 """By layer: the mean of what each weight of a filter is multiplied by, float32 (kinds of pictures, C, KH, KW)."""

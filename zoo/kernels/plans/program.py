@@ -9,14 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.kernels import ops
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.lower import run_aten
 from zoo.kernels.passes.place import Buffer, Place
-from zoo.kernels.tuning.candidates import ATEN, FOREIGN, IMAGE_OPS, Bound, Candidate, Setting, Weights, Workspace, bind
-
-COMPUTED = ("conv", "pool", "mean", "pointwise", "join", "separable", "stem_pool", "squeeze_excite", "depthwise_squeeze", "head")
-"""Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
+from zoo.kernels.tuning.binding import Bound, Weights, Workspace, bind, packing
+from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, IMAGE_OPS, UNPLACED, Candidate, Setting
 
 Probe = Callable[[Node, list[Any], Any], None]
 
@@ -68,7 +65,7 @@ class Program:
             image = node in self._packed
             for source in node.inputs:
                 if source.op == "input":
-                    form = _form(node, source) if image else ("map", {})
+                    form = ("packed", packing(node, source.shape)) if image else ("map", {})
                     if image:
                         self._packed[node] = str(form[1])
                     if form not in self.forms[source]:
@@ -100,7 +97,7 @@ class Program:
 
     def _is_followed_by_ours(self, node: Node, index: dict[Node, int]) -> bool:
         """Tell whether a step and the next that launches anything are kernels of ours, with no copy between them."""
-        if node not in self._ours or (node in self.places and node.op in ("join", "depthwise_squeeze")):
+        if node not in self._ours or (node in self.places and node.op in UNPLACED):
             return False
         for step in self.steps[index[node] + 1 :]:
             if step.op in ("view", "item") or (step.op == "second" and step not in self.places):
@@ -186,7 +183,7 @@ class Program:
         if node in self.bound:
             with self._allowing(node):
                 try:
-                    value = self.bound[node](inputs, None if node.op in ("join", "depthwise_squeeze", "head") else home)
+                    value = self.bound[node](inputs, None if node.op in UNPLACED else home)
                 except torch.OutOfMemoryError:  # says nothing of the kernel
                     raise
                 except Exception as error:  # the compiler's own errors too: their classes share no base
@@ -246,9 +243,3 @@ class Program:
         if value.is_floating_point() and value.dtype != self.setting.dtype:
             value = value.to(self.setting.dtype)
         return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
-
-
-def _form(node: Node, image: Node) -> tuple[str, dict[str, Any]]:
-    """Return how a first convolution's kernel wants the images packed."""
-    a = node.attrs
-    return "packed", ops.load("stem").packing(a["weight"].shape, a["stride"], a["padding"], image.shape)

@@ -8,12 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.build_gpu import Built, Options, empty
+from zoo.kernels.built import Built, Options, empty
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import ALLOWED, Parity, natural_images, own_dtype
-from zoo.kernels.passes.trace import Untraceable, trace
+from zoo.kernels.passes.trace import trace
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport, Row
-from zoo.kernels.tuning.candidates import Weights
+from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.choices import Choice, Choices
 
 
