@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo import ResNet20, fast, plain, why
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.fast import KEPT_PLANS, Fast
+from zoo.kernels.network import KEPT_PLANS, Fast
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans import proving
@@ -240,7 +240,8 @@ def test_random_layers_are_not_traced() -> None:
 
 def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from zoo.kernels import ops
-    from zoo.kernels.parity import Reference, natural_images
+    from zoo.kernels.images import natural_images
+    from zoo.kernels.parity import Reference
     from zoo.kernels.tuning.binding import Weights
     from zoo.kernels.tuning.choose import Decision
     from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting

@@ -14,23 +14,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from zoo.kernels.differentiable.maps import pair, rows
 from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, pointwise
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
-from zoo.kernels.ops._layout import pixel_stride
 from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import kernels_run
 
 Pair = tuple[int, int]
-
-
-def rows(x: Tensor) -> Tensor:
-    """Return a map whose pixels lie in rows, as kernels read it."""
-    return x if pixel_stride(x) else x.contiguous(memory_format=torch.channels_last)
-
-
-def pair(value: int | Sequence[int]) -> Pair:
-    """Return a size for both axes."""
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 
 def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, groups: int) -> list[dict[str, Any]]:

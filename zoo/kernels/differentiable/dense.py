@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from zoo.kernels.differentiable.maps import rows
 from zoo.kernels.ops import batch_norm_act_grad, pointwise_stats, pointwise_stats_input_add, pointwise_stats_weight_grad
 from zoo.kernels.ops._dense_block import append, known, owe, settle
 from zoo.kernels.ops._exchange import row_of
-from zoo.kernels.ops._layout import empty_map, pixel_stride
+from zoo.kernels.ops._layout import empty_map
 from zoo.kernels.ops._norm import apply, join
 from zoo.kernels.ops._overlap import followed_by_ours
 from zoo.kernels.ops.batch_norm_act import configs as norm_configs
@@ -106,7 +107,7 @@ class _Maps:
 
     def append(self, new: Tensor, out: Tensor) -> Tensor:
         """Copy a map into a channel slice, and return (R, 3, C): counts, means and sums of squared deviations of parts of its pixels."""
-        new = _rows(new)
+        new = rows(new)
         if self.runs:
             return append(new, out)
         out.copy_(new)
@@ -144,7 +145,7 @@ class _Maps:
         there = None if running[0] is None or running[1] is None else running
         if not self.runs:
             y, row = pointwise_stats.reference(x, kernel, stats, *affine, act=act)
-            return _rows(y), self._of_row(row, there, norm)
+            return rows(y), self._of_row(row, there, norm)
         y = empty_map(x.shape[0], len(kernel), *x.shape[2:], like=x)
         with followed_by_ours(True):
             partials = pointwise_stats.partial_product(x, kernel, stats, *affine, act, y)
@@ -160,7 +161,7 @@ class _Maps:
 
     def norm_back(self, gradient: Tensor, x: Tensor, affine: Affine, stats: Tensor, act: str, of_x: bool) -> tuple[Tensor, Tensor]:
         """Return the gradient of a normalised map's input, and the sums that are those of bias and weight."""
-        of_map, sums = batch_norm_act_grad.gradients(_rows(gradient), x, *affine, stats, None, act=act, of_x=of_x)
+        of_map, sums = batch_norm_act_grad.gradients(rows(gradient), x, *affine, stats, None, act=act, of_x=of_x)
         return of_map, sums
 
     def kernel_back(self, gradient: Tensor, x: Tensor, stats: Tensor, affine: Affine, act: str, kind: torch.dtype) -> Tensor:
@@ -235,7 +236,7 @@ class _DenseBlock(torch.autograd.Function):
         of_x_needed, _, *needed = ctx.needs_input_grad
         found: list[Any] = [None] * (TENSORS * count)
         n, _, h, w = whole.shape
-        total, owed = _rows(gradient), torch.zeros((2, ends[-1]), dtype=row.dtype, device=whole.device)
+        total, owed = rows(gradient), torch.zeros((2, ends[-1]), dtype=row.dtype, device=whole.device)
         for index in reversed(range(count)):
             weight_needed, bias_needed, _, _, kernel_needed, *second_needed, _, _, last_needed = _of(needed, index)
             deep = of_x_needed or any(needed[: TENSORS * index])
@@ -294,11 +295,6 @@ def _of_affine(sums: Tensor, affine: Affine, needed: Sequence[bool]) -> tuple[Te
         of_weight.to(weight.dtype) if weight is not None and needed[0] else None,
         of_bias.to(bias.dtype) if bias is not None and needed[1] else None,
     )
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return a map whose pixels lie in rows, as kernels read it."""
-    return x if pixel_stride(x) else x.contiguous(memory_format=torch.channels_last)
 
 
 def dense_block(x: Tensor, *tensors: Tensor | None, layers: Sequence[DenseLayer]) -> tuple[Tensor, Tensor]:

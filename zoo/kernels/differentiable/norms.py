@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from zoo.kernels.differentiable.maps import rows
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad, pointwise_stats_weight_grad
 from zoo.kernels.ops._activation import BY_OUTPUT
 from zoo.kernels.ops._exchange import added, gathered, joined, row_of
@@ -154,7 +155,7 @@ class _ConvStats(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias, kernel, stats = ctx.saved_tensors
-        gradient, flat = _rows(gradient), _flat(kernel, x)
+        gradient, flat = rows(gradient), _flat(kernel, x)
         of_x = of_weight = of_bias = of_kernel = None
         if stats is None:
             if ctx.needs_input_grad[0]:
@@ -187,7 +188,7 @@ def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
     Returns:
         The map (N, K, H, W) in the dtype of `x`, and float32 (3, K), its `row` for the BatchNorm behind it; None where no kernel runs.
     """
-    x = _rows(x)
+    x = rows(x)
     if not kernels_run(x) or pointwise_stats.supports(x, torch.empty(kernel.shape, dtype=x.dtype, device="meta")):
         return F.conv2d(x, kernel.to(x.dtype)), None
     return _ConvStats.apply(x, None, None, kernel, None, "none", None)  # pyright: ignore[reportReturnType]
@@ -222,7 +223,7 @@ def norm_act_conv(
     Raises:
         ValueError: there is one value a channel, which has no variance, as PyTorch says.
     """
-    x, options = _rows(x), {"momentum": momentum, "eps": eps, "act": act, "training": training}
+    x, options = rows(x), {"momentum": momentum, "eps": eps, "act": act, "training": training}
     packed, marks = torch.empty(kernel.shape, dtype=x.dtype, device="meta"), torch.empty((3, x.shape[1]), device="meta")
     refused = supports(x, weight, bias, running_mean, running_var, **options)
     refused = refused or pointwise_stats.supports(x, packed, marks, weight, bias, act=act)
@@ -238,8 +239,3 @@ def norm_act_conv(
         if running and training:
             torch.autograd.graph.increment_version(running)
     return _ConvStats.apply(x, weight, bias, kernel, stats, act, group if training else None)  # pyright: ignore[reportReturnType]
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return a map whose pixels lie in rows, as kernels read it."""
-    return x if pixel_stride(x) else x.contiguous(memory_format=torch.channels_last)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.convs import rows
+from zoo.kernels.differentiable.maps import rows
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_weight_grad
 from zoo.kernels.ops._layout import pixel_stride
 from zoo.kernels.ops.pointwise import kernels_run

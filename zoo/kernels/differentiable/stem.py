@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.convs import pair, rows
+from zoo.kernels.differentiable.maps import pair, rows
 from zoo.kernels.ops import bias_act_grad, image, max_pool, max_pool_grad, stem, stem_weight_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._layout import empty_map

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.built import Built, Options, empty
+from zoo.kernels.copies import own_dtype
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.parity import ALLOWED, Parity, natural_images, own_dtype
+from zoo.kernels.images import natural_images
+from zoo.kernels.parity import ALLOWED, Parity
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport, Row

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.kernels.ops._activation import ACTIVATIONS
-from zoo.kernels.parity import products
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.program import Program
+from zoo.kernels.precision import products
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.steps import Setting
 
@@ -70,14 +70,6 @@ def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequenc
                 program.run([[image] * len(program.forms[node]) for node, image in zip(graph.inputs, images, strict=True)], probe)
         measured.append(found)
     return {name: torch.stack([torch.stack(found[name]).mean(0) for found in measured]) for name in measured[0]}
-
-
-def noise_like(pictures: Tensor) -> Tensor:
-    """Return what pictures are not: every pixel for itself, by a fixed seed; what holds no floating-point numbers stays."""
-    if not pictures.is_floating_point():
-        return pictures
-    generator = torch.Generator(pictures.device).manual_seed(0)
-    return torch.randn(pictures.shape, generator=generator, dtype=pictures.dtype, device=pictures.device)
 
 
 def _taps(node: Node, inputs: list[Any]) -> Tensor:

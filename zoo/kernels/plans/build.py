@@ -14,12 +14,14 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.built import Built, Options, empty
 from zoo.kernels.compiling import Compilers
+from zoo.kernels.copies import own_dtype
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.parity import Reference, natural_images, own_dtype
+from zoo.kernels.images import natural_images, noise_like
+from zoo.kernels.parity import Reference
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
-from zoo.kernels.plans.balance import Means, balance, mean_inputs, noise_like
+from zoo.kernels.plans.balance import Means, balance, mean_inputs
 from zoo.kernels.plans.plan import Plan, give_back
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked, tensors_of

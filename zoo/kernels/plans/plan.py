@@ -12,9 +12,9 @@ from torch import Tensor
 
 from zoo.kernels import ops
 from zoo.kernels.ops._layout import reachable
-from zoo.kernels.parity import products
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.plans.program import Program
+from zoo.kernels.precision import products
 
 PACKED_INSIDE = 8 << 20
 """Bytes of an input up to which packing it is part of the graph: at batch 1 one more launch by the CPU costs more than one more copy."""

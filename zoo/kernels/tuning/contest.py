@@ -16,9 +16,10 @@ from torch import Tensor
 
 from zoo.kernels import ops
 from zoo.kernels.compiling import Compilers
-from zoo.kernels.parity import FLOAT32_FLOOR, products
+from zoo.kernels.parity import FLOAT32_FLOOR
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
+from zoo.kernels.precision import products
 from zoo.kernels.timing import NotCapturable, graph_time_us
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
 from zoo.kernels.tuning.candidates import OTHERS, candidates
