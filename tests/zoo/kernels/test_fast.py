@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans import proving
 from zoo.kernels.report import Report
 from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.tuning.choices import _kernels as hashed
 
 CPU = torch.device("cpu")
 
@@ -62,6 +66,22 @@ def test_a_fast_network_answers_as_the_plain_one_and_gives_it_back() -> None:
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert list(quick.state_dict()) == list(before)
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    script = """
+import sys
+sys.modules["triton"] = None
+import torch
+from torch import nn
+from zoo import fast
+network, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
+torch.testing.assert_close(fast(network, "cpu", example=x)(x), network(x).detach(), rtol=1e-4, atol=1e-5)
+torch.testing.assert_close(fast(network, train=True, example=x)(x), network(x))
+"""
+    subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", script], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
 
 
 def test_fast_of_fast_begins_again_from_the_plain_network(small: Fast) -> None:
@@ -299,6 +319,16 @@ DAMAGES = {
     "no table": lambda text: "[]",
     "a word for a time": lambda text: text.replace('"us": 2.0', '"us": "x"'),
 }
+
+
+def test_kernels_that_were_changed_are_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, read = Choices(CPU).path, Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + (b"#" if self.name == "pointwise.py" else b""))
+    hashed.cache_clear()
+    try:
+        assert Choices(CPU).path != before
+    finally:
+        hashed.cache_clear()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())

@@ -6,7 +6,7 @@ lower      what they mean: convolution, BatchNorm, pool …
 fold       BatchNorm into weights, padding into convolutions
 fuse       what one kernel does: convolution + bias + residual + activation …
 place      parts of concatenations, computed where they belong
-merge      steps that may become one kernel, where the clock decides
+merge      steps that may become one kernel, where the clock decides: `tuning.choose` applies those that pay
 """
 
 from __future__ import annotations

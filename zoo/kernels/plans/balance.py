@@ -1,4 +1,4 @@
-"""Pass of half-precision plans: round the weights so that what rounding takes away leaves each output's mean where it was.
+"""Behind the passes, in half precision: round the weights so that what rounding takes away leaves each output's mean where it was.
 
 A rounded weight is off by the same amount for every image, and most of what it does to an output is to shift its mean: (w - round(w))
 times the mean of what comes in. Nagel et al. 2019 (Data-Free Quantization, section 4.2) put the shift into the bias; but shifts that one

@@ -1,4 +1,4 @@
-"""From a network and arguments of one shape to something that runs and has been checked: the passes in their order."""
+"""From a network and arguments of one shape to a plan on a GPU that has been checked: passes, balance, choice, proof."""
 
 from __future__ import annotations
 

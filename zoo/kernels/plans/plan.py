@@ -1,4 +1,4 @@
-"""Eighth pass: a program at one input shape, captured as a CUDA graph, with buffers for what comes in."""
+"""A program at one input shape, captured as a CUDA graph, with buffers for what comes in."""
 
 from __future__ import annotations
 

@@ -38,7 +38,24 @@ def checked(
     batches: list[Any],
     reference: Reference,
 ) -> tuple[Plan, Parity, dict[Node, str]]:
-    """Compare a plan with the network; while it fails, take ATen's operators for the layers whose own error is too large."""
+    """Compare a plan with the network; while it fails, take ATen's operators for the layers whose own error is too large.
+
+    Args:
+        graph: fused, placed and merged.
+        places: where parts of concatenations lie.
+        decision: the kernels; those that fall back are changed in it.
+        setting: device and dtype.
+        weights: where packed weights are kept.
+        choices: forgets what fell back.
+        batches: arguments, those of `reference`.
+        reference: the network's right outputs.
+
+    Returns:
+        The plan, not yet captured; how near it is; and why steps fell back.
+
+    Raises:
+        Unlike: the plan as a whole is wrong, and ATen's operators are no better for any step.
+    """
     notes: dict[Node, str] = {}
     floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
     while True:
@@ -74,7 +91,8 @@ def captured(
 ) -> tuple[Plan, Parity]:
     """Capture a plan and compare what its graph answers, call upon call as a user makes them; give up overlap, then the graph, if it fails.
 
-    In a graph kernels follow each other without the pauses that the first check had between them.
+    In a graph kernels follow each other without the pauses that the first check had between them. The plan that comes back runs without a
+    graph where neither passes; its `note` says why.
     """
     graph, places, setting = plan.program.graph, plan.program.places, plan.setting
     given = [tensors_of(batch) for batch in batches]
