@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo import fast, why
-from zoo.kernels.differentiable_shortcut import shortcut_conv
+from zoo.kernels.differentiable.shortcut import shortcut_conv
 from zoo.kernels.training import choosing, kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
