@@ -97,6 +97,14 @@ def _eager(exact: bool = False, channels_last: bool = False, with_tf32: bool = F
     return build
 
 
+def forked_compilers() -> None:
+    """Let torch.compile fork the processes that compile: on an H200's machine those that it starts anew died of a broken pipe."""
+    from torch._inductor import config
+
+    if hasattr(config, "worker_start_method"):
+        config.worker_start_method = "fork"
+
+
 def _compiled(mode: str | None = None) -> Callable[[Subject, str], Call]:
     def build(s: Subject, tune: str) -> Call:
         del tune
@@ -104,6 +112,7 @@ def _compiled(mode: str | None = None) -> Callable[[Subject, str], Call]:
         if mode is None and s.device.type == "cpu":
             call: Any = torch.compile(network, dynamic=False, options={"freezing": True})
         else:
+            forked_compilers()
             call = torch.compile(network, dynamic=False, mode=mode)
         return lambda: call(images)
 

@@ -19,7 +19,7 @@ from zoo.bench import inference
 from zoo.bench.cell import attempt, compare, forget, measured, rounds_of
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.machine import facts
-from zoo.bench.peers import OURS, Way
+from zoo.bench.peers import OURS, Way, forked_compilers
 from zoo.bench.record import Record, today
 from zoo.bench.subject import Subject, subject
 from zoo.layers import StochasticDepth
@@ -113,6 +113,7 @@ def _eager(learner: Learner, tune: str) -> Step:
 def _compiled(mode: str | None) -> Callable[[Learner, str], Step]:
     def build(learner: Learner, tune: str) -> Step:
         del tune
+        forked_compilers()
         call: Any = torch.compile(learner.network, dynamic=False, mode=mode)
 
         def step() -> Tensor:

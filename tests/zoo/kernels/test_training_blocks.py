@@ -293,7 +293,7 @@ def test_a_block_that_is_slower_than_its_chains_is_left_to_them() -> None:
         return next(times, 1.0 if len(asked) % 2 else 2.0) if not asked.append(0) else 0.0
 
     asked: list[int] = []
-    makes = next(chain.makes for chain in steps_of(recording, {})[1] if chain.op == "dense block")
+    makes = next(chain.key for chain in steps_of(recording, {})[1] if chain.op == "dense block")
     found = choosing.slower(recording, {}, {}, clock)
     assert found[makes] == "no faster: 30 us, without it 20 us"
     steps, _, _ = steps_of(recording, found)

@@ -19,6 +19,7 @@ from zoo import fast, plain, why
 from zoo.finetuning.average import Average
 from zoo.kernels import asked
 from zoo.kernels.training import FastTraining, kernels
+from zoo.kernels.training import network as training_network
 
 
 class Net(nn.Module):
@@ -261,6 +262,17 @@ def test_what_a_recording_would_not_repeat_trains_unchanged_and_why_says_so(netw
             called(images()).sum().backward()
     assert reason in str(why(model))
     same(eager, quick)
+
+
+def test_the_plan_that_was_not_used_for_longest_goes_and_unchanged_speaks_of_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_network, "KEPT_PLANS", 2)
+    model = fast(nn.Linear(3, 2).train(), train=True, example=torch.zeros(4, 3))
+    planned: list[int] = []
+    real = training_network.checked
+    monkeypatch.setattr(training_network, "checked", lambda *parts: planned.append(len(parts[1][0])) or real(*parts))
+    for count in (5, 4, 6, 4, 5):  # at the six the four was used last, so the five goes
+        model(torch.zeros(count, 3))
+    assert planned == [5, 6, 5]
 
 
 def test_hooks_of_inner_modules_are_called() -> None:

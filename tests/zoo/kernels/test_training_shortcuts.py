@@ -15,7 +15,7 @@ from zoo.kernels.differentiable.shortcut import shortcut_conv
 from zoo.kernels.training import choosing, kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
-from zoo.kernels.training.replay import Chain
+from zoo.kernels.training.replay import Chain, Without
 
 
 def noise(*shape: int, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
@@ -217,7 +217,7 @@ def test_statistics_and_the_shortcut_are_handed_on_together_or_one_without_the_o
     monkeypatch.setattr(kernels, "conv_stats", conv_stats)
     with torch.autocast("cpu", torch.bfloat16):
         recording = record(Blocks().train(), (images(),), {}, torch.device("cpu"))
-    without: dict[int, str] = {}
+    without: Without = {}
     seen = []
     for _ in range(4):
         steps, found, _ = steps_of(recording, without)

@@ -15,7 +15,7 @@ from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import BATCH_NORM, CONV2D, SHARED_BATCH_NORM, activation_of, arguments, pair, plainly
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.record import Call, Ref
-from zoo.kernels.training.replay import Chain, Step
+from zoo.kernels.training.replay import Chain, Step, Without
 
 _CAT = {"tensors": None, "dim": 0}
 _DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
@@ -35,13 +35,13 @@ class _Layer:
     reason: str
 
 
-def dense_blocks(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
+def dense_blocks(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
     """Return the chains with those of a dense block put together to one, in the order of their last calls.
 
     Args:
         finder: of the recording.
         found: the chains so far.
-        without: values whose chains stay as they are, and why.
+        without: chains to leave as they are, by their `key`, and why.
     """
     finder.taken = set()
     layers: dict[int, _Layer] = {}
@@ -148,7 +148,7 @@ def _conv(finder: Finder, number: int) -> dict[str, Any] | None:
     return {"index": index, "kernel": int(given["weight"]), "makes": makes, **window}
 
 
-def _block(finder: Finder, found: list[Placed], run: Sequence[_Layer], end: int, without: dict[int, str]) -> list[Placed] | None:
+def _block(finder: Finder, found: list[Placed], run: Sequence[_Layer], end: int, without: Without) -> list[Placed] | None:
     """Return the chains with these layers as one, None where somebody would notice or kernels don't take them."""
     makers = {number: index for index, call in enumerate(finder.calls) for number in call.makes}
     start = run[0].reads
@@ -174,7 +174,7 @@ def _block(finder: Finder, found: list[Placed], run: Sequence[_Layer], end: int,
     if pieces is None:
         return None
     chain = Chain("dense block", partial(kernels.dense_block, layers=layers), reads, end, calls, pieces=pieces, whole=True)
-    if reason := without.get(end) or next((layer.reason for layer in run if layer.reason), ""):
+    if reason := without.get((end, 0)) or next((layer.reason for layer in run if layer.reason), ""):
         return [*found, (replace(chain, note=reason), ())]
     rest = [place for place in found if not _within(place, indices, calls)]
     chain.row_out = 1 + max([len(finder.values), *(other.row_out for other, _ in rest if other.row_out is not None)])

@@ -16,7 +16,7 @@ from zoo.kernels.training.convolutions import conv_bias_act, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
-from zoo.kernels.training.replay import Beside, Chain, Step, counters
+from zoo.kernels.training.replay import Beside, Chain, Step, Without, counters
 from zoo.kernels.training.shortcuts import shortcuts
 
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
@@ -28,7 +28,7 @@ _ADD = {"add", "add_", "__add__", "__iadd__", "__radd__"}
 _MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
 
 
-def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step], list[Chain], dict[int, list[int]]]:
+def steps_of(recording: Recording, without: Without) -> tuple[list[Step], list[Chain], dict[int, list[int]]]:
     """Replace chains of a recording's calls by steps of one kernel each.
 
     Args:

@@ -21,7 +21,7 @@ from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.recompute import remade
 from zoo.kernels.training.record import Recording, name_of
-from zoo.kernels.training.replay import Beside, Chain, Replay, bind
+from zoo.kernels.training.replay import Beside, Chain, Key, Replay, Without, bind
 
 DRAWS = 4
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
@@ -42,7 +42,7 @@ KINDS = ("outputs", "input gradient", "parameter gradients", "statistics")
 class Verdict:
     """What a check has found: chains that are left alone, by their `key`, and the errors of the whole."""
 
-    without: dict[int, str] = field(default_factory=dict)
+    without: Without = field(default_factory=dict)
     errors: dict[str, Parity] = field(default_factory=dict)
 
 
@@ -81,9 +81,9 @@ class Check:
                     return verdict
         raise Untraceable(f"what was recorded computes something else; {wrong}")
 
-    def _all(self) -> list[int]:
+    def _all(self) -> list[Key]:
         """Return the keys of all chains, and of all that are found in their places without them."""
-        without: dict[int, str] = {}
+        without: Without = {}
         while fresh := [chain.key for chain in steps_of(self.recording, without)[1] if not chain.note]:
             without |= dict.fromkeys(fresh, "without it")
         return list(without)
@@ -123,7 +123,7 @@ class Check:
         groups = [[out.detach() for out in outputs], list(of_inputs), list(of_parameters), statistics]
         return _Results(tuple([t if t is not None else torch.zeros(()) for t in group] for group in groups))
 
-    def _whole(self, without: dict[int, str]) -> tuple[dict[str, Parity], str]:
+    def _whole(self, without: Without) -> tuple[dict[str, Parity], str]:
         """Return the errors of the replay and of the plain network by kind, over more and more sets of images until they pass.
 
         Of several tensors it is the geometric mean of their errors that is compared, which one tensor's luck moves little; and no
@@ -170,14 +170,14 @@ class Check:
                 break
         return parities, wrong
 
-    def _chains(self) -> tuple[dict[int, float], dict[int, str]]:
+    def _chains(self) -> tuple[dict[Key, float], Without]:
         """Compare every chain with the calls that it stands for, on the values that reach it.
 
         Returns:
             by a chain's `key`, how many times PyTorch's its error is, of those that may be used; of the others the reason.
         """
-        ratios: dict[int, float] = {}
-        wrong: dict[int, str] = {}
+        ratios: dict[Key, float] = {}
+        wrong: Without = {}
         seen: set[tuple[int, str]] = set()
         while True:  # a chain that falls back may leave smaller ones in its place
             steps, found, counted = steps_of(self.recording, wrong)
@@ -188,7 +188,7 @@ class Check:
             self._compare_chains(steps, counted, fresh, ratios, wrong)
 
     def _compare_chains(
-        self, steps: list[Any], counted: dict[int, list[int]], fresh: set[tuple[int, str]], ratios: dict[int, float], wrong: dict[int, str]
+        self, steps: list[Any], counted: dict[int, list[int]], fresh: set[tuple[int, str]], ratios: dict[Key, float], wrong: Without
     ) -> None:
         """Go through the network once, and note how each of the chains in `fresh` compares."""
         twin = self._twin()

@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo.kernels.training import kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording
-from zoo.kernels.training.replay import Chain, Step, bind, values_of
+from zoo.kernels.training.replay import Chain, Step, Without, bind, values_of
 
 Timer = Callable[[Callable[[], object]], float]
 """Microseconds of a call."""
@@ -38,7 +38,7 @@ def timer(device: torch.device) -> Timer | None:
     return time
 
 
-def slower(recording: Recording, without: dict[int, str], known: Times, clock: Timer, most: int = 0) -> dict[int, str]:
+def slower(recording: Recording, without: Without, known: Times, clock: Timer, most: int = 0) -> Without:
     """Return the chains that are no faster than PyTorch, or than the smaller chains in them, by their `key`, and why.
 
     Args:
@@ -48,7 +48,7 @@ def slower(recording: Recording, without: dict[int, str], known: Times, clock: T
         clock: measures.
         most: launch parameters to try for each kernel first; 0 takes the first guesses.
     """
-    found: dict[int, str] = {}
+    found: Without = {}
     done: set[tuple[int, str]] = set()
     while True:
         _, chains, _ = steps_of(recording, without | found)

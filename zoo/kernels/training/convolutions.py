@@ -12,7 +12,7 @@ from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import CONV2D, activation_of, arguments, pair, plainly
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.record import Call, Ref
-from zoo.kernels.training.replay import Chain
+from zoo.kernels.training.replay import Chain, Without
 
 
 def conv_bias_act(finder: Finder, index: int, call: Call) -> Placed | None:
@@ -56,7 +56,7 @@ def _written(finder: Finder, number: int, last: int) -> bool:
     return memory in mine or any(memory in call.writes for call in finder.calls[last + 1 :])
 
 
-def pooled(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
+def pooled(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
     """Return the chains with convolutions and the max pools behind them joined: the map between them has no gradient of its own.
 
     Args:
@@ -93,7 +93,7 @@ def pooled(finder: Finder, found: list[Placed], without: dict[int, str]) -> list
     return sorted(joined, key=lambda place: place[1][-1] if place[1] else -1)
 
 
-def stems(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
+def stems(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
     """Return the chains with convolutions of images, alone or with what stands behind them, by a kernel that packs the images.
 
     Args:

@@ -13,16 +13,16 @@ from itertools import count
 from zoo.kernels.training import kernels
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.record import Call, Ref
-from zoo.kernels.training.replay import Chain
+from zoo.kernels.training.replay import Chain, Without
 
 
-def join(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
+def join(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
     """Return the chains with BatchNorms and 1x1 convolutions joined, in the order of their last calls.
 
     Args:
         finder: of the recording.
         found: the chains so far.
-        without: values whose chains stay as they are, and why.
+        without: chains to leave as they are, by their `key`, and why.
     """
     norms = {chain.makes: place for place in found if (chain := place[0]).norm and not chain.note}
     after = {place[0].reads[0]: place for place in norms.values()}
@@ -35,15 +35,15 @@ def join(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[P
         x, kernel, makes = int(call.args[0]), int(call.args[1]), int(call.result)
         norm = norms.get(x)
         if norm is not None and (place := _normalised(finder, norm, index, kernel, makes)) is not None:
-            if makes not in without:
+            if (makes, 0) not in without:
                 joined.remove(norm)
                 place[0].row_out = next(rows)
                 joined.append(place)
                 continue
-            joined.append((replace(place[0], note=without[makes]), ()))
+            joined.append((replace(place[0], note=without[makes, 0]), ()))
             continue
         if makes in after and not kernels.conv_stats_refuses(finder.device, finder.like(x), finder.like(kernel)):
-            chain = Chain("1x1, statistics", kernels.conv_stats, (x, kernel), makes, (call,), note=without.get(makes, ""))
+            chain = Chain("1x1, statistics", kernels.conv_stats, (x, kernel), makes, (call,), note=without.get((makes, 0), ""))
             chain.row_out = None if chain.note else next(rows)
             joined.append((chain, (index,)))
     made = {chain.makes: chain.row_out for chain, _ in joined if chain.row_out is not None}

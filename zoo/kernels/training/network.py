@@ -23,7 +23,6 @@ from zoo.kernels.training.replay import Moved, Places, Replay
 KEPT_PLANS = 8
 """Kinds of calls whose plans are kept; the one that was not used for longest goes first."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks")
 
 
@@ -86,7 +85,7 @@ class FastTraining(nn.Module):
         leaves, spec = pytree.tree_flatten((args, kwargs))
         key, self.__dict__["_seen"] = _kind_of_call(network, leaves, spec)
         for _ in range(2):
-            plan = None if key is None else self._plans.get(key) or self._plan(key, args, kwargs)
+            plan = None if key is None else self._kept(key) or self._plan(key, args, kwargs)
             if plan is None or plan.replay is None or plan.places is None:
                 return network(*args, **kwargs)
             try:
@@ -119,6 +118,15 @@ class FastTraining(nn.Module):
         """Say that the network will run unchanged."""
         self.__dict__["_refused"] = reason
         warnings.warn(f"{type(self.network).__name__} trains unchanged: {reason}", stacklevel=5)
+
+    def _kept(self, key: Any) -> _Plan | None:
+        """Return the plan of a kind of calls, and note that it is the last one used."""
+        plan = self._plans.get(key)
+        if plan is not None and len(self._plans) > 1:
+            with self._lock:
+                if key in self._plans:
+                    self._plans.move_to_end(key)
+        return plan
 
     def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         with self._lock:

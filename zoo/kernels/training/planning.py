@@ -18,7 +18,7 @@ from zoo.kernels.training.checking import Check, Verdict, casts_of
 from zoo.kernels.training.compiling import compile_chains
 from zoo.kernels.training.recompute import remade
 from zoo.kernels.training.record import Recording, record
-from zoo.kernels.training.replay import Replay
+from zoo.kernels.training.replay import Replay, Without
 
 IMAGES = 16
 """Images that a check computes with, where a batch has more."""
@@ -39,7 +39,7 @@ class Known:
     """What was found before: another number of images needs no other check, and no shape needs to be timed twice."""
 
     verdicts: dict[Any, Verdict] = field(default_factory=dict)
-    slow: dict[Any, dict[int, str]] = field(default_factory=dict)
+    slow: dict[Any, Without] = field(default_factory=dict)
     times: choosing.Times = field(default_factory=dict)
     most: int = 0
     """Launch parameters that are tried for each kernel before it is timed."""
@@ -71,7 +71,7 @@ def checked(
         if check is not None or (clock is not None and shapes not in known.slow):
             compile_chains([recording] if check is None else [check.recording, recording])
         verdict = known.verdicts[key] if check is None else check.verdict()
-        slow: dict[int, str] = {}
+        slow: Without = {}
         if clock is not None:
             with casts_of(device), shared.alone():
                 slow = known.slow.get(shapes) or choosing.slower(recording, verdict.without, known.times, clock, known.most)

@@ -15,8 +15,11 @@ from zoo.kernels.training.recompute import without_keeping
 from zoo.kernels.training.record import Call, Recording, Ref, name_of
 from zoo.kernels.training.rounding import rounded, to_round
 
-_APART = 2**32
-"""Between the keys of chains that make the same: more than there are values."""
+Key = tuple[int, int]
+"""A chain among all that could be found: the value that it makes, and its rank among those that make the same."""
+
+Without = dict[Key, str]
+"""Chains that are not used, and why."""
 
 
 class Moved(Exception):
@@ -62,9 +65,9 @@ class Chain:
     whole: bool = False
 
     @property
-    def key(self) -> int:
-        """What says in `without` that this chain isn't used: others may make the same value."""
-        return self.makes - self.rank * _APART
+    def key(self) -> Key:
+        """What says in `Without` that this chain isn't used: others may make the same value."""
+        return self.makes, self.rank
 
     @property
     def layers(self) -> str:

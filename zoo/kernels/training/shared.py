@@ -45,7 +45,7 @@ def shared_batch_norm(
     return ops.batch_norm_act(x, weight, bias, running_mean, running_var, momentum=momentum, eps=eps, group=group)
 
 
-def agreed(calls: Sequence[Any], found: tuple[dict[int, str], ...] | Untraceable) -> tuple[dict[int, str], ...]:
+def agreed(calls: Sequence[Any], found: tuple[dict[Any, str], ...] | Untraceable) -> tuple[dict[Any, str], ...]:
     """Unite what the processes of a group have found: they must all do the same, for some calls wait for the others.
 
     Args:

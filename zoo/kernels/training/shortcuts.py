@@ -10,10 +10,10 @@ from zoo.kernels.training.calls import plainly
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import pointwise
 from zoo.kernels.training.record import Call, Ref
-from zoo.kernels.training.replay import Chain, values_of
+from zoo.kernels.training.replay import Chain, Without, values_of
 
 
-def shortcuts(finder: Finder, found: list[Placed], without: dict[int, str]) -> list[Placed]:
+def shortcuts(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
     """Return the chains with the 1x1 convolutions that read what a residual is too as chains that hand it on.
 
     The gradient that comes back from there is the convolution's to write into: BatchNorm with a residual and an activation makes it
@@ -47,7 +47,7 @@ def shortcuts(finder: Finder, found: list[Placed], without: dict[int, str]) -> l
 
 
 def _handing_on(
-    finder: Finder, x: int, index: int, owners: dict[int, Placed], without: dict[int, str], made: list[Placed], free: int
+    finder: Finder, x: int, index: int, owners: dict[int, Placed], without: Without, made: list[Placed], free: int
 ) -> Chain | None:
     """Make a 1x1 convolution a chain that hands `x` on as the value `free`; None where it can't be one, or isn't to be."""
     call, owner = finder.calls[index], owners.get(index)
