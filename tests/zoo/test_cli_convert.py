@@ -177,7 +177,7 @@ def test_a_network_that_is_none_is_not_known(run: Run, ours: Path, tmp_path: Pat
         (("b.npz", "--spatial", "up"), 2, "up"),
         (("b.npz", "--option", "colour=3"), 2, "it takes num_classes"),
         (("b.npz", "--images", "none"), 1, "none holds no pictures"),
-        (("b.npz", "--reference", "none.npz"), 1, "none.npz"),
+        (("b.npz", "--reference", "none.npz"), 3, "none.npz"),
         (("nowhere/b.npz",), 3, "nowhere is no folder"),
         (("b.npz", "--report", "nowhere/r.html"), 3, "nowhere is no folder"),
         (("b.npz", "--option", "num_classes=many"), 2, "is 10 by default"),
