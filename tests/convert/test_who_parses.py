@@ -37,6 +37,9 @@ WRITTEN = {"bson": "a.bson", "darknet": "a.weights", "jld2": "a.jld2", "keras": 
 WRITTEN |= {"onnx": "a.onnx", "pytorch": "a.pth", "flax": "a.msgpack"}
 
 
+AS_KERAS: dict[str, Any] = {"padding": "even", "norm_eps": 1e-3, "activation": "relu6"}
+
+
 def network(format: str) -> type[Model]:
     """Choose a small network; Keras's files hold a whole one, which it must have itself."""
     return MobileNetV1_025 if format == "keras" else ResNet20
@@ -98,7 +101,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 torch.manual_seed(0)
                 made[format], model = folder / WRITTEN[format], network(format)
                 formats.formats()["safetensors"].save(model().state_dict(), folder / "ours.safetensors")
-                convert(folder / "ours.safetensors", made[format], model, prove=False)
+                convert(folder / "ours.safetensors", made[format], model, prove=False, **(AS_KERAS if format == "keras" else {}))
             else:
                 (folder / format).mkdir()
                 made[format] = seeds(format, folder / format)[0]
