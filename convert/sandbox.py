@@ -163,9 +163,7 @@ class _Reader:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError) as error:
             raise self._nonsense(error) from error
 
-    def _prepared(
-        self, data: Buffer | None, limits: Mapping[str, int], environment: Mapping[str, str], seconds: float
-    ) -> dict[str, Any]:
+    def _prepared(self, data: Buffer | None, limits: Mapping[str, int], environment: Mapping[str, str], seconds: float) -> dict[str, Any]:
         """Start the process, tell it which file it is for, and wait until it has given up what it needs not."""
         inputs = _inputs(self.path, self.format)
         self.size_bytes = memoryview(data).nbytes if data is not None else sum(_size(place, self.path) for place in inputs)
@@ -297,7 +295,10 @@ class _Reader:
         why = "the file was cut short while it was read" if cut else "the file is damaged or hostile"
         who, todo = f"the reader of {self.path}", "Fetch it again, from who made it."
         if self.runs:
-            who, todo = f"{_framework.LIBRARIES[self.format]}, which ran {self.path},", f"{todo} --reference proves without running it here."
+            who, todo = (
+                f"{_framework.LIBRARIES[self.format]}, which ran {self.path},",
+                f"{todo} --reference proves without running it here.",
+            )
         crash = ReaderCrashed(f"{who} {how}: {why}. Nothing was kept of it. {todo}")
         crash.path, crash.limit = str(self.path), limit
         crash.signal = _signal_name(-code) if code is not None and code < 0 else None

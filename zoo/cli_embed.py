@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
+from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, png, print_json, writable
+from zoo.console import device as device_option
 from zoo.runs import named
 from zoo.search import model_class
 from zoo.trained import trained
@@ -22,7 +23,8 @@ SHOWN = 5
 """Images without a row that are named at most; the file beside the output has all."""
 DTYPES = ("float32", "bfloat16", "float16")
 
-ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network, or a run's folder.")]
+EMBEDS = "The network, or a run's folder; ResNet50, whose vectors suit pictures of all kinds."
+ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help=EMBEDS)]
 FileArgument = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help="What `zoo embed` wrote.")]
 AtOption = Annotated[str | None, typer.Option("--at", help="The tap; may be left out where there is one.")]
 
@@ -32,13 +34,16 @@ def embed(
         str,
         typer.Argument(metavar="SOURCE", help="A folder, .tar shards, .parquet with images, a list of paths or URLs; or a URL of these."),
     ],
-    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="A .parquet, .npy or .safetensors file; with Ray a folder.")],
+    output: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="FILE", callback=writable, help="A .parquet, .npy or .safetensors file; with Ray a folder."),
+    ],
     model: ModelOption = "ResNet50",
     tag: WeightsOption = None,
     option: Annotated[list[str] | None, typer.Option("--option", help="A constructor keyword, activation=relu6; may be repeated.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16; may be repeated, each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; what fast() takes on the device.")] = None,
     fast: Annotated[
         bool, typer.Option("--fast/--no-fast", help="Whether to run on kernels chosen for the network and this machine.")
@@ -57,10 +62,14 @@ def embed(
     A run that was ended by anything goes on where it was when the same command is given again.
     """
     from zoo import embedding
+    from zoo.embedding.writing import WRITERS
+    from zoo.taps import UnknownTap
 
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
         if value is not None and value not in allowed:
             raise typer.BadParameter(f"{', '.join(allowed)}, not {value!r}", param_hint=hint)
+    if engine == "local" and output.suffix not in WRITERS:
+        raise typer.BadParameter(f"the output is a {', '.join(WRITERS)} file, not {output.name!r}", param_hint="--out")
     model, tag = named(model, tag)
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
@@ -68,6 +77,8 @@ def embed(
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine, "progress": not quiet}
     try:
         report = embedding.embed(network, source, output, at or "embedding", **options)
+    except UnknownTap as error:
+        raise typer.BadParameter(str(error), param_hint="--at") from None
     except KeyboardInterrupt:
         err.print("finished parts are kept: the same command goes on with them")
         raise
@@ -93,7 +104,9 @@ def search(
     tag: WeightsOption = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many to show.")] = 8,
     at: AtOption = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the image and what was found into this PNG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=png, help="Draw the image and what was found into this PNG.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,

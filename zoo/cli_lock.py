@@ -16,8 +16,9 @@ from weights.auditing import diff as diff_locks
 from weights.lock import NAME, Entry, Lock, find_locks, project_lock, user_lock
 from weights.pinning import frozen_by
 from weights.shipped import write_shipped
+from weights.wording import counted
 from zoo import locking
-from zoo.console import JsonOption, QuietOption, err, escape, out, print_json
+from zoo.console import JsonOption, QuietOption, err, escape, out, print_json, writable
 from zoo.locking import Written
 
 
@@ -37,7 +38,9 @@ def lock(
     diff: Annotated[Path | None, typer.Option(metavar="OTHER", help="Show what another lock says differently; exit 1 if it does.")] = None,
     renewed: Annotated[bool, typer.Option("--update", help="Pin what the sources serve today instead of what was pinned.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Take these names out of the lock.")] = False,
-    file: Annotated[Path | None, typer.Option(help="The lock; the nearest weights.lock upwards, else ./weights.lock.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(callback=writable, help="The lock; the nearest weights.lock upwards, else ./weights.lock.")
+    ] = None,
     shipped: Annotated[Path | None, typer.Option(hidden=True, help="Write the lock that ships into this folder.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -53,7 +56,7 @@ def lock(
         if names or file:
             raise typer.BadParameter("--shipped FOLDER writes the lock of the registry, all of it")
         made = write_shipped(shipped)
-        out.print(f"{len(made.entries)} entries, serial {made.serial}")
+        out.print(f"{counted(len(made.entries), 'entry', 'entries')}, serial {made.serial}")
     elif check:
         _check(locking.check([file] if file else find_locks(), names), as_json)
     elif diff is not None or command:
@@ -88,7 +91,9 @@ def _check(audits: list[Audit], as_json: bool) -> None:
             out.print(_table(audit.differences, "locked", "found"))
         counts = f"{len(audit.proven)} as locked, {len(audit.absent)} not in the cache"
         differ = len({one.key for one in audit.differences})
-        out.print(f"[dim]{escape(str(audit.path))}: {audit.entries} entries, {counts}, {differ} differ[/dim]", soft_wrap=True)
+        out.print(
+            f"[dim]{escape(str(audit.path))}: {counted(audit.entries, 'entry', 'entries')}, {counts}, {differ} differ[/dim]", soft_wrap=True
+        )
     if any(audit.differences for audit in audits):
         raise typer.Exit(1)
 
@@ -126,7 +131,7 @@ def _show(path: Path, old: Mapping[str, Entry], written: Written, as_json: bool)
         for key in sorted(states):
             entry = new.get(key) or old[key]
             out.print(f"{states[key]:10}{escape(key)}  [dim]sha256 {entry.sha256}[/dim]", soft_wrap=True)
-        out.print(f"[dim]{escape(str(path))}: {len(new)} entries[/dim]", soft_wrap=True)
+        out.print(f"[dim]{escape(str(path))}: {counted(len(new), 'entry', 'entries')}[/dim]", soft_wrap=True)
     for why in failed.values():
         err.print(f"[red]failed[/red] {escape(why)}", soft_wrap=True)
     if failed:

@@ -100,8 +100,8 @@ def convert(
     source, destination = Path(source), Path(destination)
     if destination.exists() and not force:
         raise FileExistsError(f"{destination} is there already; --force replaces it")
-    format, naming = _format_or_naming(framework)
-    to_format, to_naming = _format_or_naming(to)
+    format, naming = format_or_naming(framework)
+    to_format, to_naming = format_or_naming(to)
     writer = formats.for_writing(destination, to_format)
     if writer is safetensors:
         correlation_only(to_convention, "PyTorch, which reads safetensors,")
@@ -157,7 +157,7 @@ def _progress(progress: Callable[[str], None], name: str, done: int, total: int)
     progress(f"writing {name}, {done >> 20} of {total >> 20} MB")
 
 
-def _format_or_naming(word: str) -> tuple[str, str]:
+def format_or_naming(word: str) -> tuple[str, str]:
     """Tell a format from a naming, which --from and --to both take: (format, naming), "auto" for the other."""
     if word == "auto" or word in formats.formats():
         return word, "auto"
@@ -322,7 +322,8 @@ def _read_back(
             proof = replace(certificate.against_outputs(load(again, copy.deepcopy(network)), image.numpy(), wanted, 1e-5), kind="read back")
             if not proof.proven:
                 raise ConvertError(f"{path.name} does not read back as it was written: {differing}. Nothing was kept.")
-        return [proof, *([] if inside else _there(again, network, made, isolated))]  # export runs a file with its preprocessing inside itself
+        # export itself runs a file that has its preprocessing inside
+        return [proof, *([] if inside else _there(again, network, made, isolated))]
 
 
 def _unlike(naming: str, foreign: Foreign) -> str:

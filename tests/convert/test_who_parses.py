@@ -187,7 +187,7 @@ def test_outputs_that_no_framework_gives_are_believed_in_nothing(
     words: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = files("onnx")
-    lies = f"import convert._reader as r, numpy as np\nfrom convert._manifest import packed\ngood = r._answer\n"
+    lies = "import convert._reader as r, numpy as np\nfrom convert._manifest import packed\ngood = r._answer\n"
     lies += f"r._answer = lambda to, told: good(to, told if 'protections' in told else {words})\nmain()\n"
     monkeypatch.setattr(sandbox, "START", sandbox.START.removesuffix("main()\n") + lies)
     with pytest.raises(ReaderCrashed, match="nonsense"):
