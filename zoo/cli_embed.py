@@ -121,7 +121,7 @@ def search(
     found = nearest(known, network, image, k, at)
     if picture is not None:
         _draw(known, image, found, picture, source)
-    how = f"cosine of {known.tap(at)} vectors, {type(network).__name__}, among {len(known.keys):,} images of {embeddings}"
+    how = f"cosine of {known.tap(at)} vectors, {type(network).__name__}, among {counted(len(known.keys), 'image')} of {embeddings}"
     if as_json:
         print_json({"image": str(image), "how": how, "found": [asdict(neighbour) for neighbour in found]})
         return
@@ -172,7 +172,7 @@ def knn(
         table.add_row(f"linear, penalty {result.penalty:g}", f"{result.linear:.2f}")
     table.add_row("[dim]the most frequent class[/dim]", f"[dim]{result.chance:.2f}[/dim]")
     out.print(table)
-    out.print(f"[dim]{result.tap}, {result.classes} classes. {escape(result.how)}[/dim]", soft_wrap=True)
+    out.print(f"[dim]{result.tap}, {counted(result.classes, 'class', 'classes')}. {escape(result.how)}[/dim]", soft_wrap=True)
 
 
 def _dtype(name: str | None) -> Any:
@@ -185,7 +185,7 @@ def _show(report: Report) -> None:
     columns = ", ".join(f"{tap} ({width:,})" for tap, width in report.widths.items())
     out.print(f"wrote {escape(str(report.path))}: {counted(report.rows, 'row')} of {escape(columns)}", soft_wrap=True)
     if report.copies:
-        out.print(f"left out {len(report.copies):,} copies, listed in {escape(str(report.listed))}", soft_wrap=True)
+        out.print(f"left out {counted(len(report.copies), 'copy', 'copies')}, listed in {escape(str(report.listed))}", soft_wrap=True)
     resumed = f", {report.resumed:,} were there" if report.resumed else ""
     out.print(f"{counted(report.computed, 'image')} in {report.seconds:,.1f} s{resumed}", soft_wrap=True)
     if report.limit:

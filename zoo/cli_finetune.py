@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from weights.wording import counted
 from zoo.console import (
     BuildOption,
     JsonOption,
@@ -27,6 +28,7 @@ from zoo.console import (
     value_of,
 )
 from zoo.console import device as device_option
+from zoo.runs import CONFIG
 from zoo.search import model_class
 
 if TYPE_CHECKING:
@@ -119,8 +121,8 @@ def finetune(
         named |= {"out": folder, "val": val, "restart": restart}
     try:
         run = train(**named, progress=not quiet, **told)
-    except Stopped as stopped:
-        err.print(escape(str(stopped)), soft_wrap=True)
+    except KeyboardInterrupt as ended:
+        err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"])), soft_wrap=True)
         raise
     if int(os.environ.get("RANK", "0")) == 0:
         _show(run, as_json)
@@ -143,10 +145,17 @@ def _show(run: Run, as_json: bool) -> None:
             table.add_row(escape(row["class"]), str(row["images"]), *figures)
         out.print(table)
         figures = f"{100 * metrics.accuracy:.2f} % of {metrics.count} right, F1 {100 * metrics.macro_f1:.2f} %, kappa {metrics.kappa:.3f}"
-        out.print(f"[bold]{figures}[/bold], after {run.steps} steps", soft_wrap=True)
+        out.print(f"[bold]{figures}[/bold], after {counted(run.steps, 'step')}", soft_wrap=True)
     name = type(run.model).__name__ if run.model is not None else "MODEL"
     out.print(f"{escape(str(run.folder / 'report.html'))}; zoo predict PHOTO --model {escape(str(run.folder))}", soft_wrap=True)
     out.print(f'[dim]trained({name}, "{escape(str(run.folder))}")[/dim]', soft_wrap=True)
+
+
+def _left(folder: Path) -> str:
+    """Say what is there of a run that was ended in the middle of something."""
+    if not (folder / CONFIG).is_file():
+        return "nothing of the run is kept, for it had not begun to learn: the same command begins it again"
+    return f"the steps since the last save are lost; go on with: zoo finetune --resume {folder}"
 
 
 def _settings() -> dict[str, Any]:

@@ -38,9 +38,7 @@ def lock(
     diff: Annotated[Path | None, typer.Option(metavar="OTHER", help="Show what another lock says differently; exit 1 if it does.")] = None,
     renewed: Annotated[bool, typer.Option("--update", help="Pin what the sources serve today instead of what was pinned.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Take these names out of the lock.")] = False,
-    file: Annotated[
-        Path | None, typer.Option(callback=writable, help="The lock; the nearest weights.lock upwards, else ./weights.lock.")
-    ] = None,
+    file: Annotated[Path | None, typer.Option(help="The lock; the nearest weights.lock upwards, else ./weights.lock.")] = None,
     shipped: Annotated[Path | None, typer.Option(hidden=True, help="Write the lock that ships into this folder.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -69,6 +67,7 @@ def lock(
         path = (file or project_lock() or held or Path(NAME)).absolute()
         if switch := frozen_by():
             raise NotLocked(f"{path} is not changed: {switch} admits no new entries; zoo lock --check compares.")
+        writable(path)
         old = Lock.read(path).entries if path.exists() else {}
         if not names and (remove or not old):
             raise typer.BadParameter(f"name what the project {'no longer ' * remove}uses: ResNet50, hf://org/repo, https://…")
@@ -91,9 +90,8 @@ def _check(audits: list[Audit], as_json: bool) -> None:
             out.print(_table(audit.differences, "locked", "found"))
         counts = f"{len(audit.proven)} as locked, {len(audit.absent)} not in the cache"
         differ = len({one.key for one in audit.differences})
-        out.print(
-            f"[dim]{escape(str(audit.path))}: {counted(audit.entries, 'entry', 'entries')}, {counts}, {differ} differ[/dim]", soft_wrap=True
-        )
+        counts += f", {differ} differ{'s' if differ == 1 else ''}"
+        out.print(f"[dim]{escape(str(audit.path))}: {counted(audit.entries, 'entry', 'entries')}, {counts}[/dim]", soft_wrap=True)
     if any(audit.differences for audit in audits):
         raise typer.Exit(1)
 

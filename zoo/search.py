@@ -83,9 +83,9 @@ def search(
         raise ValueError(f"no family {family!r}; there are {', '.join(families)}")
     most = count(max_params) if isinstance(max_params, str) else max_params
     if license is not None:
-        _known("licence", license, {c.license for c in weights.checkpoints()}, whole=True)
+        _known("has the licence", license, {c.license for c in weights.checkpoints()}, whole=True)
     if data is not None:
-        _known("accuracy on", data, {c.metrics_data for c in weights.checkpoints() if c.metrics_data}, whole=False)
+        _known("was measured on", data, {c.metrics_data for c in weights.checkpoints() if c.metrics_data}, whole=False)
     if min_top1 is not None and data is None:
         data = IMAGENET
     rows: dict[str, list[Checkpoint]] = {}
@@ -116,7 +116,7 @@ def search(
 def _known(what: str, asked: str, there: set[str], *, whole: bool) -> None:
     """Refuse what no checkpoint has, and list what some have."""
     if not any(one.lower() == asked.lower() if whole else one.lower().startswith(asked.lower()) for one in there):
-        raise ValueError(f"no checkpoint has the {what} {asked!r}; there are {', '.join(sorted(there))}")
+        raise ValueError(f"no checkpoint {what} {asked!r}; there are {', '.join(sorted(there))}")
 
 
 def _belongs(cls: type[Model], family: str) -> bool:
