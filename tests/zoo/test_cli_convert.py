@@ -201,7 +201,7 @@ def test_inspect_and_convert_call_a_naming_by_the_same_word(run: Run, network: M
     torch.save(state, tmp_path / "a.th")
     seen = json.loads(run("inspect", tmp_path / "a.th", "--json")[1])["likely"][0]
     made = json.loads(run("convert", tmp_path / "a.th", tmp_path / "b.safetensors", "-m", "ResNet20", "--json")[1])
-    assert (seen["name"], seen["naming"], made["naming"]) == ("ResNet20", "akamaster", "akamaster")
+    assert (seen["name"], seen["naming"], made["source"]["naming"]) == ("ResNet20", "akamaster", "akamaster")
 
 
 def test_a_file_that_is_there_is_replaced_only_by_force(run: Run, ours: Path, tmp_path: Path) -> None:
