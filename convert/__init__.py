@@ -1,13 +1,13 @@
 """convert: any framework's weights in and out, with proof.
 
-    with convert.read("vgg19.h5") as source: ...   # tensors with named steps to PyTorch's form
+    with convert.read("vgg19.h5") as source: ...   # by a process of its own: tensors with named steps to PyTorch's form
     convert.flip(kernel, "HWIO")                   # true convolution to cross-correlation and back
 
 `zoo.converting.convert` converts a file for a network of the zoo and proves it; the command is ``zoo convert``.
 """
 
 from convert import core, formats, names
-from convert.formats import read
+from convert.sandbox import read
 from convert.source import Source
 from convert.steps import flip
 from weights.errors import ConvertError

@@ -48,18 +48,19 @@ _CALLS: dict[str, tuple[int, tuple[int, ...], int, int]] = {
 _CLONE_THREAD, _EPERM, _ENOSYS = 0x10000, 1, 38
 
 
-def confine(inputs: Sequence[str], size_bytes: int, cpu_s: int) -> list[str]:
+def confine(inputs: Sequence[str], size_bytes: int, cpu_s: int, spare_bytes: int = SPARE_BYTES) -> list[str]:
     """Give up what reading needs not.
 
     Args:
         inputs: files and folders that may be read, beside Python's own.
         size_bytes: of the input: memory is limited in its proportion.
         cpu_s: seconds of processor time, after which the kernel ends the process.
+        spare_bytes: of memory beside that.
 
     Returns:
         What is in force, in words: "memory 1.2 GB", "no network (seccomp)" …
     """
-    active = _limits(size_bytes, cpu_s)
+    active = _limits(size_bytes, cpu_s, spare_bytes)
     if not sys.platform.startswith("linux"):
         return active
     libc = ctypes.CDLL(None, use_errno=True)
@@ -76,13 +77,13 @@ def confine(inputs: Sequence[str], size_bytes: int, cpu_s: int) -> list[str]:
     return active
 
 
-def _limits(size_bytes: int, cpu_s: int) -> list[str]:
+def _limits(size_bytes: int, cpu_s: int, spare_bytes: int) -> list[str]:
     try:
         import resource
     except ImportError:  # Windows
         return []
     active: list[str] = []
-    memory = _used_bytes() + 4 * size_bytes + SPARE_BYTES
+    memory = _used_bytes() + 4 * size_bytes + spare_bytes
     wanted = {
         "RLIMIT_CORE": (0, "no core dump"),
         "RLIMIT_FSIZE": (0, "no writing"),

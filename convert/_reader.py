@@ -1,7 +1,8 @@
 """The process that reads a stranger's file: it gives up what it needs not, says so, opens the file, and hands tensors out one by one.
 
 Started by `convert.sandbox` with Python's own isolation. Words come in a line of JSON each, and go out as a length and JSON, behind which
-a tensor's bytes may follow. Standard output is kept for that; what a library prints goes nowhere.
+a tensor's bytes may follow. Standard output is kept for that; what a library prints goes nowhere. A process that runs a file by its
+framework instead gets its images at the second line, and answers once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from convert._confined import confine
-from convert._manifest import CUT, described, dtype_name
+from convert._manifest import CUT, described, dtype_name, packed, unpacked
 from convert.source import Source
 from weights.errors import ConvertError, LimitExceeded
 
@@ -51,16 +52,32 @@ def main() -> None:
     heard = _Heard()
     logging.getLogger("convert").addHandler(heard)
     logging.getLogger("convert").setLevel(logging.INFO)
+    if asked["runs"]:
+        _run(asked, questions, answers)
     module = importlib.import_module(f"convert.formats.{asked['format']}")
     for library in IMPORTED.get(asked["format"], ()) if Path(asked["path"]).is_dir() else ():
         with suppress(ImportError):  # the reader says it better
             importlib.import_module(library)
-    _answer(answers, {"protections": confine(asked["inputs"], asked["size_bytes"], asked["cpu_s"])})
+    _answer(answers, {"protections": _confined(asked)})
     source = _tell(answers, lambda: _opened(module, asked), heard) if questions.readline() else None
     while source is not None and (line := questions.readline()):
         _give(answers, source, json.loads(line)["tensor"])
-    answers.flush()
     os._exit(0)  # nothing is left to tidy up, and a library's own ending could only fail
+
+
+def _confined(asked: dict[str, Any]) -> list[str]:
+    return confine(asked["inputs"], asked["size_bytes"], asked["cpu_s"], asked["spare_bytes"])
+
+
+def _run(asked: dict[str, Any], questions: BinaryIO, answers: BinaryIO) -> None:
+    """Let the file's framework, which is imported while everything is still allowed, compute outputs of the images that come."""
+    framework = importlib.import_module("convert._framework")
+    framework.prepare(asked["format"])
+    _answer(answers, {"protections": _confined(asked)})
+    told = json.loads(questions.readline())
+    made = framework.run(Path(asked["path"]), asked["format"], unpacked(told["images"]), last=told["last"])
+    _answer(answers, {"why": made} if isinstance(made, str) else {"made": packed(made[0]), "by": made[1]})
+    os._exit(0)
 
 
 def _opened(module: Any, asked: dict[str, Any]) -> Source:

@@ -15,6 +15,7 @@ from convert.pairing import Pairs, alike, folded, modules, norms_behind, pair, r
 from convert.source import Source, Stored, in_memory
 from convert.steps import FlattenOrder
 from convert.topology import of_graph
+from weights.wording import counted
 
 Verdict = Literal["equal", "equal after a step", "equal to rounding", "different", "only in A", "only in B"]
 
@@ -78,7 +79,7 @@ class Diff:
         """Say it in a line."""
         steps = Counter("a fold of BatchNorms" if entry.step.startswith("a fold") else entry.step for entry in self.entries if entry.step)
         said = [f"{count} {verdict}" for verdict, count in sorted(self.counts.items())]
-        return "; ".join([*said, *(f"{step}: {count} tensors" for step, count in steps.most_common())]) or "no tensors"
+        return "; ".join([*said, *(f"{step}: {counted(count, 'tensor')}" for step, count in steps.most_common())]) or "no tensors"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values that the json module writes."""

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
-import json
-import logging
 import re
 import warnings
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from convert import names
-from convert.kinds import is_dict
+from convert import _framework, names, sandbox
 from convert.source import Source
-
-log = logging.getLogger("convert")
+from weights.errors import ReaderUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +30,13 @@ class AtHome:
     by: str
 
 
-def outputs(source: Source, inputs: np.ndarray, *, naming: str = "", family: type | str = "", classes: int | None = None) -> AtHome | str:
-    """Let the framework that wrote a file run it.
+def outputs(
+    source: Source, inputs: np.ndarray, *, naming: str = "", family: type | str = "", classes: int | None = None, isolated: bool = True
+) -> AtHome | str:
+    """Let the framework that wrote a file run it, in a process of its own.
 
     No code of the file is run: a graph with an operation that nothing here knows (a Lambda layer) is not given to a framework.
+    torchvision and timm build their networks here, of tensors that a reader has handed over: they are given no file.
 
     Args:
         source: the open file.
@@ -47,80 +44,33 @@ def outputs(source: Source, inputs: np.ndarray, *, naming: str = "", family: typ
         naming: the table of `convert.names` that explained the file.
         family: the network's class.
         classes: of the network.
+        isolated: False runs the file in this process, see `convert.sandbox`.
 
     Returns:
         The outputs, or why there are none: "keras is not installed".
+
+    Raises:
+        ReaderCrashed: the file brought its framework down.
     """
-    run = {"onnx": _onnx, "keras": _keras}.get(source.format)
-    if run is None and naming in ("torchvision", "timm") and source.format in ("pytorch", "safetensors"):
+    library = _framework.LIBRARIES.get(source.format)
+    if library is None and naming in ("torchvision", "timm") and source.format in ("pytorch", "safetensors"):
         return _library(naming, source, inputs, family, classes)
-    if run is None:
+    if library is None:
         return f"nothing here can run a {source.format} file"
     if source.graph is None:
         return "the file holds weights and no graph"
     if source.graph.unknown:
         return f"the graph holds {', '.join(source.graph.unknown)}, which is not run"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # theirs are about their own future
-            return run(source, np.ascontiguousarray(inputs, np.float32))
-    except Exception as error:  # a framework refuses a file in any way whatever; that is no fault of the conversion
-        log.debug("%s could not be run at home", source.path, exc_info=True)
-        return f"its framework refuses it: {str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__}"
-
-
-def _onnx(source: Source, inputs: np.ndarray) -> AtHome | str:
-    if importlib.util.find_spec("onnxruntime") is None:
-        return "onnxruntime is not installed"
-    onnxruntime: Any = importlib.import_module("onnxruntime")
-    session = onnxruntime.InferenceSession(str(source.path), providers=["CPUExecutionProvider"])
-    wanted = session.get_inputs()[0]
-    fits = isinstance(wanted.shape[1], str | None) or wanted.shape[1] == inputs.shape[1]
-    one_by_one = isinstance(wanted.shape[0], int) and wanted.shape[0] == 1
-    batches = [inputs[i : i + 1] for i in range(len(inputs))] if one_by_one else [inputs]
-    made = [session.run(None, {wanted.name: batch if fits else batch.transpose(0, 2, 3, 1)})[0] for batch in batches]
-    return AtHome(np.concatenate(made).reshape(len(inputs), -1), f"onnxruntime {onnxruntime.__version__}")
-
-
-def _keras(source: Source, inputs: np.ndarray) -> AtHome | str:
-    if importlib.util.find_spec("keras") is None:
-        return "keras is not installed"
-    import os
-
-    os.environ.setdefault("KERAS_BACKEND", "torch")
-    if source.path.suffix != ".keras":
+    if importlib.util.find_spec(library) is None:
+        return f"{library} is not installed"
+    if source.format == "keras" and source.path.suffix != ".keras":
         return "only .keras files are run, for older ones are not safe with every version of Keras"
-    if strange := _strange(source):
-        return f"its configuration names {strange}, which is not run"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    keras: Any = importlib.import_module("keras")
-    model = keras.models.load_model(source.path, compile=False, safe_mode=True)
-    last = source.graph is not None and source.graph.nodes[0].attrs.get("layout", "nhwc") == "nhwc"
-    made = model(inputs.transpose(0, 2, 3, 1) if last else inputs, training=False)
-    return AtHome(
-        np.asarray(keras.ops.convert_to_numpy(made)).reshape(len(inputs), -1), f"keras {keras.__version__}, {keras.backend.backend()}"
-    )
-
-
-def _strange(source: Source) -> str:
-    """Name the first thing in a .keras file's configuration that is not Keras's own, "" where all is."""
-    with zipfile.ZipFile(source.path) as archive:
-        left: list[Any] = [json.loads(archive.read("config.json"))]
-    while left:
-        item = left.pop()
-        if is_dict(item):
-            module, name = item.get("module"), item.get("class_name")
-            elsewhere = isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
-            if elsewhere or name in (
-                "Lambda",
-                "__lambda__",
-                "function",
-            ):
-                return f"{module}.{name}"
-            left += item.values()
-        elif isinstance(item, list):
-            left += item
-    return ""
+    last = source.graph.nodes[0].attrs.get("layout", "nhwc") == "nhwc"
+    try:
+        made = sandbox.run(source.path, source.format, np.ascontiguousarray(inputs, np.float32), last=last, isolated=isolated)
+    except ReaderUnavailable as error:  # a library that is installed and doesn't start is no word against the file
+        return str(error)
+    return made if isinstance(made, str) else AtHome(*made)
 
 
 def _library(naming: str, source: Source, inputs: np.ndarray, family: type | str, classes: int | None) -> AtHome | str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from convert import formats, names
+from convert import names, sandbox
 from convert.core import COUNTER, Shape
 from convert.kinds import is_dict
 from convert.source import Source, Stored
@@ -143,7 +143,7 @@ def inspect(
     *,
     format: str = "auto",
 ) -> Inspection:
-    """Tell what a weight file of any format holds; no tensor is read.
+    """Tell what a weight file of any format holds; no tensor is read, and a process of its own reads the rest.
 
     Args:
         path: the file, or what a reader has found in it.
@@ -156,7 +156,7 @@ def inspect(
         ConvertError: the file can't be read; the subclass and the message say why.
     """
     if not isinstance(path, Source):
-        with formats.read(Path(path), format) as source:
+        with sandbox.read(Path(path), format) as source:
             return inspect(source, candidates, families)
     source = path
     kinds = Counter(node.op for node in source.graph.nodes) if source.graph else None

@@ -3,7 +3,8 @@
 `read` returns the same `Source` as `convert.formats.read`. Behind it stands another Python, started in isolation, which has given up
 writing, the network, other programs and all files but this one, as far as the kernel lets it, and most of its memory and time. It
 describes what it found; each tensor comes through a pipe when it is asked for, and each word that comes is checked. So a file that
-brings a reader down is an error, and one that takes it over finds itself with nothing to do.
+brings a reader down is an error, and one that takes it over finds itself with nothing to do. `run` lets a framework, onnxruntime or Keras,
+compute outputs of a file in the same way, with more memory and time.
 
 A safetensors file is read here: its strict reader is what would check another's answers.
 """
@@ -29,10 +30,11 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 import weights.errors as errors
-from convert import formats
-from convert._manifest import CUT, believed, dtype_name
+from convert import _framework, formats
+from convert._confined import SPARE_BYTES
+from convert._manifest import CUT, believed, dtype_name, packed, unpacked
 from convert.formats._guard import check
-from convert.kinds import is_dict, is_list
+from convert.kinds import is_array, is_dict, is_list
 from convert.source import Shape, Source
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable
 
@@ -48,6 +50,13 @@ OPENING_S = 60.0
 SLOWEST_BYTES_S = 5e6
 """Bytes of a file in a second on a slow disk, unpacked."""
 CPU_S = 600
+RUNNING_S = 600.0
+"""For a framework to be imported, and again for it to run a network on a few images: each takes seconds where nothing is wrong."""
+RUNNING_CPU_S = 3600
+RUNNING_BYTES = 8 * 2**30
+"""Memory of a framework that runs a network, beside four times the file; the largest network on two images takes a quarter."""
+MAX_WORDS = 200
+"""Of what is said of a framework."""
 MAX_TOLD_BYTES = 128 * 2**20
 """Of a description: a hundred thousand tensors with their steps need half."""
 COMPANIONS = ("caffe", "darknet", "deepcompression", "onnx", "tensorflow")
@@ -56,6 +65,8 @@ MOST_COMPANIONS = 1000
 """Files of a folder that are weighed before it is read: it may be somebody's home."""
 KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LC_ALL")
 """What the reader's environment keeps of ours: no token is among it."""
+WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "KERAS_HOME": os.devnull, "TF_CPP_MIN_LOG_LEVEL": "3"}
+"""A framework computes where every machine does, in float32, and as it comes, whatever the user's settings of it are."""
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 START = """
 import json, sys, types
@@ -94,36 +105,84 @@ def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolat
     return _Reader(path, name).opened(data)
 
 
-class _Reader:
-    """A process that reads one file, and what is asked of it."""
+def run(path: Path, format: str, images: np.ndarray, *, last: bool, isolated: bool = True) -> tuple[np.ndarray, str] | str:
+    """Let the framework of a file's format run it, in a process of its own.
 
-    def __init__(self, path: Path, format: str) -> None:
+    Args:
+        path: the file.
+        format: one of those that `convert._framework.LIBRARIES` has.
+        images: float32 (B, C, H, W).
+        last: whether the file's network takes the channels last.
+        isolated: False runs it in this process.
+
+    Returns:
+        The outputs, (B, classes), and by whom; or why there are none.
+
+    Raises:
+        ReaderCrashed: the framework was ended by a signal or a limit, or answered nonsense.
+        ReaderUnavailable: this machine started no such process; the file was not looked at.
+        ConvertError: the file is gone.
+    """
+    if not isolated:
+        return _framework.run(Path(path), format, images, last=last)
+    return _Reader(Path(path), format, runs=True).ran(images, last)
+
+
+class _Reader:
+    """A process that reads or runs one file, and what is asked of it."""
+
+    def __init__(self, path: Path, format: str, *, runs: bool = False) -> None:
         self.path = path
         self.format = format
+        self.runs = runs
         self.asking = threading.Lock()
         self.size_bytes = 0
         self.ready = False
 
     def opened(self, data: Buffer | None) -> Source:
         """Start the process and let it open the file."""
+        prepared = self._prepared(data, {"cpu_s": CPU_S, "spare_bytes": SPARE_BYTES}, {}, STARTING_S)
+        told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
+        return self._believed(prepared, told)
+
+    def ran(self, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
+        """Start the process and let it run the file."""
+        backend = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", _framework.BACKEND)}
+        limits = {"cpu_s": RUNNING_CPU_S, "spare_bytes": RUNNING_BYTES}
+        prepared = self._prepared(None, limits, WITHOUT_GPU | backend, RUNNING_S)
+        told = self._ask({"images": packed(images), "last": last}, RUNNING_S + self.size_bytes / SLOWEST_BYTES_S)
+        self.close()
+        log.debug("%s was run by a process of its own: %s", self.path, ", ".join(str(each)[:100] for each in prepared["protections"]))
+        if isinstance(why := told.get("why"), str):
+            return why[:MAX_WORDS]
+        try:
+            made, by = unpacked(told["made"]), told["by"]
+            if not (is_array(made) and made.dtype.kind == "f" and isinstance(by, str) and made.shape[:1] == images.shape[:1]):
+                raise ValueError("these are no outputs")
+            return made.reshape(len(images), -1), by[:MAX_WORDS]
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError) as error:
+            raise self._nonsense(error) from error
+
+    def _prepared(self, data: Buffer | None, limits: Mapping[str, int], environment: Mapping[str, str], seconds: float) -> dict[str, Any]:
+        """Start the process, tell it which file it is for, and wait until it has given up what it needs not."""
         inputs = _inputs(self.path, self.format)
         self.size_bytes = memoryview(data).nbytes if data is not None else sum(_size(place, self.path) for place in inputs)
-        asked = {"path": str(self.path.absolute()), "format": self.format, "inputs": [str(place) for place in inputs], "fd": None}
-        asked |= {"size_bytes": self.size_bytes, "cpu_s": CPU_S + int(10 * self.size_bytes / SLOWEST_BYTES_S)}
+        asked: dict[str, Any] = {"path": str(self.path.absolute()), "format": self.format, "inputs": [str(place) for place in inputs]}
+        asked |= {"runs": self.runs, "fd": None, "size_bytes": self.size_bytes, **limits}
+        asked["cpu_s"] += int(10 * self.size_bytes / SLOWEST_BYTES_S)
         try:
             with _held(data) as held:
                 if held is not None:
                     asked |= {"inputs": [], "fd": held}
-                self.process = _started(() if held is None else (held,))
+                self.process = _started(() if held is None else (held,), environment)
                 self.close = weakref.finalize(self, _end, self.process)
-                prepared = self._ask(asked, STARTING_S)
+                prepared = self._ask(asked, seconds)
         except ReaderUnavailable:
             raise
         except (OSError, RuntimeError) as error:  # the latter is of threads
             raise self._unavailable(str(getattr(error, "strerror", None) or error)) from error
         self.ready = True
-        told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
-        return self._believed(prepared, told)
+        return prepared
 
     def _believed(self, prepared: Mapping[str, Any], told: Mapping[str, Any]) -> Source:
         try:
@@ -169,8 +228,9 @@ class _Reader:
             questions, answers = self.process.stdin, self.process.stdout
             assert questions is not None
             assert answers is not None
-            questions.write(json.dumps(question).encode() + b"\n")
-            questions.flush()
+            left = memoryview(json.dumps(question).encode() + b"\n")
+            while left:
+                left = left[questions.write(left) or 0 :]
             length = int.from_bytes(_exactly(answers, 8), "little")
             if length > MAX_TOLD_BYTES:
                 self.close()
@@ -233,7 +293,13 @@ class _Reader:
             return self._unavailable(f"it {how} before it was ready")
         cut = code in (CUT, -getattr(signal, "SIGBUS", 0))
         why = "the file was cut short while it was read" if cut else "the file is damaged or hostile"
-        crash = ReaderCrashed(f"the reader of {self.path} {how}: {why}. Nothing was kept of it. Fetch it again, from who made it.")
+        who, todo = f"the reader of {self.path}", "Fetch it again, from who made it."
+        if self.runs:
+            who, todo = (
+                f"{_framework.LIBRARIES[self.format]}, which ran {self.path},",
+                f"{todo} --reference proves without running it here.",
+            )
+        crash = ReaderCrashed(f"{who} {how}: {why}. Nothing was kept of it. {todo}")
         crash.path, crash.limit = str(self.path), limit
         crash.signal = _signal_name(-code) if code is not None and code < 0 else None
         return crash
@@ -288,12 +354,12 @@ def _held(data: Buffer | None) -> Generator[int | None]:
         yield held.fileno()
 
 
-def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _started(fds: tuple[int, ...], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a Python that hears nothing of the user's: no environment, no start-up files, no folder of work."""
     here = {"", str(Path.cwd())}
     root = str(Path(__file__).parents[1])
     places = [root, *(entry for entry in sys.path if entry not in here and Path(entry).is_absolute())]
-    environment = {name: os.environ[name] for name in KEPT if name in os.environ} | ALONE
+    environment = {name: os.environ[name] for name in KEPT if name in os.environ} | ALONE | dict(more)
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", START, root, json.dumps(places)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, pass_fds=fds)

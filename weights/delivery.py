@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from weights.pinning import Pin, key_of
 from weights.places import ELSEWHERE
 from weights.progress import bar
 from weights.record import Checkpoint
+from weights.registry import TAG
 from weights.sources import Gone, Remote, candidates, check_announced, local_path, mirror_note, offline, resolve
 
 log = logging.getLogger("weights")
@@ -109,7 +111,7 @@ class Delivery:
         if not (places or local):
             raise SourceUnavailable(f"{self._title} is not in {cache.root}.{self._bundled()}")
         if (switch := offline()) and not local:
-            todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}{self._bundled()}"
+            todo = f"Unset it to fetch the file once.{mirror_note(checkpoint)}{self._bundled() or self._carried()}"
             raise Offline(f"{self._title} is not in {cache.root}, and {switch} forbids the network. {todo}")
 
     def take(self, use: Callable[[Arrived], T]) -> T:
@@ -222,9 +224,18 @@ class Delivery:
         there = "" if os.path.exists(named) else ", which is not there now: name the file where it is"  # noqa: PTH110  a note may say anything
         return f" It came in a bundle, unbundle it again: zoo unbundle {named}{there}"
 
+    def _carried(self) -> str:
+        """Say how the file comes from another machine; nothing of a name that none but this one knows."""
+        if not re.fullmatch(TAG, self._row.tag) or all(source.startswith(("file:", "package:")) for source in self._row.sources):
+            return ""
+        bundle = f"zoo bundle {self._row.model}:{self._row.tag} -o zoo.tar there, zoo unbundle zoo.tar here"
+        mirror = "" if os.environ.get("ZOO_MIRROR") else "; or ZOO_MIRROR=FOLDER, which zoo mirror fills"
+        return f" From another machine: {bundle}{mirror}."
+
     def _together(self, failures: list[WeightsError]) -> WeightsError:
         """Make one error of those of all sources; wrong bytes are the gravest, and a switch the easiest to mend."""
-        note = mirror_note(self._row) + self._bundled()
+        unreached = any(type(failure) is SourceUnavailable for failure in failures)
+        note = mirror_note(self._row) + (self._bundled() or (self._carried() if unreached else ""))
         if len(failures) == 1 and not note:
             return failures[0]
         kinds = [type(failure) for failure in failures]

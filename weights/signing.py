@@ -126,7 +126,7 @@ def _said(what: str) -> Any:
         with contextlib.suppress(ValueError, SyntaxError):  # the library prints a list, with digests as raw bytes
             lines = ast.literal_eval(said.removeprefix("Signature mismatch: "))
             said = "; ".join(line.partition(": Expected")[0] for line in lines)
-        raise BadSignature(f"{what}: {said}.") from error
+        raise BadSignature(f"{what}: {said}{'' if said.endswith('?') else '.'}") from error
 
 
 def _library() -> tuple[Any, Any, Any]:

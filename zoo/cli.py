@@ -34,8 +34,10 @@ from zoo.console import (
     numbers,
     out,
     out_of_memory_or_gpu,
+    png,
     print_json,
     printable,
+    sentence,
 )
 from zoo.model import CATALOGUE
 from zoo.predict import Prediction
@@ -45,8 +47,8 @@ from zoo.search import Entry, model_class, search
 from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
 from zoo_command import say_interrupted
 
-EXIT_CODES = """Exit codes: 0 done; 1 a check failed or the input can't be used; 2 the command was misspelt; 3 a network, checkpoint or file
-of that name is not known; 4 no source could deliver; 130 interrupted."""
+EXIT_CODES = """Exit codes: 0 done; 1 a check failed, an input can't be used or an output not be written; 2 the command, an option or
+its value was misspelt; 3 a network, checkpoint or file of that name is not known; 4 no source could deliver; 130 interrupted."""
 
 app = typer.Typer(
     help="Vision networks with proven pretrained weights.\n\n" + EXIT_CODES,
@@ -54,6 +56,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+PREDICTS = "The network, or a run's folder; ResNet20, of CIFAR-10's ten classes, comes with the package and needs no download."
 TagOption = Annotated[str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo or https://…; the default if left out.")]
 
 
@@ -205,12 +208,12 @@ def verify(
 @app.command()
 def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures to classify.")],
-    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network, or a run's folder.")] = "ResNet20",
+    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help=PREDICTS)] = "ResNet20",
     tag: WeightsOption = None,
     option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
     frozen: FrozenOption = False,
-    sheet: Annotated[Path | None, typer.Option(help="Also draw the pictures with their labels into this PNG.")] = None,
+    sheet: Annotated[Path | None, typer.Option(callback=png, help="Also draw the pictures with their labels into this PNG.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -240,10 +243,9 @@ def predict(
         print_json([{"image": str(p), "network": called, "predictions": [asdict(x) for x in row]} for p, row in found])
     else:
         _print_predictions(found, f"{called}, which knows {counted(network.num_classes, 'class', 'classes')}", sheet if found else None)
-    for error in failed:
-        _fail(error, 1)
-    if failed:
-        raise typer.Exit(1)
+    codes = {_fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
+    if codes:
+        raise typer.Exit(min(codes))
 
 
 def _print_predictions(found: list[tuple[Path, list[Prediction]]], by: str, sheet: Path | None) -> None:
@@ -251,7 +253,8 @@ def _print_predictions(found: list[tuple[Path, list[Prediction]]], by: str, shee
         out.print(f"[bold]{escape(str(path))}[/bold]", soft_wrap=True)
         for x in row:
             out.print(f"  {100 * x.probability:6.2f} %  {escape(x.label)}{f'  [dim]{x.wnid}[/dim]' if x.wnid else ''}")
-    out.print(f"[dim]by {escape(by)}; another: --model NETWORK[/dim]", soft_wrap=True)
+    if found:
+        out.print(f"[dim]by {escape(by)}; another: --model NETWORK[/dim]", soft_wrap=True)
     if sheet is not None:
         out.print(f"[dim]drawn in {escape(str(sheet))}[/dim]", soft_wrap=True)
 
@@ -308,7 +311,7 @@ def demo(
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="[IMAGE...]", help="Pictures of your own, besides the bundled ones.")
     ] = None,
-    sheet: Annotated[Path, typer.Option("--sheet", help="Where the contact sheet goes.")] = Path("demo.png"),
+    sheet: Annotated[Path, typer.Option("--sheet", callback=png, help="Where the contact sheet goes.")] = Path("demo.png"),
 ) -> None:
     """Classify real photographs with the embedded checkpoint, offline, and draw a contact sheet."""
     from zoo.bench import load
@@ -432,7 +435,7 @@ class _Log(logging.Handler):
 
 def _fail(error: Exception | str, code: int) -> int:
     err.print("[red]error:[/red] ", end="")
-    err.print(printable(str(error)), markup=False, highlight=False, soft_wrap=True)
+    err.print(printable(sentence(error) if isinstance(error, OSError) else str(error)), markup=False, highlight=False, soft_wrap=True)
     return code
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from zoo.console import err, names, out, print_json
+from zoo.console import err, names, out, png, print_json, writable
 from zoo.model import CATALOGUE, Model
 from zoo.search import model_class
 
@@ -44,7 +44,9 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each way; 20, of a load 5.")] = None,
     tune: Annotated[str, typer.Option(help="What fast() tries: none, quick or full.")] = "quick",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the record there, JSON, after every network and batch.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the record there, JSON, after every network and batch.")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Keep what the record has, measure what it lacks.")] = False,
     budget_s: Annotated[float | None, typer.Option(min=0, help="Begin no network and batch after so many seconds.")] = None,
     from_json: Annotated[
@@ -55,14 +57,14 @@ def bench(
         ),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw bars as PNG there, and all networks beside it as FILE-zoo.png.")
+        Path | None, typer.Option(metavar="FILE", callback=png, help="Draw bars as PNG there, and all networks beside it as FILE-zoo.png.")
     ] = None,
-    docs: Annotated[Path | None, typer.Option(metavar="FILE", help="Rewrite the record's section of this document.")] = None,
+    docs: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=writable, help="Rewrite the record's section of this document.")
+    ] = None,
 ) -> None:
     """Measure, the peers beside ours in one process: parity first, then figures."""
     named = _names(models, "--models")
-    for file, option in ((save, "--save"), (picture, "--picture"), (docs, "--docs")):
-        _writable(file, option)
     if what == "load":
         _load(named or ["VGG19", "ResNet50"], rounds or 5, as_json)
         return
@@ -134,16 +136,6 @@ def _names(given: list[str] | None, option: str) -> list[str]:
     if given and not found:
         raise typer.BadParameter("it names nothing; leave it out for the usual ones", param_hint=option)
     return found
-
-
-def _writable(file: Path | None, option: str) -> None:
-    """Refuse a file that can't be written before anything is measured for it."""
-    if file is None:
-        return
-    if file.is_dir():
-        raise typer.BadParameter(f"{file} is a folder; name a file in it", param_hint=option)
-    if not file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {file.absolute().parent}; make it first", param_hint=option)
 
 
 def _device(name: str | None) -> torch.device:

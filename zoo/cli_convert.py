@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from zoo.console import BuildOption, JsonOption, QuietOption, build_options, err, escape, names, out, print_json
+from zoo.console import BuildOption, JsonOption, QuietOption, build_options, err, escape, names, out, print_json, value_of, writable
 
 if TYPE_CHECKING:
     from weights import Preprocessing
@@ -39,9 +39,12 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what a weight file of any framework holds, and which network of the zoo it probably is."""
+    from convert.formats import formats
     from zoo.inspecting import inspect as look
     from zoo.inspecting import show
 
+    if format != "auto" and format not in formats():
+        raise typer.BadParameter(f"no format {format!r}; there are {', '.join(formats())}", param_hint="--format")
     found = look(file, format)
     if as_json:
         print_json(found.to_json())
@@ -51,7 +54,7 @@ def inspect(
 
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A weight file of any framework.")],
-    destination: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; its ending is its format.")],
+    destination: Annotated[Path, typer.Argument(metavar="OUT", callback=writable, help="The file to write; its ending is its format.")],
     model: Annotated[
         str | None, typer.Option("--model", "-m", autocompletion=names, help="The network; recognised where it can be, if left out.")
     ] = None,
@@ -65,7 +68,9 @@ def convert(
     images: Annotated[
         Path | None, typer.Option(help="A folder of photographs; labelled, if its sub-folders or files begin with the class.")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML report: every layer's error, filters, predictions.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(callback=writable, help="Write an HTML report: every layer's error, filters, predictions.")
+    ] = None,
     fold_input: Annotated[
         bool, typer.Option("--fold-input", help="Fold channel order and scale into the first convolution: RGB in, whatever was trained.")
     ] = False,
@@ -88,13 +93,19 @@ def convert(
     installed), an execution in float64 of the graph that the file carries, accuracy on labelled photographs; or none, which is
     printed as UNPROVEN. Exit code 1 if a proof fails; OUT is then not written.
     """
+    from convert.formats import for_writing
     from zoo.converted import NotProven
     from zoo.converting import convert as carry_over
+    from zoo.converting import format_or_naming
     from zoo.inspecting import chosen
     from zoo.reporting import write_report
 
-    if report is not None and not report.parent.is_dir():
-        raise FileNotFoundError(f"{report.parent} is no folder; make it first")
+    with value_of("--from"):
+        format_or_naming(framework)
+    with value_of("--to"):
+        written = format_or_naming(to)[0]
+    with value_of("OUT"):
+        for_writing(destination, written)
     cls = chosen(source, model, framework)
     with _steps(quiet or as_json) as step:
         try:

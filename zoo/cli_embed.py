@@ -10,7 +10,8 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
+from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, png, print_json, writable
+from zoo.console import device as device_option
 from zoo.runs import named
 from zoo.search import model_class
 from zoo.trained import trained
@@ -22,7 +23,8 @@ SHOWN = 5
 """Images without a row that are named at most; the file beside the output has all."""
 DTYPES = ("float32", "bfloat16", "float16")
 
-ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network, or a run's folder.")]
+EMBEDS = "The network, or a run's folder; ResNet50, whose vectors suit pictures of all kinds."
+ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help=EMBEDS)]
 FileArgument = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help="What `zoo embed` wrote.")]
 AtOption = Annotated[str | None, typer.Option("--at", help="The tap; may be left out where there is one.")]
 
@@ -32,13 +34,16 @@ def embed(
         str,
         typer.Argument(metavar="SOURCE", help="A folder, .tar shards, .parquet with images, a list of paths or URLs; or a URL of these."),
     ],
-    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="A .parquet, .npy or .safetensors file; with Ray a folder.")],
+    output: Annotated[
+        Path,
+        typer.Option("--out", "-o", metavar="FILE", callback=writable, help="A .parquet, .npy or .safetensors file; with Ray a folder."),
+    ],
     model: ModelOption = "ResNet50",
     tag: WeightsOption = None,
     option: Annotated[list[str] | None, typer.Option("--option", help="A constructor keyword, activation=relu6; may be repeated.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16; may be repeated, each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; what fast() takes on the device.")] = None,
     fast: Annotated[
         bool, typer.Option("--fast/--no-fast", help="Whether to run on kernels chosen for the network and this machine.")
@@ -57,10 +62,14 @@ def embed(
     A run that was ended by anything goes on where it was when the same command is given again.
     """
     from zoo import embedding
+    from zoo.embedding.writing import WRITERS
+    from zoo.taps import UnknownTap
 
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
         if value is not None and value not in allowed:
             raise typer.BadParameter(f"{', '.join(allowed)}, not {value!r}", param_hint=hint)
+    if engine == "local" and output.suffix not in WRITERS:
+        raise typer.BadParameter(f"the output is a {', '.join(WRITERS)} file, not {output.name!r}", param_hint="--out")
     model, tag = named(model, tag)
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
@@ -68,6 +77,8 @@ def embed(
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine, "progress": not quiet}
     try:
         report = embedding.embed(network, source, output, at or "embedding", **options)
+    except UnknownTap as error:
+        raise typer.BadParameter(str(error), param_hint="--at") from None
     except KeyboardInterrupt:
         err.print("finished parts are kept: the same command goes on with them")
         raise
@@ -93,7 +104,9 @@ def search(
     tag: WeightsOption = None,
     k: Annotated[int, typer.Option("-k", min=1, help="How many to show.")] = 8,
     at: AtOption = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the image and what was found into this PNG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=png, help="Draw the image and what was found into this PNG.")
+    ] = None,
     source: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -108,7 +121,7 @@ def search(
     found = nearest(known, network, image, k, at)
     if picture is not None:
         _draw(known, image, found, picture, source)
-    how = f"cosine of {known.tap(at)} vectors, {type(network).__name__}, among {len(known.keys):,} images of {embeddings}"
+    how = f"cosine of {known.tap(at)} vectors, {type(network).__name__}, among {counted(len(known.keys), 'image')} of {embeddings}"
     if as_json:
         print_json({"image": str(image), "how": how, "found": [asdict(neighbour) for neighbour in found]})
         return
@@ -159,7 +172,7 @@ def knn(
         table.add_row(f"linear, penalty {result.penalty:g}", f"{result.linear:.2f}")
     table.add_row("[dim]the most frequent class[/dim]", f"[dim]{result.chance:.2f}[/dim]")
     out.print(table)
-    out.print(f"[dim]{result.tap}, {result.classes} classes. {escape(result.how)}[/dim]", soft_wrap=True)
+    out.print(f"[dim]{result.tap}, {counted(result.classes, 'class', 'classes')}. {escape(result.how)}[/dim]", soft_wrap=True)
 
 
 def _dtype(name: str | None) -> Any:
@@ -172,7 +185,7 @@ def _show(report: Report) -> None:
     columns = ", ".join(f"{tap} ({width:,})" for tap, width in report.widths.items())
     out.print(f"wrote {escape(str(report.path))}: {counted(report.rows, 'row')} of {escape(columns)}", soft_wrap=True)
     if report.copies:
-        out.print(f"left out {len(report.copies):,} copies, listed in {escape(str(report.listed))}", soft_wrap=True)
+        out.print(f"left out {counted(len(report.copies), 'copy', 'copies')}, listed in {escape(str(report.listed))}", soft_wrap=True)
     resumed = f", {report.resumed:,} were there" if report.resumed else ""
     out.print(f"{counted(report.computed, 'image')} in {report.seconds:,.1f} s{resumed}", soft_wrap=True)
     if report.limit:

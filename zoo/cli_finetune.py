@@ -12,7 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from zoo.console import BuildOption, JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
+from weights.wording import counted
+from zoo.console import (
+    BuildOption,
+    JsonOption,
+    QuietOption,
+    WeightsOption,
+    build_options,
+    err,
+    escape,
+    makeable,
+    names,
+    out,
+    print_json,
+    value_of,
+)
+from zoo.console import device as device_option
+from zoo.runs import CONFIG
 from zoo.search import model_class
 
 if TYPE_CHECKING:
@@ -26,7 +42,10 @@ def finetune(
             metavar="[DATA]", help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet."
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help="The network; MobileNetV2.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", autocompletion=names, help="The network; MobileNetV2, small enough to learn without a GPU."),
+    ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; runs/finetune.")] = None,
     tag: WeightsOption = None,
     scratch: Annotated[bool, typer.Option("--from-scratch", help="Fresh weights.")] = False,
@@ -53,7 +72,7 @@ def finetune(
     clip: Annotated[float | None, typer.Option(help="Greatest norm of the gradient.")] = None,
     patience: Annotated[int | None, typer.Option(help="Evaluations without a better one that end the run.")] = None,
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode.")] = None,
     fast: Annotated[
         bool | None, typer.Option("--fast/--no-fast", help="Steps on the zoo's kernels; on a GPU, where there are enough of them.")
@@ -71,10 +90,12 @@ def finetune(
 
     The run's folder is then a source: `zoo predict PHOTO --model FOLDER`, trained(MobileNetV2, "FOLDER").
     """
-    from zoo.finetuning import Stopped, find_rate
+    from zoo.finetuning import Settings, Stopped, find_rate
     from zoo.finetuning import finetune as train
 
     told = {name: value for name, value in locals().items() if name in _settings() and value is not None} | _more(more)
+    with value_of(None):
+        Settings.of(told)
     if resume is not None:
         others = {"DATA": data, "--model": model, "--out": folder, "--weights": tag, "--from-scratch": scratch, "--val": val}
         others |= {"--option": option, "--restart": restart, "--find-lr": find_lr}
@@ -86,7 +107,7 @@ def finetune(
     elif data is None:
         raise typer.BadParameter("which images? A folder with a folder a class, or --resume FOLDER", param_hint="DATA")
     else:
-        cls, folder = model_class(model or "MobileNetV2"), folder or Path("runs/finetune")
+        cls, folder = model_class(model or "MobileNetV2"), makeable(folder or Path("runs/finetune"))
         if "num_classes" in (built := build_options(option, cls)):
             raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
         named = {"model": cls, "data": data, "weights": tag, "from_scratch": scratch, "options": built}
@@ -102,8 +123,8 @@ def finetune(
         named |= {"out": folder, "val": val, "restart": restart}
     try:
         run = train(**named, progress=not quiet, **told)
-    except Stopped as stopped:
-        err.print(escape(str(stopped)), soft_wrap=True)
+    except KeyboardInterrupt as ended:
+        err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"])), soft_wrap=True)
         raise
     if int(os.environ.get("RANK", "0")) == 0:
         _show(run, as_json)
@@ -126,10 +147,17 @@ def _show(run: Run, as_json: bool) -> None:
             table.add_row(escape(row["class"]), str(row["images"]), *figures)
         out.print(table)
         figures = f"{100 * metrics.accuracy:.2f} % of {metrics.count} right, F1 {100 * metrics.macro_f1:.2f} %, kappa {metrics.kappa:.3f}"
-        out.print(f"[bold]{figures}[/bold], after {run.steps} steps", soft_wrap=True)
+        out.print(f"[bold]{figures}[/bold], after {counted(run.steps, 'step')}", soft_wrap=True)
     name = type(run.model).__name__ if run.model is not None else "MODEL"
     out.print(f"{escape(str(run.folder / 'report.html'))}; zoo predict PHOTO --model {escape(str(run.folder))}", soft_wrap=True)
     out.print(f'[dim]trained({name}, "{escape(str(run.folder))}")[/dim]', soft_wrap=True)
+
+
+def _left(folder: Path) -> str:
+    """Say what is there of a run that was ended in the middle of something."""
+    if not (folder / CONFIG).is_file():
+        return "nothing of the run is kept, for it had not begun to learn: the same command begins it again"
+    return f"the steps since the last save are lost; go on with: zoo finetune --resume {folder}"
 
 
 def _settings() -> dict[str, Any]:

@@ -16,8 +16,9 @@ from weights.auditing import diff as diff_locks
 from weights.lock import NAME, Entry, Lock, find_locks, project_lock, user_lock
 from weights.pinning import frozen_by
 from weights.shipped import write_shipped
+from weights.wording import counted
 from zoo import locking
-from zoo.console import JsonOption, QuietOption, err, escape, out, print_json
+from zoo.console import JsonOption, QuietOption, err, escape, out, print_json, writable
 from zoo.locking import Written
 
 
@@ -53,7 +54,7 @@ def lock(
         if names or file:
             raise typer.BadParameter("--shipped FOLDER writes the lock of the registry, all of it")
         made = write_shipped(shipped)
-        out.print(f"{len(made.entries)} entries, serial {made.serial}")
+        out.print(f"{counted(len(made.entries), 'entry', 'entries')}, serial {made.serial}")
     elif check:
         _check(locking.check([file] if file else find_locks(), names), as_json)
     elif diff is not None or command:
@@ -66,6 +67,7 @@ def lock(
         path = (file or project_lock() or held or Path(NAME)).absolute()
         if switch := frozen_by():
             raise NotLocked(f"{path} is not changed: {switch} admits no new entries; zoo lock --check compares.")
+        writable(path)
         old = Lock.read(path).entries if path.exists() else {}
         if not names and (remove or not old):
             raise typer.BadParameter(f"name what the project {'no longer ' * remove}uses: ResNet50, hf://org/repo, https://…")
@@ -88,7 +90,8 @@ def _check(audits: list[Audit], as_json: bool) -> None:
             out.print(_table(audit.differences, "locked", "found"))
         counts = f"{len(audit.proven)} as locked, {len(audit.absent)} not in the cache"
         differ = len({one.key for one in audit.differences})
-        out.print(f"[dim]{escape(str(audit.path))}: {audit.entries} entries, {counts}, {differ} differ[/dim]", soft_wrap=True)
+        counts += f", {differ} differ{'s' if differ == 1 else ''}"
+        out.print(f"[dim]{escape(str(audit.path))}: {counted(audit.entries, 'entry', 'entries')}, {counts}[/dim]", soft_wrap=True)
     if any(audit.differences for audit in audits):
         raise typer.Exit(1)
 
@@ -126,7 +129,7 @@ def _show(path: Path, old: Mapping[str, Entry], written: Written, as_json: bool)
         for key in sorted(states):
             entry = new.get(key) or old[key]
             out.print(f"{states[key]:10}{escape(key)}  [dim]sha256 {entry.sha256}[/dim]", soft_wrap=True)
-        out.print(f"[dim]{escape(str(path))}: {len(new)} entries[/dim]", soft_wrap=True)
+        out.print(f"[dim]{escape(str(path))}: {counted(len(new), 'entry', 'entries')}[/dim]", soft_wrap=True)
     for why in failed.values():
         err.print(f"[red]failed[/red] {escape(why)}", soft_wrap=True)
     if failed:

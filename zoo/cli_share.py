@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,11 @@ import typer
 
 from weights import MalformedFile
 from weights.wording import counted
-from zoo.console import JsonOption, QuietOption, err, escape, names, out, print_json
+from zoo.console import JsonOption, QuietOption, err, escape, makeable, names, out, print_json, writable
 
 if TYPE_CHECKING:
     from weights.mirror import Report
+    from weights.serving import Served
 
 ModelsArgument = Annotated[
     list[str], typer.Argument(metavar="MODEL...", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
@@ -22,7 +24,7 @@ ModelsArgument = Annotated[
 
 def bundle(
     models: ModelsArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path("zoo.tar"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", callback=writable, help="The file to write.")] = Path("zoo.tar"),
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -107,6 +109,8 @@ def mirror(
     from weights.mirror import mirror as write
     from zoo.sharing import records
 
+    if models:
+        makeable(folder)
     report = write(folder, records(models or []), progress=not quiet, forget=forget)
     gone = [one.name for one in report.missing]
     gone += [name for name in report.aside if name not in {*gone, *(one.name for one in report.files)}]  # as an earlier version left them
@@ -142,6 +146,7 @@ def _tell_of_damage(folder: Path, report: Report, gone: list[str]) -> None:
 
 def _serve(folder: Path | None, host: str, port: int) -> None:
     from weights.serving import Server, files_of
+    from weights.sources import LOOPBACK
 
     with Server(files_of(folder), host, port) as server:
         count = len(server.files())
@@ -149,21 +154,34 @@ def _serve(folder: Path | None, host: str, port: int) -> None:
             f"serving {counted(count, 'file')} of {escape(str(folder or 'the cache'))} on {server.url}; Ctrl-C ends it", soft_wrap=True
         )
         out.print(f"There: export ZOO_MIRROR={server.url}", soft_wrap=True)
-        if host not in ("127.0.0.1", "localhost", "::1"):
-            out.print(
-                "[dim]http:// is asked only for files whose full SHA-256 the client knows; behind an https:// proxy for all.[/dim]",
-                soft_wrap=True,
-            )
+        if host not in LOOPBACK:
+            _tell_of_prefixes(server.files())
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             out.print("stopped")
 
 
+def _tell_of_prefixes(files: Mapping[str, Served]) -> None:
+    """Warn of the files that no client asks an http:// server for: those of which no record has a full hash, unless a lock has it."""
+    import weights
+
+    rows = {f"{row.model}:{row.tag}": row for row in weights.checkpoints()}
+    served = {row: one for one in files.values() for row in one.about.get("weights", ())}
+    unasked = sorted(name for name in served if name in rows and not rows[name].sha256)
+    if unasked:
+        some = ", ".join(unasked[:5]) + (f" and {len(unasked) - 5} more" if len(unasked) > 5 else "")
+        todo = "put it in a weights.lock for the clients (zoo lock), or put this server behind https://"
+        err.print(
+            f"[yellow]warning:[/yellow] over http:// nobody asks for {escape(some)}, of which no full SHA-256 is published: {todo}",
+            soft_wrap=True,
+        )
+
+
 def sign(
     what: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle, any other file, or a folder with everything in it.")],
     key: Annotated[Path, typer.Option(metavar="KEY.pem", help="Your private key: elliptic curve, P-256 for example.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="SIG", help="FILE.sig if left out.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="SIG", callback=writable, help="FILE.sig if left out.")] = None,
     password: Annotated[
         str | None, typer.Option(envvar="ZOO_KEY_PASSWORD", help="Of an encrypted key; better in ZOO_KEY_PASSWORD.")
     ] = None,
@@ -190,7 +208,9 @@ def verify_signature(file: Path | None, signature: Path | None, key: Path | None
 
 
 def sbom(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - prints it.")] = Path("sbom.json"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", callback=writable, help="The file to write; - prints it.")
+    ] = Path("sbom.json"),
     lock: Annotated[Path | None, typer.Option(metavar="FILE", help="The lock; the nearest weights.lock upwards if left out.")] = None,
 ) -> None:
     """Write the bill of materials of what a lock uses: hashes, licences, origins, as CycloneDX 1.6."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
+import re
+import shlex
 import sys
-from collections.abc import Collection
+import tempfile
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -18,6 +24,10 @@ from zoo.model import CATALOGUE, Model
 GPU_FAILED: tuple[type[BaseException], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 PIPE_WIDTH = 400
 """Columns of a line that goes into a file or a pipe: nothing is cut there."""
+
+
+class CannotWrite(OSError):
+    """An output can't be written where it was asked for."""
 
 
 class _Console(Console):
@@ -43,6 +53,91 @@ BuildOption = Annotated[
     list[str] | None, typer.Option("--option", "-o", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+DEVICES = re.compile(r"cpu|cuda(:\d+)?")
+
+
+def device(name: str | None) -> str | None:
+    """Refuse the name of a device that there is none of on any machine."""
+    if name is not None and not DEVICES.fullmatch(name):
+        raise typer.BadParameter(f"a device is cpu, cuda or cuda:1, not {name!r}")
+    return name
+
+
+def writable(place: Path | None) -> Path | None:
+    """Refuse an output that can't be written, before anything is computed for it; its folder must be there, for none is made.
+
+    Raises:
+        CannotWrite: it is a folder, its own isn't there, or takes no file.
+    """
+    if place is None or str(place) == "-":
+        return place
+    folder = place.absolute().parent
+    if place.is_dir():
+        raise CannotWrite(f"{place} can't be written: it is a folder; name a file in it")
+    if not folder.is_dir():
+        raise CannotWrite(f"{place} can't be written: there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}")
+    _try(folder, place)
+    return place
+
+
+def png(place: Path | None) -> Path | None:
+    """Refuse a picture that is no PNG, and one that can't be written."""
+    if place is not None and place.suffix.lower() != ".png":
+        raise typer.BadParameter(f"a picture is a PNG file, not {place.name}; name it {place.stem}.png")
+    return writable(place)
+
+
+def makeable(folder: Path) -> Path:
+    """Refuse a folder that a command is to make and can't, with those above it.
+
+    Raises:
+        CannotWrite: it is a file, or lies where nothing can be made.
+    """
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise CannotWrite(f"{folder} can't be made: {there} is a file; name another folder")
+    _try(there, folder)
+    return folder
+
+
+def _try(folder: Path, place: Path) -> None:
+    """Make a file without a name in a folder: only the system knows whether it takes one."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise CannotWrite(f"{place} can't be written: the folder {folder} takes no file ({error.strerror}); name another place") from error
+
+
+@contextmanager
+def value_of(option: str | None) -> Generator[None]:
+    """Tell what refuses an option's value, whatever the value of others, as the command's own parser does."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+TODO = {
+    errno.ENOSPC: "free some room on that disk, or name another",
+    errno.EACCES: "ask who owns it, or name another place",
+    errno.EPERM: "ask who owns it, or name another place",
+    errno.EROFS: "name a place that can be written",
+    errno.ENAMETOOLONG: "name it shorter",
+    errno.ENOENT: "check the path",
+}
+"""By error of the system: what a user can do."""
+
+
+def sentence(error: OSError) -> str:
+    """Write an error of the system as a sentence; ours are sentences already."""
+    if error.errno is None or not error.strerror or not isinstance(error.filename, str | bytes):
+        return str(error)
+    place = error.filename if isinstance(error.filename, str) else error.filename.decode(errors="replace")
+    todo = TODO.get(error.errno, "")
+    return f"{place}: {error.strerror[0].lower()}{error.strerror[1:]}{f'; {todo}' if todo else ''}"
+
+
 FrozenOption = Annotated[bool, typer.Option("--frozen", help="Only weights of which a lock has a full hash; as ZOO_FROZEN=1.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 

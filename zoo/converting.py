@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -102,8 +100,8 @@ def convert(
     source, destination = Path(source), Path(destination)
     if destination.exists() and not force:
         raise FileExistsError(f"{destination} is there already; --force replaces it")
-    format, naming = _format_or_naming(framework)
-    to_format, to_naming = _format_or_naming(to)
+    format, naming = format_or_naming(framework)
+    to_format, to_naming = format_or_naming(to)
     writer = formats.for_writing(destination, to_format)
     if writer is safetensors:
         correlation_only(to_convention, "PyTorch, which reads safetensors,")
@@ -112,7 +110,7 @@ def convert(
     sidecars = getattr(writer, "SIDECARS", ())
     if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not force]:
         raise FileExistsError(f"{taken[0]} is there already, and {destination.name} needs one of its own; --force replaces it")
-    pictures = Pictures.of(images, None if reference is None else _reference(reference))
+    pictures = Pictures.of(images, None if reference is None else _reference(reference, isolated))
     progress(f"opening {source.name}")
     if isinstance(model, str):
         model = model_class(model)
@@ -139,7 +137,7 @@ def convert(
             network = made.network = _loaded(foreign, ours)
             if prove:
                 progress("proving that it computes the same")
-                made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on)
+                made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on, isolated=isolated)
             against = any(each.contradicts for each in made.certificate.evidence)
             if (against and not unproven) or (require_proof and not made.certificate.proven and ours is temporary):
                 raise not_proven(made)
@@ -159,7 +157,7 @@ def _progress(progress: Callable[[str], None], name: str, done: int, total: int)
     progress(f"writing {name}, {done >> 20} of {total >> 20} MB")
 
 
-def _format_or_naming(word: str) -> tuple[str, str]:
+def format_or_naming(word: str) -> tuple[str, str]:
     """Tell a format from a naming, which --from and --to both take: (format, naming), "auto" for the other."""
     if word == "auto" or word in formats.formats():
         return word, "auto"
@@ -324,7 +322,8 @@ def _read_back(
             proof = replace(certificate.against_outputs(load(again, copy.deepcopy(network)), image.numpy(), wanted, 1e-5), kind="read back")
             if not proof.proven:
                 raise ConvertError(f"{path.name} does not read back as it was written: {differing}. Nothing was kept.")
-        return [proof, *([] if inside else _there(again, network, made))]  # export runs a file with its preprocessing inside itself
+        # export itself runs a file that has its preprocessing inside
+        return [proof, *([] if inside else _there(again, network, made, isolated))]
 
 
 def _unlike(naming: str, foreign: Foreign) -> str:
@@ -348,11 +347,11 @@ def _convention_of(written: Source, wanted: Convention | None) -> Convention | N
     return None
 
 
-def _there(written: Foreign, network: Model, made: Conversion) -> list[Evidence]:
+def _there(written: Foreign, network: Model, made: Conversion, isolated: bool) -> list[Evidence]:
     """Let the destination's framework run what was written, where it is installed, and compare it with our network."""
     how = (network, made.preprocessing, made.preprocessing, written.takes_pixels)
     theirs, ours = Pictures().inputs(*how, side=written.image_size)
-    there = home.outputs(written.source, theirs, classes=network.num_classes)
+    there = home.outputs(written.source, theirs, classes=network.num_classes, isolated=isolated)
     if isinstance(there, str):
         return []
     found = certificate.against_outputs(network, ours.numpy(), there.outputs, TOLERANCE)
@@ -422,13 +421,12 @@ def _differing(found: Mapping[str, Stored], state: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _reference(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _reference(path: Path, isolated: bool) -> tuple[np.ndarray, np.ndarray]:
     """Read an .npz of `inputs`, (B, C, H, W) or (B, H, W, C), and `outputs`, (B, classes)."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, TypeError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConvertError(f"{path} is no .npz of arrays: {error}") from error
+    if formats.sniff(path) != "npz":
+        raise ConvertError(f"{path} is no .npz of arrays, `inputs` and `outputs`")
+    with sandbox.read(path, "npz", isolated=isolated) as opened:
+        found = {stored.origin: stored.load() for stored in opened.tensors.values()}
     lower = {key.lower(): value for key, value in found.items()}
     inputs = next((lower[key] for key in ("inputs", "input", "x") if key in lower), None)
     outputs = next((lower[key] for key in ("outputs", "output", "y", "logits") if key in lower), None)

@@ -280,7 +280,7 @@ def _compute() -> Iterator[Finding]:
     except Exception as error:
         yield Finding("compute", "torch", "broken", f"{type(error).__name__}: {error}", "pip install torch")
         return
-    yield Finding("compute", "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+    yield Finding("compute", "torch", "ok", f"{torch.__version__}, {counted(torch.get_num_threads(), 'thread')}")
     if not torch.cuda.is_available():
         todo = "fast(model) uses the CPU. For a GPU: an NVIDIA driver, and a build of torch with CUDA"
         yield Finding("compute", "GPU", "absent", f"none that torch sees (built for CUDA {torch.version.cuda or 'no'})", todo)

@@ -53,6 +53,7 @@ class Foreign:
         options: constructor keywords without which these weights compute something else.
         known: the registry's record of these very bytes, if there is one.
         convention, spatial: what was said or decided, where the file doesn't say; None where the file is believed.
+        renamed: whether the file's classifier has another name than in its naming.
     """
 
     source: Source
@@ -64,6 +65,7 @@ class Foreign:
     convention: Convention | None = None
     spatial: Spatial | None = None
     known: Checkpoint | None = None
+    renamed: bool = False
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -183,10 +185,12 @@ def adopted(
         found = _with(source, model, name, match, convention, spatial, headless, known, options)
         if found is None:
             continue
-        if best is None or _left(found) < _left(best):
+        if best is None or (_left(found), found.renamed) < (_left(best), best.renamed):
             best = found
-        if best.adopted.report.ok:
-            return _fractional(best)
+        if best.adopted.report.ok and not best.renamed:  # else another naming may know the classifier's name too
+            break
+    if best is not None and best.adopted.report.ok:
+        return _fractional(best)
     if best is None:
         tried = ", ".join(candidates)
         raise WeightsMismatch(
@@ -306,7 +310,7 @@ def _with(
     recorded = known.options if known is not None and known.model == model.variant().__name__ else {}
     suggested = noted["options"] if noted else {**usual, **_of_graph(source), **recorded}
     keywords = {k: v for k, v in suggested.items() if k in accepted} | dict(options)
-    found: Foreign | None = None
+    found, renamed = None, False
     for last in (False, True):
         network = _meta(model, keywords)
         if headless:
@@ -333,12 +337,14 @@ def _with(
                 return None
             chosen: dict[str, Any] = {"family": model, "naming": naming, "convention": convention, "spatial": spatial}
             result = adopt(source, structure, shapes, rows=rows, **chosen)
-            if not headless and (head := _other_head(result, network)) is not None:
+            head = None if headless else _other_head(result, network)
+            renamed = head is not None
+            if head is not None:
                 rows = [row for row in rows if row.ours != head.ours] + [head]
                 result = adopt(source, structure, shapes, rows=rows, **chosen)
                 result.notes.append(f"the classifier is called {head.theirs} in the file")
         own = {k: v for k, v in keywords.items() if k not in ("num_classes", "in_channels", "dropout")}
-        found = Foreign(source, model, network, structure, result, own, convention, spatial, known)
+        found = Foreign(source, model, network, structure, result, own, convention, spatial, known, renamed)
         widths = {k: v for k, v in _widths(result, network).items() if k in accepted and k not in options and v != getattr(network, k)}
         if not widths:
             break

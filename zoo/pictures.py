@@ -41,9 +41,11 @@ class Pictures:
 
     @classmethod
     def of(cls, folder: Path | None, reference: tuple[np.ndarray, np.ndarray] | None = None) -> Pictures:
-        """Collect the photographs below a folder; ValueError where there are none."""
+        """Collect the photographs below a folder; ValueError where there are none, FileNotFoundError where there is no folder."""
         files: list[Path] = []
         if folder is not None:
+            if not Path(folder).is_dir():
+                raise FileNotFoundError(f"there is no folder {folder}, which was to hold photographs")
             files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
             if not files:
                 raise ValueError(f"{folder} holds no pictures ({', '.join(SUFFIXES)})")

@@ -32,6 +32,10 @@ class BadImage(ValueError):
     """An image can't be used; the message names it, the reason and what to do."""
 
 
+class NoSuchImage(BadImage, FileNotFoundError):
+    """An image that was named is not there."""
+
+
 def preprocess(images: Any, preprocessing: Preprocessing) -> Tensor:
     """Turn images into the batch that a checkpoint was measured with.
 
@@ -130,7 +134,7 @@ def _open(path: Path, name: str) -> Image:
         return Image.open(path)
     except FileNotFoundError:
         todo = "download it first" if "://" in name else "check the path" if path.is_absolute() else f"the path is relative to {Path.cwd()}"
-        raise BadImage(f"{name}: there is no such file; {todo}") from None
+        raise NoSuchImage(f"{name}: there is no such file; {todo}") from None
     except UnidentifiedImageError:
         why = "no image that Pillow can read; convert it to PNG or JPEG" if path.stat().st_size else "empty; get it again"
         raise BadImage(f"{name}: the file is {why}") from None

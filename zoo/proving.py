@@ -76,7 +76,7 @@ def decided(
 
 
 def proven(
-    foreign: Foreign, network: Model, pictures: Pictures, made: Conversion, trained_on: Preprocessing
+    foreign: Foreign, network: Model, pictures: Pictures, made: Conversion, trained_on: Preprocessing, *, isolated: bool = True
 ) -> tuple[Certificate, Diagnosis | None]:
     """Gather the evidence there is, strongest first, and look for the fault where some of it contradicts."""
     source, found = foreign.settled(), [certificate.structure(foreign.adopted.report)]
@@ -92,7 +92,7 @@ def proven(
         found.append(certificate.against_outputs(network, ours.numpy(), outputs, TOLERANCE))
     else:
         library = "" if foreign.options or NOTES in source.facts else made.naming  # torchvision's own network has no options of ours
-        there = home.outputs(source, theirs, naming=library, family=made.model, classes=network.num_classes)
+        there = home.outputs(source, theirs, naming=library, family=made.model, classes=network.num_classes, isolated=isolated)
         if isinstance(there, str):
             made.notes.append(f"not compared with its own framework's outputs: {there}")
         else:

@@ -42,15 +42,21 @@ def named(model: str, source: str | None) -> tuple[str, str | None]:
         The network's name, and what `trained` takes as its source.
 
     Raises:
-        UnknownWeights: the run is not finished.
+        UnknownWeights: the run is not finished, or none lies where a folder was named.
         BadRecord: its record is damaged.
     """
-    if source is not None or not Path(model).expanduser().is_dir():
-        return model, source
     folder = Path(model).expanduser().absolute()
-    if why := unfinished(folder):
-        raise UnknownWeights(why)
-    return (read_row(folder).model, str(folder)) if is_run(folder) else (model, source)
+    if source is None and folder.is_dir():
+        if why := unfinished(folder):
+            raise UnknownWeights(why)
+        if is_run(folder):
+            return read_row(folder).model, str(folder)
+    if "/" in model or os.sep in model:
+        raise UnknownWeights(
+            f"{model}: no run of zoo finetune lies there, and no network is called so; `zoo list` shows the networks, and a run lies where "
+            "its --out said"
+        )
+    return model, source
 
 
 def place_of(record: Checkpoint) -> str:

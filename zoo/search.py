@@ -76,12 +76,16 @@ def search(
         Networks without weights too, unless `min_top1`, `license` or `data` asks for something of the weights.
 
     Raises:
-        ValueError: `max_params` is no number, or `family` is none.
+        ValueError: `max_params` is no number, or no row has such a `family`, `license` or `data`; the message lists those that there are.
     """
     families = {cls.family().__name__: None for cls in CATALOGUE.values()}
     if family is not None and not any(_belongs(cls, family) for cls in CATALOGUE.values()):
         raise ValueError(f"no family {family!r}; there are {', '.join(families)}")
     most = count(max_params) if isinstance(max_params, str) else max_params
+    if license is not None:
+        _known("has the licence", license, {c.license for c in weights.checkpoints()}, whole=True)
+    if data is not None:
+        _known("was measured on", data, {c.metrics_data for c in weights.checkpoints() if c.metrics_data}, whole=False)
     if min_top1 is not None and data is None:
         data = IMAGENET
     rows: dict[str, list[Checkpoint]] = {}
@@ -107,6 +111,12 @@ def search(
         if not known and license is None and data is None:
             found.append(Entry(cls, None))
     return found
+
+
+def _known(what: str, asked: str, there: set[str], *, whole: bool) -> None:
+    """Refuse what no checkpoint has, and list what some have."""
+    if not any(one.lower() == asked.lower() if whole else one.lower().startswith(asked.lower()) for one in there):
+        raise ValueError(f"no checkpoint {what} {asked!r}; there are {', '.join(sorted(there))}")
 
 
 def _belongs(cls: type[Model], family: str) -> bool:

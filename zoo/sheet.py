@@ -40,7 +40,7 @@ def contact_sheet(
 
     Args:
         entries: a picture (a path, a PIL image or a uint8 array) and its predictions, the most probable first.
-        path: of the PNG; its folder is made if there is none.
+        path: of the PNG, in a folder that is there.
         titles: a line above each picture's labels, its file name for example.
         heading: a line above all.
         columns: pictures in a row; None chooses.
@@ -51,6 +51,7 @@ def contact_sheet(
     Raises:
         ValueError: there are no entries, not one title per entry, `columns` is below 1, or the path doesn't end in .png.
         BadImage: a picture can't be read.
+        OSError: the PNG can't be written.
     """
     path = Path(path)
     if not entries:
@@ -136,7 +137,6 @@ def _font(size: int) -> FreeTypeFont:
 
 
 def _save(page: Image, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         page.save(unfinished, "PNG", optimize=True)

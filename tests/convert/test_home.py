@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from convert import formats, home
+from convert import formats, sandbox
 from convert.graph import Graph, Node
 from convert.home import AtHome, architectures, outputs
 from convert.source import Source
@@ -71,7 +71,7 @@ def test_an_operation_that_nobody_knows_is_never_given_to_a_framework(monkeypatc
     def run(*_: Any) -> Any:
         raise AssertionError("the file's code was run")
 
-    monkeypatch.setattr(home, "_keras", run)
+    monkeypatch.setattr(sandbox, "run", run)
     graph = Graph((Node("evil", "unknown:Lambda", ()),), ("evil",))
     assert outputs(a_source("keras", graph), IMAGES) == "the graph holds Lambda, which is not run"
 

@@ -69,7 +69,7 @@ def test_bars_do_not_overlap_and_stay_on_the_page(record: Record) -> None:
 
 
 def test_the_picture_has_the_bars_in_their_colours(record: Record, tmp_path: Path) -> None:
-    file = chart.save(chart.grouped(record, FIGURE), tmp_path / "new" / "bars.png")
+    file = chart.save(chart.grouped(record, FIGURE), tmp_path / "bars.png")
     bars, _, end = chart.layout(record, FIGURE)
     with Image.open(file) as opened:
         picture = opened.convert("RGB")

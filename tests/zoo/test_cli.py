@@ -67,7 +67,16 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
     [
         (["info", "VGG20"], 3, "did you mean VGG"),
         (["info"], 2, "Missing argument"),
-        (["predict", "none.jpg"], 1, "none.jpg"),
+        (["predict", "none.jpg"], 3, "none.jpg: there is no such file"),
+        (["predict", "x.png", "-m", "runs/none"], 3, "runs/none: no run of zoo finetune lies there"),
+        (["finetune", "--resume", "runs/none"], 3, "runs/none holds no run"),
+        (["finetune", "photos", "--optimizer", "none"], 2, "optimizer is one of sgd, adamw"),
+        (["finetune", "photos", "--device", "gpu"], 2, "a device is cpu, cuda or cuda:1"),
+        (["embed", "photos", "-o", "x.npy", "--device", "gpu"], 2, "a device is cpu, cuda or cuda:1"),
+        (["embed", "photos", "-o", "x.txt"], 2, "the output is a .parquet, .npy, .safetensors file"),
+        (["list", "--licence", "none"], 2, "has the licence 'none'; there are Apache-2.0, BSD-2-Clause"),
+        (["list", "--data", "none"], 2, "was measured on 'none'; there are CIFAR-10"),
+        (["inspect", "x.png", "--format", "none"], 2, "no format 'none'; there are bson"),
         (["pull", "DenseNet264"], 3, "DenseNet201"),
         (["pull", "VGG19", "-w", "v9"], 3, "imagenet1k_v1"),
         (["list", "--max-params", "many"], 2, "10M"),
@@ -285,6 +294,45 @@ def test_an_interrupt_is_130_and_says_what_is_kept(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("zoo.cli.search", interrupted)
     assert main(["list"]) == 130
     assert "is kept for next time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_is_interrupted_early_is_promised_only_what_is_kept(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+
+    def interrupted(**_: object) -> None:
+        if begun:
+            run.mkdir()
+            (run / "settings.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("zoo.finetuning.finetune", interrupted)
+    assert main(["finetune", str(tmp_path), "-m", "ResNet20", "--out", str(run)]) == 130
+    said = capsys.readouterr().err
+    assert (f"zoo finetune --resume {run}" in said) == begun
+    assert ("nothing of the run is kept" in said) != begun
+
+
+def test_a_missing_picture_spoils_no_other_and_has_its_own_exit_code(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photo.parent / "empty.png").touch()
+    for others, code in ((["none.png"], 3), (["empty.png"], 1), (["none.png", "empty.png"], 1)):
+        assert main(["predict", str(photo), *(str(photo.parent / name) for name in others)]) == code
+        said = capsys.readouterr()
+        assert "by ResNet20" in said.out
+        assert all(name in said.err for name in others)
+    assert main(["predict", str(photo.parent / "none.png")]) == 3
+    assert capsys.readouterr().out == ""
+
+
+def test_a_download_that_is_not_to_be_had_says_how_else_the_file_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    assert main(["pull", "ResNet50"]) == 4
+    said = capsys.readouterr().err
+    assert "zoo bundle ResNet50:imagenet1k_v2 -o zoo.tar there, zoo unbundle zoo.tar here; or ZOO_MIRROR=FOLDER" in said
 
 
 def test_bench_prints_the_peer_beside_ours(capsys: pytest.CaptureFixture[str]) -> None:

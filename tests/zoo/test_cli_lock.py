@@ -92,7 +92,7 @@ def test_a_check_exits_1_with_a_table_and_an_edited_lock_with_its_line(
     shown = capsys.readouterr().out
     assert "hf://acme/wheels content" in shown
     assert sha in shown
-    assert "1 entries, 0 as locked, 0 not in the cache, 1 differ" in shown
+    assert "1 entry, 0 as locked, 0 not in the cache, 1 differs" in shown
     assert len(hub.log) == asked
     project.write_text(project.read_text().replace(sha, sha[:8]))
     assert main(["lock", "--check"]) == 1

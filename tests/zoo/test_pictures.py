@@ -46,7 +46,7 @@ def test_pictures_are_found_in_folders_below(tmp_path: Path) -> None:
 def test_a_folder_without_pictures_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no pictures"):
         Pictures.of(tmp_path)
-    with pytest.raises(ValueError, match="nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         Pictures.of(tmp_path / "nowhere")
 
 

@@ -79,7 +79,7 @@ def test_paths_pil_images_and_arrays_are_drawn_upright(tmp_path: Path) -> None:
 
 
 def test_the_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = contact_sheet([(red(), PREDICTIONS)], tmp_path / "new" / "a.png")
+    path = contact_sheet([(red(), PREDICTIONS)], tmp_path / "a.png")
     before = path.read_bytes()
 
     def fails(self: Image.Image, file: Path, *arguments: object, **options: object) -> None:

@@ -227,7 +227,6 @@ def save(page: Image, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise ValueError(f"a picture is a PNG file, got {path.name}; name it {path.stem}.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         page.save(unfinished, "PNG", optimize=True)

@@ -48,7 +48,6 @@ class Record:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the record; the file appears whole or stays as it was."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             unfinished.write_text(self.text(), encoding="utf-8")

@@ -1,0 +1,80 @@
+"""Strangers' networks in their own frameworks: the work of a process that may do nothing else, see `convert.sandbox.run`.
+
+No code of a file is run: one that names anything but Keras's own classes is not given to Keras.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convert.kinds import is_dict
+
+log = logging.getLogger("convert")
+
+LIBRARIES = {"onnx": "onnxruntime", "keras": "keras"}
+"""By format: what runs its files."""
+BACKEND = "torch"
+"""Of Keras, where the user's environment names none: it is installed here anyway."""
+
+
+def prepare(format: str) -> None:
+    """Import what runs files of a format."""
+    importlib.import_module(LIBRARIES[format])
+
+
+def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.ndarray, str] | str:
+    """Compute a file's outputs, (B, classes), of images (B, C, H, W); with whom did it, "onnxruntime 1.31.1", or why there are none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # theirs are about their own future
+            return {"onnx": _onnx, "keras": _keras}[format](path, np.ascontiguousarray(images, np.float32), last)
+    except Exception as error:  # a framework refuses a file in any way whatever; that is no fault of the conversion
+        log.debug("%s could not be run at home", path, exc_info=True)
+        return f"its framework refuses it: {str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__}"
+
+
+def _onnx(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
+    del last  # the session says it
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    wanted = session.get_inputs()[0]
+    fits = isinstance(wanted.shape[1], str | None) or wanted.shape[1] == images.shape[1]
+    one_by_one = isinstance(wanted.shape[0], int) and wanted.shape[0] == 1
+    batches = [images[i : i + 1] for i in range(len(images))] if one_by_one else [images]
+    made = [session.run(None, {wanted.name: batch if fits else batch.transpose(0, 2, 3, 1)})[0] for batch in batches]
+    return np.concatenate(made).reshape(len(images), -1), f"onnxruntime {onnxruntime.__version__}"
+
+
+def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
+    if strange := _strange(path):
+        return f"its configuration names {strange}, which is not run"
+    keras: Any = importlib.import_module("keras")
+    model = keras.models.load_model(path, compile=False, safe_mode=True)
+    made = model(images.transpose(0, 2, 3, 1) if last else images, training=False)
+    outputs = np.asarray(keras.ops.convert_to_numpy(made)).reshape(len(images), -1)
+    return outputs, f"keras {keras.__version__}, {keras.backend.backend()}"
+
+
+def _strange(path: Path) -> str:
+    """Name the first thing in a .keras file's configuration that is not Keras's own, "" where all is."""
+    with zipfile.ZipFile(path) as archive:
+        left: list[Any] = [json.loads(archive.read("config.json"))]
+    while left:
+        item = left.pop()
+        if is_dict(item):
+            module, name = item.get("module"), item.get("class_name")
+            elsewhere = isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
+            if elsewhere or name in ("Lambda", "__lambda__", "function"):
+                return f"{module}.{name}"
+            left += item.values()
+        elif isinstance(item, list):
+            left += item
+    return ""

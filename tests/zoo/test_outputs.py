@@ -1,0 +1,112 @@
+"""Outputs of all commands: a folder that isn't there is not made, and what can't be written is said before anything is computed for it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from zoo.cli import main
+
+OUTPUTS = {
+    "x.png": [["predict", "IN.png", "--sheet"], ["demo", "--sheet"], ["search", "IN.png", "IN.png", "--picture"], ["bench", "--picture"]],
+    "x.npy": [["embed", ".", "-m", "ResNet20", "-o"]],
+    "x.npz": [["convert", "IN.png", "-m", "ResNet20"]],
+    "x.html": [["convert", "IN.png", "y.npz", "-m", "ResNet20", "--report"]],
+    "x.json": [["sbom", "-o"], ["bench", "--save"], ["sign", "IN.png", "--key", "IN.png", "-o"]],
+    "x.tar": [["bundle", "ResNet20", "-o"]],
+    "x.lock": [["lock", "ResNet20", "--file"]],
+}
+COMMANDS = [(words, name) for name, commands in OUTPUTS.items() for words in commands]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    Image.new("RGB", (40, 40)).save(tmp_path / "IN.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "name"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
+@pytest.mark.parametrize(("place", "why"), [("new/deep", "there is no folder"), ("IN.png", "there is no folder"), (".", "it is a folder")])
+def test_an_output_that_has_no_place_is_refused_by_one_rule(
+    words: list[str], name: str, place: str, why: str, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if place == ".":
+        (work / name).mkdir()
+    before = sorted(work.rglob("*"))
+    assert main([*words, f"{place}/{name}"]) == 1
+    said = capsys.readouterr().err
+    assert f"{name} can't be written: {why}" in said
+    assert "make it first: mkdir -p" in said or "name a file in it" in said
+    assert sorted(work.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("words", "name"), COMMANDS, ids=[" ".join(words) for words, _ in COMMANDS])
+def test_a_folder_that_takes_no_file_is_named_with_the_reason(
+    words: list[str], name: str, work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = tempfile.TemporaryFile
+
+    def refuses(*arguments: Any, **keywords: Any) -> Any:
+        if keywords.get("dir") == work:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), "some.name")
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuses)
+    assert main([*words, name]) == 1
+    assert (
+        f"{name} can't be written: the folder {work} takes no file (Read-only file system); name another place" in capsys.readouterr().err
+    )
+
+
+def test_a_folder_that_a_run_can_not_make_is_named(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["finetune", ".", "-m", "ResNet20", "--out", "IN.png/run"]) == 1
+    assert "IN.png/run can't be made" in capsys.readouterr().err
+    assert main(["mirror", "IN.png/mirror", "ResNet20"]) == 1
+    assert "IN.png/mirror can't be made" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_system_is_a_sentence_with_the_path_and_what_to_do(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work / "x.png"))
+
+    monkeypatch.setattr("zoo.sheet.contact_sheet", full)
+    assert main(["predict", "IN.png", "--sheet", "x.png"]) == 1
+    said = capsys.readouterr().err
+    assert f"{work / 'x.png'}: no space left on device; free some room on that disk" in said
+    assert "Errno" not in said
+
+
+def test_a_server_says_at_its_start_which_files_nobody_asks_it_for(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work / "m").mkdir()
+    files = []
+    for number, name in enumerate(("ResNet50:imagenet1k_v2", "ResNet20:akamaster")):
+        (work / "m" / f"{number}.pth").write_bytes(b"x")
+        files.append(
+            {"name": f"{number}.pth", "size": 1, "sha256": f"{number}" * 64, "format": "pytorch", "license": "MIT", "weights": [name]}
+        )
+    (work / "m" / "index.json").write_text(json.dumps({"kernelzoo_mirror": 1, "files": files}))
+
+    def ends(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weights.serving.Server.serve_forever", ends)
+    assert main(["mirror", "m", "--serve", "--host", "0.0.0.0", "--port", "0"]) == 0
+    said = capsys.readouterr().err
+    assert "nobody asks for ResNet50:imagenet1k_v2, of which no full SHA-256 is published" in said
+    assert "akamaster" not in said
+    assert "zoo lock" in said
+    assert "https://" in said
+    assert main(["mirror", "m", "--serve", "--port", "0"]) == 0
+    assert "nobody asks" not in capsys.readouterr().err
