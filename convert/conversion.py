@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from convert import names
 from convert.core import COUNTER, KINDS, Report, Row, Shape
 from convert.network import Layer
-from convert.source import Convention, Part, Positional, Source, Stored, in_memory
+from convert.source import Convention, Part, Positional, Source, Spatial, Stored, in_memory
 from convert.steps import FlattenOrder, Minus, ScaleOutputs, Transpose
 from weights.errors import ConvertError
 from weights.wording import counted
 
-Spatial = Literal["hw", "wh"]
 SHOWN = 10
 
 

@@ -20,6 +20,7 @@ from weights.cache import Cache
 from weights.pinning import admit
 from weights.wording import counted
 from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
+from zoo.adding import add_file
 from zoo.cli_convert import ConventionOption, FromOption, MatchOption, SpatialOption
 from zoo.console import (
     BuildOption,
@@ -37,12 +38,13 @@ from zoo.console import (
     print_json,
     printable,
 )
+from zoo.finding import find_record, nearest_with_weights, to_safetensors
 from zoo.model import CATALOGUE
 from zoo.predict import Prediction
 from zoo.preprocess import BadImage
 from zoo.runs import named
 from zoo.search import Entry, model_class, search
-from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
+from zoo.trained import trained
 from zoo_command import say_interrupted
 
 EXIT_CODES = """Exit codes: 0 done; 1 a check failed or the input can't be used; 2 the command was misspelt; 3 a network, checkpoint or file
@@ -284,7 +286,7 @@ def add(
     Another framework's file is converted first, as zoo convert does it; what proves it is printed, and stands in zoo info.
     """
     steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": numbers(mean), "std": numbers(std)}
-    facts = {"license": license, "labels": labels, "default": default, "replaces": replace, "preprocessing": steps}
+    facts = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": steps}
     facts |= {"framework": framework, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
     cls = model_class(model)
     record = add_file(cls, file, tag, **facts, **build_options(option, cls))

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
+from zoo.console import BuildOption, JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, print_json
 from zoo.runs import named
 from zoo.search import model_class
 from zoo.trained import trained
@@ -28,14 +28,14 @@ AtOption = Annotated[str | None, typer.Option("--at", help="The tap; may be left
 
 
 def embed(
-    source: Annotated[
+    data: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A folder, .tar shards, .parquet with images, a list of paths or URLs; or a URL of these."),
+        typer.Argument(metavar="DATA", help="A folder, .tar shards, .parquet with images, a list of paths or URLs; or a URL of these."),
     ],
-    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="A .parquet, .npy or .safetensors file; with Ray a folder.")],
+    path: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="A .parquet, .npy or .safetensors file; with Ray a folder.")],
     model: ModelOption = "ResNet50",
     tag: WeightsOption = None,
-    option: Annotated[list[str] | None, typer.Option("--option", help="A constructor keyword, activation=relu6; may be repeated.")] = None,
+    option: BuildOption = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16; may be repeated, each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
@@ -52,7 +52,7 @@ def embed(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the vectors of many images and write them, a row an image, in the source's order.
+    """Compute the vectors of many images and write them, a row an image, in the images' order.
 
     A run that was ended by anything goes on where it was when the same command is given again.
     """
@@ -67,7 +67,7 @@ def embed(
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine, "progress": not quiet}
     try:
-        report = embedding.embed(network, source, output, at or "embedding", **options)
+        report = embedding.embed(network, data, path, at or "embedding", **options)
     except KeyboardInterrupt:
         err.print("finished parts are kept: the same command goes on with them")
         raise
@@ -94,7 +94,7 @@ def search(
     k: Annotated[int, typer.Option("-k", min=1, help="How many to show.")] = 8,
     at: AtOption = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the image and what was found into this PNG.")] = None,
-    source: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
+    data: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -107,7 +107,7 @@ def search(
     network = model_of(known, model, tag)
     found = nearest(known, network, image, k, at)
     if picture is not None:
-        _draw(known, image, found, picture, source)
+        _draw(known, image, found, picture, data)
     how = f"cosine of {known.tap(at)} vectors, {type(network).__name__}, among {len(known.keys):,} images of {embeddings}"
     if as_json:
         print_json({"image": str(image), "how": how, "found": [asdict(neighbour) for neighbour in found]})
@@ -181,20 +181,20 @@ def _show(report: Report) -> None:
         out.print(report.limit)
 
 
-def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path, source: str | None) -> None:
+def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path, data: str | None) -> None:
     from zoo.embedding.nearest import pictures
     from zoo.images import decode
     from zoo.predict import Prediction
     from zoo.preprocess import open_image
     from zoo.sheet import contact_sheet
 
-    files = pictures(known, found, source)
+    files = pictures(known, found, data)
     if not all(files):
-        missing = next(n.key for n, data in zip(found, files, strict=True) if not data)
-        raise FileNotFoundError(f"{missing} is no longer where it was embedded from; say with --source where the images are now")
+        missing = next(n.key for n, file in zip(found, files, strict=True) if not file)
+        raise FileNotFoundError(f"{missing} is no longer where it was embedded from; say with --data where the images are now")
     entries: list[tuple[Any, list[Prediction]]] = [(open_image(image), [])]
-    for neighbour, data in zip(found, files, strict=True):
+    for neighbour, file in zip(found, files, strict=True):
         label = neighbour.label if neighbour.label is not None else "cosine"
-        entries.append((decode(data or b""), [Prediction(label, None, max(0.0, neighbour.similarity), neighbour.index)]))
+        entries.append((decode(file or b""), [Prediction(label, None, max(0.0, neighbour.similarity), neighbour.index)]))
     titles = [f"asked: {image.name}", *(neighbour.key for neighbour in found)]
     contact_sheet(entries, picture, titles=titles, heading=f"most like {image.name}, by cosine")

@@ -22,7 +22,7 @@ ModelsArgument = Annotated[
 
 def bundle(
     models: ModelsArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path("zoo.tar"),
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")] = Path("zoo.tar"),
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -163,7 +163,7 @@ def _serve(folder: Path | None, host: str, port: int) -> None:
 def sign(
     what: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle, any other file, or a folder with everything in it.")],
     key: Annotated[Path, typer.Option(metavar="KEY.pem", help="Your private key: elliptic curve, P-256 for example.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="SIG", help="FILE.sig if left out.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", metavar="SIG", help="FILE.sig if left out.")] = None,
     password: Annotated[
         str | None, typer.Option(envvar="ZOO_KEY_PASSWORD", help="Of an encrypted key; better in ZOO_KEY_PASSWORD.")
     ] = None,
@@ -190,7 +190,7 @@ def verify_signature(file: Path | None, signature: Path | None, key: Path | None
 
 
 def sbom(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - prints it.")] = Path("sbom.json"),
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write; - prints it.")] = Path("sbom.json"),
     lock: Annotated[Path | None, typer.Option(metavar="FILE", help="The lock; the nearest weights.lock upwards if left out.")] = None,
 ) -> None:
     """Write the bill of materials of what a lock uses: hashes, licences, origins, as CycloneDX 1.6."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 import weights
 from convert import certificate, formats, home, names, sandbox
 from convert.certificate import Certificate, Evidence
-from convert.conversion import Spatial, parts
+from convert.conversion import parts
 from convert.core import COUNTER
 from convert.evidence import Decision
 from convert.formats import safetensors
 from convert.formats._guard import correlation_only
-from convert.source import Convention, Source, Stored
+from convert.source import CONVENTIONS, SPATIALS, Convention, Source, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.errors import ConvertError
@@ -51,9 +51,9 @@ def convert(
     framework: str = "auto",
     to: str = "auto",
     match: bool = False,
-    convention: Convention | None = None,
-    to_convention: Convention | None = None,
-    spatial: Spatial | None = None,
+    kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
+    to_convention: Literal["auto", "correlation", "convolution"] = "auto",
+    spatial: Literal["auto", "hw", "wh"] = "auto",
     reference: Path | None = None,
     images: Path | None = None,
     fold_input: bool = False,
@@ -62,7 +62,7 @@ def convert(
     prove: bool = True,
     unproven: bool = False,
     require_proof: bool = False,
-    force: bool = False,
+    replace: bool = False,
     isolated: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
@@ -76,9 +76,9 @@ def convert(
         framework: the source's format, or the naming of its tensors; "auto" asks the content and finds the naming that explains it.
         to: the destination's format, or the naming of its tensors; "auto" asks the ending, and takes the framework's usual naming.
         match: derive the mapping from topology, shapes and names instead of a table.
-        convention: of the source's kernels, where the file doesn't say or says it wrongly.
+        kernel_convention: of the source's kernels, where the file doesn't say or says it wrongly; "auto" believes it, or the evidence.
         to_convention: of the kernels to be written, where the format has layers of both kinds.
-        spatial: "wh" where the source's networks have width for height.
+        spatial: "wh" where the source's networks have width for height; "auto" likewise.
         reference: an .npz with `inputs` and `outputs` of the source network, as it was at home.
         images: a folder of photographs, labelled by their folders' or files' names or not.
         fold_input: fold channel order, deviation and, where that is exact, mean of the images into the first convolution.
@@ -87,7 +87,7 @@ def convert(
         prove: False compares structure only, as for a file that is proven already.
         unproven: write the file although the network does not compute what the source's does.
         require_proof: raise NotProven where nothing contradicts and nothing proves.
-        force: whether `destination` may exist already.
+        replace: whether `destination` may exist already.
         isolated: False reads the source in this process, see `convert.sandbox`.
         progress: told what is being done.
         **options: constructor keywords.
@@ -98,20 +98,25 @@ def convert(
         NotProven: the network does not compute what the source does.
         ConvertError: a file can't be read or written.
         FileExistsError: `destination` is there already.
+        ValueError: an argument is none of the above.
     """
     source, destination = Path(source), Path(destination)
-    if destination.exists() and not force:
-        raise FileExistsError(f"{destination} is there already; --force replaces it")
+    convention, spatial_order = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
+    written_as = meant("to_convention", to_convention, CONVENTIONS)
+    if destination.exists() and not replace:
+        raise FileExistsError(f"{destination} is there already; --replace puts the new one in its place")
     format, naming = _format_or_naming(framework)
     to_format, to_naming = _format_or_naming(to)
     writer = formats.for_writing(destination, to_format)
     if writer is safetensors:
-        correlation_only(to_convention, "PyTorch, which reads safetensors,")
+        correlation_only(written_as, "PyTorch, which reads safetensors,")
     if preprocessing_inside and not getattr(writer, "EXPORTS", False):
         raise ConvertError(f"{destination.name} holds weights and no computation; only ONNX takes the preprocessing inside")
     sidecars = getattr(writer, "SIDECARS", ())
-    if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not force]:
-        raise FileExistsError(f"{taken[0]} is there already, and {destination.name} needs one of its own; --force replaces it")
+    if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not replace]:
+        raise FileExistsError(
+            f"{taken[0]} is there already, and {destination.name} needs one of its own; --replace puts the new one in its place"
+        )
     pictures = Pictures.of(images, None if reference is None else _reference(reference))
     progress(f"opening {source.name}")
     if isinstance(model, str):
@@ -119,7 +124,7 @@ def convert(
     with sandbox.read(source, format, isolated=isolated) as opened:
         sha256 = file_sha256(source)  # first of all: a file that the registry knows brings its options and preprocessing along
         keywords = {"naming": naming, "match": match, "headless": headless, "known": weights.recognise(sha256), **options}
-        foreign, decision = decided(opened, model, convention, spatial, pictures, keywords, progress)
+        foreign, decision = decided(opened, model, convention, spatial_order, pictures, keywords, progress)
         trained_on = steps(foreign.network, foreign.preprocessing)
         wanted, tensors = trained_on, _own(foreign)
         if fold_input:
@@ -148,7 +153,7 @@ def convert(
                 safetensors.amend(temporary, metadata(made))
             else:
                 inside = made.preprocessing if preprocessing_inside else None
-                _write_foreign(foreign, network, writer, temporary, to_naming, to_convention, made, inside, isolated)
+                _write_foreign(foreign, network, writer, temporary, to_naming, written_as, made, inside, isolated)
                 if require_proof and not made.certificate.proven:
                     raise not_proven(made)
                 ours.unlink()

@@ -18,8 +18,8 @@ from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.pinning import changed, entry_of, key_of, pins, repinned, update
 from weights.places import public
+from zoo.finding import find_record, to_safetensors
 from zoo.search import model_class
-from zoo.trained import find_record, to_safetensors
 
 
 @dataclass(frozen=True, slots=True)

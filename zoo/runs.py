@@ -1,4 +1,4 @@
-"""What a run leaves behind: weights, their record, and the names of the classes; the folder is a source that `trained` knows."""
+"""What a run leaves behind: weights, their record, and the names of the classes; the folder is weights that `trained` knows."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def unfinished(folder: Path) -> str:
     return f"{folder} is a run that is not finished, so it has no weights yet: zoo finetune --resume {folder} goes on with it"
 
 
-def named(model: str, source: str | None) -> tuple[str, str | None]:
+def named(model: str, weights: str | None) -> tuple[str, str | None]:
     """Let a run's folder stand for a network and its weights: `--model runs/x`, or `--weights runs/x` with any `--model`.
 
     Returns:
-        The network's name, and what `trained` takes as its source.
+        The network's name, and what `trained` takes as its weights.
 
     Raises:
         UnknownWeights: the run is not finished.
         BadRecord: its record is damaged.
     """
-    if source is not None or not Path(model).expanduser().is_dir():
-        return model, source
+    if weights is not None or not Path(model).expanduser().is_dir():
+        return model, weights
     folder = Path(model).expanduser().absolute()
     if why := unfinished(folder):
         raise UnknownWeights(why)
-    return (read_row(folder).model, str(folder)) if is_run(folder) else (model, source)
+    return (read_row(folder).model, str(folder)) if is_run(folder) else (model, weights)
 
 
 def place_of(record: Checkpoint) -> str:

@@ -11,11 +11,12 @@ from weights import Checkpoint, Installed, UnknownWeights
 from weights.bundle import Contents
 from weights.progress import bar
 from weights.unbundle import Unbundled
+from zoo.finding import find_record, to_safetensors
 from zoo.golden import compare, golden
 from zoo.labels import TABLES
 from zoo.model import CATALOGUE, Model
 from zoo.search import model_class
-from zoo.trained import assemble, find_record, to_safetensors
+from zoo.trained import assemble
 
 
 def records(names: Sequence[str]) -> list[Checkpoint]:

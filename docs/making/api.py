@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -48,12 +46,8 @@ shows arguments, results and errors of one name. The networks themselves are in 
 
 
 def exported(package: ModuleType) -> list[str]:
-    """List what a package exports: its `__all__`, or what it imports as itself, which says the same."""
-    if hasattr(package, "__all__"):
-        return list(package.__all__)
-    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
-    imports = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
-    return sorted({alias.name for alias in imports if alias.asname == alias.name})
+    """List what a package exports."""
+    return list(package.__all__)
 
 
 def pages_of(package: str) -> dict[str, str]:

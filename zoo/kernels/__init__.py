@@ -16,7 +16,6 @@ The passes are a file each, in the order in which they run:
 answers calls, `report` what `why` prints.
 """
 
-from zoo.kernels.fast import Fast as Fast
-from zoo.kernels.fast import fast as fast
-from zoo.kernels.fast import plain as plain
-from zoo.kernels.fast import why as why
+from zoo.kernels.fast import Fast, fast, plain, why
+
+__all__ = ["Fast", "fast", "plain", "why"]

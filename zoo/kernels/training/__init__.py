@@ -8,6 +8,7 @@ network    the module that answers calls
 step       a whole step of training as one CUDA graph
 """
 
-from zoo.kernels.training.network import FastTraining as FastTraining
-from zoo.kernels.training.step import FastStep as FastStep
-from zoo.kernels.training.step import fast_step as fast_step
+from zoo.kernels.training.network import FastTraining
+from zoo.kernels.training.step import FastStep, fast_step
+
+__all__ = ["FastStep", "FastTraining", "fast_step"]
