@@ -314,7 +314,7 @@ def check_fingerprint(checkpoint: Checkpoint, pin: Pin | None, made: Path, place
 
     Raises:
         HashMismatch: they are others.
-        MalformedFile: it is no safetensors file.
+        ConvertError: it is no safetensors file.
     """
     wanted = _locked_tensors(checkpoint, pin)
     if wanted is None:

@@ -18,10 +18,10 @@ from weights.archive import Progress, Reader, atomic
 from weights.auditing import diff
 from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
 from weights.cache import BUNDLE, Cache, Installed
-from weights.delivery import check_complete
 from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NoSuchFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
+from weights.header import check_complete
 from weights.lock import Entry, Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
@@ -184,9 +184,7 @@ def _staged(cache: Cache, reader: Reader, member: Member, path: Path, known: boo
                 if file:
                     file.write(data)
         archive.check(str(path), member.name, sha256, hasher.hexdigest())
-        check_complete(place, member.size, f"{path}, {member.name}")
-        if not known:
-            check_file(place, f"{path}, {member.name}")
+        (check_complete if known else check_file)(place, f"{path}, {member.name}")
         yield Installed(place, sha256, fast.hexdigest(), member.size, str(path), sha256)
     finally:
         if not known:

@@ -17,7 +17,7 @@ import weights
 from convert import formats, sandbox
 from convert.formats import safetensors
 from convert.source import Convention, Spatial, Stored
-from weights import Checkpoint, HashMismatch, NoPretrainedWeights, Preprocessing, UnknownWeights, UnsupportedFormat, WeightsMismatch
+from weights import Checkpoint, HashMismatch, NoPretrainedWeights, Preprocessing, UnknownWeights, UnsupportedFormat, WeightsMismatch, header
 from weights.finite import check_values
 from zoo.model import CATALOGUE, Model
 from zoo.runs import WEIGHTS, is_run, read_row, unfinished
@@ -94,7 +94,7 @@ def find(
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer) as opened:
                 return _recognised(record, sha256), _loaded(opened.tensors, path)
-        noted = _noted(record, safetensors.metadata(buffer), model)
+        noted = _noted(record, header.metadata(buffer), model)
         return noted or _recognised(record, sha256), _finite(safetensors.tensors(buffer), path)
     record = find_record(model, None if named is None else os.fspath(named))
     buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
@@ -112,7 +112,7 @@ def to_safetensors(source: Path, destination: Path) -> str:
         The SHA-256 of the bytes that were converted: they were read once, and whoever writes to the file meanwhile comes too late.
     """
     sha256, data = weights.read_file(source)
-    if safetensors.is_safetensors(data):
+    if header.is_safetensors(data):
         destination.write_bytes(data)
         return sha256
     with sandbox.read(source, "pytorch", data=data) as opened:
@@ -169,7 +169,7 @@ def _loaded(tensors: Mapping[str, Stored], path: Path) -> dict[str, Tensor]:
 
 def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return tensors of a file that nothing was installed of, which is where NaN is refused otherwise."""
-    called = {dtype: name for name, (_, dtype) in safetensors.DTYPES.items()}
+    called = {dtype: name for name, (_, dtype) in header.DTYPES.items()}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
             flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -22,18 +22,18 @@ from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, 
 from convert.kinds import is_mapping
 from convert.source import Part, Source, Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
+from weights.header import DTYPES
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from convert.formats.safetensors import Buffer
+    from typing_extensions import Buffer
 
 log = logging.getLogger("convert")
 
 NESTED = ("state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema")
 """Where training scripts put the state dict, the likelier first; averaged weights only where there are no plain ones."""
 
-KNOWN = {name for _, name in safetensors.DTYPES.values()} | {"complex128"}
+KNOWN = {name for _, name in DTYPES.values()} | {"complex128"}
 
 SUFFIXES = (".pth", ".pt", ".th", ".pth.tar", ".bin", ".ckpt", ".tar")
 WRITES = True

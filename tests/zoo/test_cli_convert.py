@@ -14,6 +14,7 @@ from roundtrips import built
 
 from convert.formats import safetensors
 from convert.steps import flip
+from weights import header
 from zoo.cli import main
 from zoo.foreign import NOTES
 from zoo.model import Model
@@ -259,7 +260,7 @@ def test_options_reach_the_network_and_the_notes(run: Run, tmp_path: Path) -> No
     network = built("MobileNetV1_025", norm_eps=0.01)
     safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
     assert run("convert", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--option", "norm_eps=0.01")[0] == 0
-    told = json.loads(safetensors.metadata((tmp_path / "b.safetensors").read_bytes())[NOTES])
+    told = json.loads(header.metadata((tmp_path / "b.safetensors").read_bytes())[NOTES])
     assert told["options"]["norm_eps"] == 0.01
     code, out, _ = run("inspect", tmp_path / "b.safetensors")
     assert code == 0

@@ -20,6 +20,7 @@ from convert.conversion import Undecided
 from convert.formats import safetensors
 from convert.source import Convention
 from convert.steps import flip
+from weights import header
 from weights.errors import ConvertError, MalformedFile, WeightsMismatch
 from zoo import DenseNet_BC_100_12, InceptionV3, MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
 from zoo.converted import NotProven
@@ -50,7 +51,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 def noted(path: Path) -> dict[str, Any]:
-    return json.loads(safetensors.metadata(path.read_bytes())[NOTES])
+    return json.loads(header.metadata(path.read_bytes())[NOTES])
 
 
 def same(path: Path, network: Model) -> bool:
