@@ -312,13 +312,13 @@ def demo(
     ] = None,
     sheet: Annotated[Path, typer.Option("--sheet", help="Where the contact sheet goes.")] = Path("demo.png"),
 ) -> None:
-    """Classify real photographs with the embedded checkpoint, offline, and draw a contact sheet."""
+    """Classify pictures with the embedded checkpoint, offline, and draw a contact sheet."""
     from zoo.bench import load
-    from zoo.demo import HEADING, classify, photographs
+    from zoo.demo import HEADING, classify, pictures
     from zoo.sheet import contact_sheet
 
     network = trained(CATALOGUE["ResNet20"])
-    shown = classify(network, [*photographs(required=not files), *(files or [])])
+    shown = classify(network, [*pictures(required=not files), *(files or [])])
     table = Table(box=None, header_style="bold")
     for heading in ("picture", "label", "%", "then"):
         table.add_column(heading, justify="right" if heading == "%" else "left")
@@ -326,7 +326,7 @@ def demo(
         rest = ", ".join(f"{x.label} {100 * x.probability:.0f}" for x in row[1:])
         table.add_row(escape(title), row[0].label, f"{100 * row[0].probability:.1f}", f"[dim]{rest}[/dim]")
     out.print(table)
-    contact_sheet([(view, row) for _, view, row in shown], sheet, titles=[t for t, _, _ in shown], heading=HEADING, columns=5)
+    contact_sheet([(view, row) for _, view, row in shown], sheet, titles=[t for t, _, _ in shown], heading=HEADING, columns=4)
     top1 = network.checkpoint.metrics["top1"] if network.checkpoint else 0
     out.print(f"\n{HEADING}. It has {top1:.2f} % of CIFAR-10's test images right.", soft_wrap=True)
     out.print("\nA ResNet50 from its file, ready to use (random weights, warm cache):")

@@ -1,4 +1,4 @@
-"""safetensors: a JSON header, which `weights.header` reads and checks, then the tensors' bytes."""
+"""safetensors: a JSON header, every word of which `weights.header` checks, then the tensors' bytes."""
 
 from __future__ import annotations
 
