@@ -94,6 +94,11 @@ def in_memory(origin: str, array: np.ndarray, *steps: Step, convention: Conventi
     return Stored(origin, tuple(array.shape), array.dtype, lambda: array, tuple(steps), convention)
 
 
+def constant(value: float, shape: Shape, dtype: np.dtype[Any], what: str) -> Stored:
+    """Describe a tensor of one value, which no file holds; `what` says why."""
+    return Stored(what, shape, dtype, lambda: np.full(shape, value, dtype))
+
+
 @dataclass(slots=True)
 class Source:
     """What a reader found in a file.

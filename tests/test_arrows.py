@@ -93,6 +93,7 @@ def test_only_the_bridges_join_weights_and_convert() -> None:
         "adding",
         "foreign",
         "converting",
+        "exporting",
         "converted",
         "proving",
         "folding",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weights import patience as limits
+from weights import patience
 from weights.cache import BUNDLE, Cache, key, stamp_of
 from weights.elsewhere import announced_copy, elsewhere
 from weights.errors import (
@@ -116,7 +116,7 @@ class Delivery:
             NoSpace, CacheNotWritable, BadRecord, ReaderUnavailable: as soon as they come.
             WeightsError: no place delivered; the message has all of them.
         """
-        self._deadline = time.monotonic() + limits.PATIENCE.deadline_s
+        self._deadline = time.monotonic() + patience.PATIENCE.deadline_s
         failures: list[WeightsError] = []
         for copy, source in self._others:
             if (taken := self._perhaps(copy, source, use, "another place")) is not None:
@@ -179,7 +179,7 @@ class Delivery:
         row, pin, seen = self._row, self._pin, self._seen(source)
         facts: dict[str, Any] = {"prefix": row.sha256_prefix, "size_bytes": row.size_bytes, "name": key_of(row)}
         if pin:
-            facts |= {"by": str(pin.path), "most_bytes": pin.entry.size}
+            facts |= {"by": str(pin.path), "most_bytes": pin.entry.size_bytes}
         else:
             facts["most_bytes"] = seen.get("source_size") or None
         if pin and not pin.recorded:

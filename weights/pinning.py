@@ -170,7 +170,7 @@ def remember_served(
     if _settled(checkpoint, pin):
         return
     sources = tuple(_at(source, gave[1] if source == gave[0] else None, gave[2]) for source in checkpoint.sources)
-    entry = Entry(key_of(checkpoint), checkpoint.format, sources, checkpoint.license, sha256, size=size)
+    entry = Entry(key_of(checkpoint), checkpoint.format, sources, checkpoint.license, sha256, size_bytes=size)
     _write(cache, checkpoint, sha256, lambda: entry, pin)
 
 
@@ -233,7 +233,7 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
         tuple(sources),
         checkpoint.license,
         installed.source_sha256,
-        size=size,
+        size_bytes=size,
         tensors=count,
         fingerprint=tensors,
     )

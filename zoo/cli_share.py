@@ -35,7 +35,7 @@ def bundle(
         print_json({"file": str(output), "size_bytes": size, "weights": [asdict(one) for one in contents.weights]})
         return
     for one in contents.weights:
-        out.print(f"{one.model} {one.tag}: {one.size:,} bytes, sha256 {one.blob}", soft_wrap=True)
+        out.print(f"{one.model} {one.tag}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
     out.print(f"wrote {escape(str(output))}, {size:,} bytes. There: zoo unbundle {escape(output.name)}", soft_wrap=True)
 
 
@@ -115,7 +115,8 @@ def mirror(
     else:
         for one in report.files:
             out.print(
-                f"{'new ' if one.name in report.new else 'ok  '} {one.name}  {one.size:,} bytes  {', '.join(one.weights)}", soft_wrap=True
+                f"{'new ' if one.name in report.new else 'ok  '} {one.name}  {one.size_bytes:,} bytes  {', '.join(one.weights)}",
+                soft_wrap=True,
             )
         use = f"Use it: ZOO_MIRROR={escape(str(folder.absolute()))}"
         lost = f", {len(gone)} missing" if gone else ""

@@ -21,6 +21,7 @@ from weights import Checkpoint, HashMismatch, NoPretrainedWeights, Preprocessing
 from weights.finite import check_values
 from zoo.model import CATALOGUE, Model
 from zoo.runs import WEIGHTS, is_run, read_row, unfinished
+from zoo.search import model_class
 
 log = logging.getLogger("zoo")
 
@@ -40,6 +41,12 @@ def find_record(model: type[Model], named: str | None = None) -> Checkpoint:
         return weights.find(name, named)
     except NoPretrainedWeights as error:
         raise NoPretrainedWeights(_no_weights(model)) from error
+
+
+def record_of(name: str) -> Checkpoint:
+    """Find a record by the name that commands and locks use, "ResNet50" or "ResNet50:imagenet1k_v1"; raises as `find_record` does."""
+    model, _, tag = name.partition(":")
+    return find_record(model_class(model), tag or None)
 
 
 def nearest_with_weights(model: type[Model], count: int = 3) -> list[Checkpoint]:

@@ -185,9 +185,7 @@ def test_adding_another_networks_file_changes_nothing(tmp_path: Path, capsys: py
     assert main(["pull", "ResNet18", "-w", "mine"]) == 3
 
 
-def test_the_demo_is_right_about_its_pictures_and_draws_them(
-    tmp_path: Path, photo: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_is_right_about_its_pictures_and_draws_them(tmp_path: Path, photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sheet = tmp_path / "demo.png"
     assert main(["demo", str(photo), "--sheet", str(sheet)]) == 0
     text = out(capsys)
