@@ -30,6 +30,9 @@ PAGES: dict[str, dict[str, str]] = {
         "convert": "ConvertError",
     },
     "convert": {"convert": "ConvertError core flip formats names read Source"},
+    "zoo.embedding": {"embed": "embed Embeddings knn LeftOut nearest Neighbour Probed read Report"},
+    "zoo.finetuning": {"finetune": "find_rate finetune Metrics NotFinite Run Settings Stopped"},
+    "zoo.images": {"embed": "BadImage decode Item open_source Source"},
     "zoo.kernels": {"gpu": "Fast fast plain why"},
     "zoo.kernels.training": {"gpu": "fast_step FastStep FastTraining"},
 }
