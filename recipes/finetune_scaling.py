@@ -4,7 +4,8 @@
 
 The images are noise, decoded once into each GPU's memory, so that what is measured is the network, the optimiser and NCCL, not the
 decoder; the batch of each GPU stays the same, so 4 GPUs do 4 times the work in a step. The rate is taken between log lines after the
-first third of the steps. `--fsdp` divides the network instead of copying it; `--device cpu` measures gloo, for a trial.
+first third of the steps. `--fsdp` divides the network instead of copying it; `--fast` and `--no-fast` say how steps are done, which is said
+by their number otherwise; `--device cpu` measures gloo, for a trial.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Noise(Source):
 def child(args: argparse.Namespace) -> None:
     """Train in one of the processes that torchrun started."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    finetune(
+    done = finetune(
         CATALOGUE[args.model],
         Noise(max(args.images, 2 * args.batch * size), args.side),
         args.out,
@@ -59,10 +60,13 @@ def child(args: argparse.Namespace) -> None:
         eval_every=1_000_000,
         device=args.device,
         fsdp=args.fsdp,
+        fast=args.fast,
         precision="bfloat16",
         progress=False,
         lr=1e-4,
     )
+    if done.model is not None:  # the first process
+        (args.out / "replayed").write_text(str(done.replayed))
 
 
 def measure(args: argparse.Namespace, gpus: int) -> dict[str, float]:
@@ -72,12 +76,14 @@ def measure(args: argparse.Namespace, gpus: int) -> dict[str, float]:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", __file__, "--child"]
         told = ["--model", args.model, "--batch", args.batch, "--side", args.side, "--steps", args.steps, "--images", args.images]
         told += ["--out", out] + (["--fsdp"] if args.fsdp else []) + (["--device", args.device] if args.device else [])
+        told += [] if args.fast is None else ["--fast" if args.fast else "--no-fast"]
         subprocess.run([*launch, *map(str, told)], check=True)
+        replayed = int((out / "replayed").read_text())
         rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     looked = {row["time"]: row["step"] for row in rows if row["kind"] == "train" and row["step"] > args.steps / 3}  # losses come in bunches
     (begin, first), *_, (end, last) = looked.items()
     rate = (last - first) / (end - begin)
-    return {"gpus": gpus, "images_s": gpus * args.batch * rate, "ms_a_step": 1000 / rate, "loss": rows[-1]["loss"]}
+    return {"gpus": gpus, "images_s": gpus * args.batch * rate, "ms_a_step": 1000 / rate, "loss": rows[-1]["loss"], "replayed": replayed}
 
 
 def main() -> None:
@@ -90,6 +96,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--images", type=int, default=4096)
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--fast", action=argparse.BooleanOptionalAction)
     parser.add_argument("--device")
     parser.add_argument("--out", type=Path, default=Path("scaling.json"))
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)

@@ -35,8 +35,9 @@ def imports(file: Path, top_level_only: bool = False) -> set[str]:
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
-            if node.module in OURS:
-                found.update(f"{node.module}.{a.name}" for a in node.names if (ROOT / node.module / f"{a.name}.py").exists())
+            if node.module.split(".")[0] in OURS:
+                beside = [ROOT.joinpath(*node.module.split("."), a.name) for a in node.names]
+                found.update(f"{node.module}.{path.name}" for path in beside if path.is_dir() or path.with_suffix(".py").exists())
     return found
 
 
@@ -73,6 +74,30 @@ def test_kernels_know_nothing_of_the_zoo(file: Path) -> None:
     assert {name for name in ours(file) if not name.startswith("zoo.kernels")} == set()
     if file.parts[2] != "ops":  # Triton exists on Linux only, and takes a second to import
         assert not {name for name in imports(file, top_level_only=True) if name.split(".")[0] == "triton"}
+
+
+ROOMS = {
+    "ops": set[str](),
+    "differentiable": {"ops"},
+    "passes": set[str](),
+    "tuning": {"passes", "ops"},
+    "plans": {"tuning", "passes", "ops"},
+    "engines": {"tuning", "passes"},  # without Triton
+    "training": {"differentiable", "ops"},
+}
+"""The folders of `zoo/kernels` and which others each may import, files beside them left out."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_the_kernels_knows_only_those_that_come_before_it_on_the_way(room: str) -> None:
+    files = [f for f in FILES if f.parts[:3] == ("zoo", "kernels", room)]
+    names = {parts[2] for file in files for name in ours(file) if len(parts := name.split(".")) > 2 and parts[:2] == ["zoo", "kernels"]}
+    assert files
+    assert names & ROOMS.keys() <= ROOMS[room] | {room}
+
+
+def test_every_folder_of_the_kernels_is_a_room() -> None:
+    assert {f.parts[2] for f in FILES if f.parts[:2] == ("zoo", "kernels") and len(f.parts) > 3} == ROOMS.keys()
 
 
 def test_the_command_begins_with_nothing_but_the_standard_library() -> None:

@@ -55,7 +55,9 @@ def finetune(
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode.")] = None,
-    fast: Annotated[bool, typer.Option(help="Steps on the zoo's kernels, on a GPU.")] = False,
+    fast: Annotated[
+        bool | None, typer.Option("--fast/--no-fast", help="Steps on the zoo's kernels; on a GPU, where there are enough of them.")
+    ] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Divide the network among the processes of torchrun.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     more: Annotated[

@@ -7,7 +7,7 @@ import torch
 
 from zoo import ResNet18
 from zoo.bench import embedding as bench
-from zoo.bench import limits, photographs
+from zoo.bench import embedding_rates, photographs
 from zoo.finding import find_record
 from zoo.images import decode, open_source
 
@@ -69,8 +69,8 @@ def test_the_decoders_own_rate_is_that_of_its_processes(tmp_path: Path) -> None:
     source, device = open_source(tmp_path), torch.device("cpu")
     model = ResNet18().eval()
     model.checkpoint = find_record(ResNet18)
-    plan = limits.job(model, source, 2, device)
-    assert limits.guessed_decoder_rate(source, plan, 3) > 0
+    plan = embedding_rates.job(model, source, 2, device)
+    assert embedding_rates.guessed_decoder_rate(source, plan, 3) > 0
     begun = time.perf_counter()
-    rate = limits.decoder_rate(source, plan, 0)
+    rate = embedding_rates.decoder_rate(source, plan, 0)
     assert 4 / (time.perf_counter() - begun) <= rate

@@ -24,7 +24,7 @@ import torch
 import typer
 from rich.table import Table
 
-from zoo.bench.limits import decoder_rate, guessed_decoder_rate, job, network_rate
+from zoo.bench.embedding_rates import decoder_rate, guessed_decoder_rate, job, network_rate
 from zoo.bench.machine import versions
 from zoo.bench.photographs import photographs, repeated
 from zoo.console import err, out, print_json

@@ -178,7 +178,8 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
 def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, watch: Clock) -> None:
     s = subject(cls, batch, plan.device, plan.dtype)
     half = None if plan.dtype == torch.float32 else plan.dtype
-    right = _update(learner_of(s, s.peer, None), _eager)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):  # to try all would take VGG19 at 256 minutes
+        right = _update(learner_of(s, s.peer, None), _eager)
     plain = _apart(_update(learner_of(s, s.peer, half), _eager), right)
     forget(plan.device)
     limit = EXACT_LIMIT if half is None else LIMIT * plain

@@ -7,8 +7,8 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,23 +35,32 @@ class TooManyUnreadable(ValueError):
     """More images can't be read than `max_unreadable` allows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Part of a step's images, on the device.
+class Target(NamedTuple):
+    """What the images of a batch shall be taken for, on the device.
 
     Attributes:
-        images: float32 (B, C, H, W).
-        targets: int64 (B,).
+        classes: int64 (B,).
         weights: float32 (B,), how much each counts.
         partners: for mixed images the places of the others, (B,); else None.
         share: for mixed images what counts of its own class, (B,); else None.
     """
 
-    images: Tensor
-    targets: Tensor
+    classes: Tensor
     weights: Tensor
     partners: Tensor | None = None
     share: Tensor | None = None
+
+
+class Batch(NamedTuple):
+    """Part of a step, on the device.
+
+    Attributes:
+        images: float32 (B, C, H, W).
+        target: theirs.
+    """
+
+    images: Tensor
+    target: Target
 
 
 class Unreadable:
@@ -266,10 +275,10 @@ class Batches:
     def _batch(self, x: Tensor, positions: Tensor, step: int, places: slice, batch: int) -> Batch:
         targets, weights = self._targets[positions], self._weights[positions]
         if not self._settings.mixes:
-            return Batch(x, targets, weights)
+            return Batch(x, Target(targets, weights))
         x, share = mixed(x, places, batch // 2, self._settings, step)
         partners = torch.arange(len(x), device=x.device).view(-1, 2).flip(1).flatten()
-        return Batch(x, targets, weights, partners, share)
+        return Batch(x, Target(targets, weights, partners, share))
 
     def _normalised(self, x: Tensor) -> Tensor:
         return normalised(x, self._mean, self._std)

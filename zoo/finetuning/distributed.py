@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -146,15 +146,6 @@ def spread(model: nn.Module, here: World, units: list[nn.Module], fsdp: bool) ->
     return nn.parallel.DistributedDataParallel(model, device_ids=indices, **still)
 
 
-def no_exchange(model: nn.Module, quiet: bool) -> Any:
-    """Return a context in which a backward pass keeps its gradients to itself, if `quiet`: more parts of the step follow."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.no_sync() if quiet else nullcontext()
-    if callable(setter := getattr(model, "set_requires_gradient_sync", None)):
-        setter(not quiet)
-    return nullcontext()
-
-
 def whole(x: Tensor) -> Tensor:
     """Return all of a tensor, on the CPU, that FSDP may have divided; every process has to ask."""
     full: Any = getattr(x, "full_tensor", None)
@@ -177,8 +168,3 @@ def own(x: Tensor) -> Tensor:
     """Return this process's part of a tensor that FSDP divided, or all of another."""
     part: Any = getattr(x, "to_local", None)
     return x if part is None else part()
-
-
-def tidy(model: nn.Module) -> nn.Module:
-    """Return what is inside DistributedDataParallel, or the network itself."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model

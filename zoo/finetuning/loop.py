@@ -9,25 +9,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch import distributed as dist
 
 from zoo.finetuning import checkpoint
 from zoo.finetuning.average import Average
 from zoo.finetuning.batches import Batch, Batches, Unreadable
 from zoo.finetuning.chance import seed_of
-from zoo.finetuning.distributed import World, no_exchange, spread, tidy
+from zoo.finetuning.distributed import World, spread
 from zoo.finetuning.evaluating import Measured, evaluate
-from zoo.finetuning.losses import loss_of
 from zoo.finetuning.norms import share_norms
 from zoo.finetuning.plan import Plan, log_every
 from zoo.finetuning.schedule import freeze, layers, make_optimizer, rate_at, set_rate, training_mode
 from zoo.finetuning.settings import Settings
+from zoo.finetuning.stepping import Stepper
 from zoo.model import Model
 
 FLUSH = {"cpu": 1, "cuda": 20}
@@ -55,6 +56,12 @@ class Trainer:
         folder: where checkpoints and the log go.
         unreadable: the images that can't be read.
         tell: called with (step, loss, images a second) now and then.
+        busy: called with what takes long before the next step, and with "" when it is done.
+
+    Attributes:
+        how: in which way the steps of each phase were done.
+        kernels: what each layer ran on, where it was on kernels.
+        replayed: steps that a CUDA graph has replayed.
     """
 
     def __init__(
@@ -68,9 +75,10 @@ class Trainer:
         folder: Path,
         unreadable: Unreadable,
         tell: Callable[[int, float, float], None],
+        busy: Callable[[str], None],
     ) -> None:
         self.model, self.train, self.val, self.settings, self.plan, self.here = model, train, val, settings, plan, here
-        self.folder, self.unreadable, self._tell = folder, unreadable, tell
+        self.folder, self.unreadable, self._tell, self._busy = folder, unreadable, tell, busy
         self.half = settings.precision == "bfloat16" or (settings.precision == "auto" and here.device.type == "cuda")
         if here.size > 1 and not settings.freeze_norm:
             share_norms(model)
@@ -82,7 +90,10 @@ class Trainer:
         self._pending: list[float] = []
         self._fresh: list[Tensor] = []
         self._saved, self._flushed = time.monotonic(), (time.monotonic(), 0)
-        self._interrupted = False
+        self._interrupted = self._preparing = False
+        self._stepper: Stepper | None = None
+        self.how: list[str] = []
+        self.kernels, self.replayed = "", 0
         self._phase()
 
     def resume(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -107,37 +118,52 @@ class Trainer:
         with self._interruptible():
             while not self.done:
                 self._train(self._phase()[1])
+            self._close()
             self._check_all()
 
     def _phase(self) -> tuple[int, int, bool]:
-        """Set up the optimiser and the processes for the phase of the present step: (its first step, its end, only the head)."""
+        """Set up the optimiser for the phase of the present step: (its first step, its end, only the head)."""
         head_only = self.step < self.plan.head
         phase = (0, self.plan.head, True) if head_only else (self.plan.head, self.plan.total, False)
         if getattr(self, "phase", None) == phase:
             return phase
-        self.phase, self.network, self._call = phase, self.model, None  # an older DistributedDataParallel has to let go first
+        self._close()  # an older DistributedDataParallel has to let go first
+        self.phase = phase
         freeze(self.model, head_only and not self.settings.fsdp)  # a divided parameter can't change its mind later
         self.optimizer = make_optimizer(self.model, self.settings, head_only)
-        self.network: nn.Module = self.model if self.settings.fsdp else spread(self._quick(), self.here, [], False)
-        self._call: Any = torch.compile(self.network) if self.settings.compile else self.network
         return phase
 
-    def _quick(self) -> nn.Module:
-        """Return what computes a step: the network on the zoo's kernels, or as it is."""
-        settings = self.settings
-        if not settings.fast:
-            return self.model
-        from zoo.kernels import fast
+    def _prepare(self) -> Stepper:
+        """Return what does the steps of the present phase."""
+        _, end, head_only = self.phase
+        dtype, side = torch.bfloat16 if self.half else None, self.train.side
+        stepper = Stepper(self.model, self.optimizer, self.settings, self.here, dtype, end - self.step, not head_only)
+        images = torch.empty(self.plan.batch // (self.here.size * self.settings.accumulate), self.model.in_channels, side, side)
+        if not stepper.reason:
+            self._busy("preparing kernels")
+        self._preparing = True
+        try:
+            stepper.prepare(self._laid_out(images.to(self.here.device)))
+        except KeyboardInterrupt:
+            self.save(best=False)
+            raise self._stopped() from None
+        finally:
+            self._preparing = False
+            self._busy("")
+            self._flushed = (time.monotonic(), self.step)
+        return stepper
 
-        side = self.train.side
-        images = torch.empty(self.plan.batch // (self.here.size * settings.accumulate), self.model.in_channels, side, side)
-        dtype = torch.bfloat16 if self.half else torch.float32
-        return fast(self.model, train=True, dtype=dtype, example=self._laid_out(images.to(self.here.device)))
+    def _close(self) -> None:
+        """Keep what there is to say of the phase that ends, and let go what did its steps."""
+        if self._stepper is not None and self._stepper.done:
+            self.how.append(self._stepper.how)
+            self.kernels, self.replayed = self._stepper.kernels or self.kernels, self.replayed + self._stepper.replayed
+        self._stepper = None
 
     def _train(self, stop: int) -> None:
         begin, end, head_only = self.phase
         batches = self.train.training(self.step, stop, self.plan.batch)
-        training_mode(self.network, head_only or self.settings.freeze_norm)
+        training_mode(self.model, head_only or self.settings.freeze_norm)
         every = FLUSH.get(self.here.device.type, 1)
         while self.step < stop and not self.done:
             set_rate(self.optimizer, self.plan.rate * rate_at(self.step, begin, end, self.settings))
@@ -156,30 +182,19 @@ class Trainer:
                 leave, save_now = any(t[0] for t in told), save_now or told[0][1]
             if measure_now:
                 self._judge()
-                training_mode(self.network, head_only or self.settings.freeze_norm)
+                training_mode(self.model, head_only or self.settings.freeze_norm)
             elif save_now or leave:
                 self.save(best=False)
             if leave and not self.done:
-                raise Stopped(f"stopped after step {self.step} of {self.plan.total}; go on with: zoo finetune --resume {self.folder}")
+                raise self._stopped()
 
     def _one(self, batches: Iterator[Batch]) -> Tensor:
         """Do one step; return its loss, not yet looked at."""
-        turns, total = self.settings.accumulate, torch.zeros((), device=self.here.device)
-        for turn in range(turns):
-            batch = next(batches)
-            torch.manual_seed(seed_of(self.settings.seed, "step", self.step, self.here.rank, turn))
-            with no_exchange(self.network, turn < turns - 1):
-                with self._precision():
-                    outputs = self._call(self._laid_out(batch.images))
-                loss = loss_of(outputs, batch, self.settings.label_smoothing) / turns
-                loss.backward()
-            total += loss.detach()
-        if self.settings.clip is not None:
-            learning = [p for group in self.optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(learning, self.settings.clip)
-        self.optimizer.step()
-        self.model.zero_grad(set_to_none=True)
-        return total
+        self._stepper = self._stepper or self._prepare()
+        parts = [batch._replace(images=self._laid_out(batch.images)) for batch in islice(batches, self.settings.accumulate)]
+        loss = self._stepper(parts, seed_of(self.settings.seed, "step", self.step, self.here.rank))
+        self.model.zero_grad(set_to_none=True)  # FSDP gives gradients to parameters that the optimiser doesn't have
+        return loss
 
     def _flush(self) -> None:
         """Look at the losses since the last time, and write them down."""
@@ -235,12 +250,11 @@ class Trainer:
             precise: compute in float32, as `predict` does.
         """
         assert self.val is not None
-        model = tidy(self.network)
-        model.eval()
+        self.model.eval()
         size = max(1, min(256, 2 * self.plan.batch // self.here.size))
         inside = self.average.inside(self.model) if self.average is not None else nullcontext()
         with inside, torch.no_grad(), nullcontext() if precise else self._precision():
-            measured = evaluate(model, self.val, self.here, size, self._laid_out)
+            measured = evaluate(self.model, self.val, self.here, size, self._laid_out)
         if not np.isfinite(measured.probabilities).all():
             raise NotFinite(self._not_finite(self.step, math.nan))
         return measured
@@ -267,6 +281,9 @@ class Trainer:
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if channels_last(self.settings, self.here) else x
+
+    def _stopped(self) -> Stopped:
+        return Stopped(f"stopped after step {self.step} of {self.plan.total}; go on with: zoo finetune --resume {self.folder}")
 
     def _not_finite(self, step: int, value: float) -> str:
         rate = self.plan.rate * rate_at(step - 1, self.phase[0], self.phase[1], self.settings)
@@ -310,7 +327,7 @@ class Trainer:
 
         def stop(number: int, frame: Any) -> None:
             del frame
-            if self._interrupted:
+            if self._interrupted or self._preparing:  # nothing is lost by then, and a step may be a minute away
                 raise KeyboardInterrupt
             self._interrupted = True
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from zoo.finetuning.schedule import make_optimizer, set_rate, training_mode
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import classes_of, open_data, split
 from zoo.images import Source
+from zoo.kernels.training.step import fast_step
 from zoo.model import Model
 
 LOW, HIGH = 1e-6, 3.0
@@ -106,22 +108,20 @@ def find_rate(
         losses: list[float] = []
         mean = 0.0
         half = wanted.precision == "bfloat16" or (wanted.precision == "auto" and here.device.type == "cuda")
+        step_once = fast_step(
+            network,
+            lambda outputs, target: loss_of(outputs, target, wanted.label_smoothing),
+            optimizer,
+            dtype=torch.bfloat16 if half else None,
+            unchanged="there are few of them",
+        )
         stream = batches.training(0, tries, plan.batch)
         for step in range(tries):
             rate = LOW * (HIGH / LOW) ** (step / max(1, tries - 1))
             set_rate(optimizer, rate)
-            total = 0.0
-            for turn in range(wanted.accumulate):
-                batch = next(stream)
-                torch.manual_seed(seed_of(wanted.seed, "step", step, 0, turn))
-                with torch.autocast(here.device.type, torch.bfloat16, enabled=half):
-                    outputs = network(batch.images)
-                loss = loss_of(outputs, batch, wanted.label_smoothing) / wanted.accumulate
-                loss.backward()
-                total += float(loss.detach())
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            mean = SMOOTH * mean + (1 - SMOOTH) * total
+            first, *others = islice(stream, wanted.accumulate)
+            torch.manual_seed(seed_of(wanted.seed, "step", step, 0))
+            mean = SMOOTH * mean + (1 - SMOOTH) * float(step_once(*first, *others))
             smooth = mean / (1 - SMOOTH ** (step + 1))
             if not math.isfinite(smooth) or (losses and smooth > EXPLODED * min(losses)):
                 break

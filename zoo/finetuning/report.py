@@ -71,12 +71,17 @@ def write(folder: Path, about: Mapping[str, Any], classes: Sequence[str], measur
     parts += [f'<h2>{escape(p.stem.capitalize())}</h2><img alt="{escape(p.stem)}" src="{_data(p.read_bytes())}">' for p in pictures]
     if measured is not None and source is not None:
         parts.append(_mistakes(measured, classes, source))
-    settings = escape(json.dumps(about["settings"], indent=1))
-    parts.append(f"<h2>Settings</h2><details><summary>all options</summary><pre>{settings}</pre></details>")
+    parts.append(_folded("Settings", "all options", json.dumps(about["settings"], indent=1)))
+    if about.get("kernels"):
+        parts.append(_folded("Kernels", "what each layer ran on", about["kernels"]))
     page = folder / "report.html"
     head = f'<meta charset="utf-8"><title>{escape(about["model"])}</title><style>{STYLE}</style>'
     _write(page, f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n")
     return page
+
+
+def _folded(heading: str, what: str, text: str) -> str:
+    return f"<h2>{heading}</h2><details><summary>{what}</summary><pre>{escape(text)}</pre></details>"
 
 
 def _facts(about: Mapping[str, Any]) -> str:

@@ -50,6 +50,7 @@ class Run:
         classes: in the order of the logits.
         metrics: of the kept weights on what was set aside; None where nothing was.
         steps: optimiser steps that were done.
+        replayed: of those, since it began or was resumed, steps that a CUDA graph replayed.
         history: the lines of `log.jsonl`.
         unreadable: reasons by the names of images that could not be read.
     """
@@ -59,6 +60,7 @@ class Run:
     classes: list[str]
     metrics: Metrics | None
     steps: int
+    replayed: int
     history: list[dict[str, Any]]
     unreadable: dict[str, str]
 
@@ -176,8 +178,8 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         network = network.to(here.device)
         if channels_last(settings, here):
             network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    with _bar(plan, progress and here.first) as tell:
-        trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell)
+    with _bar(plan, progress and here.first) as (tell, busy):
+        trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell, busy)
         if resume:
             trainer.resume(*checkpoint.read(folder / checkpoint.LAST))
         else:
@@ -211,15 +213,17 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
                 "sha256": row.sha256,
                 "kept": f"step {facts['step']} of {trainer.step}",
                 "learnt from": f"{len(train)} images of {len(built.classes)} classes; {row.provenance}",
+                "steps": "; ".join(trainer.how) or "none since it was resumed",
             },
             "unreadable": unreadable.reasons,
+            "kernels": trainer.kernels,
         }
         report.write(folder, about, built.classes, measured, ready.val.source if ready.val else None)
         if unreadable.reasons:
             _write(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in unreadable.reasons.items()))
     here.barrier()
     loaded = trained(cls, folder) if here.first else None
-    return Run(folder, loaded, built.classes, metrics, trainer.step, report.history(folder), dict(unreadable.reasons))
+    return Run(folder, loaded, built.classes, metrics, trainer.step, trainer.replayed, report.history(folder), dict(unreadable.reasons))
 
 
 def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, Any]) -> _Ready:
@@ -329,14 +333,17 @@ def _bar(plan: Plan, wanted: bool) -> Iterator[Any]:
     from zoo.console import err
 
     if not (wanted and err.is_terminal):
-        yield lambda step, loss, speed: None
+        yield lambda step, loss, speed: None, lambda what: None
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-    text = "step {task.completed}/{task.total}  loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} images/s"
-    with Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), console=err, transient=True) as bars:
+    text = "{task.description}step {task.completed}/{task.total}  loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} images/s"
+    with Progress(SpinnerColumn(), BarColumn(), TextColumn(text), TimeRemainingColumn(), console=err, transient=True) as bars:
         task = bars.add_task("", total=plan.total, loss=float("nan"), speed=0.0)
-        yield lambda step, loss, speed: bars.update(task, completed=step, loss=loss, speed=speed)
+        yield (
+            lambda step, loss, speed: bars.update(task, completed=step, loss=loss, speed=speed),
+            lambda what: bars.update(task, description=f"{what}  " if what else ""),
+        )
 
 
 def _write(path: Path, text: str) -> None:

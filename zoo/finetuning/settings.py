@@ -52,7 +52,8 @@ class Settings:
         precision: "bfloat16" by autocast, "float32", or "auto": bfloat16 on a GPU.
         channels_last: memory format; None takes it on a GPU.
         compile: whether torch.compile is to make the steps faster.
-        fast: whether `fast(model, train=True)` is to.
+        fast: whether steps run on the zoo's kernels, replayed as one CUDA graph each; None does so on a GPU, in phases of at least
+            `stepping.LEAST_STEPS` steps. Where that can't be done the run goes on as PyTorch computes it, and says why.
         monitor: what decides on the best state and on stopping.
         patience: evaluations without a better one after which the run stops; None never does.
         eval_every: steps between evaluations; None takes an epoch.
@@ -93,7 +94,7 @@ class Settings:
     precision: str = "auto"
     channels_last: bool | None = None
     compile: bool = False
-    fast: bool = False
+    fast: bool | None = None
     monitor: str = "accuracy"
     patience: int | None = None
     eval_every: int | None = None

@@ -1,21 +1,23 @@
 """The kernel backend: `fast(model)` runs a network on kernels chosen for it, `plain` gives it back, `why` explains.
 
-The passes are a file each, in the order in which they run:
+The way of a call, in reading order:
 
-    trace      the network's ATen operators at one input shape
-    lower      what they mean: convolution, BatchNorm, pool …
-    fold       BatchNorm into weights, padding into convolutions
-    fuse       what one kernel does: convolution + bias + residual + activation …
-    place      parts of concatenations, computed where they belong
-    merge      steps that may become one kernel
-    choose     candidates (`candidates`), checked and timed; kept in `choices`
-    program    the bound steps; `plan` captures them into a CUDA graph
-    parity     the comparison with the plain network
+    fast       what a user calls; `asked` reads the arguments, `detection` knows networks of which only a part can be fast
+    network    the module that answers calls, by a plan for each kind of them
+    passes/    the network as a graph of steps: trace, lower, fold, fuse, place, and what may be merged
+    tuning/    a kernel for each step: which could compute it, which is the fastest, what was found before
+    plans/     on a GPU: the steps run one after the other, compared with the network, captured as a CUDA graph
+    engines/   on a CPU: the fastest engine for the whole network
+    ops/       the kernels, one op a file
 
-`ops/` holds the kernels, one op a file; `engines/` what runs on a CPU. `build` puts the passes together, `fast` is the module that
-answers calls, `report` what `why` prints.
+`training/` is `fast(model, train=True)` and `fast_step`; it calls `differentiable/`, the ops with their gradients.
+
+Beside them lie what several of these use: `parity` (the comparison with the plain network), `copies` and `images` to compare on,
+`precision`, `compiling` (in processes of their own), `timing`, `roofline`, `progress`, `built` and `report` (what a plan is, what `why`
+prints), `errors`; and what `python -m zoo.kernels` does: `__main__` and `checking`.
 """
 
-from zoo.kernels.fast import Fast, fast, plain, why
+from zoo.kernels.fast import fast, plain, why
+from zoo.kernels.network import Fast
 
 __all__ = ["Fast", "fast", "plain", "why"]

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.kernels.parity import natural_images, own_dtype
-from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.copies import own_dtype
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.images import natural_images
+from zoo.kernels.passes.trace import trace
 from zoo.kernels.training.shared import groups
 
 
@@ -117,9 +119,3 @@ def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
     if isinstance(own, int):
         sizes.insert(0, own)
     return [(1, channels, size, size) for size in dict.fromkeys(sizes)]
-
-
-def has_fast_part(model: nn.Module) -> bool:
-    """Tell whether this is a detection model, whose other half depends on values: boxes that are kept or dropped."""
-    detects = any(name in dict(model.named_children()) for name in ("roi_heads", "rpn", "anchor_generator", "head"))
-    return detects and isinstance(getattr(model, "backbone", None), nn.Module) and hasattr(model, "transform")

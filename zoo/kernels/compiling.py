@@ -16,15 +16,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import IO, Any, Protocol
 
 import torch
-from torch import Tensor
-
-from zoo.kernels.candidates import IMAGE_OPS, Candidate, Setting, bind, empty, packed_image
-from zoo.kernels.graph import Node
-from zoo.kernels.place import Place
 
 MOST = 16
 """Processes at a time; each takes about 0.4 GB."""
@@ -50,46 +44,6 @@ class Work(Protocol):
     def compile(self) -> None:
         """Compile, in a process whose launches stop before they launch (`stop_at_launch`)."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A kernel to compile: a step, where its maps lie, what computes it, and whether a kernel of ours follows."""
-
-    node: Node
-    places: dict[Node, Place]
-    setting: Setting
-    candidate: Candidate
-    followed: bool = True
-
-    @property
-    def name(self) -> str:
-        """The op."""
-        return self.candidate.op
-
-    def portable(self) -> Task:
-        """Return the task without weights, and without the rest of its graph."""
-        node = self.node
-        sources = {source: replace(source, inputs=[], attrs={}) for source in node.inputs}
-        alone = replace(node, inputs=[sources[source] for source in node.inputs], attrs=_exchange(node.attrs, Tensor, _blank))
-        places = {sources[source]: self.places[source] for source in sources if source in self.places}
-        if node in self.places:
-            places[alone] = self.places[node]
-        return replace(self, node=alone, places=places, setting=replace(self.setting, device=torch.device("cpu")))
-
-    def compile(self) -> None:
-        """Compile; of a portable task."""
-        from zoo.kernels.ops._overlap import followed_by_ours
-
-        node = replace(self.node, attrs=_exchange(self.node.attrs, Blank, lambda blank: torch.zeros(blank.shape, dtype=blank.dtype)))
-        places = {node if where is self.node else where: spot for where, spot in self.places.items()}
-        inputs = [empty(source, places, self.setting) for source in node.inputs]
-        bound = bind(node, self.candidate, self.setting)
-        if self.candidate.op in IMAGE_OPS:
-            inputs[0] = packed_image(node, inputs[0])
-        out = empty(node, places, self.setting) if node in places and node.op not in ("join", "depthwise_squeeze") else None
-        with followed_by_ours(self.followed), torch.no_grad():
-            bound(inputs, out)
 
 
 class Compilers:
@@ -221,24 +175,6 @@ def _feed(
 def _send(pipe: IO[bytes], value: Any) -> None:
     pipe.write(pickle.dumps(value))
     pipe.flush()
-
-
-@dataclass(frozen=True, slots=True)
-class Blank:
-    """A tensor of which only shape and dtype matter."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-def _blank(tensor: Tensor) -> Blank:
-    return Blank(tuple(tensor.shape), tensor.dtype)
-
-
-def _exchange(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
-    if isinstance(value, kind):
-        return by(value)
-    return {name: _exchange(inner, kind, by) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
 class _Absent:

@@ -1,240 +1,18 @@
-"""`fast(model)`: the same network on other kernels, checked before it is handed over."""
+"""What a user calls: `fast` makes a network fast, `plain` gives it back, `why` says what was done."""
 
 from __future__ import annotations
 
-import copy
-import threading
-import warnings
-from collections import OrderedDict
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from zoo.kernels.errors import Untraceable
+from zoo.kernels.network import Fast, Tune
 
-if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
-    from zoo.kernels.build import Built
-    from zoo.kernels.candidates import Weights
-    from zoo.kernels.choices import Choices
+if TYPE_CHECKING:
     from zoo.kernels.report import Report
     from zoo.kernels.training.network import FastTraining
-
-Tune = Literal["none", "quick", "full"]
-
-KEPT_PLANS = 8
-"""Input shapes whose plans a fast network keeps; the one that was not used for longest goes first."""
-
-
-class Fast(nn.Module):
-    """A network that runs on kernels chosen for its layers and shapes; `fast` makes it, `plain` gives the network back.
-
-    Parameters, buffers and `state_dict` are the plain network's own, under the same names; what runs is a folded copy of them, in
-    `dtype` on `device`. `load_state_dict` renews the copy; weights changed in place otherwise need a new `fast(plain(model))`.
-
-    A plan is made for every input shape at its first call, checked against the plain network, and kept; the `KEPT_PLANS` last used
-    are. Calls from many threads are allowed: they are answered in turn, each with its own output tensors. Copies and pickles carry
-    the plain network and the options, and make their plans anew. Outputs have the plain network's dtype, and no gradient.
-    """
-
-    network: nn.Module
-    _strict: bool = False
-    """A plan that can't be made is raised; later on, that call runs unchanged."""
-
-    def __init__(self, network: nn.Module, device: torch.device, dtype: torch.dtype, tune: Tune, tf32: bool, progress: bool) -> None:
-        super().__init__()
-        self.network = network
-        """What `fast` was called with; `core` is the network in it, without torch.compile's or DataParallel's wrapper."""
-        self.device, self.dtype, self.tf32, self.progress = device, dtype, tf32, progress
-        self.tune: Tune = tune
-        self.unchanged = ""
-        """Why the network runs unchanged; empty where it doesn't."""
-        self.part = ""
-        """The child that runs fast where the network as a whole can't: a detection model's backbone."""
-        self._fresh()
-        self.training = False  # of this module alone: the network keeps its mode
-
-    @property
-    def core(self) -> nn.Module:
-        """The network itself, out of a wrapper that only says how to run it."""
-        from zoo.kernels.asked import core
-
-        return core(self.network)
-
-    def _fresh(self) -> None:
-        """Begin without plans."""
-        self._plans: OrderedDict[Any, Built] = OrderedDict()
-        self._lock = threading.RLock()
-        self._order = threading.Lock()
-        self._weights: Weights | None = None
-        self._choices: Choices | None = None
-        self._plain_copy: nn.Module | None = None
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the plain network computes in eval mode; same arguments, same structure of the result.
-
-        Raises:
-            ValueError: a tensor lies on another device; or the network's own error for input that it refuses.
-            RuntimeError: a gradient is asked for.
-        """
-        leaves, spec = (list(args), None) if not kwargs and _only_tensors(args) else pytree.tree_flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        for tensor in tensors:
-            if tensor.device != self.device:
-                raise ValueError(
-                    f"this fast network runs on {self.device}, the input lies on {tensor.device}; move it with x.to({str(self.device)!r})"
-                )
-            if tensor.requires_grad and torch.is_grad_enabled():
-                raise RuntimeError("fast(model) computes no gradients: call it under torch.no_grad(), or use plain(model) for this")
-        if self.unchanged:
-            return self._run_unchanged(args, kwargs)
-        if not all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves):  # an object may hold anything, and change
-            return self._run_unchanged(args, kwargs)
-        key = (len(args) if spec is None else repr(spec), *(_key(leaf) for leaf in leaves))
-        built = self._plans.get(key)
-        if built is None:
-            try:
-                built = self._plan(key, args, kwargs)
-            except Untraceable as error:
-                if self._strict:
-                    raise
-                warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=2)
-                return self._run_unchanged(args, kwargs)
-        elif len(self._plans) > 1:
-            with self._order:
-                if key in self._plans:
-                    self._plans.move_to_end(key)
-        casting = torch.is_autocast_enabled(self.device.type)  # asked first, for the context costs microseconds
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False) if casting else nullcontext():
-            outputs = built.run(tensors)
-        return pytree.tree_unflatten(outputs, built.spec)
-
-    def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built:
-        with self._lock:
-            if (built := self._plans.get(key)) is not None:
-                return built
-            from zoo.kernels.build import build_gpu
-            from zoo.kernels.build_cpu import build_cpu
-            from zoo.kernels.candidates import Weights
-            from zoo.kernels.choices import Choices
-
-            self._weights = Weights() if self._weights is None else self._weights
-            self._choices = Choices(self.device) if self._choices is None else self._choices
-            build = build_gpu if self.device.type == "cuda" else build_cpu
-            with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                built = build(self.core, args, kwargs, self, self._weights, self._choices)
-            with self._order:
-                self._plans[key] = built
-                if len(self._plans) > KEPT_PLANS:
-                    self._settle()
-                while len(self._plans) > KEPT_PLANS:
-                    self._plans.popitem(last=False)
-            return built
-
-    def _settle(self) -> None:
-        """Wait for what still runs, on any stream, before the memory of a plan goes."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from zoo.kernels.parity import on_device, own_dtype
-
-        with self._lock:
-            if self._plain_copy is None:
-                self._plain_copy = self._detector() if self.part else channels_last(on_device(self.core, self.device, self.dtype))
-        wanted = own_dtype(self.network)
-        dtype = wanted if self.part else self.dtype
-        args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-        with torch.no_grad():
-            try:
-                result = self._plain_copy(*args, **kwargs)
-            except RuntimeError as error:
-                if self.part or self.dtype == wanted or "type" not in str(error):
-                    raise
-                self.unchanged += f"; in {wanted}, for it mixes dtypes"
-                self.dtype, self._plain_copy = wanted, None
-                return self._run_unchanged(args, kwargs)
-        return pytree.tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, result)
-
-    def _detector(self) -> nn.Module:
-        """Return the network on the device in its own dtype, with the one part replaced by a fast one, already checked at one size."""
-        from zoo.kernels.parity import natural_images, on_device
-
-        images = getattr(self.core.transform, "min_size", (800,))
-        side = 32 * max(2, (images[0] if isinstance(images, tuple | list) else int(images)) // 64)
-        example = natural_images((1, 3, side, side), self.device)
-        inner = fast(
-            getattr(self.core, self.part),
-            self.device,
-            self.dtype,
-            tune=self.tune,
-            tf32=self.tf32,
-            progress=self.progress,
-            example=example,
-        )
-        inner.tune = "none" if self.tune == "quick" else self.tune  # every photograph has another size
-        whole = on_device(_without(self.core, self.part), self.device)
-        whole.add_module(self.part, inner)
-        return whole
-
-    def report(self) -> Report:
-        """Return what `why` shows."""
-        from zoo.kernels.report import Report
-
-        with self._lock:
-            if self.part and self._plain_copy is not None:
-                inner = getattr(self._plain_copy, self.part).report()
-                return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
-            return Report(
-                [built.report for built in self._plans.values()], self.unchanged, str(self.device), str(self.dtype).removeprefix("torch.")
-            )
-
-    def train(self, mode: bool = True) -> Fast:
-        """Refuse train mode: folded BatchNorm has no statistics to update; RuntimeError says what to do."""
-        if mode:
-            raise RuntimeError("a fast network stays in eval mode; train plain(model), then call fast() again")
-        return self
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Fast:
-        raise RuntimeError(f"a fast network stays on {self.device} in {self.dtype}; use fast(plain(model), device, dtype) for another")
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the plain network's `state_dict`."""
-        return self.network.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load into the plain network, and make plans and weights anew at the next call."""
-        result = self.network.load_state_dict(state_dict, strict=strict, assign=assign)
-        with self._lock:
-            self._settle()
-            self._fresh()
-        return result
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave plans and copies out; they belong to this process and device."""
-        hidden = ("_plans", "_lock", "_order", "_weights", "_choices", "_plain_copy")
-        return {name: value for name, value in self.__dict__.items() if name not in hidden}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Come back without plans."""
-        super().__setstate__(state)
-        self._fresh()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Fast:
-        """Copy the plain network and the options."""
-        twin = Fast.__new__(Fast)
-        memo[id(self)] = twin
-        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        return twin
-
-    def extra_repr(self) -> str:
-        """Show device, dtype and shapes planned so far."""
-        return f"device={self.device}, dtype={self.dtype}, plans={len(self._plans)}" + (
-            f", unchanged: {self.unchanged}" if self.unchanged else ""
-        )
 
 
 @overload
@@ -262,6 +40,7 @@ def fast(
     example: Any = None,
     tf32: bool = False,
     progress: bool = True,
+    recompute: bool | None = None,
 ) -> FastTraining: ...
 
 
@@ -275,6 +54,7 @@ def fast(
     example: Any = None,
     tf32: bool = False,
     progress: bool = True,
+    recompute: bool | None = None,
 ) -> Fast | FastTraining:
     """Return the same network on faster kernels, for inference or to train, after it was compared with the plain one.
 
@@ -295,13 +75,16 @@ def fast(
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
         progress: shows a bar while tuning, when stderr is a terminal.
+        recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, in less room
+            and a little more time; None where that frees a quarter of the maps, as in MobileNets.
 
     Returns:
         A `Fast` module: call it like `model`, with inputs on `device` in any floating dtype; outputs have the model's own dtype.
         With `train` a `FastTraining` module, which is called like `model` in every respect.
 
     Raises:
-        ValueError: an unknown device, dtype or `tune`; the device is not there; or the model refuses the example.
+        ValueError: an unknown device, dtype or `tune`; the device is not there; the model refuses the example; or `recompute` without
+            `train`.
         TypeError: `model` is no module.
 
     Examples:
@@ -310,6 +93,7 @@ def fast(
         >>> print(why(model))                        # doctest: +SKIP
     """
     from zoo.kernels import asked
+    from zoo.kernels.detection import detects
 
     model = plain(model)
     if not isinstance(model, nn.Module):
@@ -323,30 +107,20 @@ def fast(
     if train:
         from zoo.kernels.training.beginning import begin
 
-        return begin(model, device, dtype, example, tune)
+        return begin(model, device, dtype, example, tune, recompute)
+    if recompute is not None:
+        raise ValueError("recompute goes with train=True: inference keeps nothing for a way back")
     where = asked.device_of(device)
     kind = asked.dtype_of(dtype, where)
     asked.check(asked.core(model))
     made = Fast(model, where, kind, tune, tf32, progress)
-    if asked.has_fast_part(made.core):
-        made.part = "backbone"
-        made.unchanged = f"boxes depend on values: only the backbone of {type(model).__name__} runs fast"
-        made._plain_copy = made._detector()  # pyright: ignore[reportPrivateUsage]
+    if detects(made.core):
+        made.prepare_part("backbone", f"boxes depend on values: only the backbone of {type(model).__name__} runs fast")
         return made
     try:
-        args = asked.example_of(made.core, example, where)
+        made.prepare(asked.example_of(made.core, example, where))
     except Untraceable as error:
-        made.unchanged = str(error)
-        warnings.warn(f"{type(model).__name__} runs unchanged: {error}", stacklevel=2)
-        return made
-    try:
-        made._strict = True  # pyright: ignore[reportPrivateUsage]
-        made(*args)
-    except Untraceable as error:
-        made.unchanged = str(error)
-        warnings.warn(f"{type(model).__name__} runs unchanged: {error}", stacklevel=2)
-    finally:
-        made._strict = False  # pyright: ignore[reportPrivateUsage]
+        made.refuse(str(error))
     return made
 
 
@@ -369,38 +143,3 @@ def why(model: nn.Module) -> Report:
     if not _is_fast(model):
         raise TypeError(f"why takes what fast() returned, got a {type(model).__name__}")
     return model.report()  # pyright: ignore[reportCallIssue]
-
-
-_PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
-"""Arguments that a plan may be made for, one for each value."""
-
-
-def _key(leaf: Any) -> Any:
-    """Return what distinguishes an argument from others that need another plan: 1, 1.0 and True do."""
-    if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.dtype.is_floating_point or leaf.dtype
-    return type(leaf).__name__, repr(leaf)
-
-
-def channels_last(module: nn.Module) -> nn.Module:
-    """Put the weights of convolutions into channels_last memory."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            part.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    return module
-
-
-def _as_input(leaf: Tensor, dtype: torch.dtype) -> Tensor:
-    cast = leaf.to(dtype) if leaf.is_floating_point() else leaf
-    return cast.contiguous(memory_format=torch.channels_last) if cast.dim() == 4 else cast
-
-
-def _only_tensors(args: tuple[Any, ...]) -> bool:
-    return all(isinstance(arg, Tensor) for arg in args)
-
-
-def _without(model: nn.Module, name: str) -> nn.Module:
-    """Return a shallow copy of a module that lacks one child."""
-    twin = copy.copy(model)
-    twin._modules = OrderedDict((key, child) for key, child in model._modules.items() if key != name)
-    return twin

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from zoo.kernels.copies import channels_last, on_device
+from zoo.kernels.precision import products
 
 ALLOWED = 1.1
 """How many times plain eager's own error a fast network may have."""
@@ -77,10 +77,7 @@ class Reference:
         with products(tf32=False):
             self.chunk = self.CHUNK if all(self._keeps_images_apart(model, batch, exact) for batch in batches) else sys.maxsize
             self.outputs = [self._run(model, batch, exact) for batch in batches]
-        model = model.to(dtype)
-        for module in model.modules():
-            if isinstance(module, nn.Conv2d):
-                module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        model = channels_last(model.to(dtype))
         with products(tf32):
             self.eager = self.error([self._run(model, batch, dtype) for batch in batches])
 
@@ -121,26 +118,6 @@ class Reference:
         return Parity(self.error(outputs), self.eager, self.images)
 
 
-def own_dtype(network: nn.Module) -> torch.dtype:
-    """Return the floating dtype of a network's parameters; float32 where it has none."""
-    return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-
-
-def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return a copy of the network in eval mode on a device, without a second copy on the way."""
-    memo: dict[int, Any] = {}
-    tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
-    for _, tensor in tensors:
-        if id(tensor) not in memo:
-            wanted = dtype if tensor.is_floating_point() else None
-            moved = tensor.detach().to(device, wanted, copy=True)
-            memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
-    twin = copy.deepcopy(network, memo)
-    if any(isinstance(module, torch.jit.ScriptModule) for module in twin.modules()):  # whose copies don't heed the memo
-        twin = twin.to(device, dtype)
-    return twin.eval()
-
-
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:
     return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
@@ -164,43 +141,3 @@ def _distance(got: Tensor, want: Tensor) -> float:
         got, want = got[finite], want[finite]
     error = ((got - want).norm() / want.norm().clamp_min(1e-30)).item()
     return error if error == error else math.inf
-
-
-@contextlib.contextmanager
-def products(tf32: bool, benchmark: bool = False) -> Iterator[None]:
-    """Allow or forbid TF32 in convolutions and products of matrices for a while, and let cuDNN choose by timing or not."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=tf32):
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-        try:
-            yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def natural_images(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> Tensor:
-    """Make normalised images whose spectrum falls with the frequency, as photographs' does, crossed by edges.
-
-    White noise would hardly excite the early layers' filters; a network's errors show where its activations are those of pictures.
-
-    Args:
-        shape: (N, C, H, W), or any other shape, which is filled with normal numbers.
-        device: where to make them.
-        seed: other images for another seed, the same for the same.
-
-    Returns:
-        float32, mean about 0 and deviation about 1.
-    """
-    generator = torch.Generator("cpu").manual_seed(seed)
-    if len(shape) != 4 or min(shape) == 0:
-        return torch.randn(shape, generator=generator).to(device)
-    n, c, h, w = shape
-    distinct = min(n, 16)
-    noise = torch.fft.rfft2(torch.randn(distinct, c, h, w, generator=generator))
-    frequency = torch.hypot(torch.fft.fftfreq(h).view(-1, 1), torch.fft.rfftfreq(w).view(1, -1)).clamp_min(1 / max(h, w, 2))
-    images = torch.fft.irfft2(noise / frequency, s=(h, w))
-    position = torch.rand(distinct, 1, 1, 1, generator=generator) * w
-    images = images / images.std().clamp_min(1e-6) + (torch.arange(w).view(1, 1, 1, -1) < position).float() - 0.5
-    images = images.to(device)
-    repeats = -(-n // distinct)
-    return torch.cat([images.roll(7 * i, dims=3) for i in range(repeats)])[:n]

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,35 @@ class Tiny(Model):
 
     def head(self, x: Tensor) -> Tensor:
         return self.fc(self.dropout(x.mean((2, 3))))
+
+
+class Outputs(NamedTuple):
+    """What a network with an auxiliary head returns in train mode."""
+
+    logits: Tensor
+    aux_logits: Tensor
+
+
+class Forked(Tiny):
+    """A network with an auxiliary head, which helps in training only."""
+
+    classifiers = ("fc", "aux")
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0) -> None:
+        super().__init__(num_classes, in_channels, dropout)
+        self.aux = nn.Linear(8, num_classes)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.features[:3](x)
+        logits = self.head(self.features[3:](x))
+        return Outputs(logits, self.aux(x.mean((2, 3)))) if self.training else logits
+
+
+class Moody(Tiny):
+    """A network whose way depends on values, which can't be recorded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x if float(x.detach().sum()) > 0 else x.flip(3)))
 
 
 def draw(folder: Path, counts: dict[str, int], side: int = 20, seed: int = 0) -> Path:

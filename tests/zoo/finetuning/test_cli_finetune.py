@@ -38,14 +38,15 @@ def test_a_folder_becomes_a_network_that_predicts(ships: Path, tmp_path: Path, c
         "--lr",
         "0.02",
     ]
-    assert main([*told, "--head-epochs", "0"]) == 0
+    assert main([*told, "--head-epochs", "0", "--no-fast"]) == 0
+    assert json.loads((out / "settings.json").read_text())["settings"]["fast"] is False
     printed = capsys.readouterr().out
     assert "boat" in printed
     assert f"zoo predict PHOTO --model {out}" in printed
     assert main(["predict", str(ships / "raft" / "000.png"), "--model", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)[0]["predictions"]
     assert {row["label"] for row in found} == {"boat", "raft"}
-    assert main(["finetune", "--resume", str(out), "--json"]) == 0
+    assert main(["finetune", "--resume", str(out), "--fast", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 6
     assert main(told) == 1
     assert "holds a run" in capsys.readouterr().err

@@ -71,18 +71,19 @@ def test_mixed_images_are_what_their_shares_say(photos: Path, told: dict[str, fl
     settings = Settings(**told, augment="none", flip=False)
     plain = next(batches(photos, Settings(augment="none", flip=False)).training(3, 4, 12))
     mixed = next(batches(photos, settings).training(3, 4, 12))
-    assert mixed.partners is not None
-    assert mixed.share is not None
-    assert mixed.partners.tolist() == [i ^ 1 for i in range(12)]
-    other = plain.images[mixed.partners]
+    partners, share = mixed.target.partners, mixed.target.share
+    assert partners is not None
+    assert share is not None
+    assert partners.tolist() == [i ^ 1 for i in range(12)]
+    other = plain.images[partners]
     if "mixup" in told:
-        share = mixed.share.view(-1, 1, 1, 1)
-        assert torch.allclose(mixed.images, plain.images * share + other * (1 - share), atol=1e-6)
+        part = share.view(-1, 1, 1, 1)
+        assert torch.allclose(mixed.images, plain.images * part + other * (1 - part), atol=1e-6)
     else:
         own = (mixed.images == plain.images).all(1).float().mean((1, 2))
-        assert torch.allclose(own, mixed.share, atol=0.02)
+        assert torch.allclose(own, share, atol=0.02)
         assert ((mixed.images == plain.images) | (mixed.images == other)).all()
-    assert mixed.share.unique().numel() > 2  # each pair has its own
+    assert share.unique().numel() > 2  # each pair has its own
 
 
 @pytest.mark.parametrize("told", [{}, {"randaugment": 5, "workers": 0}], ids=["memory", "decoded"])

@@ -97,19 +97,6 @@ def test_a_killed_run_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None
     assert killed_log == whole_log
 
 
-def test_the_zoos_kernels_learn_the_same_here_and_a_resumed_run_may_choose(photos: Path, tmp_path: Path) -> None:
-    told = {"epochs": 2, "head_epochs": 1, "accumulate": 2, "ema": 0.9, "options": {"dropout": 0.2}}
-    run(photos, tmp_path / "plain", **told)
-    run(photos, tmp_path / "fast", fast=True, **told)
-    ours, theirs = (load_file(tmp_path / name / "last.safetensors") for name in ("fast", "plain"))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert json.loads((tmp_path / "fast" / "settings.json").read_text())["settings"]["fast"] is True
-    assert finetune(Tiny, out=tmp_path / "fast", resume=True, fast=False).steps == 6
-    with pytest.raises(ValueError, match="fast and compile exclude each other"):
-        run(photos, tmp_path / "neither", fast=True, compile=True)
-
-
 def test_an_interrupted_run_is_saved_and_says_how_it_goes_on(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Trainer._one
 
@@ -342,7 +329,7 @@ def test_grey_images_and_frozen_norms_are_possible(photos: Path, tmp_path: Path)
 def test_a_run_of_which_no_step_was_saved_leaves_its_folder_free(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "x"
     with monkeypatch.context() as patched:
-        patched.setattr("zoo.finetuning.loop.loss_of", lambda outputs, batch, smoothing: outputs.sum() * torch.nan)
+        patched.setattr("zoo.finetuning.stepping.loss_of", lambda outputs, target, smoothing: outputs.sum() * torch.nan)
         with pytest.raises(NotFinite):
             run(photos, out, steps=2)
     assert (out / "settings.json").is_file()
@@ -420,7 +407,7 @@ def test_the_finder_finds_a_rate_between_too_small_and_too_large(photos: Path, t
 
 
 def test_a_search_that_can_find_nothing_is_explained(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "loss_of", lambda outputs, batch, smoothing: outputs.sum() * torch.nan)
+    monkeypatch.setattr(rates, "loss_of", lambda outputs, target, smoothing: outputs.sum() * torch.nan)
     with pytest.raises(ValueError, match="the loss was no number, or exploded, from the first steps on"):
         find_rate(Tiny, photos, from_scratch=True, batch_size=12)
 

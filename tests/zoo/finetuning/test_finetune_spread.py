@@ -49,12 +49,13 @@ def test_two_processes_end_where_one_ends_copied_or_divided(photos: Path, tmp_pa
     }
     told |= {"mixup": 0.2, "ema": 0.9, "balance": True, "clip": 1.0, "label_smoothing": 0.1, "accumulate": 1, "warmup": 0.2}
     (photos / "cat" / "003.png").write_bytes(b"")
-    folders = {name: {"out": str(tmp_path / name), "fsdp": name == "divided"} for name in ("copied", "divided")}
+    folders = [{"out": str(tmp_path / name), option: True} for name, option in (("divided", "fsdp"), ("stepped", "fast"))]
     other = {"randaugment": 4, "workers": 0, "batch_size": 16, "accumulate": 2}
-    start({**told, "runs": [*folders.values(), {"out": str(tmp_path / "decoded"), **other}]})
+    decoded = [{"out": str(tmp_path / name), "fast": name == "stepped-decoded", **other} for name in ("decoded", "stepped-decoded")]
+    start({**told, "runs": [{"out": str(tmp_path / "copied")}, *folders, *decoded]})
     for name, more in (("alone", {}), ("alone-decoded", other)):
         finetune(Tiny, out=tmp_path / name, **{**told, **more})
-    for alone, others in (("alone", ["copied", "divided"]), ("alone-decoded", ["decoded"])):
+    for alone, others in (("alone", ["copied", "divided", "stepped"]), ("alone-decoded", ["decoded", "stepped-decoded"])):
         wanted = load_file(tmp_path / alone / "last.safetensors")
         for other in others:
             found = load_file(tmp_path / other / "last.safetensors")
@@ -63,6 +64,8 @@ def test_two_processes_end_where_one_ends_copied_or_divided(photos: Path, tmp_pa
             assert max(far.values()) < 1e-5, (other, far)
             rows = [json.loads((tmp_path / run / "metrics.json").read_text()) for run in (alone, other)]
             assert rows[0]["confusion"] == rows[1]["confusion"]
+            page = (tmp_path / other / "report.html").read_text()
+            assert ("what each layer ran on" in page) is other.startswith("stepped")
     torch.testing.assert_close(
         load_file(tmp_path / "copied" / "model.safetensors"), load_file(tmp_path / "alone" / "model.safetensors"), rtol=0, atol=1e-5
     )

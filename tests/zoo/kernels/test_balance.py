@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 import zoo
 from tests.zoo.kernels.networks import settled
-from zoo.kernels import build as building
-from zoo.kernels.balance import balance, key, mean_inputs, noise_like, rounded
-from zoo.kernels.build import understand
-from zoo.kernels.candidates import Setting, Weights
-from zoo.kernels.parity import ALLOWED, natural_images
-from zoo.kernels.program import Program
+from zoo.kernels.images import natural_images, noise_like
+from zoo.kernels.parity import ALLOWED
+from zoo.kernels.passes import understand
+from zoo.kernels.plans import build as building
+from zoo.kernels.plans.balance import balance, key, mean_inputs, rounded
+from zoo.kernels.plans.program import Program
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.steps import Setting
 
 CPU = torch.device("cpu")
 

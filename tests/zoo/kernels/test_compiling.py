@@ -16,13 +16,15 @@ import torch
 
 import zoo
 from zoo.kernels import compiling
-from zoo.kernels.build import understand
-from zoo.kernels.candidates import FOREIGN, Candidate, Setting, candidates
-from zoo.kernels.choose import _blanks, _compiled
-from zoo.kernels.compiling import Compilers, Task
-from zoo.kernels.program import COMPUTED
+from zoo.kernels.compiling import Compilers
+from zoo.kernels.passes import understand
 from zoo.kernels.training import kernels
 from zoo.kernels.training.compiling import ChainWork
+from zoo.kernels.tuning.binding import blanks
+from zoo.kernels.tuning.candidates import candidates
+from zoo.kernels.tuning.contest import _compiled
+from zoo.kernels.tuning.steps import COMPUTED, FOREIGN, Candidate, Setting
+from zoo.kernels.tuning.tasks import Blank, Task
 
 SETTING = Setting(torch.device("cpu"), torch.bfloat16)
 
@@ -32,7 +34,7 @@ def tasks_of(cls: type[torch.nn.Module], size: int) -> list[Task]:
     made = []
     for node in graph.steps():
         if node.op in COMPUTED:
-            ours = (c for c in candidates(node, _blanks(node, places, SETTING), SETTING, 1) if c.op not in FOREIGN)
+            ours = (c for c in candidates(node, blanks(node, places, SETTING), SETTING, 1) if c.op not in FOREIGN)
             made += [Task(node, places, SETTING, candidate) for candidate in ours]
     return made
 
@@ -146,7 +148,7 @@ def test_where_no_process_can_compile_the_caller_does(monkeypatch: pytest.Monkey
 def test_a_portable_task_carries_no_weights_and_no_other_step() -> None:
     task = max(tasks_of(zoo.SqueezeNet1_1, 64), key=lambda task: task.node.attrs["weight"].numel() if "weight" in task.node.attrs else 0)
     light = task.portable()
-    assert isinstance(light.node.attrs["weight"], compiling.Blank)
+    assert isinstance(light.node.attrs["weight"], Blank)
     assert light.node.attrs["weight"].shape == tuple(task.node.attrs["weight"].shape)
     assert all(not source.inputs and not source.attrs for source in light.node.inputs)
     assert isinstance(task.node.attrs["weight"], torch.Tensor)

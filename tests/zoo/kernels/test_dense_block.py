@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable_dense import TENSORS, DenseLayer, Norm, dense_block, refuses
+from zoo.kernels.differentiable.dense import TENSORS, DenseLayer, Norm, dense_block, refuses
 from zoo.kernels.ops._activation import ACTIVATIONS
 
 RUNNING = (2, 3, 7, 8)

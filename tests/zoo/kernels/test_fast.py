@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from zoo import ResNet20, fast, plain, why
-from zoo.kernels import build as building
-from zoo.kernels.choices import Choice, Choices
-from zoo.kernels.fast import KEPT_PLANS, Fast
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.network import KEPT_PLANS, Fast
+from zoo.kernels.passes import understand
+from zoo.kernels.passes.trace import trace
+from zoo.kernels.plans import proving
 from zoo.kernels.report import Report
-from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.tuning.choices import _kernels as hashed
 
 CPU = torch.device("cpu")
 
@@ -60,6 +66,22 @@ def test_a_fast_network_answers_as_the_plain_one_and_gives_it_back() -> None:
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert list(quick.state_dict()) == list(before)
+
+
+def test_a_cpu_needs_no_triton() -> None:
+    script = """
+import sys
+sys.modules["triton"] = None
+import torch
+from torch import nn
+from zoo import fast
+network, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8)
+torch.testing.assert_close(fast(network, "cpu", example=x)(x), network(x).detach(), rtol=1e-4, atol=1e-5)
+torch.testing.assert_close(fast(network, train=True, example=x)(x), network(x))
+"""
+    subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", script], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
 
 
 def test_fast_of_fast_begins_again_from_the_plain_network(small: Fast) -> None:
@@ -238,10 +260,11 @@ def test_random_layers_are_not_traced() -> None:
 
 def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from zoo.kernels import ops
-    from zoo.kernels.candidates import ATEN, Candidate, Setting, Weights
-    from zoo.kernels.choose import Decision
-    from zoo.kernels.parity import Reference, natural_images
-    from zoo.kernels.program import COMPUTED
+    from zoo.kernels.images import natural_images
+    from zoo.kernels.parity import Reference
+    from zoo.kernels.tuning.binding import Weights
+    from zoo.kernels.tuning.choose import Decision
+    from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting
 
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     model = Small().eval()
@@ -250,7 +273,7 @@ def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.
     monkeypatch.setattr(conv, "launch", lambda *args, **kwargs: right(*args, **kwargs) * 1.02)
     batch = ((natural_images((2, 3, 16, 16), CPU),), {})
     with torch.no_grad():
-        graph, places = building.understand(model, *batch, CPU)
+        graph, places = understand(model, *batch, CPU)
         first = next(node for node in graph.steps() if node.op == "conv")
         decision, choices = Decision(), Choices(CPU)
         for node in graph.steps():
@@ -261,7 +284,7 @@ def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.
         choices.put(decision.keys[first], decision.found[first])
         reference = Reference(model, CPU, torch.float32, False, [batch])
         setting = Setting(CPU, torch.float32)
-        _, parity, notes = building._checked(graph, places, decision, setting, Weights(), choices, [batch], reference)
+        _, parity, notes = proving.checked(graph, places, decision, setting, Weights(), choices, [batch], reference)
     assert parity.passes(1e-5)
     assert decision.chosen[first] == Candidate(ATEN)
     assert "fell back" in notes[first]
@@ -296,6 +319,16 @@ DAMAGES = {
     "no table": lambda text: "[]",
     "a word for a time": lambda text: text.replace('"us": 2.0', '"us": "x"'),
 }
+
+
+def test_kernels_that_were_changed_are_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, read = Choices(CPU).path, Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + (b"#" if self.name == "pointwise.py" else b""))
+    hashed.cache_clear()
+    try:
+        assert Choices(CPU).path != before
+    finally:
+        hashed.cache_clear()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
@@ -351,12 +384,13 @@ def through_the_passes(network: nn.Module, x: Tensor, dtype: torch.dtype) -> Any
     """Compute a network by its merged steps, in their references."""
     from torch.utils import _pytree as pytree
 
-    from zoo.kernels.candidates import Setting, Weights
-    from zoo.kernels.merge import apply, merges
-    from zoo.kernels.program import Program
+    from zoo.kernels.passes.merge import apply, merges
+    from zoo.kernels.plans.program import Program
+    from zoo.kernels.tuning.binding import Weights
+    from zoo.kernels.tuning.steps import Setting
 
     with torch.no_grad():
-        graph, places = building.understand(network, (x,), {})
+        graph, places = understand(network, (x,), {})
         apply(graph, merges(graph, places)[:1], places)
         program = Program(graph, places, {}, Setting(CPU, dtype), Weights())
         return pytree.tree_unflatten(program.run([[x.to(dtype).contiguous(memory_format=torch.channels_last)]]), graph.spec)

@@ -197,7 +197,7 @@ def test_torchvisions_detector_runs_with_a_fast_backbone() -> None:
 
 
 def test_a_graph_whose_answers_differ_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from zoo.kernels.plan import Plan
+    from zoo.kernels.plans.plan import Plan
 
     replayed = Plan.__call__
     monkeypatch.setattr(Plan, "__call__", lambda self, tensors: [leaf * 1.05 for leaf in replayed(self, tensors)])

@@ -13,15 +13,18 @@ from torch.nn import functional as F
 from torchvision.models import detection
 
 from zoo import fast, plain, why
-from zoo.kernels import build as building
-from zoo.kernels import plan as planning
-from zoo.kernels.candidates import Candidate, Setting, Weights
-from zoo.kernels.choose import Decision
-from zoo.kernels.merge import is_stem
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import Parity, Reference
-from zoo.kernels.plan import Plan
-from zoo.kernels.program import Program
-from zoo.kernels.trace import Untraceable, trace
+from zoo.kernels.passes import understand
+from zoo.kernels.passes.kinds import is_stem
+from zoo.kernels.passes.trace import trace
+from zoo.kernels.plans import plan as planning
+from zoo.kernels.plans import proving
+from zoo.kernels.plans.plan import Plan
+from zoo.kernels.plans.program import Program
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.choose import Decision
+from zoo.kernels.tuning.steps import Candidate, Setting
 
 CPU = torch.device("cpu")
 
@@ -98,7 +101,7 @@ def test_weights_that_are_computed_from_parameters_become_constants() -> None:
     torch.manual_seed(0)
     normed = torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 5, 3))
     network = nn.Sequential(Standardised(3, 4, 3, padding=1), nn.ReLU(), normed).eval()
-    graph, places = building.understand(network, (X,), {})
+    graph, places = understand(network, (X,), {})
     assert [node.op for node in graph.steps()] == ["conv", "conv"]
     with torch.no_grad():
         program = Program(graph, places, {}, Setting(CPU, torch.float32), Weights())
@@ -239,7 +242,7 @@ def test_complex_outputs_are_compared_as_numbers() -> None:
 
 
 def stem_plan(network: nn.Module, x: Tensor) -> Plan:
-    graph, places = building.understand(network, (x,), {})
+    graph, places = understand(network, (x,), {})
     (stem,) = [node for node in graph.steps() if node.op == "conv" and is_stem(node)]
     return Plan(Program(graph, places, {stem: Candidate("stem")}, Setting(CPU, torch.float32), Weights()))
 
@@ -317,14 +320,14 @@ def test_a_graph_that_answers_otherwise_is_given_up_step_by_step(
         def forward(self, x: Tensor) -> Tensor:
             return 2 * x
 
-    monkeypatch.setattr(building, "Plan", Captured)
-    monkeypatch.setattr(building, "Program", Bare)
+    monkeypatch.setattr(proving, "Plan", Captured)
+    monkeypatch.setattr(proving, "Program", Bare)
     monkeypatch.setattr(Captured, "factors", {True: overlapped, False: plainly})
     monkeypatch.setattr(Captured, "closed", [])
     batch = ((X,), {})
     reference = Reference(Twice().eval(), CPU, torch.float32, False, [batch])
     first: Any = Captured(Bare(None, {}, {}, Setting(CPU, torch.float32), None))
-    plan, parity = building._captured(first, Parity(0.0, 0.0, 2), Decision(), Weights(), [batch], reference)
+    plan, parity = proving.captured(first, Parity(0.0, 0.0, 2), Decision(), Weights(), [batch], reference)
     assert note in plan.note
     assert bool(note) == bool(plan.note)
     assert parity.passes(1e-5)

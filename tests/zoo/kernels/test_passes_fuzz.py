@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from tests.zoo.kernels.networks import Op, Random, ops
-from zoo.kernels.build import understand
-from zoo.kernels.candidates import Setting, Weights
-from zoo.kernels.merge import Merge, apply, merges
-from zoo.kernels.program import Program
+from zoo.kernels.passes import understand
+from zoo.kernels.passes.merge import Merge, apply, merges
+from zoo.kernels.plans.program import Program
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.steps import Setting
 
 HEADS = ["mean", "flat", "map"]
 CPU = Setting(torch.device("cpu"), torch.float64)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from zoo import VGG11, fast, why
 from zoo.kernels.differentiable import conv_bias_act, stem_conv
-from zoo.kernels.differentiable_convs import refused
-from zoo.kernels.differentiable_stem import refused as stem_refused
+from zoo.kernels.differentiable.convs import refused
+from zoo.kernels.differentiable.stem import refused as stem_refused
 from zoo.kernels.ops import bias_act_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES
 from zoo.kernels.training import choosing, kernels
@@ -338,7 +338,7 @@ def step(called: nn.Module, network: nn.Module, seed: int, casts: bool = False, 
 @pytest.fixture
 def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let chains of convolutions call what they call on a GPU: the kernels, interpreted."""
-    from zoo.kernels import differentiable_convs as ops
+    from zoo.kernels.differentiable import convs as ops
 
     monkeypatch.setattr(kernels, "conv_bias_act", lambda x, w, b, **options: ops.conv_bias_act(x, w, b, **options))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo import fast, why
-from zoo.kernels.differentiable_shortcut import shortcut_conv
+from zoo.kernels.differentiable.shortcut import shortcut_conv
 from zoo.kernels.training import choosing, kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
@@ -92,6 +92,22 @@ class Blocks(nn.Sequential):
         return self[5](x) * torch.sigmoid(x)
 
 
+class Wider(nn.Module):
+    """A bottleneck that halves the map, and its shortcut with it; `looks` at its input once more."""
+
+    def __init__(self, looks: bool = False) -> None:
+        super().__init__()
+        self.looks = looks
+        self.one, self.first = nn.Conv2d(16, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.two, self.second = nn.Conv2d(8, 24, 3, 2, 1, bias=False), nn.BatchNorm2d(24)
+        self.beside, self.third = nn.Conv2d(16, 24, 1, 2, bias=False), nn.BatchNorm2d(24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(self.two(torch.relu(self.first(self.one(x)))))
+        y = torch.relu(y + self.third(self.beside(x)))
+        return y * x.mean() if self.looks else y
+
+
 FOUND = ["1x1 + shortcut", "1x1 + shortcut"]
 
 
@@ -134,6 +150,32 @@ def test_blocks_learn_as_eager_does(frozen: tuple[str, ...], handed: None) -> No
             assert p.grad is None or q.grad is None or off(q.grad, p.grad) < 0.03, name
     assert not model.unchanged
     torch.testing.assert_close(quick.state_dict(), eager.state_dict())
+
+
+@pytest.mark.parametrize("frozen", [(), ("3.one.weight",), ("3.beside.weight",), ("0.weight", "1.weight", "1.bias")])
+def test_a_shortcut_that_changes_the_shape_has_its_gradient_added_in_the_same_product(frozen: tuple[str, ...], handed: None) -> None:
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), Wider()).train()
+    for name in frozen:
+        eager.get_parameter(name).requires_grad_(False)
+    quick = copy.deepcopy(eager)
+    model = fast(quick, train=True, dtype=torch.bfloat16, example=images())
+    assert [row.layers for row in why(model).rows if "shortcut" in row.kernel] == ["3.one"]
+    for seed in range(2):
+        learn(eager, eager, seed)
+        learn(model, quick, seed)
+        for (name, p), q in zip(eager.named_parameters(), quick.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), name
+            assert p.grad is None or q.grad is None or off(q.grad, p.grad) < 0.03, name
+    assert not model.unchanged
+    torch.testing.assert_close(quick.state_dict(), eager.state_dict())
+
+
+def test_a_map_that_three_read_is_handed_on_to_none(handed: None) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), Wider(looks=True)).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        recording = record(network, (images(),), {}, torch.device("cpu"))
+    assert not any(chain.branch_out is not None for chain in steps_of(recording, {})[1])
 
 
 def test_the_users_gradient_of_the_output_stays_as_it_is(handed: None) -> None:

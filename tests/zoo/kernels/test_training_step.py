@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo import fast, fast_step
-from zoo.kernels.training import choosing
+from zoo.kernels.training import FastStep, choosing
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.optimizing import Prepared
 from zoo.kernels.training.record import record
@@ -62,6 +62,27 @@ def test_a_step_is_the_plain_sequence_with_its_schedule_and_draws(name: str, dty
     torch.testing.assert_close(quick.state_dict(), eager.state_dict())
     assert not step.inside
     assert "CPU" in step.unchanged
+
+
+def test_a_step_in_parts_is_the_step_of_all_of_them_and_a_target_may_be_any_tree() -> None:
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(216, 4)).double()
+    divided = copy.deepcopy(whole)
+    images, classes, weights = torch.randn(6, 3, 8, 8).double(), torch.randint(4, (6,)), torch.rand(6).double()
+
+    def loss(outputs: Tensor, target: dict[str, Any]) -> Tensor:
+        return (F.cross_entropy(outputs, target["classes"], reduction="none") * target["weights"][0]).mean() * target["factor"]
+
+    def target(part: slice) -> dict[str, Any]:
+        return {"classes": classes[part], "weights": (weights[part], None), "factor": 2.0}
+
+    steps = [fast_step(network, loss, optimizer_of("sgd", network), dtype=None) for network in (whole, divided)]
+    for _ in range(2):
+        at_once = steps[0](images, target(slice(6)))
+        first, *others = [(images[part], target(part)) for part in (slice(2), slice(2, 4), slice(4, 6))]
+        in_parts = steps[1](*first, *others)
+        torch.testing.assert_close(in_parts, at_once)
+    torch.testing.assert_close(divided.state_dict(), whole.state_dict())
 
 
 def test_a_network_without_parameters_or_an_unknown_dtype_is_refused() -> None:
@@ -126,3 +147,64 @@ def test_a_chain_that_is_no_faster_than_pytorch_is_left_alone_and_each_shape_is_
     assert len(calls) == 2
     assert choosing.slower(recording, {}, known, clock())
     assert choosing.slower(recording, {}, {}, clock(5.0, 9.0)) == {}
+
+
+def follow(network: nn.Module, loss: Any, seeds: list[int], **options: Any) -> tuple[list[float], FastStep]:
+    """Do a step at a rate of zero for each seed; return the losses."""
+    step = fast_step(network, loss, torch.optim.SGD(network.parameters(), 0.0), dtype=None, **options)
+    images, losses = torch.ones(64, 3, 8, 8, device="cuda"), []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        losses.append(step(images, torch.zeros(64, 3, device="cuda")))
+    return [float(loss) for loss in losses], step
+
+
+@pytest.mark.gpu
+def test_a_replayed_step_draws_what_its_seed_says() -> None:
+    network = nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Linear(192, 3)).cuda()
+    seeds = [1, 2, 3, 4, 1, 2, 3, 5, 5]
+    losses, step = follow(network, nn.MSELoss(), seeds)
+    assert step.replayed == 6
+    eager, plain = follow(network, nn.MSELoss(), seeds, unchanged="to compare")
+    assert plain.replayed == 0
+    assert losses == pytest.approx(eager, rel=1e-5)
+    assert len({round(loss, 7) for loss in losses}) == 5
+
+
+@pytest.mark.gpu
+def test_a_step_that_can_not_be_captured_goes_on_as_it_is_and_draws_as_before() -> None:
+    network = nn.Sequential(nn.Dropout(0.5), nn.Flatten(), nn.Linear(192, 3)).cuda()
+
+    def looks(outputs: Tensor, target: Tensor) -> Tensor:
+        loss = F.mse_loss(outputs, target)
+        return loss if float(loss.detach()) > 0 else -loss
+
+    stream = torch.cuda.current_stream()
+    with pytest.warns(UserWarning, match="fast_step runs its calls one by one: the step can't be captured"):
+        losses, step = follow(network, looks, [1, 2, 3, 4, 1, 5])
+    assert torch.cuda.current_stream() == stream
+    assert step.replayed == 0
+    assert losses == pytest.approx(follow(network, looks, [1, 2, 3, 4, 1, 5], unchanged="to compare")[0], rel=1e-5)
+    assert follow(network, nn.MSELoss(), [1, 2, 3, 4, 1])[1].replayed == 2  # another step of this process can
+
+
+@pytest.mark.gpu
+def test_a_step_in_parts_with_a_tree_of_targets_is_replayed_and_learns_the_same() -> None:
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4)).cuda()
+    quick = copy.deepcopy(eager)
+
+    def loss(outputs: Tensor, target: tuple[Tensor, Tensor, None]) -> Tensor:
+        return (F.cross_entropy(outputs, target[0], reduction="none") * target[1]).mean()
+
+    steps = [
+        fast_step(network, loss, torch.optim.AdamW(network.parameters(), 0.01), dtype=None, unchanged=unchanged)
+        for network, unchanged in ((eager, "to compare"), (quick, ""))
+    ]
+    for _ in range(8):
+        parts = [(torch.randn(4, 3, 8, 8).cuda(), (torch.randint(4, (4,)).cuda(), torch.rand(4).cuda(), None)) for _ in range(3)]
+        first, *others = parts
+        wanted, got = (step(*first, *others) for step in steps)
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    assert steps[1].replayed == 5
+    torch.testing.assert_close(quick.state_dict(), eager.state_dict(), rtol=1e-2, atol=1e-3)

@@ -1,6 +1,6 @@
 """Kernels, one op a file; `discover` finds them, and tests and `python -m zoo.kernels` iterate what it finds.
 
-Which steps an op may compute, and with which of their arguments, is said in `zoo.kernels.candidates`.
+Which steps an op may compute, and with which of their arguments, is said in `zoo.kernels.tuning.steps`.
 
 An op's module has
 

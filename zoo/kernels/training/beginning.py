@@ -15,7 +15,14 @@ IMAGES = {"cpu": 2, "cuda": 16}
 """Images of the first check, where no example is given."""
 
 
-def begin(model: nn.Module, device: torch.device | str | int | None, dtype: torch.dtype | None, example: Any, tune: str) -> FastTraining:
+def begin(
+    model: nn.Module,
+    device: torch.device | str | int | None,
+    dtype: torch.dtype | None,
+    example: Any,
+    tune: str,
+    recompute: bool | None = None,
+) -> FastTraining:
     """Make a model train fast, checked under the autocast that it will run under.
 
     Args:
@@ -24,6 +31,7 @@ def begin(model: nn.Module, device: torch.device | str | int | None, dtype: torc
         dtype: of the autocast; None for the caller's, or the usual one of the device.
         example: as `fast` takes it.
         tune: "none" times no chain.
+        recompute: as `fast` takes it.
 
     Raises:
         ValueError: the model is on another device, or refuses the example.
@@ -37,7 +45,7 @@ def begin(model: nn.Module, device: torch.device | str | int | None, dtype: torc
     if dtype is None and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
     dtype = asked.dtype_of(dtype, there)
-    made = FastTraining(network, dtype, tune)
+    made = FastTraining(network, dtype, tune, recompute)
     casts = None if dtype == torch.float32 else dtype
 
     def refuse(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any]) -> None:

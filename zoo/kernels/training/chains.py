@@ -16,7 +16,7 @@ from zoo.kernels.training.convolutions import conv_bias_act, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
-from zoo.kernels.training.replay import Chain, Step, counters
+from zoo.kernels.training.replay import Beside, Chain, Step, counters
 from zoo.kernels.training.shortcuts import shortcuts
 
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
@@ -56,12 +56,13 @@ def steps_of(recording: Recording, without: dict[int, str]) -> tuple[list[Step],
     found = dense_blocks(finder, found, without)
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
     gone = gone.union(*(indices for chain, indices in found if not chain.note))
+    handed = {chain.beside: chain.branch_out for chain in at.values() if chain.beside is not None and chain.branch_out is not None}
     steps: list[Step] = []
     for index, call in enumerate(recording.calls):
         if index in at:
             steps.append(at[index])
         elif index not in gone:
-            steps.append(call)
+            steps.append(Beside.of(call, handed[index]) if index in handed else call)
     return steps, [chain for chain, _ in found], counted
 
 

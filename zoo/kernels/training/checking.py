@@ -14,11 +14,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity, natural_images, products
+from zoo.kernels.images import natural_images
+from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity
+from zoo.kernels.precision import products
 from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.recompute import remade
 from zoo.kernels.training.record import Recording, name_of
-from zoo.kernels.training.replay import Chain, Replay, bind
+from zoo.kernels.training.replay import Beside, Chain, Replay, bind
 
 DRAWS = 4
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
@@ -53,8 +56,11 @@ class _Results:
 class Check:
     """Compares a recording's chains with what they stand for, then the whole with the network; the network itself isn't touched."""
 
-    def __init__(self, network: nn.Module, recording: Recording, args: Any, kwargs: Any, device: torch.device) -> None:
+    def __init__(
+        self, network: nn.Module, recording: Recording, args: Any, kwargs: Any, device: torch.device, recompute: bool | None = None
+    ) -> None:
         self.network, self.recording, self.args, self.kwargs, self.device = network, recording, args, kwargs, device
+        self.recompute = recompute
         casts = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
         self.dtype = casts[1] if casts[0] else next((p.dtype for p in network.parameters()), torch.float32)
         self.exact = torch.float64 if self.dtype == torch.float32 else torch.float32
@@ -124,7 +130,7 @@ class Check:
         single tensor may be `OUTLIER` times worse.
         """
         steps, _, counted = steps_of(self.recording, without)
-        replay = Replay(self.recording, steps, counted)
+        replay = Replay(self.recording, steps, counted, remade(self.recording, steps, self.recompute))
         _, spec = pytree.tree_flatten((self.args, self.kwargs))
 
         def plainly(module: nn.Module) -> Callable[[list[Any]], Any]:
@@ -201,7 +207,7 @@ class Check:
                             ratios[step.key] = ratio
                     calls: Sequence[Any] = step.calls
                 else:
-                    calls = (step,)
+                    calls = (step.call if isinstance(step, Beside) else step,)
                 for bound in bind(calls, range(len(slots)), set()):
                     bound.run(slots)
                 for number in step.reads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -97,6 +97,16 @@ class Exchange:
                 dist.all_reduce(flat.div_(self._size), group=self.group)
                 for parameter, view in zip(own, views, strict=True):
                     parameter.grad = view
+
+
+def quiet(model: nn.Module, on: bool) -> Any:
+    """Return a context in which a backward keeps its gradients to its process, if `on`: more parts of the step follow."""
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has put around it doesn't know
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync() if on else nullcontext()
+    if callable(setter := getattr(model, "set_requires_gradient_sync", None)):  # FSDP's
+        setter(not on)
+    return nullcontext()
 
 
 def _gapless(parameter: Tensor) -> bool:

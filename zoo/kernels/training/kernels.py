@@ -98,6 +98,22 @@ def batch_norm_act_refuses(device: torch.device, x: Tensor, parameters: list[Ten
     return op.supports(x, *parameters, residual, act=act)  # pyright: ignore[reportCallIssue]
 
 
+def kept_of(y: Tensor) -> Any:
+    """Return what `made_again` makes a map of `batch_norm_act` from; None where PyTorch made it, which doesn't say."""
+    if y.grad_fn is None or not _triton():
+        return None
+    from zoo.kernels import differentiable as ops
+
+    return ops.kept_of(y)
+
+
+def made_again(kept: Any) -> Tensor:
+    """Make a map once more."""
+    from zoo.kernels import differentiable as ops
+
+    return ops.made_again(kept)
+
+
 def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
     """Convolve with a 1x1 kernel, and take the statistics of the result."""
     from zoo.kernels import differentiable as ops
@@ -140,7 +156,7 @@ def norm_act_conv_refuses(
 
 def shortcut_conv(x: Tensor, kernel: Tensor, *, stats: bool) -> tuple[Tensor, ...]:
     """Convolve with a 1x1 kernel, take the statistics of the result, and hand the map on, whose gradient is added to in place."""
-    from zoo.kernels import differentiable_shortcut as ops
+    from zoo.kernels.differentiable import shortcut as ops
 
     return ops.shortcut_conv(x, kernel, stats=stats)
 
@@ -165,7 +181,7 @@ def dense_block_refuses(device: torch.device, x: Tensor, *tensors: Tensor, layer
     """Say why; tensors without data."""
     if not on_kernels(device) or x.dtype not in HALF:
         return "PyTorch's functions are as good"
-    from zoo.kernels import differentiable_dense as op
+    from zoo.kernels.differentiable import dense as op
 
     return op.refuses(x, tensors, op.dense_layers(layers))
 
@@ -201,7 +217,7 @@ def depthwise_conv_refuses(
 def conv_bias_act(x: Tensor, weight: Tensor, bias: Tensor, *, act: str, pool: dict[str, Any] | None = None, **window: Any) -> Tensor:
     """Convolve with kernels and a bias, which are rounded to the dtype of `x`, apply an activation, take the largest of each window."""
     if on_kernels(x.device):
-        from zoo.kernels import differentiable_convs as ops
+        from zoo.kernels.differentiable import convs as ops
 
         return ops.conv_bias_act(x, weight, bias, act=act, pool=pool, **window)
     y = F.conv2d(x, weight.to(x.dtype), bias.to(x.dtype), **window)
@@ -227,7 +243,7 @@ def conv_bias_act_refuses(
         return "a pixel an image, which leaves little to gain"
     if not on_kernels(device):
         return ""
-    from zoo.kernels import differentiable_convs as ops
+    from zoo.kernels.differentiable import convs as ops
 
     read, taken = stand_in(tuple(x.shape), out.dtype), stand_in(tuple(weight.shape), out.dtype)
     return ops.refused(read, taken, bias, act, {**window, "groups": (groups,)}, pool)
@@ -235,7 +251,7 @@ def conv_bias_act_refuses(
 
 def stem_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, **options: Any) -> Tensor:
     """Convolve images with kernels, both rounded to a dtype; with a bias, an activation and a max pool where there are such."""
-    from zoo.kernels import differentiable_stem as ops
+    from zoo.kernels.differentiable import stem as ops
 
     return ops.stem_conv(x, weight, bias, dtype=dtype, **options)
 
@@ -248,7 +264,7 @@ def stem_conv_refuses(
         return "PyTorch's convolution is as good"
     if dtype == torch.float32:
         return "TF32 or not is cuDNN's to say"
-    from zoo.kernels import differentiable_stem as ops
+    from zoo.kernels.differentiable import stem as ops
 
     return ops.refused(x, weight, bias, dtype=dtype, pool=pool, **options)
 

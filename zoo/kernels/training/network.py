@@ -51,10 +51,10 @@ class FastTraining(nn.Module):
     trains_fast = True
     """What `plain` and `why` know it by."""
 
-    def __init__(self, network: nn.Module, dtype: torch.dtype, tune: str) -> None:
+    def __init__(self, network: nn.Module, dtype: torch.dtype, tune: str, recompute: bool | None = None) -> None:
         super().__init__()
         self._adopt(network)
-        self.__dict__["dtype"], self.__dict__["tune"] = dtype, tune
+        self.__dict__["dtype"], self.__dict__["tune"], self.__dict__["recompute"] = dtype, tune, recompute
         self._fresh()
 
     def _adopt(self, network: nn.Module) -> None:
@@ -65,7 +65,7 @@ class FastTraining(nn.Module):
 
     def _fresh(self) -> None:
         self.__dict__["_plans"] = OrderedDict()
-        self.__dict__["_known"] = Known(most=6 if self.tune == "full" else 0)
+        self.__dict__["_known"] = Known(most=6 if self.tune == "full" else 0, recompute=self.recompute)
         self.__dict__["_lock"] = threading.RLock()
         self.__dict__["_seen"] = self.__dict__["_refused"] = ""
 
@@ -172,13 +172,14 @@ class FastTraining(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the plans out, which belong to this process and device."""
-        return {name: self.__dict__[name] for name in ("network", "dtype", "tune")}
+        return {name: self.__dict__[name] for name in ("network", "dtype", "tune", "recompute")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans."""
         nn.Module.__init__(self)
         self._adopt(state["network"])
-        self.__dict__["dtype"], self.__dict__["tune"] = state["dtype"], state["tune"]
+        for name in ("dtype", "tune", "recompute"):
+            self.__dict__[name] = state[name]
         self._fresh()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastTraining:

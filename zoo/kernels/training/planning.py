@@ -16,6 +16,7 @@ from zoo.kernels.training import choosing, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, casts_of
 from zoo.kernels.training.compiling import compile_chains
+from zoo.kernels.training.recompute import remade
 from zoo.kernels.training.record import Recording, record
 from zoo.kernels.training.replay import Replay
 
@@ -42,6 +43,8 @@ class Known:
     times: choosing.Times = field(default_factory=dict)
     most: int = 0
     """Launch parameters that are tried for each kernel before it is timed."""
+    recompute: bool | None = None
+    """What of `remade` is asked for."""
 
 
 def checked(
@@ -64,7 +67,7 @@ def checked(
     key = _kind(recording, device)
     shapes = (key, *(recording.values[number].shape for _, number in recording.inputs))
     try:
-        check = None if key in known.verdicts else _check(network, recording, args, kwargs, device)
+        check = None if key in known.verdicts else _check(network, recording, args, kwargs, device, known.recompute)
         if check is not None or (clock is not None and shapes not in known.slow):
             compile_chains([recording] if check is None else [check.recording, recording])
         verdict = known.verdicts[key] if check is None else check.verdict()
@@ -88,16 +91,21 @@ def checked(
         ours, theirs = choosing.measured(recording, chain, known.times)
         name, shape = "aten" if chain.note else chain.op, recording.values[chain.makes].shape
         rows.append(Row(chain.layers, name, shape, theirs if chain.note else ours, theirs, note=chain.note))
-    return Checked(Replay(recording, steps, counted), rows, worst, notes)
+    maps = remade(recording, steps, known.recompute)
+    if maps:
+        notes.append(f"{sum(map(len, maps.values()))} maps are not kept but computed again on the way back")
+    return Checked(Replay(recording, steps, counted, maps), rows, worst, notes)
 
 
-def _check(network: nn.Module, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Check:
+def _check(
+    network: nn.Module, recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, recompute: bool | None
+) -> Check:
     """Return the check of a network: with `IMAGES` at most, if it computes each image as it does beside more."""
     if (fewer := _few(args, kwargs)) is not None:
         few = record(network, *fewer, device)
         if _kind(few, device) == _kind(recording, device):
-            return Check(network, few, *fewer, device)
-    return Check(network, recording, args, kwargs, device)
+            return Check(network, few, *fewer, device, recompute)
+    return Check(network, recording, args, kwargs, device, recompute)
 
 
 def _kind(recording: Recording, device: torch.device) -> Any:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.training.recompute import without_keeping
 from zoo.kernels.training.record import Call, Recording, Ref, name_of
+from zoo.kernels.training.rounding import rounded, to_round
 
 _APART = 2**32
 """Between the keys of chains that make the same: more than there are values."""
@@ -37,6 +39,7 @@ class Chain:
         row_out: where it puts the statistics of what it makes; it returns them beside it.
         branch_in: where what it reads last is, if another chain hands it on.
         branch_out: where it hands on what it reads first, to whose one other reader; that one's gradient is added to its own.
+        beside: the call that is this other reader, by its place in the recording, where it is no chain.
         pieces: chains and calls that it could be divided into.
         rank: tells it apart from other chains that make the same value.
         whole: it is so many layers that it is compared as a network is, all tensors of a kind together.
@@ -53,6 +56,7 @@ class Chain:
     row_out: int | None = None
     branch_in: int | None = None
     branch_out: int | None = None
+    beside: int | None = None
     pieces: tuple[Any, ...] = ()
     rank: int = 0
     whole: bool = False
@@ -69,6 +73,24 @@ class Chain:
         paths = [name.split(".") for name in names]
         together = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
         return ".".join(together) if self.whole and together else " ".join(names)
+
+
+@dataclass(eq=False, slots=True)
+class Beside(Call):
+    """A call that reads first what a chain hands on."""
+
+    call: Call
+    handed: int
+
+    @classmethod
+    def of(cls, call: Call, handed: int) -> Beside:
+        """Return a call as one that reads `handed` instead of its first argument; `call` stays what it was."""
+        return cls(**{f.name: getattr(call, f.name) for f in fields(Call)}, call=call, handed=handed)
+
+    @property
+    def moved(self) -> Call:
+        """The call that is made."""
+        return replace(self.call, args=(Ref(self.handed), *self.args[1:]), reads=(self.handed, *self.reads[1:]))
 
 
 Step = Call | Chain
@@ -90,15 +112,20 @@ class Replay:
         recording: of a network.
         steps: calls and chains that stand for them.
         counters: parameters and buffers that each call only adds an integer to, by the integer.
+        remade: maps that steps, by their places, don't keep but make again on the way back.
     """
 
     recording: Recording
     steps: list[Step]
     counters: dict[int, list[int]] = field(default_factory=dict)
+    remade: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._bound = bind(self.steps, [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
+        for index, numbers in self.remade.items():
+            self._bound[index].run = without_keeping(self._bound[index].run, numbers)
         self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in values_of(chain))])
+        self._rounds, self._to = to_round(self.recording, self.steps)
         self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
 
     def _kept(self) -> set[int]:
@@ -134,6 +161,9 @@ class Replay:
             with torch.no_grad():
                 for count, numbers in self.counters.items():
                     torch._foreach_add_([slots[number] for number in numbers], count)  # pyright: ignore[reportPrivateImportUsage]
+        if self._to is not None:
+            for number, weight in zip(self._rounds, rounded([slots[n] for n in self._rounds], self._to), strict=True):
+                slots[number] = weight
         for step in self._bound:
             step.run(slots)
             for number in step.frees:
@@ -204,11 +234,15 @@ def values_of(chain: Chain) -> tuple[int, ...]:
 
 
 def _reads(step: Step) -> tuple[int, ...]:
-    return step.reads if isinstance(step, Call) or step.branch_in is None else (*step.reads[:-1], step.branch_in)
+    if isinstance(step, Chain):
+        return step.reads if step.branch_in is None else (*step.reads[:-1], step.branch_in)
+    return step.moved.reads if isinstance(step, Beside) else step.reads
 
 
 def _runner(step: Step) -> Callable[[list[Any]], None]:
-    return _chain_runner(step) if isinstance(step, Chain) else _call_runner(step)
+    if isinstance(step, Chain):
+        return _chain_runner(step)
+    return _call_runner(step.moved if isinstance(step, Beside) else step)
 
 
 def _chain_runner(chain: Chain) -> Callable[[list[Any]], None]:

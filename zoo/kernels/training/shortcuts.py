@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import plainly
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import pointwise
+from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain, values_of
 
 
@@ -15,7 +17,8 @@ def shortcuts(finder: Finder, found: list[Placed], without: dict[int, str]) -> l
     """Return the chains with the 1x1 convolutions that read what a residual is too as chains that hand it on.
 
     The gradient that comes back from there is the convolution's to write into: BatchNorm with a residual and an activation makes it
-    anew for nobody else. Without an activation it would be its output's own gradient, which may be the user's tensor.
+    anew for nobody else, and so does the convolution of a shortcut that changes the map's shape. Without an activation it would be
+    its output's own gradient, which may be the user's tensor.
 
     Args:
         finder: of the recording.
@@ -25,32 +28,55 @@ def shortcuts(finder: Finder, found: list[Placed], without: dict[int, str]) -> l
     made = list(found)
     free = 1 + max([len(finder.values), *(number for chain, _ in found for number in values_of(chain))])
     owners = {index: place for place in found if not place[0].note for index in place[1]}
-    for chain, indices in found:
+    for place in found:
+        chain, indices = place
         norm = chain.norm
         if chain.note or norm is None or not norm["residual"] or norm["act"] == "none" or len(chain.calls) < 2:
             continue
-        x = chain.reads[-1]
-        index = next((i for i in finder.readers.get(x, []) if i not in indices), -1)
-        if len(finder.readers.get(x, [])) != 2 or x in finder.outputs or not 0 <= index < indices[-1]:
-            continue
-        call, owner = finder.calls[index], owners.get(index)
-        if not pointwise(finder, call) or int(call.args[0]) != x or finder.values[x].place is not None:
-            continue
-        if kernels.shortcut_conv_refuses(finder.device):
-            continue
-        if owner is not None and owner[0].op != "1x1, statistics":
-            continue
-        run = partial(kernels.shortcut_conv, stats=owner is not None)
-        pieces, rank = ((), 2) if owner is None else ((owner[0],), 1)
-        words = "1x1 + shortcut" if owner is None else "1x1, statistics + shortcut"
-        joined = Chain(words, run, (x, int(call.args[1])), int(call.result), (call,), pieces=pieces, rank=rank)
-        if joined.key in without:
-            made.append((replace(joined, note=without[joined.key]), ()))
-            continue
-        if owner is not None:
-            made.remove(owner)
-            joined.row_out = owner[0].row_out
-        joined.branch_out = chain.branch_in = free
-        free += 1
-        made.append((joined, (index,)))
+        index = next((i for i in finder.readers.get(chain.reads[-1], []) if i not in indices), -1)
+        if 0 <= index < indices[-1] and _handing_on(finder, chain.reads[-1], index, owners, without, made, free) is not None:
+            chain.branch_in = free
+            free += 1
+    for x, readers in finder.readers.items():
+        if len(readers) == 2 and readers[1] not in owners and not _hands_on(made, x) and _fresh(finder, finder.calls[readers[1]], x):
+            joined = _handing_on(finder, x, readers[0], owners, without, made, free)
+            if joined is not None:
+                joined.beside = readers[1]
+                free += 1
     return sorted(made, key=lambda place: place[1][-1] if place[1] else -1)
+
+
+def _handing_on(
+    finder: Finder, x: int, index: int, owners: dict[int, Placed], without: dict[int, str], made: list[Placed], free: int
+) -> Chain | None:
+    """Make a 1x1 convolution a chain that hands `x` on as the value `free`; None where it can't be one, or isn't to be."""
+    call, owner = finder.calls[index], owners.get(index)
+    if len(finder.readers.get(x, [])) != 2 or x in finder.outputs or finder.values[x].place is not None:
+        return None
+    if not pointwise(finder, call) or int(call.args[0]) != x or kernels.shortcut_conv_refuses(finder.device):
+        return None
+    if owner is not None and owner[0].op != "1x1, statistics":
+        return None
+    run = partial(kernels.shortcut_conv, stats=owner is not None)
+    pieces, rank = ((), 2) if owner is None else ((owner[0],), 1)
+    words = "1x1 + shortcut" if owner is None else "1x1, statistics + shortcut"
+    joined = Chain(words, run, (x, int(call.args[1])), int(call.result), (call,), pieces=pieces, rank=rank)
+    if joined.key in without:
+        made.append((replace(joined, note=without[joined.key]), ()))
+        return None
+    if owner is not None:
+        made.remove(owner)
+        joined.row_out = owner[0].row_out
+    joined.branch_out = free
+    made.append((joined, (index,)))
+    return joined
+
+
+def _hands_on(made: list[Placed], x: int) -> bool:
+    return any(chain.branch_out is not None and chain.reads[0] == x for chain, _ in made)
+
+
+def _fresh(finder: Finder, call: Call, x: int) -> bool:
+    """Tell a convolution that reads `x` first, and nothing else of it: the gradient that comes back from there is nobody else's."""
+    whole = call.name == "conv2d" and plainly(call) and bool(call.args) and isinstance(call.args[0], Ref)
+    return whole and int(call.args[0]) == x == call.reads[0] and x not in call.reads[1:] and len(finder.values[x].shape) == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 
-from zoo.kernels.training.exchanging import Exchange
+from zoo.kernels.training.exchanging import Exchange, quiet
 from zoo.kernels.training.optimizing import Prepared
 
 EAGER_STEPS = 3
@@ -23,14 +24,16 @@ KEPT_GRAPHS = 4
 UNTOUCHED = -12345.678
 """What a graph's loss is before its first replay: one that stays so has captured nothing, for its kernels went to another stream."""
 
+Parts = Sequence[tuple[Any, Any]]
+"""The images and targets of a step, which are computed one after the other."""
+
 
 @dataclass(slots=True)
 class _Graph:
     """A captured step and the tensors that it reads and writes."""
 
     graph: Any
-    images: Tensor
-    target: Tensor
+    given: list[Tensor]
     loss: Tensor
     gradients: list[Tensor | None]
 
@@ -43,22 +46,27 @@ class FastStep:
     Attributes:
         unchanged: why steps are not replayed as a graph; empty where they are, or will be after `EAGER_STEPS` of a shape.
         inside: whether the optimiser is a part of the graph.
+        replayed: steps that were replayed so far.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Any, Tensor], Tensor],
+        loss: Callable[[Any, Any], Tensor],
         optimizer: torch.optim.Optimizer,
         dtype: torch.dtype | None,
         scaler: Any,
         clip: float | None,
+        unchanged: str,
     ) -> None:
         self.model, self.loss, self.optimizer, self.scaler, self.clip = model, loss, optimizer, scaler, clip
         self.device = next(model.parameters()).device
         self.dtype = dtype
-        self.unchanged = _refused(model) or ("a CPU has no CUDA graphs" if self.device.type != "cuda" else "")
-        self._exchange = Exchange(model) if isinstance(model, DistributedDataParallel) and not Exchange.refuses(model) else None
+        self.unchanged = unchanged or _refused(model) or ("a CPU has no CUDA graphs" if self.device.type != "cuda" else "")
+        self._exchange: Exchange | None = None
+        if isinstance(model, DistributedDataParallel) and not unchanged and not Exchange.refuses(model):
+            self._exchange = Exchange(model)
+        self.replayed = 0
         self._prepared = Prepared(optimizer) if not self.unchanged else None
         self._graphs: OrderedDict[Any, _Graph] = OrderedDict()
         self._eager: dict[Any, int] = {}
@@ -71,40 +79,45 @@ class FastStep:
         """Whether the optimiser is a part of the graph."""
         return self._prepared is not None and self._prepared.inside and self.scaler is None
 
-    def __call__(self, images: Tensor, target: Tensor) -> Tensor:
+    def __call__(self, images: Any, target: Any, *more: tuple[Any, Any]) -> Tensor:
         """Do one step.
 
         Args:
             images: what the model takes, on its device.
-            target: what the loss takes beside the model's outputs.
+            target: what the loss takes beside the model's outputs: a tensor, or tuples, lists and dicts of some.
+            *more: further (images, target) of the step, which are computed one after the other to need less memory. The gradient is
+                that of the mean of all parts' losses.
 
         Returns:
             the loss before the step, a scalar on the device that no later step overwrites; nobody waits for it.
         """
+        parts = ((images, target), *more)
         if self._exchange is not None and (reason := Exchange.hooked(self.model)):  # pyright: ignore[reportArgumentType]
             self._exchange, self.unchanged = None, _outside(reason)
             if self._prepared is not None:
                 self._forget()
+                self._prepared = None
         if self._prepared is None:
-            return self._plainly(images, target)
+            return self._plainly(parts)
         if self._prepared.renew():
             self._forget()
-        key = self._key(images, target)
+        leaves, spec = pytree.tree_flatten(parts)
+        key = self._key(leaves, spec)
         new = (captured := self._graphs.get(key)) is None
         if captured is None:
-            if self._eager.get(key, 0) < EAGER_STEPS or self.unchanged:
+            if self._eager.get(key, 0) < EAGER_STEPS:
                 self._eager[key] = self._eager.get(key, 0) + 1
-                return self._aside(images, target)
-            captured = self._capture(images, target)
+                return self._aside(parts)
+            captured = self._capture(leaves, spec)
             if captured is None:
-                return self._aside(images, target)
+                return self._plainly(parts)
             self._graphs[key] = captured
             while len(self._graphs) > KEPT_GRAPHS:
                 torch.cuda.synchronize(self.device)
                 self._graphs.popitem(last=False)
         else:
-            captured.images.copy_(images, non_blocking=True)
-            captured.target.copy_(target, non_blocking=True)
+            for own, given in zip(captured.given, _tensors(leaves), strict=True):
+                own.copy_(given, non_blocking=True)
         self._graphs.move_to_end(key)
         if captured is not self._last:
             for parameter, gradient in zip(self._parameters(), captured.gradients, strict=True):
@@ -112,17 +125,18 @@ class FastStep:
             self._last = captured
         captured.graph.replay()
         if new and bool(captured.loss == UNTOUCHED):
-            return self._never(key, images, target)
+            return self._never(parts)
+        self.replayed += 1
         self._finish()
         return captured.loss.clone()
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _key(self, images: Tensor, target: Tensor) -> Any:
+    def _key(self, leaves: list[Any], spec: Any) -> Any:
         """Return what a graph holds for: shapes, modes, numbers that are part of it, and where everything lies."""
         assert self._prepared is not None
-        shapes = (images.shape, images.dtype, images.stride(), target.shape, target.dtype)
+        shapes = repr(spec), tuple((x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else repr(x) for x in leaves)
         modes = tuple(module.training for module in self.model.modules())
         memory = tuple(p.data_ptr() for p in self.model.parameters())
         learns = tuple(p.requires_grad for p in self.model.parameters())
@@ -131,21 +145,26 @@ class FastStep:
     def _casts(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype, self.dtype is not None, cache_enabled=False)
 
-    def _learn(self, images: Tensor, target: Tensor) -> Tensor:
+    def _learn(self, parts: Parts) -> Tensor:
         """Forward, loss and backward, of several processes together."""
         if self._exchange is None:
-            return self._there_and_back(self.model, images, target)
+            return self._there_and_back(self.model, parts)
         self._exchange.spread()
         with self._exchange.stand_ins() as learnt:
-            loss = self._there_and_back(self._exchange.network, images, target)
+            loss = self._there_and_back(self._exchange.network, parts)
         self._exchange.average(learnt)
         return loss
 
-    def _there_and_back(self, model: nn.Module, images: Tensor, target: Tensor) -> Tensor:
-        with self._casts():
-            loss = self.loss(model(images), target)
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        return loss.detach()
+    def _there_and_back(self, model: nn.Module, parts: Parts) -> Tensor:
+        losses: list[Tensor] = []
+        for number, (images, target) in enumerate(parts, 1):
+            with quiet(model, number < len(parts)):
+                with self._casts():
+                    loss = self.loss(model(images), target)
+                loss = loss if len(parts) == 1 else loss / len(parts)
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            losses.append(loss.detach())
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _clip(self) -> None:
         if self.clip is not None:
@@ -163,55 +182,62 @@ class FastStep:
             self._clip()
             self.optimizer.step()
 
-    def _plainly(self, images: Tensor, target: Tensor) -> Tensor:
+    def _plainly(self, parts: Parts) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._learn(images, target)
+        loss = self._learn(parts)
         self._finish(everything=True)
         return loss
 
-    def _aside(self, images: Tensor, target: Tensor) -> Tensor:
+    def _aside(self, parts: Parts) -> Tensor:
         """Do a step as it is, on a stream of its own: what it leaves behind must not tie a capture to the caller's stream."""
         stream = self._stream = self._stream or torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            loss = self._plainly(images, target)
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        for tensor in (images, target):
-            tensor.record_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                loss = self._plainly(parts)
+        finally:  # whoever catches an error finds everything written
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+        for tensor in _tensors(pytree.tree_leaves(parts)):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
         self._last = None
         return loss
 
-    def _capture(self, images: Tensor, target: Tensor) -> _Graph | None:
+    def _capture(self, leaves: list[Any], spec: Any) -> _Graph | None:
         """Capture a step, which is not done thereby; None where that is impossible."""
         self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
-        own, right = images.clone(), target.clone()
+        own = [x.detach().to(self.device, copy=True) if isinstance(x, Tensor) else x for x in leaves]
+        parts = pytree.tree_unflatten(own, spec)
         self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
+        mode = "thread_local"  # others may pin memory meanwhile
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # others may pin memory meanwhile
-                loss = self._learn(own, right)
+            now = torch.cuda.stream(torch.cuda.current_stream(self.device))  # a capture that fails leaves its own stream behind
+            with now, torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
+                loss = self._learn(parts)
                 if self.inside:
                     self._clip()
                     self.optimizer.step()
-        except RuntimeError as error:
-            first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-            self._give_up(first)
+        except Exception as error:  # compilers of kernels have errors of their own; the end of the capture may have one above the first
+            self._give_up(_first_line(error.__context__ or error))
             return None
         loss.fill_(UNTOUCHED)
-        return _Graph(graph, own, right, loss, [p.grad for p in self._parameters()])
+        return _Graph(graph, _tensors(own), loss, [p.grad for p in self._parameters()])
 
-    def _never(self, key: Any, images: Tensor, target: Tensor) -> Tensor:
+    def _never(self, parts: Parts) -> Tensor:
         """Give a graph up that does nothing, and do the step as it is."""
-        self._graphs.pop(key)
         self._give_up("its graph is empty")
-        return self._aside(images, target)
+        return self._plainly(parts)
 
     def _give_up(self, reason: str) -> None:
         self.unchanged = f"the step can't be captured: {reason}"
         warnings.warn(f"fast_step runs its calls one by one: {self.unchanged}", stacklevel=4)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.synchronize(self.device)
+        self._forget()
+        self._prepared = None
+        generator = torch.cuda.default_generators[self.device.index]
+        generator.graphsafe_set_state(generator.clone_state())  # the old one believes to be captured still, and would refuse to draw
 
     def _forget(self) -> None:
         """Begin without graphs: the optimiser has other tensors now."""
@@ -219,6 +245,14 @@ class FastStep:
         self._graphs.clear()
         self._eager.clear()
         self._last = None
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _outside(reason: str) -> str:
@@ -235,12 +269,13 @@ def _refused(model: nn.Module) -> str:
 
 def fast_step(
     model: nn.Module,
-    loss: Callable[[Any, Tensor], Tensor],
+    loss: Callable[[Any, Any], Tensor],
     optimizer: torch.optim.Optimizer,
     *,
     dtype: torch.dtype | str | None = "auto",
     scaler: Any = None,
     clip: float | None = None,
+    unchanged: str = "",
 ) -> FastStep:
     """Return a function that does a whole step of training: `step(images, target)` gives the loss.
 
@@ -257,6 +292,7 @@ def fast_step(
         dtype: of autocast; "auto" is bfloat16 on GPUs that have it, float16 with a scaler, none on a CPU. None leaves it out.
         scaler: a `torch.amp.GradScaler`, for float16.
         clip: the largest norm of the gradients.
+        unchanged: why the calls shall run one by one, as PyTorch does them, on a GPU too; empty where they needn't.
 
     Returns:
         the step.
@@ -277,4 +313,4 @@ def fast_step(
             raise ValueError(f'dtype is a torch.dtype, None or "auto", got {dtype!r}')
         half = torch.float16 if scaler is not None else torch.bfloat16
         dtype = half if first.device.type == "cuda" else None
-    return FastStep(model, loss, optimizer, dtype, scaler, clip)
+    return FastStep(model, loss, optimizer, dtype, scaler, clip, unchanged)

@@ -1,0 +1,119 @@
+"""Maps that are computed again on the way back: the same numbers to the last bit, in less room, and only where it pays."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from zoo import MobileNetV2, MobileNetV3Large, ResNet50
+from zoo.kernels import differentiable
+from zoo.kernels.training import kernels
+from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.recompute import remade
+from zoo.kernels.training.record import record
+from zoo.kernels.training.replay import Replay
+from zoo.model import Model
+
+
+@pytest.fixture(autouse=True)
+def normalised_by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let BatchNorm's kernels run where there is no GPU, in the interpreter."""
+    monkeypatch.setattr(kernels, "batch_norm_act", differentiable.batch_norm_act)
+
+
+class Inverted(nn.Module):
+    """Two of MobileNetV2's blocks, the second with its shortcut."""
+
+    def __init__(self, act: type[nn.Module] = nn.ReLU6) -> None:
+        super().__init__()
+        self.first, self.second = self.block(8, act), self.block(8, act)
+
+    @staticmethod
+    def block(width: int, act: type[nn.Module]) -> nn.Sequential:
+        wide = 4 * width
+        return nn.Sequential(
+            nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide), act(),
+            nn.Conv2d(wide, wide, 3, 1, 1, groups=wide, bias=False), nn.BatchNorm2d(wide), act(),
+            nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return x + self.second(x)
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of the maps that are made inside and still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and leaf.dim() == 4:
+                storage = leaf.untyped_storage()
+                self.made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        return out
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for reference, size in self.made.values() if not reference.expired())
+
+
+def plan(network: nn.Module, x: Tensor, recompute: bool | None) -> Replay:
+    """Return what `fast` would run, without its check."""
+    recording = record(network, (x,), {}, x.device)
+    steps, _, counted = steps_of(recording, {})
+    return Replay(recording, steps, counted, remade(recording, steps, recompute))
+
+
+def step(network: nn.Module, x: Tensor, recompute: bool) -> tuple[list[Tensor], int]:
+    """Return the output, all gradients and running statistics of a step, and the bytes of maps kept between its two ways."""
+    twin = copy.deepcopy(network).to(x.device).train()
+    replay, x = plan(twin, x, recompute), x.clone().requires_grad_()
+    with Alive() as alive:
+        out = replay(replay.at(twin), [x])
+        kept = alive.bytes
+    out.square().sum().backward()
+    found = [out.detach(), x.grad, *(p.grad for p in twin.parameters()), *(b for b in twin.buffers() if b.is_floating_point())]
+    return [tensor for tensor in found if tensor is not None], kept
+
+
+@pytest.mark.parametrize("act", [nn.ReLU6, nn.SiLU])
+def test_recomputed_maps_give_the_same_gradients_to_the_last_bit_in_less_room(act: type[nn.Module], device: torch.device) -> None:
+    torch.manual_seed(0)
+    network, x = Inverted(act), torch.randn(1, 8, 4, 4).to(device).contiguous(memory_format=torch.channels_last)
+    kept, room = step(network, x, False)
+    again, less = step(network, x, True)
+    assert len(kept) == 2 + 18 + 12
+    for a, b in zip(kept, again, strict=True):
+        assert torch.equal(a, b)
+    assert less < 0.65 * room
+
+
+def test_a_map_that_somebody_else_keeps_is_kept(device: torch.device) -> None:
+    class Watched(Inverted):
+        def forward(self, x: Tensor) -> Tensor:
+            wide = self.first[:3](x)
+            return self.first[3:](wide) * wide.square().mean()
+
+    network, x = Watched().to(device).train(), torch.randn(1, 8, 4, 4).to(device)
+    assert len(plan(network, x, True).remade) == 1  # the depthwise convolution's, not the first
+
+
+@pytest.mark.parametrize(("network", "chosen"), [(MobileNetV2, True), (MobileNetV3Large, True), (ResNet50, False)])
+def test_recomputing_is_chosen_where_it_frees_a_quarter(network: type[Model], chosen: bool) -> None:
+    built = network().train()
+    x = torch.empty(2, 3, 224, 224)
+    assert bool(plan(built, x, None).remade) == chosen
+    assert plan(built, x, True).remade
+    assert not plan(built, x, False).remade

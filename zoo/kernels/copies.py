@@ -1,0 +1,37 @@
+"""Copies of a network, on a device and in a dtype: the network itself is neither moved nor changed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def own_dtype(network: nn.Module) -> torch.dtype:
+    """Return the floating dtype of a network's parameters; float32 where it has none."""
+    return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+
+
+def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
+    """Return a copy of the network in eval mode on a device, without a second copy on the way."""
+    memo: dict[int, Any] = {}
+    tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    for _, tensor in tensors:
+        if id(tensor) not in memo:
+            wanted = dtype if tensor.is_floating_point() else None
+            moved = tensor.detach().to(device, wanted, copy=True)
+            memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
+    twin = copy.deepcopy(network, memo)
+    if any(isinstance(module, torch.jit.ScriptModule) for module in twin.modules()):  # whose copies don't heed the memo
+        twin = twin.to(device, dtype)
+    return twin.eval()
+
+
+def channels_last(module: nn.Module) -> nn.Module:
+    """Put the weights of convolutions into channels_last memory."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            part.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return module

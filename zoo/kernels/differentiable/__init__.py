@@ -1,0 +1,21 @@
+"""Ops with their gradients, as networks that train call them: kernels where they run, else the references under autograd.
+
+Any device and any memory format is taken; maps come back in channels_last memory. Each function is one node of the autograd graph that
+keeps no more than its arguments and what it says; none waits for the device, so a step that calls them can be captured as a CUDA graph.
+"""
+
+from zoo.kernels.differentiable.convs import conv_bias_act
+from zoo.kernels.differentiable.dense import dense_block, dense_layers
+from zoo.kernels.differentiable.depthwise import depthwise_conv
+from zoo.kernels.differentiable.gates import scale_channels
+from zoo.kernels.differentiable.losses import cross_entropy
+from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, kept_of, made_again, norm_act_conv
+from zoo.kernels.differentiable.pools import avg_pool, max_pool
+from zoo.kernels.differentiable.shortcut import shortcut_conv
+from zoo.kernels.differentiable.stem import stem_conv
+from zoo.kernels.ops._tuned import tuning
+
+__all__ = [
+    "avg_pool", "batch_norm_act", "conv_bias_act", "conv_stats", "cross_entropy", "dense_block", "dense_layers", "depthwise_conv",
+    "kept_of", "made_again", "max_pool", "norm_act_conv", "scale_channels", "shortcut_conv", "stem_conv", "tuning",
+]  # fmt: skip

@@ -1,0 +1,165 @@
+"""Convolutions with their bias, activation and max pool, differentiably: nothing is kept that eager PyTorch wouldn't keep.
+
+The bias is added and the activation applied where the convolution writes, or in one pass over it. Back, one pass gives the gradient before
+the activation and the bias's; behind a max pool it runs over the pooled map, for a window's winner is positive where the pooled pixel is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from zoo.kernels.differentiable.maps import pair, rows
+from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, pointwise
+from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
+from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops.pointwise import kernels_run
+
+Pair = tuple[int, int]
+
+
+def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, groups: int) -> list[dict[str, Any]]:
+    """Return the ways to convolve, the best guess first; cuDNN has ReLU alone."""
+    fused = act == "relu" and torch.backends.cudnn.enabled and not cudnn_conv.supports(x, weight, bias, act=act, groups=groups)
+    if not fused or torch.version.cuda is None:
+        return [{"fused": False}]
+    return [{"fused": groups == 1}, {"fused": groups != 1}]
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any], config: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Return the output, and what its activation's slope is told by: the output itself or the convolution without its bias."""
+    stride, padding, dilation, groups = ([*window[name]] for name in ("stride", "padding", "dilation", "groups"))
+    if config["fused"]:  # under the caller's flags: whether cuDNN times its kernels, and rounds to TF32
+        y = torch.cudnn_convolution_relu(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups[0])
+        return y, y
+    z = rows(torch.convolution(x, weight, None, stride, padding, dilation, False, [0, 0], groups[0]))
+    y = pointwise.launch(z, shift=None if bias is None else bias.float(), act=act, out=z if act in BY_OUTPUT else None)
+    return y, y if act in BY_OUTPUT else z
+
+
+class _ConvBiasAct(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any], pool: dict[str, Any] | None
+    ) -> Tensor:
+        config = chosen(
+            "conv_bias_act",
+            (x, weight, act, *window.values()),
+            lambda: _ways(x, weight, bias, act, window["groups"][0]),
+            lambda c: _forward(x, weight, bias, act, window, c),
+        )
+        y, kept = _forward(x, weight, bias, act, window, config)
+        index = None
+        if pool is not None:
+            size = y.shape[2:]
+            y, index = max_pool.launch(rows(y), **pool)
+            kept = y
+            ctx.pool = {"size": size, **{name: pool[name] for name in ("kernel", "stride", "padding")}}
+        ctx.save_for_backward(x, weight, None if act in BY_OUTPUT else bias, kept if act != "none" else None, index)
+        ctx.act, ctx.window, ctx.of_bias = act, window, None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias, kept, index = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+        gradient, sums = rows(gradient), None
+        if of_bias or ctx.act != "none":
+            sums, *through = bias_act_grad.launch(gradient, kept, None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
+            gradient = through[0] if through else gradient
+        found: Sequence[Tensor | None] = (None, None, None)
+        if of_x or of_weight:
+            if index is not None:
+                gradient = max_pool_grad.launch(gradient, index, **ctx.pool)
+            window = ([*ctx.window[name]] for name in ("stride", "padding", "dilation"))
+            found = torch.ops.aten.convolution_backward(
+                gradient, x, weight, None, *window, False, [0, 0], ctx.window["groups"][0], [of_x, of_weight, False]
+            )
+        of_b = sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None
+        return found[0], found[1], of_b, None, None, None
+
+
+def conv_bias_act(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    act: str = "none",
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    pool: dict[str, Any] | None = None,
+) -> Tensor:
+    """Compute ``max_pool(act(conv(x) + bias))``, differentiably.
+
+    Args:
+        x: map (N, C, H, W).
+        weight: (K, C / groups, KH, KW) in any floating dtype: it is rounded to that of `x`.
+        bias: (K,) in any floating dtype, or None; its gradient comes back unrounded.
+        act: what is applied behind the bias, a name of `SLOPES`.
+        stride: in pixels, down and right or one for both.
+        padding: zeros above and below, left and right, in pixels.
+        dilation: distance between taps.
+        groups: channel groups.
+        pool: the window of a max pool behind the activation, as `max_pool` takes it: `kernel`, `stride`, `padding` and `ceil_mode`; None
+            for none. The activation must be one of `BY_OUTPUT`.
+
+    Returns:
+        The map (N, K, OH, OW) in the dtype of `x`. Kept for the way back are `x`, the rounded `weight`, and what the activation's slope
+        is told by: the output, or for `hardswish` and `silu` the convolution. With a pool it is the pooled map and a byte for each of
+        its pixels, and the map in between is not kept.
+    """
+    weight = weight.to(x.dtype)
+    window = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation), "groups": (groups,)}
+    if kernels_run(x) and not refused(x, weight, bias, act, window, pool):
+        x = x.contiguous(memory_format=torch.channels_last)
+        result = _ConvBiasAct.apply(x, weight, bias, act, window, pool)
+        assert isinstance(result, Tensor)
+        return result
+    y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups)  # pyright: ignore[reportArgumentType]
+    y = ACTIVATIONS[act](y)
+    return y if pool is None else F.max_pool2d(y, pool["kernel"], pool["stride"], pool["padding"], ceil_mode=pool["ceil_mode"])
+
+
+def refused(
+    x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any], pool: dict[str, Any] | None = None
+) -> str:  # fmt: skip
+    """Return "" where kernels do this, else the reason why not; of shapes and dtypes alone.
+
+    Args:
+        x: map (N, C, H, W).
+        weight: (K, C / groups, KH, KW) in the dtype of `x`.
+        bias: (K,) or None.
+        act: a name of an activation.
+        window: `stride`, `padding`, `dilation` and `groups`, a tuple each.
+        pool: the window of a max pool, or None.
+    """
+    if x.dim() != 4 or weight.dim() != 4 or weight.dtype != x.dtype:
+        return "maps and weights that don't fit each other"
+    if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_floating_point()):
+        return "a bias that is not one for each channel"
+    if bias is None and act == "none":
+        return "a convolution alone"
+    options = {"stride": window["stride"], "dilation": window["dilation"]}
+    options["padding"] = tuple(p for p in window["padding"] for _ in range(2))
+    oh, ow = cudnn_conv.sizes(x, weight, options)
+    if oh < 1 or ow < 1:
+        return "a window larger than the image"
+    shape = (x.shape[0], weight.shape[0], oh, ow)
+    out = torch.empty(shape, dtype=x.dtype, device="meta").contiguous(memory_format=torch.channels_last)
+    if pool is not None:
+        if act not in BY_OUTPUT:
+            return f"a pool behind {act}, whose slope the pooled map doesn't tell"
+        if reason := max_pool.supports(out, **pool):
+            return reason
+    slope = None if bias is None or act in BY_OUTPUT else torch.empty(weight.shape[0], dtype=bias.dtype, device="meta")
+    return bias_act_grad.supports(out, None if act == "none" else out, slope, act=act)

@@ -1,0 +1,319 @@
+"""A DenseNet's block as one differentiable op: one map that every layer reads the beginning of and writes the next channels of.
+
+Nothing is concatenated. Statistics of a channel don't depend on who reads it, so they are taken once, when it is written. The way back
+has one map of gradients, to which each layer adds. Kept are the block's map, what each 1x1 convolution gave, and statistics: memory
+grows with the number of layers, not with its square, and what is computed again are activations, inside of the kernels that read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.ops import batch_norm_act_grad, pointwise_stats, pointwise_stats_input_add, pointwise_stats_weight_grad
+from zoo.kernels.ops._dense_block import append, known, owe, settle
+from zoo.kernels.ops._exchange import row_of
+from zoo.kernels.ops._layout import empty_map
+from zoo.kernels.ops._norm import apply, join
+from zoo.kernels.ops._overlap import followed_by_ours
+from zoo.kernels.ops.batch_norm_act import configs as norm_configs
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+
+Pair = tuple[int, int]
+Affine = tuple[Tensor | None, Tensor | None]
+"""Weight and bias of a BatchNorm."""
+
+TENSORS = 10
+"""Tensors a layer: weight, bias, running mean and variance of its first BatchNorm, its 1x1 kernel, the same of its second, its kernel."""
+
+KEPT = 9
+"""Tensors a layer that the way back needs."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a BatchNorm with its activation computes with, beside its tensors."""
+
+    momentum: float
+    eps: float
+    act: str
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A layer of a block: BatchNorm, activation, 1x1 convolution, BatchNorm, activation, convolution; no convolution has a bias.
+
+    Attributes:
+        first: the BatchNorm of all that the block has so far.
+        second: the BatchNorm behind the 1x1 convolution.
+        padding: of the last convolution, which keeps the map's size.
+        dilation: of the same.
+    """
+
+    first: Norm
+    second: Norm
+    padding: Pair = (1, 1)
+    dilation: Pair = (1, 1)
+
+
+def dense_layers(layers: Sequence[dict[str, Any]]) -> tuple[DenseLayer, ...]:
+    """Return layers of plain numbers: dicts of the attributes of `DenseLayer`, the norms dicts of those of `Norm`."""
+    return tuple(DenseLayer(Norm(**given["first"]), Norm(**given["second"]), given["padding"], given["dilation"]) for given in layers)
+
+
+def refuses(x: Tensor, tensors: Sequence[Tensor | None], layers: Sequence[DenseLayer]) -> str:
+    """Say why kernels would not take a block's arguments; "" where they do. The tensors may be without data."""
+    if x.dim() != 4 or x.dtype not in DTYPES:
+        return "not a map of float32, bfloat16 or float16"
+    n, read, h, w = x.shape
+    if not x.numel():
+        return "no pixels"
+    for index, layer in enumerate(layers):
+        weight, bias, mean, var, kernel, weight2, bias2, mean2, var2, last = tensors[TENSORS * index : TENSORS * (index + 1)]
+        assert kernel is not None
+        assert last is not None
+        seen, made = _like((n, read, h, w), x), _like((n, len(kernel), h, w), x)
+        flat, stats = torch.empty(kernel.shape, dtype=x.dtype, device="meta"), torch.empty((3, read), device="meta")
+        reason = pointwise_stats_input_add.supports(made, flat, seen, stats, seen, weight, bias, act=layer.first.act)
+        reason = reason or _norm_refuses(made, weight2, bias2, layer.second.act)
+        if any(p is not None and not p.is_contiguous() for p in (mean, var, mean2, var2)):
+            reason = reason or "running statistics are not one for each channel"
+        if reason:
+            return reason
+        read += len(last)
+    return "" if n * read * h * w < 2**31 - 2**24 else "larger than 32-bit indices reach"
+
+
+def _like(size: tuple[int, ...], x: Tensor) -> Tensor:
+    return torch.empty(size, dtype=x.dtype, device="meta").contiguous(memory_format=torch.channels_last)
+
+
+def _norm_refuses(made: Tensor, weight: Tensor | None, bias: Tensor | None, act: str) -> str:
+    return batch_norm_act_grad.supports(made, made, weight, bias, torch.empty((3, made.shape[1]), device="meta"), act=act)
+
+
+class _Maps:
+    """The steps of a block, by kernels where they run, else by their references."""
+
+    def __init__(self, runs: bool) -> None:
+        self.runs = runs
+
+    def append(self, new: Tensor, out: Tensor) -> Tensor:
+        """Copy a map into a channel slice, and return (R, 3, C): counts, means and sums of squared deviations of parts of its pixels."""
+        new = rows(new)
+        if self.runs:
+            return append(new, out)
+        out.copy_(new)
+        return row_of(new)
+
+    def stats(self, partials: Tensor, row: Tensor, old: int, running: tuple[Any, Any], norm: Norm) -> Tensor:
+        """Add the channels behind `old` to the row; return means, 1 / deviations and 1 / pixels of all, whose running ones move."""
+        channels, there = old + partials.shape[2], None if running[0] is None or running[1] is None else running
+        if self.runs:
+            stats = torch.empty((3, channels), dtype=torch.float32, device=row.device)
+            with followed_by_ours(True):
+                known(partials, row, old, stats, there, norm.eps, norm.momentum)
+            return stats
+        row[:, old:channels] = partials[0]
+        return self._of_row(row[:, :channels], there, norm)
+
+    def last_stats(self, partials: Tensor, row: Tensor, old: int) -> None:
+        """Add the channels behind `old` to the row, whom nobody of the block reads."""
+        if self.runs:
+            known(partials, row, old, None, None, 0.0, 0.0)
+        else:
+            row[:, old:] = partials[0]
+
+    def _of_row(self, row: Tensor, running: Any, norm: Norm) -> Tensor:
+        count, mean, squares = row
+        if running is not None:
+            running[0].lerp_(mean.to(running[0].dtype), norm.momentum)
+            running[1].lerp_((squares / (count - 1)).to(running[1].dtype), norm.momentum)
+        return torch.stack([mean, (squares / count + norm.eps).rsqrt(), 1 / count])
+
+    def product(
+        self, x: Tensor, kernel: Tensor, stats: Tensor, affine: Affine, act: str, running: Any, norm: Norm
+    ) -> tuple[Tensor, Tensor]:
+        """Return the 1x1 convolution of the normalised and activated map, and the statistics of what it gives for the next BatchNorm."""
+        there = None if running[0] is None or running[1] is None else running
+        if not self.runs:
+            y, row = pointwise_stats.reference(x, kernel, stats, *affine, act=act)
+            return rows(y), self._of_row(row, there, norm)
+        y = empty_map(x.shape[0], len(kernel), *x.shape[2:], like=x)
+        with followed_by_ours(True):
+            partials = pointwise_stats.partial_product(x, kernel, stats, *affine, act, y)
+            return y, join(partials, torch.empty((3, len(kernel)), device=x.device), there, there or (), norm.eps, norm.momentum)
+
+    def applied(self, x: Tensor, stats: Tensor, affine: Affine, act: str) -> Tensor:
+        """Return the normalised and activated map."""
+        if not self.runs:
+            return pointwise_stats.normalised(x, stats, *affine, act).to(x.dtype)
+        out = empty_map(*x.shape, like=x)
+        apply(x, None, stats, *affine, act, out, norm_configs(x)[0])
+        return out
+
+    def norm_back(self, gradient: Tensor, x: Tensor, affine: Affine, stats: Tensor, act: str, of_x: bool) -> tuple[Tensor, Tensor]:
+        """Return the gradient of a normalised map's input, and the sums that are those of bias and weight."""
+        of_map, sums = batch_norm_act_grad.gradients(rows(gradient), x, *affine, stats, None, act=act, of_x=of_x)
+        return of_map, sums
+
+    def kernel_back(self, gradient: Tensor, x: Tensor, stats: Tensor, affine: Affine, act: str, kind: torch.dtype) -> Tensor:
+        """Return the gradient of a 1x1 kernel."""
+        out = torch.empty((gradient.shape[1], x.shape[1], 1, 1), dtype=kind, device=x.device)
+        if self.runs:
+            pointwise_stats_weight_grad.launch(gradient, x, stats, *affine, act=act, out=out.view(len(out), -1))
+            return out
+        return out.copy_(pointwise_stats_weight_grad.reference(gradient, x, stats, *affine, act=act)[:, :, None, None])
+
+    def add_back(
+        self, gradient: Tensor, kernel: Tensor, x: Tensor, stats: Tensor, maps: Any, affine: Affine, act: str, owed: Tensor
+    ) -> Tensor:
+        """Write the first of `maps` plus what needs no sums of the gradient of x to the second; return the sums, and note what they owe."""
+        total, to = maps
+        parts = (gradient, kernel, x, stats, total, *affine)
+        if self.runs:
+            return owe(pointwise_stats_input_add.partial_add(*parts, act, to), owed, stats, affine[0])
+        added, sums = pointwise_stats_input_add.reference(*parts, act=act)
+        to.copy_(added)
+        slant = stats[1] * stats[2] if affine[0] is None else stats[1] * stats[2] * affine[0]
+        owed[:, : x.shape[1]] += sums * torch.stack([slant, slant * stats[1]])
+        return sums
+
+    def settled(self, total: Tensor, x: Tensor, mean: Tensor, owed: Tensor) -> Tensor:
+        """Return a part of the gradients less the levels and tilts that its channels owe."""
+        if self.runs:
+            return settle(total, x, mean, owed, empty_map(*x.shape, like=total))
+        level, tilt = owed[:, :, None, None]
+        return (total - (level + (x - mean[:, None, None]) * tilt)).to(total.dtype)
+
+
+class _DenseBlock(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: tuple[DenseLayer, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        maps, ends = _Maps(kernels_run(x) and not refuses(x, tensors, layers)), _ends(x.shape[1], tensors)
+        n, _, h, w = x.shape
+        whole = empty_map(n, ends[-1], h, w, x)
+        row = torch.empty((3, ends[-1]), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        # Rounded before the first kernel of ours: each of those is launched early, right behind another one.
+        rounded = [
+            (kernel.flatten(1).to(x.dtype).contiguous(), last.to(x.dtype, memory_format=torch.channels_last))
+            for kernel, last in zip(*_kernels(tensors), strict=True)
+        ]
+        partials, old = maps.append(x, whole[:, : ends[0]]), 0
+        kept: list[Tensor | None] = []
+        moved: list[Tensor] = []
+        for index, layer in enumerate(layers):
+            weight, bias, mean, var, _, weight2, bias2, mean2, var2, _ = _of(tensors, index)
+            (flat, packed), read = rounded[index], whole[:, : ends[index]]
+            stats = maps.stats(partials, row, old, (mean, var), layer.first)
+            y, stats2 = maps.product(read, flat, stats, (weight, bias), layer.first.act, (mean2, var2), layer.second)
+            z = maps.applied(y, stats2, (weight2, bias2), layer.second.act)
+            new = torch.ops.aten.convolution(z, packed, None, [1, 1], layer.padding, layer.dilation, False, [0, 0], 1)
+            partials, old = maps.append(new, whole[:, ends[index] : ends[index + 1]]), ends[index]
+            del z, new
+            kept += [stats, y, stats2, flat, packed, weight, bias, weight2, bias2]
+            moved += [t for t in (mean, var, mean2, var2) if t is not None]
+        maps.last_stats(partials, row, old)
+        torch.autograd.graph.increment_version(moved)
+        ctx.save_for_backward(whole, row, *kept)
+        ctx.layers, ctx.ends, ctx.runs = layers, ends, maps.runs
+        ctx.kinds = [(kernel.dtype, last.dtype) for kernel, last in zip(*_kernels(tensors), strict=True)]
+        ctx.mark_non_differentiable(row)
+        return whole, row
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        whole, row, *kept = ctx.saved_tensors
+        ends, maps, count = ctx.ends, _Maps(ctx.runs), len(ctx.layers)
+        of_x_needed, _, *needed = ctx.needs_input_grad
+        found: list[Any] = [None] * (TENSORS * count)
+        n, _, h, w = whole.shape
+        total, owed = rows(gradient), torch.zeros((2, ends[-1]), dtype=row.dtype, device=whole.device)
+        for index in reversed(range(count)):
+            weight_needed, bias_needed, _, _, kernel_needed, *second_needed, _, _, last_needed = _of(needed, index)
+            deep = of_x_needed or any(needed[: TENSORS * index])
+            if not (deep or any(_of(needed, index))):
+                break
+            first_needed = weight_needed or bias_needed or deep
+            inner = first_needed or kernel_needed or any(second_needed)
+            stats, y, stats2, flat, packed, *affine = kept[KEPT * index : KEPT * (index + 1)]
+            layer, affine, affine2 = ctx.layers[index], (affine[0], affine[1]), (affine[2], affine[3])
+            read, part = slice(ends[index]), slice(ends[index], ends[index + 1])
+            results: list[Any] = [None] * TENSORS
+            of_new = maps.settled(total[:, part], whole[:, part], row[1, part], owed[:, part])
+            z = maps.applied(y, stats2, affine2, layer.second.act) if last_needed else y
+            of_z, of_last, _ = torch.ops.aten.convolution_backward(
+                of_new, z, packed, None, [1, 1], layer.padding, layer.dilation, False, [0, 0], 1, [inner, last_needed, False]
+            )
+            del z, of_new
+            results[9] = of_last.to(ctx.kinds[index][1]) if last_needed else None
+            if inner:
+                of_y, sums = maps.norm_back(of_z, y, affine2, stats2, layer.second.act, first_needed or kernel_needed)
+                results[5], results[6] = _of_affine(sums, affine2, second_needed)
+                del of_z
+                if kernel_needed:
+                    results[4] = maps.kernel_back(of_y, whole[:, read], stats, affine, layer.first.act, ctx.kinds[index][0])
+                if first_needed:
+                    there = total[:, read]
+                    to = there if index < count - 1 else empty_map(n, ends[index], h, w, whole)  # nobody's gradient is written into
+                    sums = maps.add_back(of_y, flat, whole[:, read], stats, (there, to), affine, layer.first.act, owed)
+                    results[0], results[1] = _of_affine(sums, affine, (weight_needed, bias_needed))
+                    total = to
+                del of_y
+            found[TENSORS * index : TENSORS * (index + 1)] = results
+        first = slice(ends[0])
+        of_x = maps.settled(total[:, first], whole[:, first], row[1, first], owed[:, first]) if of_x_needed else None
+        return of_x, None, *found
+
+
+def _of(tensors: Sequence[Any], index: int) -> Sequence[Any]:
+    return tensors[TENSORS * index : TENSORS * (index + 1)]
+
+
+def _kernels(tensors: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return the 1x1 kernels and the others."""
+    return tensors[4::TENSORS], tensors[9::TENSORS]
+
+
+def _ends(channels: int, tensors: Sequence[Any]) -> list[int]:
+    """Return where each layer's input ends, and the last one's output."""
+    return list(accumulate((len(last) for last in _kernels(tensors)[1]), initial=channels))
+
+
+def _of_affine(sums: Tensor, affine: Affine, needed: Sequence[bool]) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of weight and bias."""
+    (weight, bias), (of_bias, of_weight) = affine, sums
+    return (
+        of_weight.to(weight.dtype) if weight is not None and needed[0] else None,
+        of_bias.to(bias.dtype) if bias is not None and needed[1] else None,
+    )
+
+
+def dense_block(x: Tensor, *tensors: Tensor | None, layers: Sequence[DenseLayer]) -> tuple[Tensor, Tensor]:
+    """Append to a map what each layer makes of all that is there, differentiably; running statistics move in place, as PyTorch's do.
+
+    Args:
+        x: map (N, C, H, W), on any device and in any memory format.
+        tensors: `TENSORS` a layer. Weights, biases and running statistics are one for each channel, or None; the 1x1 kernel is (K, C + what
+            the layers before have appended, 1, 1), the other (G, K, KH, KW); both are rounded to the dtype of `x`, and their gradients come
+            back in their own.
+        layers: in train mode.
+
+    Returns:
+        The map (N, C + all G, H, W) in channels_last memory, in the dtype of `x`; float32 (3, C + all G), its row for the BatchNorm behind
+        it: count, means and sums of squared deviations. Kept for the way back are that map and what the 1x1 convolutions gave.
+
+    Raises:
+        ValueError: there is one value a channel, which has no variance, as PyTorch says.
+    """
+    if x.shape[0] * x.shape[2] * x.shape[3] == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+    return _DenseBlock.apply(x, tuple(layers), *tensors)  # pyright: ignore[reportReturnType]

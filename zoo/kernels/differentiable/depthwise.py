@@ -1,0 +1,92 @@
+"""Depthwise convolution, differentiably: each channel with its own kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from zoo.kernels.differentiable.maps import pair, rows
+from zoo.kernels.ops import depthwise, depthwise_input_grad, depthwise_weight_grad
+from zoo.kernels.ops._depthwise import pack
+from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops.pointwise import kernels_run
+
+
+class _Depthwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, window: dict[str, tuple[int, int]]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(x, weight)
+        ctx.window = window
+        (top, left), stride, dilation = window["padding"], window["stride"], window["dilation"]
+        around = (top, top, left, left)
+        packed, shape = pack(weight.to(x.dtype)), {"stride": stride, "padding": around, "dilation": dilation}
+        config = chosen(
+            "depthwise",
+            (x, packed, *shape.values()),
+            lambda: depthwise.configs(x, packed, None, **shape),
+            lambda c: depthwise.launch(x, packed, None, **shape, config=c),
+        )
+        return depthwise.launch(x, packed, None, **shape, config=config)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        gradient, size, kernel = rows(gradient), x.shape[2:], weight.shape[2:]
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            of_x = depthwise_input_grad.launch(gradient, pack(weight.to(x.dtype)), size=size, **ctx.window)
+        if ctx.needs_input_grad[1]:
+            of_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+            depthwise_weight_grad.launch(gradient, x, kernel=kernel, **ctx.window, out=of_weight[:, 0])
+        return of_x, of_weight, None
+
+
+def depthwise_conv(
+    x: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    """Convolve each channel with its own kernel, differentiably.
+
+    Args:
+        x: map (N, C, H, W).
+        weight: kernels (C, 1, KH, KW) in any dtype: they are rounded to that of `x`, and their gradient comes back unrounded.
+        stride: in pixels, down and right or one for both.
+        padding: zeros above and below, left and right, in pixels.
+        dilation: distance between taps.
+
+    Returns:
+        The map (N, C, OH, OW) in the dtype of `x`. Kept for the way back are `x` and `weight`.
+    """
+    window = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation)}
+    x = rows(x)
+    if _depthwise_runs(x, weight, window):
+        result = _Depthwise.apply(x, weight, window)
+        assert isinstance(result, Tensor)
+        return result
+    return F.conv2d(x, weight.to(x.dtype), None, **window, groups=x.shape[1])
+
+
+def _depthwise_runs(x: Tensor, weight: Tensor, window: dict[str, tuple[int, int]]) -> bool:
+    (top, left), around = window["padding"], {}
+    if not kernels_run(x) or weight.shape[:2] != (x.shape[1], 1):
+        return False
+    around = {"padding": (top, top, left, left), "stride": window["stride"], "dilation": window["dilation"]}
+    taken = torch.empty(weight.shape, dtype=x.dtype, device="meta")
+    if depthwise.supports(x, taken, None, **around):
+        return False
+    out = torch.empty((*x.shape[:2], *depthwise.out_sizes(x, taken, **around)), dtype=x.dtype, device="meta").contiguous(
+        memory_format=torch.channels_last
+    )
+    return not (
+        depthwise_input_grad.supports(out, taken, size=x.shape[2:], **window)
+        or depthwise_weight_grad.supports(out, x, kernel=weight.shape[2:], **window)
+    )

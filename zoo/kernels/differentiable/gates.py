@@ -1,0 +1,45 @@
+"""Factors for channels, differentiably: squeeze-and-excite's product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.ops import pointwise, scale_channels_grad
+from zoo.kernels.ops.pointwise import kernels_run
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(x, gate)
+        return pointwise.launch(x, gate=gate)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, gate = ctx.saved_tensors
+        of_x, of_gate = scale_channels_grad.launch(rows(gradient), x, gate)
+        return of_x, of_gate.to(gate.dtype)
+
+
+def scale_channels(x: Tensor, gate: Tensor) -> Tensor:
+    """Multiply each image's channels by factors of their own, differentiably.
+
+    Args:
+        x: map (N, C, H, W).
+        gate: (N, C) or (N, C, 1, 1), any floating dtype.
+
+    Returns:
+        The map in the dtype of `x`. Kept for the way back are `x` and `gate`, both of whose gradients come from one pass.
+    """
+    x, factors = rows(x), gate.flatten(1).contiguous()
+    if kernels_run(x) and not scale_channels_grad.supports(x, x, factors):
+        result = _Scale.apply(x, factors)
+        assert isinstance(result, Tensor)
+        return result
+    return x * factors[:, :, None, None].to(x.dtype)

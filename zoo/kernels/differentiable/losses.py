@@ -1,0 +1,48 @@
+"""Cross-entropy, differentiably: the pass that computes it leaves the gradient too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from zoo.kernels.ops import cross_entropy as _entropy
+from zoo.kernels.ops.pointwise import kernels_run
+
+
+class _Entropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss, gradient, share = _entropy.launch(logits, target, smoothing=smoothing)
+        ctx.save_for_backward(gradient, share)
+        ctx.kind = logits.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # Scaled before it is rounded: without the factor of a GradScaler most of it would be below what float16 holds.
+        of_sum, share = ctx.saved_tensors
+        return torch.mul(of_sum, gradient * share, out=torch.empty_like(of_sum, dtype=ctx.kind)), None, None
+
+
+def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Return the mean cross-entropy of the images that count, differentiably in the logits.
+
+    Args:
+        logits: (N, K), any floating dtype.
+        target: int64 (N,), a class each, -100 for an image that doesn't count; or (N, K) shares, which PyTorch computes.
+        label_smoothing: this share of each label is spread evenly over all classes, 0 to 1.
+
+    Returns:
+        A scalar, float32 (float64 for float64). Kept for the way back is the gradient, which the same pass has computed.
+    """
+    if kernels_run(logits) and not _entropy.supports(logits, target, smoothing=label_smoothing):
+        result = _Entropy.apply(logits, target, label_smoothing)
+        assert isinstance(result, Tensor)
+        return result
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, target, label_smoothing=label_smoothing)

@@ -1,0 +1,262 @@
+"""BatchNorm with what stands beside it, differentiably: the activation and the residual behind it, a 1x1 convolution behind those.
+
+A chain ``conv, BN, act, 1x1, BN, act`` is ``y, row = conv_stats(...)``, ``y, row = norm_act_conv(y, ..., row=row)``,
+``batch_norm_act(y, ..., row=row)``: each map is read once forward, and the activated ones are never in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad, pointwise_stats_weight_grad
+from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
+from zoo.kernels.ops._exchange import added, gathered, joined, row_of
+from zoo.kernels.ops._layout import empty_map, pixel_stride
+from zoo.kernels.ops._norm import apply
+from zoo.kernels.ops._norm_grad import back
+from zoo.kernels.ops.batch_norm_act import configs as forward_configs
+from zoo.kernels.ops.batch_norm_act import launch, reference, supports, take_statistics
+from zoo.kernels.ops.batch_norm_act_grad import configs as back_configs
+from zoo.kernels.ops.batch_norm_act_grad import gradients
+from zoo.kernels.ops.pointwise import kernels_run
+
+
+class _BatchNormAct(torch.autograd.Function):
+    """The kernels under autograd; running statistics move in place, which `torch.library` allows no operator with a gradient."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        residual: Tensor | None,
+        options: dict[str, Any],
+        group: Any,
+        row: Tensor | None,
+    ) -> Tensor:
+        tensors, act = (x, weight, bias, running_mean, running_var, residual), options["act"]
+        if kernels_run(x) and not supports(*tensors, **options):
+            y, stats = empty_map(*x.shape, like=x), torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
+            running = () if running_mean is None or running_var is None else (running_mean, running_var)
+            launch(*tensors, **options, group=group, row=row, out=(y, stats, *running))
+            if options["training"] and running:
+                torch.autograd.graph.increment_version(running)
+        else:
+            y, stats = _plain(tensors, options, group)
+        kept = None if residual is None or act == "none" else y if act in BY_OUTPUT else residual
+        ctx.save_for_backward(x, weight, bias, stats, kept)
+        ctx.act, ctx.group, ctx.summed = act, group if options["training"] else None, residual is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias, stats, kept = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        of_x, sums, *more = gradients(gradient, x, weight, bias, stats, kept, act=ctx.act, group=ctx.group, of_x=needed[0])
+        of_weight = sums[1].to(weight.dtype) if weight is not None and needed[1] else None
+        of_bias = sums[0].to(bias.dtype) if bias is not None and needed[2] else None
+        of_residual = (more[0] if more else gradient) if needed[5] else None
+        return of_x if needed[0] else None, of_weight, of_bias, None, None, of_residual, None, None, None
+
+
+def _plain(tensors: tuple[Any, ...], options: dict[str, Any], group: Any) -> tuple[Tensor, Tensor]:
+    """Compute the map and the statistics by the reference, over a group by what it takes for running ones; the running ones move."""
+    x, weight, bias, *running, residual = tensors
+    if group is None or not options["training"]:
+        y, stats, *new = reference(*tensors, **options)
+        for old, moved in zip(running, new, strict=False):
+            old.copy_(moved)
+        return y, stats
+    count, mean, squares = joined(gathered(row_of(x), group))
+    frozen: dict[str, Any] = {**options, "training": False}
+    y, stats, *_ = reference(x, weight, bias, mean, squares / count, residual, **frozen)
+    stats[2] = 1 / count
+    if running[0] is not None:
+        running[0].lerp_(mean.to(running[0].dtype), options["momentum"])
+        running[1].lerp_((squares / (count - 1)).to(running[1].dtype), options["momentum"])
+    return y, stats
+
+
+def batch_norm_act(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    residual: Tensor | None = None,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    act: str = "none",
+    training: bool = True,
+    group: Any = None,
+    row: Tensor | None = None,
+) -> Tensor:
+    """Compute ``act(batch_norm(x) + residual)``, differentiably; running statistics move in place, as PyTorch's do.
+
+    Args: as in `reference`, on any device and in any memory format, and
+
+        group: processes whose pixels count too, a `torch.distributed` process group; None for this process's alone.
+        row: float32 (3, C), where the convolution that wrote `x` has taken its statistics: see `norm_act_conv`.
+
+    Returns:
+        The map (N, C, H, W) in channels_last memory, in the dtype of `x`.
+
+    Raises:
+        ValueError: there is one value a channel, which has no variance, as PyTorch says.
+    """
+    if training and group is None and x.shape[0] * x.shape[2] * x.shape[3] == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+    maps = (m if m is None or pixel_stride(m) else m.contiguous(memory_format=torch.channels_last) for m in (x, residual))
+    x, residual = maps  # pyright: ignore[reportAssignmentType]
+    options: dict[str, Any] = {"momentum": momentum, "eps": eps, "act": act, "training": training}
+    tensors = (x, weight, bias, running_mean, running_var, residual)
+    if group is None and not kernels_run(x):
+        y, _, *new = reference(*tensors, **options)
+        with torch.no_grad():
+            for old, moved in zip((running_mean, running_var), new, strict=False):
+                assert old is not None
+                old.copy_(moved)
+        return y
+    result = _BatchNormAct.apply(*tensors, options, group, row)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def kept_of(y: Tensor) -> Any:
+    """Return what a map of `batch_norm_act` without a residual is made again from, for `made_again`; None where that isn't kept."""
+    node = y.grad_fn
+    return node if isinstance(node, _BatchNormAct._backward_cls) and not node.summed else None  # pyright: ignore
+
+
+def made_again(node: Any) -> Tensor:
+    """Return the map that `kept_of` was asked about once more, as it was; raises where its way back is done and all is let go."""
+    x, weight, bias, stats, _ = node.saved_tensors
+    if kernels_run(x):
+        y = empty_map(*x.shape, like=x)
+        if x.numel():
+            apply(x, None, stats, weight, bias, node.act, y, forward_configs(x)[0])
+        return y
+    mean, inverse = (row[:, None, None] for row in stats[:2])
+    factor, shift = (fill if p is None else p.to(stats.dtype)[:, None, None] for p, fill in ((weight, 1.0), (bias, 0.0)))
+    return ACTIVATIONS[node.act]((x.to(stats.dtype) - mean) * inverse * factor + shift).to(x.dtype)
+
+
+class _ConvStats(torch.autograd.Function):
+    """A 1x1 convolution, of `act(norm(x))` where there are statistics, and its output's statistics, which have no gradient."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        kernel: Tensor,
+        stats: Tensor | None,
+        act: str,
+        group: Any,
+    ) -> tuple[Tensor, Tensor]:
+        y, row = pointwise_stats.launch(x, _flat(kernel, x), stats, weight, bias, act=act)
+        ctx.save_for_backward(x, weight, bias, kernel, stats)
+        ctx.act, ctx.group = act, group
+        ctx.mark_non_differentiable(row)
+        return y, row
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias, kernel, stats = ctx.saved_tensors
+        gradient, flat = rows(gradient), _flat(kernel, x)
+        of_x = of_weight = of_bias = of_kernel = None
+        if stats is None:
+            if ctx.needs_input_grad[0]:
+                of_x = F.conv2d(gradient, flat.t()[:, :, None, None])
+        elif any(ctx.needs_input_grad[:3]):
+            of_z, sums = pointwise_stats_input_grad.launch(gradient, flat, x, stats, weight, bias, act=ctx.act)
+            if ctx.needs_input_grad[0]:
+                of_x = empty_map(*x.shape, like=x)
+                of_all = sums if ctx.group is None else added(sums, ctx.group)
+                back(of_z, x, weight, bias, stats, None, "none", of_all, of_x, back_configs(of_z, x)[0])
+            of_weight = sums[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
+            of_bias = sums[0].to(bias.dtype) if bias is not None and ctx.needs_input_grad[2] else None
+        if ctx.needs_input_grad[3]:
+            of_kernel = torch.empty(kernel.shape, dtype=kernel.dtype, device=kernel.device)
+            pointwise_stats_weight_grad.launch(gradient, x, stats, weight, bias, act=ctx.act, out=of_kernel.view(len(kernel), -1))
+        return of_x, of_weight, of_bias, of_kernel, None, None, None
+
+
+def _flat(kernel: Tensor, x: Tensor) -> Tensor:
+    return kernel.flatten(1).to(x.dtype).contiguous()
+
+
+def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Convolve with a 1x1 kernel, differentiably, and take the result's statistics on the way.
+
+    Args:
+        x: map (N, C, H, W).
+        kernel: (K, C, 1, 1), any floating dtype; it is rounded to that of `x`, and its gradient comes back unrounded.
+
+    Returns:
+        The map (N, K, H, W) in the dtype of `x`, and float32 (3, K), its `row` for the BatchNorm behind it; None where no kernel runs.
+    """
+    x = rows(x)
+    if not kernels_run(x) or pointwise_stats.supports(x, torch.empty(kernel.shape, dtype=x.dtype, device="meta")):
+        return F.conv2d(x, kernel.to(x.dtype)), None
+    return _ConvStats.apply(x, None, None, kernel, None, "none", None)  # pyright: ignore[reportReturnType]
+
+
+def norm_act_conv(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    kernel: Tensor,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    act: str = "none",
+    training: bool = True,
+    group: Any = None,
+    row: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute ``conv(act(batch_norm(x)))`` for a 1x1 kernel, differentiably; running statistics move in place, as PyTorch's do.
+
+    Args: as in `batch_norm_act`, and
+
+        kernel: (K, C, 1, 1), any floating dtype; it is rounded to that of `x`, and its gradient comes back unrounded.
+        row: float32 (3, C), what this function or `conv_stats` has returned with `x`; without one a pass takes the statistics.
+
+    Returns:
+        The map (N, K, H, W) in the dtype of `x`, and its own float32 (3, K) for the BatchNorm behind it; None where no kernel runs. Kept
+        for the way back is `x`, not what the convolution saw.
+
+    Raises:
+        ValueError: there is one value a channel, which has no variance, as PyTorch says.
+    """
+    x, options = rows(x), {"momentum": momentum, "eps": eps, "act": act, "training": training}
+    packed, marks = torch.empty(kernel.shape, dtype=x.dtype, device="meta"), torch.empty((3, x.shape[1]), device="meta")
+    refused = supports(x, weight, bias, running_mean, running_var, **options)
+    refused = refused or pointwise_stats.supports(x, packed, marks, weight, bias, act=act)
+    if not kernels_run(x) or refused:
+        z = batch_norm_act(x, weight, bias, running_mean, running_var, **options, group=group, row=row)
+        return F.conv2d(z, kernel.to(x.dtype)), None
+    stats = torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
+    running = None if running_mean is None or running_var is None else (running_mean, running_var)
+    with torch.no_grad():
+        take_statistics(
+            x.detach(), row, stats, running, running or (), eps=eps, momentum=momentum, training=training, group=group, config=None
+        )
+        if running and training:
+            torch.autograd.graph.increment_version(running)
+    return _ConvStats.apply(x, weight, bias, kernel, stats, act, group if training else None)  # pyright: ignore[reportReturnType]

@@ -1,0 +1,94 @@
+"""Max and average pooling, differentiably: kept for the way back are a byte an output pixel, and nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from zoo.kernels.differentiable.maps import pair, rows
+from zoo.kernels.ops import avg_pool_grad, max_pool_grad
+from zoo.kernels.ops import max_pool as _pool
+from zoo.kernels.ops import pool as _windows
+from zoo.kernels.ops.pointwise import kernels_run
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: dict[str, Any]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        y, index = _pool.launch(x, **window)
+        ctx.save_for_backward(index)
+        ctx.shape = {"size": x.shape[2:], **{key: window[key] for key in ("kernel", "stride", "padding")}}
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (index,) = ctx.saved_tensors
+        return max_pool_grad.launch(rows(gradient), index, **ctx.shape), None
+
+
+def max_pool(
+    x: Tensor,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """Pool the maximum of windows, differentiably.
+
+    Args:
+        x: map (N, C, H, W).
+        kernel: height and width of a window in pixels, or one for both.
+        stride: pixels from window to window, down and right or one for both; the kernel's by default.
+        padding: pixels above and below, left and right, or one for all; they never win.
+        ceil_mode: also keep a last window that reaches beyond the padding.
+
+    Returns:
+        The map (N, C, OH, OW) in the dtype of `x`. Kept for the way back is a byte an output pixel.
+    """
+    x = rows(x)
+    window = {"kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding), "ceil_mode": ceil_mode}
+    if kernels_run(x) and not _pool.supports(x, **window):
+        result = _MaxPool.apply(x, window)
+        assert isinstance(result, Tensor)
+        return result
+    return F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode)  # pyright: ignore[reportArgumentType]
+
+
+class _AvgPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int], ceil_mode: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.shape = {"size": x.shape[2:], "kernel": kernel}
+        return _windows.launch(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return avg_pool_grad.launch(rows(gradient), **ctx.shape), None, None
+
+
+def avg_pool(x: Tensor, kernel: int | Sequence[int], ceil_mode: bool = False) -> Tensor:
+    """Average windows that lie side by side, differentiably.
+
+    Args:
+        x: map (N, C, H, W).
+        kernel: height and width of a window in pixels, or one for both; the stride too.
+        ceil_mode: also keep a last window that reaches beyond the image, averaged over what is in it.
+
+    Returns:
+        The map (N, C, OH, OW) in the dtype of `x`. Nothing is kept for the way back.
+    """
+    x, window = rows(x), pair(kernel)
+    sizes = (-(-s // k) if ceil_mode else s // k for s, k in zip(x.shape[2:], window, strict=True))
+    made = torch.empty((*x.shape[:2], *sizes), dtype=x.dtype, device="meta").contiguous(memory_format=torch.channels_last)
+    refused = _windows.supports(x, kind="avg", kernel=window, stride=window, ceil_mode=ceil_mode)
+    if kernels_run(x) and not (refused or avg_pool_grad.supports(made, size=x.shape[2:], kernel=window)):
+        result = _AvgPool.apply(x, window, ceil_mode)
+        assert isinstance(result, Tensor)
+        return result
+    return F.avg_pool2d(x, window, window, ceil_mode=ceil_mode)

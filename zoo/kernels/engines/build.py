@@ -1,0 +1,85 @@
+"""A plan on a CPU: one engine for the whole network, the fastest that computes the same."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.built import Built, Options, empty
+from zoo.kernels.copies import own_dtype
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.images import natural_images
+from zoo.kernels.parity import ALLOWED, Parity
+from zoo.kernels.passes.trace import trace
+from zoo.kernels.progress import bar
+from zoo.kernels.report import PlanReport, Row
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.choices import Choice, Choices
+
+
+def build_cpu(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
+) -> Built:
+    """Choose the fastest engine for arguments of these shapes on the CPU; every engine's output is compared first."""
+    from zoo.kernels import engines
+
+    own = own_dtype(network)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    model = _OfTensors(_evaluating(network), leaves, spec)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    if not tensors:
+        raise Untraceable(f"{type(network).__name__} is given no tensor")
+    example = tuple(natural_images(tuple(t.shape), t.device).to(own) if t.is_floating_point() else t.clone() for t in tensors)
+    graph = trace(network, args, kwargs)  # refuses what an engine would silently do only once, such as counting its calls
+    if any(t.numel() == 0 for t in tensors):
+        return empty(graph, options, network)
+    shapes = [tuple(t.shape) for t in tensors]
+    dtype = str(options.dtype).removeprefix("torch.")
+    key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"
+    known = choices.get(key, "none" if options.tune == "none" else "quick")
+    with bar("choosing kernels", options.progress) as progress:
+        say = None if progress is None else lambda text: progress(0, 1, text)
+        untimed = "onnxruntime" if options.tune == "none" else None
+        chosen = engines.choose(model, example, options.dtype, cached=known.op if known else untimed, progress=say)
+    if chosen.seconds:
+        mine, eager = chosen.seconds[chosen.name], chosen.seconds.get("eager", 0.0)
+        choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds)))
+        choices.save()
+        known = choices.get(key)
+    error, allowed = chosen.errors[chosen.name]
+    row = Row("the whole network", chosen.name, shapes[0], note="; ".join(f"{name}: {reason}" for name, reason in chosen.refused.items()))
+    if known is not None and known.op == chosen.name:
+        row.us, row.replaced_us = known.us, known.aten_us or None
+    report = PlanReport(shapes, [row], Parity(error, allowed / ALLOWED, example[0].shape[0] if example[0].dim() else 1), list(chosen.notes))
+
+    def run(given: list[Tensor]) -> list[Any]:
+        return pytree.tree_leaves(chosen.call(*(t.to(own) if t.is_floating_point() else t for t in given)))
+
+    return Built(run, graph.spec, report)
+
+
+class _OfTensors(nn.Module):
+    """A network as a function of the tensors among its arguments."""
+
+    def __init__(self, network: nn.Module, leaves: list[Any], spec: Any) -> None:
+        super().__init__()
+        self.network = network
+        self.leaves, self.spec = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """Call the network with these tensors in their places."""
+        leaves = list(self.leaves)
+        for index, tensor in zip(self.places, tensors, strict=True):
+            leaves[index] = tensor
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.network(*args, **kwargs)
+
+
+def _evaluating(network: nn.Module) -> nn.Module:
+    """Return the network in eval mode, a copy of its structure that shares its tensors, so that its own mode stays."""
+    shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    return copy.deepcopy(network, shared).eval()

@@ -1,0 +1,351 @@
+"""Second pass: say of ATen operators what they mean for a network, so that later passes see layers instead of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.passes.graph import Graph, Node, const_value
+from zoo.kernels.passes.trace import Ref
+
+aten = torch.ops.aten
+
+_ACTS: dict[Any, str] = {
+    aten.relu.default: "relu", aten.relu_.default: "relu",
+    aten.hardswish.default: "hardswish", aten.hardswish_.default: "hardswish",
+    aten.hardsigmoid.default: "hardsigmoid", aten.hardsigmoid_.default: "hardsigmoid",
+    aten.silu.default: "silu", aten.silu_.default: "silu",
+    aten.sigmoid.default: "sigmoid", aten.sigmoid_.default: "sigmoid",
+}  # fmt: skip
+
+
+def lower(graph: Graph) -> None:
+    """Replace every ATen node that has a meaning here by a node of that kind; constants are computed, others stay as they are."""
+    done: dict[Node, Node] = {}
+    several = {node.inputs[0] for node in graph.nodes if node.op == "item" and node.attrs["index"] > 0}
+    tuples = {node.inputs[0] for node in graph.nodes if node.op == "item"}
+    values: dict[Node, Any] = {}
+    for node in graph.nodes:
+        node.inputs = [done.get(source, source) for source in node.inputs]
+        new = node
+        if node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs):
+            if node in tuples:
+                values[node] = _evaluate(node)
+            else:
+                new = _constant(node, _evaluate(node), node.inputs[0])
+        elif node.op == "item" and node.inputs[0] in values:
+            whole = node.inputs[0]
+            new = _constant(node, values[whole][node.attrs["index"]], whole.inputs[0])
+        elif (
+            node.op == "aten"
+            and node.dtype.is_floating_point
+            and node not in several
+            and (rule := _RULES.get(node.attrs["func"])) is not None
+        ):
+            new = rule(node, *_bound(node)) or node
+        elif node.op == "item" and node.inputs[0].op != "aten":
+            new = node.inputs[0]
+        done[node] = new
+    graph.outputs = [done.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
+    graph.prune()
+
+
+def _constant(node: Node, value: Tensor, origin: Node) -> Node:
+    return Node("const", [], {"tensor": value, "name": origin.attrs["name"]}, node.shape, node.dtype)
+
+
+def run_aten(node: Node, inputs: list[Tensor], device: torch.device) -> Any:
+    """Run an "aten" node on real tensors; what it makes from nothing is made on `device`."""
+
+    def real(leaf: Any) -> Any:
+        return inputs[leaf] if isinstance(leaf, Ref) else leaf
+
+    func, (args, kwargs) = node.attrs["func"], pytree.tree_map(real, (node.attrs["args"], node.attrs["kwargs"]))
+    if kwargs.get("device") is not None:
+        kwargs = dict(kwargs, device=device)
+    if func in (aten.view.default, aten._unsafe_view.default):  # the trace's memory was contiguous, here it may be channels_last
+        return aten.reshape.default(*args)
+    if writes_in_place(func):
+        args = (args[0].clone(), *args[1:])
+    return func(*args, **kwargs)
+
+
+def _evaluate(node: Node) -> Any:
+    tensors = [source.attrs["tensor"] for source in node.inputs]
+    return run_aten(node, tensors, tensors[0].device)
+
+
+def writes_in_place(func: Any) -> bool:
+    """Tell whether an operator changes its first argument."""
+    first = func._schema.arguments[0] if func._schema.arguments else None
+    return bool(first is not None and first.alias_info is not None and first.alias_info.is_write)
+
+
+def _bound(node: Node) -> tuple[Any, ...]:
+    """Return the operator's arguments in the order of its schema, references resolved to nodes, defaults filled in."""
+    schema = node.attrs["func"]._schema.arguments
+    args, kwargs = pytree.tree_map(
+        lambda leaf: node.inputs[leaf] if isinstance(leaf, Ref) else leaf, (node.attrs["args"], node.attrs["kwargs"])
+    )
+    values = list(args)
+    rest = schema[len(values) :]
+    return (*values, *(kwargs.get(a.name, a.default_value if a.has_default_value() else None) for a in rest))
+
+
+def _like(node: Node, op: str, inputs: list[Node], roles: list[str], shape: tuple[int, ...] | None = None, **attrs: Any) -> Node:
+    return Node(op, inputs, attrs, node.shape if shape is None else shape, node.dtype, roles, node.layers)
+
+
+def _pair(values: list[int]) -> tuple[int, int]:
+    return (values[0], values[-1])
+
+
+def _conv(
+    node: Node, x: Node, weight: Node, bias: Node | None, stride: Any, padding: Any, dilation: Any, transposed: bool, _: Any, groups: int
+) -> Node | None:
+    w, b = const_value(weight), None if bias is None else const_value(bias)
+    if transposed or w is None or w.dim() != 4 or len(x.shape) != 4 or (bias is not None and b is None):
+        return None
+    top, left = _pair(padding)
+    made = conv_node(node, x, w, b, _pair(stride), (top, top, left, left), _pair(dilation), groups)
+    made.attrs["source"] = weight.attrs["name"]
+    return made
+
+
+def conv_node(node: Node, x: Node, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Node:
+    """Make a "conv" node with nothing fused yet, in the place of `node`."""
+    shape = (node.shape[0], node.shape[1], *(node.shape[2:] or (1, 1)))
+    return _like(
+        node, "conv", [x], ["x"], shape,
+        weight=w, bias=b, stride=stride, padding=padding, dilation=dilation, groups=groups, act="none", pre_act="none",
+    )  # fmt: skip
+
+
+def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, eps: float) -> Node | None:
+    values = [None if n is None else const_value(n) for n in (weight, bias, mean, var)]
+    if (
+        values[2] is None
+        or values[3] is None
+        or len(x.shape) not in (2, 4)
+        or any(n is not None and v is None for n, v in zip((weight, bias), values, strict=False))
+    ):
+        return None
+    w, b, m, v = (None if value is None else value.double() for value in values)
+    assert m is not None
+    assert v is not None
+    scale = torch.rsqrt(v + eps) if w is None else w * torch.rsqrt(v + eps)
+    shift = -m * scale if b is None else b - m * scale
+    if (pixel := _one_pixel(x)) is not None:
+        return flat(_like(node, "affine", [pixel], ["x"], pixel.shape, scale=scale, shift=shift))
+    if len(x.shape) == 2:
+        pixel = Node("view", [x], {"shape": (*x.shape, 1, 1)}, (*x.shape, 1, 1), x.dtype, ["x"], x.layers)
+        return flat(_like(node, "affine", [pixel], ["x"], pixel.shape, scale=scale, shift=shift))
+    return _like(node, "affine", [x], ["x"], x.shape, scale=scale, shift=shift)
+
+
+def _running_batch_norm(
+    node: Node, x: Node, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, *_: Any
+) -> Node | None:
+    return None if training else _batch_norm(node, x, weight, bias, mean, var, eps)
+
+
+def _inference_batch_norm(node: Node, x: Node, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Node | None:
+    return _batch_norm(node, x, weight, bias, mean, var, eps)
+
+
+def _act(name: str) -> Callable[..., Node | None]:
+    return lambda node, x, *_: _apply(node, x, name)
+
+
+def _apply(node: Node, x: Node, name: str) -> Node | None:
+    """An activation, of the map itself where `x` is the flat view of one."""
+    if (pixel := _one_pixel(x)) is not None:
+        return flat(_like(node, "act", [pixel], ["x"], pixel.shape, act=name))
+    return _like(node, "act", [x], ["x"], act=name) if len(x.shape) == 4 else None
+
+
+def _one_pixel(x: Node) -> Node | None:
+    """Return the map (N, C, 1, 1) that `x`, (N, C), is a view of, if it is one."""
+    return x.inputs[0] if x.op == "view" and x.inputs[0].shape == (*x.shape, 1, 1) else None
+
+
+def _hardtanh(node: Node, x: Node, low: float = -1.0, high: float = 1.0) -> Node | None:
+    return _apply(node, x, "relu6") if (low, high) == (0, 6) else None
+
+
+def _clamp(node: Node, x: Node, low: Any = None, high: Any = None) -> Node | None:
+    act = {(0, 6): "relu6", (0, None): "relu"}.get((low, high))
+    return None if act is None else _apply(node, x, act)
+
+
+def _leaky(node: Node, x: Node, slope: float = 0.01) -> Node | None:
+    name = f"leaky_relu_{slope:g}"
+    return _apply(node, x, name) if name in ("leaky_relu_0.1", "leaky_relu_0.01") else None
+
+
+def _gelu(node: Node, x: Node, approximate: str = "none") -> Node | None:
+    return _apply(node, x, "gelu") if approximate == "none" else None
+
+
+def _add(node: Node, a: Node, b: Any, alpha: Any = 1) -> Node | None:
+    if isinstance(b, Node) and alpha == 1 and a.shape == b.shape == node.shape and len(node.shape) == 4 and a.dtype == b.dtype:
+        return _like(node, "add", [a, b], ["x", "residual"])
+    return None
+
+
+def _mul(node: Node, a: Any, b: Any) -> Node | None:
+    if not (isinstance(a, Node) and isinstance(b, Node)) or len(node.shape) != 4 or a.dtype != b.dtype:
+        return None
+    n, c = node.shape[:2]
+    for x, g in ((a, b), (b, a)):
+        if x.shape == node.shape and g.shape == (n, c, 1, 1) and g.op != "const":
+            return _like(node, "gate", [x, g], ["x", "gate"])
+    return None
+
+
+def _cat(node: Node, parts: list[Node], dim: int = 0) -> Node | None:
+    if len(node.shape) != 4 or dim % 4 != 1 or any(len(p.shape) != 4 or p.op == "const" or p.dtype != node.dtype for p in parts):
+        return None
+    return _like(node, "cat", list(parts), [f"part{i}" for i in range(len(parts))])
+
+
+def _max_pool(
+    node: Node, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Node | None:
+    kernel = _both(kernel)
+    if len(x.shape) != 4 or _both(dilation) != (1, 1):
+        return None
+    return _pool(node, x, "max", kernel, _both(stride) if stride else kernel, _both(padding), ceil_mode, True)
+
+
+def _avg_pool(
+    node: Node, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False, include: bool = True, divisor: Any = None
+) -> Node | None:
+    kernel = _both(kernel)
+    if len(x.shape) != 4 or divisor is not None:
+        return None
+    return _pool(node, x, "avg", kernel, _both(stride) if stride else kernel, _both(padding), ceil_mode, include)
+
+
+def _adaptive(node: Node, x: Node, size: Any) -> Node | None:
+    if len(x.shape) != 4:
+        return None
+    (h, w), (oh, ow) = x.shape[2:], _both(size)
+    if (oh, ow) == (1, 1):
+        return _like(node, "mean", [x], ["x"], pre_act="none")
+    if h % oh or w % ow:
+        return None
+    if (h, w) == (oh, ow):
+        return x
+    return _pool(node, x, "avg", (h // oh, w // ow), (h // oh, w // ow), (0, 0), False, True)
+
+
+def _pool(node: Node, x: Node, kind: str, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, include: bool) -> Node:
+    top, left = padding
+    shape = node.shape or _pool_shape(x.shape, kernel, stride, padding, ceil_mode)
+    return _like(
+        node, "pool", [x], ["x"], shape,
+        kind=kind, kernel=kernel, stride=stride, padding=(top, top, left, left), ceil_mode=ceil_mode,
+        count_include_pad=include, pre_act="none",
+    )  # fmt: skip
+
+
+def _pool_shape(shape: tuple[int, ...], kernel: Any, stride: Any, padding: Any, ceil_mode: bool) -> tuple[int, ...]:
+    empty = torch.empty(shape, device="meta")
+    return tuple(torch.nn.functional.max_pool2d(empty, kernel, stride, padding, ceil_mode=ceil_mode).shape)
+
+
+def _both(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+def _mean(node: Node, x: Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Node | None:
+    if len(x.shape) != 4 or dims is None or {d % 4 for d in dims} != {2, 3} or dtype is not None:
+        return None
+    pooled = _like(node, "mean", [x], ["x"], (*x.shape[:2], 1, 1), pre_act="none")
+    return pooled if keepdim else flat(pooled)
+
+
+def flat(x: Node) -> Node:
+    """View a map of one pixel, (N, C, 1, 1), as (N, C)."""
+    return Node("view", [x], {"shape": x.shape[:2]}, x.shape[:2], x.dtype, ["x"], x.layers)
+
+
+def _view(node: Node, x: Node, *_: Any) -> Node:
+    while x.op == "view":
+        x = x.inputs[0]
+    if x.shape == node.shape:
+        return x
+    return Node("view", [x], {"shape": node.shape}, node.shape, node.dtype, ["x"], node.layers)
+
+
+def _addmm(node: Node, bias: Node, x: Node, weight_t: Node, beta: Any = 1, alpha: Any = 1) -> Node | None:
+    w, b = const_value(weight_t), const_value(bias)
+    if w is None or b is None or beta != 1 or alpha != 1 or b.shape != (node.shape[-1],):
+        return None
+    return _dense(node, x, w.t(), b, weight_t.attrs["name"])
+
+
+def _mm(node: Node, x: Node, weight_t: Node) -> Node | None:
+    w = const_value(weight_t)
+    return None if w is None else _dense(node, x, w.t(), None, weight_t.attrs["name"])
+
+
+def _linear(node: Node, x: Node, weight: Node, bias: Node | None = None) -> Node | None:
+    w, b = const_value(weight), None if bias is None else const_value(bias)
+    if w is None or (bias is not None and b is None):
+        return None
+    return _dense(node, x, w, b, weight.attrs["name"])
+
+
+def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None, name: str) -> Node | None:
+    """A dense layer is a 1x1 convolution of a map of one pixel; behind a flatten, of the map's memory as it lies."""
+    if len(x.shape) != 2 or w.dim() != 2:
+        return None
+    pixel = (*x.shape, 1, 1)
+    if x.op == "view" and len(x.inputs[0].shape) == 4 and x.inputs[0].shape[0] == x.shape[0]:
+        source = x.inputs[0]
+        if source.shape[2:] != (1, 1):  # rows of H W C here, of C H W in the weight
+            c, height, width = source.shape[1:]
+            w = w.reshape(-1, c, height, width).permute(0, 2, 3, 1).reshape(w.shape)
+            name = f"{name} {height}x{width}"  # another permutation of the same weight is another weight
+            source = Node("rows", [source], {}, pixel, x.dtype, ["x"], x.layers)
+    else:
+        source = Node("view", [x], {"shape": pixel}, pixel, x.dtype, ["x"], x.layers)
+    made = conv_node(node, source, w.reshape(*w.shape, 1, 1), b, (1, 1), (0, 0, 0, 0), (1, 1), 1)
+    made.attrs["source"] = name
+    return flat(made)
+
+
+def _pad(node: Node, x: Node, amounts: Any, value: Any = 0) -> Node | None:
+    if len(x.shape) != 4 or len(amounts) != 4 or min(amounts) < 0:
+        return None
+    left, right, top, bottom = amounts
+    return _like(node, "pad", [x], ["x"], padding=(top, bottom, left, right), value=float(value))
+
+
+_RULES: Mapping[Any, Callable[..., Node | None]] = {
+    aten.convolution.default: _conv,
+    aten.native_batch_norm.default: _running_batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _inference_batch_norm,
+    aten._native_batch_norm_legit.default: _running_batch_norm,
+    aten.hardtanh.default: _hardtanh, aten.hardtanh_.default: _hardtanh,
+    aten.clamp.default: _clamp, aten.clamp_.default: _clamp,
+    aten.leaky_relu.default: _leaky, aten.leaky_relu_.default: _leaky,
+    aten.gelu.default: _gelu,
+    aten.add.Tensor: _add, aten.add_.Tensor: _add,
+    aten.mul.Tensor: _mul, aten.mul_.Tensor: _mul,
+    aten.cat.default: _cat,
+    aten.max_pool2d_with_indices.default: _max_pool, aten.max_pool2d.default: _max_pool,
+    aten.avg_pool2d.default: _avg_pool,
+    aten._adaptive_avg_pool2d.default: _adaptive, aten.adaptive_avg_pool2d.default: _adaptive,
+    aten.mean.dim: _mean,
+    aten.view.default: _view, aten._unsafe_view.default: _view, aten.reshape.default: _view, aten.flatten.using_ints: _view,
+    aten.squeeze.dims: _view, aten.squeeze.dim: _view, aten.unsqueeze.default: _view,
+    aten.addmm.default: _addmm, aten.mm.default: _mm, aten.linear.default: _linear,
+    aten.constant_pad_nd.default: _pad,
+} | {func: _act(name) for func, name in _ACTS.items()}  # fmt: skip

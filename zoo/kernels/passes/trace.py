@@ -1,0 +1,228 @@
+"""First pass: run the network once on tensors without data and write down every ATen operator that it calls.
+
+Control flow that depends on shapes is resolved by the run itself; a trace therefore holds for one shape. What depends on the
+values of pixels can't be traced.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.passes.graph import Graph, Node
+
+aten = torch.ops.aten
+
+_FREE = {  # what these return holds the values of its first argument, in the same shape
+    aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh.default, aten.contiguous.default,
+}  # fmt: skip
+_BY_MEMORY = ("as_strided", "view.dtype", "set_", "resize_", "_foreach_")
+"""Operators that depend on how a tensor lies in memory, or change several at once."""
+_NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
+_RANDOM = ("rand", "bernoulli", "normal", "dropout", "multinomial", "uniform", "exponential", "poisson")
+
+
+class Ref(int):
+    """Stands in an operator's arguments for the node's input of this number."""
+
+
+def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None) -> Graph:
+    """Record what `network` computes in eval mode for arguments of these shapes.
+
+    Args:
+        network: any module; it is neither run nor changed, its copy on the meta device is.
+        args: positional arguments; of tensors only shape and dtype matter.
+        kwargs: keyword arguments, likewise.
+        device: where the constants of the graph are put; the network's own device if None.
+
+    Returns:
+        a graph of "input", "const" and "aten" nodes whose constants are the network's parameters, in their own dtype.
+
+    Raises:
+        Untraceable: the flow depends on values, an operator is random, or one writes into a tensor that has views.
+        ValueError: the network itself refuses such input; its own message.
+    """
+    constants: dict[int, tuple[str, Tensor]] = {}
+    if any(isinstance(module, torch.jit.ScriptModule) for module in network.modules()):
+        raise Untraceable(f"{type(network).__name__} is TorchScript, whose operators can't be recorded; call fast on the Python module")
+    twin = _meta_copy(network, constants)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    meta = [_to_meta(leaf) for leaf in leaves]
+    recorder = _Recorder(twin, constants, device)
+    for index, (leaf, original) in enumerate(zip(meta, leaves, strict=True)):
+        if isinstance(leaf, Tensor):
+            recorder.define(leaf, Node("input", [], {"index": index}, tuple(leaf.shape), original.dtype))
+    inputs = [node for node in recorder.nodes if node.op == "input"]
+    fake_args, fake_kwargs = pytree.tree_unflatten(meta, spec)
+    try:
+        _name_layers(twin, recorder)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), recorder:
+            result = twin(*fake_args, **fake_kwargs)
+    except (Untraceable, ValueError):
+        raise
+    except Exception as error:
+        where = recorder.where() or f"{type(network).__name__}: "
+        raise Untraceable(f"{where}{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}") from error
+    outputs, out_spec = pytree.tree_flatten(result)
+    graph = Graph(recorder.nodes, inputs, [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in outputs], out_spec)
+    if not any(isinstance(leaf, Node) for leaf in graph.outputs):
+        raise Untraceable(f"{type(network).__name__} returns no tensor")
+    graph.prune()
+    return graph
+
+
+def _meta_copy(network: nn.Module, constants: dict[int, tuple[str, Tensor]]) -> nn.Module:
+    """Copy the module structure with every parameter and buffer replaced by one without data, noted in `constants`."""
+    memo: dict[int, Any] = {}
+    kept: list[Tensor] = []
+    named = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        if id(tensor) in memo:
+            continue
+        empty: Tensor = torch.empty_like(tensor, device="meta")
+        if isinstance(tensor, nn.Parameter):
+            empty = nn.Parameter(empty, requires_grad=False)
+        memo[id(tensor)] = empty
+        constants[id(empty)] = (name, tensor)
+        kept.append(empty)
+    try:
+        twin = copy.deepcopy(network, memo)
+    except Exception as error:
+        raise Untraceable(f"{type(network).__name__} can't be copied: {type(error).__name__}: {error}") from error
+    return twin.eval()
+
+
+def _to_meta(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
+
+
+def _name_layers(twin: nn.Module, recorder: _Recorder) -> None:
+    for name, module in twin.named_modules():
+        if name:
+            module.register_forward_pre_hook(_enter(recorder, name))
+            module.register_forward_hook(_leave(recorder), always_call=True)
+
+
+def _enter(recorder: _Recorder, name: str) -> Callable[..., None]:
+    return lambda *_: recorder.layer.append(name)
+
+
+def _leave(recorder: _Recorder) -> Callable[..., None]:
+    def leave(*_: object) -> None:
+        recorder.layer.pop()
+
+    return leave
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes a node for every operator; in-place operators make a new node, and older views of that memory become unreadable."""
+
+    def __init__(self, twin: nn.Module, constants: dict[int, tuple[str, Tensor]], device: torch.device | None) -> None:
+        super().__init__()
+        self.constants, self.device = constants, device
+        self.owned = {tensor.untyped_storage()._cdata: name for name, tensor in (*twin.named_parameters(), *twin.named_buffers())}
+        self.nodes: list[Node] = []
+        self.layer: list[str] = []
+        self.by_tensor: dict[int, Node] = {}
+        self.stale: dict[int, str] = {}
+        self.storage: dict[int, set[int]] = {}
+        self.alive: list[Tensor] = []
+
+    def where(self) -> str:
+        """Name the layer that is running, for the beginning of a message."""
+        return f"{self.layer[-1]}: " if self.layer else ""
+
+    def define(self, tensor: Tensor, node: Node) -> None:
+        if id(tensor) not in self.by_tensor:
+            self.alive.append(tensor)
+        self.by_tensor[id(tensor)] = node
+        self.storage.setdefault(tensor.untyped_storage()._cdata, set()).add(id(tensor))
+        self.nodes.append(node)
+
+    def node_of(self, tensor: Tensor) -> Node:
+        if writer := self.stale.get(id(tensor)):
+            raise Untraceable(f"{writer} wrote in place into memory that is read later through another view")
+        if (node := self.by_tensor.get(id(tensor))) is not None:
+            return node
+        if known := self.constants.get(id(tensor)):
+            name, real = known
+        elif tensor.device.type != "meta":
+            name, real = "", tensor
+        else:
+            raise Untraceable("a tensor appeared that no recorded operator made")
+        value = real.detach()
+        node = Node("const", [], {"tensor": value.to(self.device) if self.device else value, "name": name}, tuple(real.shape), real.dtype)
+        self.define(tensor, node)
+        return node
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func._overloadpacket.__name__
+        if any(packet.startswith(word) for word in _RANDOM):
+            raise Untraceable(f"{self.where()}{packet} is random")
+        if any(f"{packet}.{func._overloadname}".startswith(word) for word in _BY_MEMORY):
+            raise Untraceable(f"{self.where()}{packet} depends on how tensors lie in memory")
+        inputs: list[Node] = []
+
+        def refer(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            inputs.append(self.node_of(leaf))
+            return Ref(len(inputs) - 1)
+
+        noted_args, noted_kwargs = pytree.tree_map(refer, (tuple(args), dict(kwargs)))
+        result = func(*args, **kwargs)
+        layers = (self.layer[-1],) if self.layer else ()
+        writes = [
+            arg
+            for schema, arg in zip(func._schema.arguments, args, strict=False)
+            if schema.alias_info is not None and schema.alias_info.is_write and isinstance(arg, Tensor)
+        ]
+        writes += [t for name, t in kwargs.items() if name == "out" and isinstance(t, Tensor)]
+        if func in _FREE and isinstance(result, Tensor) and not writes:
+            self.by_tensor[id(result)] = inputs[0]
+            self.alive.append(result)
+            self.storage.setdefault(result.untyped_storage()._cdata, set()).add(id(result))
+            return result
+        written = writes if packet not in _NORMS else _statistics(func, args, kwargs)
+        if own := next((name for t in written if (name := self.owned.get(t.untyped_storage()._cdata))), ""):
+            raise Untraceable(f"{self.where()}{packet} changes {own} in every call")
+        attrs = {"func": func, "args": noted_args, "kwargs": noted_kwargs}
+        if isinstance(result, Tensor):
+            self._wrote(writes, layers, packet)
+            self.define(result, Node("aten", inputs, attrs, tuple(result.shape), result.dtype, layers=layers))
+        elif isinstance(result, tuple | list):
+            if written:
+                raise Untraceable(f"{packet} writes in place and returns several tensors")
+            first = next((item.dtype for item in result if isinstance(item, Tensor)), torch.float32)
+            whole = Node("aten", inputs, attrs, (), first, layers=layers)
+            self.nodes.append(whole)
+            for index, item in enumerate(result):
+                if isinstance(item, Tensor):
+                    self.define(item, Node("item", [whole], {"index": index}, tuple(item.shape), item.dtype, layers=layers))
+        elif result is not None:
+            raise Untraceable(f"{packet} reads a value")
+        return result
+
+    def _wrote(self, writes: list[Tensor], layers: tuple[str, ...], packet: str) -> None:
+        for tensor in writes:
+            for other in self.storage.get(tensor.untyped_storage()._cdata, set()):
+                if other != id(tensor):
+                    self.stale[other] = f"{layers[0]} ({packet})" if layers else packet
+
+
+def _statistics(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the running statistics that a batch normalisation updates: none in eval mode."""
+    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    if not given.get("training", "no_training" not in str(func)):
+        return []
+    return [t for name in ("running_mean", "running_var") if isinstance(t := given.get(name), Tensor)]

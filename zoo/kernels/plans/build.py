@@ -1,0 +1,150 @@
+"""From a network and arguments of one shape to a plan on a GPU that has been checked: passes, balance, choice, proof."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.built import Built, Options, empty
+from zoo.kernels.compiling import Compilers
+from zoo.kernels.copies import own_dtype
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.images import natural_images, noise_like
+from zoo.kernels.parity import Reference
+from zoo.kernels.passes import understand
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.place import Place
+from zoo.kernels.plans.balance import Means, balance, mean_inputs
+from zoo.kernels.plans.plan import Plan, give_back
+from zoo.kernels.plans.program import Program
+from zoo.kernels.plans.proving import Unlike, captured, checked, tensors_of
+from zoo.kernels.plans.rows import rows
+from zoo.kernels.progress import bar
+from zoo.kernels.report import PlanReport
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.choices import Choices
+from zoo.kernels.tuning.choose import choose
+from zoo.kernels.tuning.steps import Setting
+from zoo.kernels.tuning.tasks import Task
+
+_BUILDING = threading.RLock()
+"""Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""
+CHECKED_IMAGES = 16
+"""At least so many different images are compared before a plan is used: the error of one image's logits scatters."""
+
+
+def build_gpu(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
+) -> Built:
+    """Make a plan for arguments of these shapes on a GPU, check it, capture it.
+
+    Raises:
+        Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
+    """
+    own = own_dtype(network)
+    typed = pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, (args, kwargs))
+    tensors = tensors_of(typed)
+    if not tensors:
+        raise Untraceable(f"{type(network).__name__} is given no tensor")
+    with _BUILDING, torch.cuda.device(options.device), _as_untraceable(network):
+        graph, places = understand(network, typed[0], typed[1], options.device)
+        if any(leaf.numel() == 0 for leaf in tensors):
+            return empty(graph, options, network)
+        setting = Setting(options.device, options.dtype, options.tf32)
+        batches = _batches(typed, tensors, options.device)
+        reference = Reference(network, options.device, options.dtype, options.tf32, batches)
+        if not math.isfinite(reference.eager):
+            raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
+        if options.dtype == torch.float32:
+            plan, report = _planned(graph, places, setting, options, weights, choices, batches, reference)
+        else:
+            if weights.means is None:
+                weights.means = _means(network, graph, places, batches, setting)
+            balance(graph, weights.means, setting)
+            try:
+                plan, report = _planned(graph, places, setting, options, weights, choices, batches, reference)
+            except Unlike as first:  # by chance plain rounding may be the better one for this network
+                graph, places = understand(network, typed[0], typed[1], options.device)
+                balance(graph, {}, setting)
+                try:
+                    plan, report = _planned(graph, places, setting, options, Weights(), choices, batches, reference)
+                except Unlike:
+                    raise first from None
+        report.shapes = [tuple(t.shape) for t in tensors]
+        plan.release()
+        give_back(options.device)
+        return Built(plan, graph.spec, report)
+
+
+def _planned(
+    graph: Graph,
+    places: dict[Node, Place],
+    setting: Setting,
+    options: Options,
+    weights: Weights,
+    choices: Choices,
+    batches: list[Any],
+    reference: Reference,
+) -> tuple[Plan, PlanReport]:
+    """Choose the kernels of a graph, compare it with the network, and capture it."""
+    capability = torch.cuda.get_device_capability(options.device)
+    with bar("choosing kernels", options.progress) as progress, closing(Compilers(capability)) as compilers:
+        decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
+        if decision.tuned:  # timed as if a kernel of ours came behind them
+            lonely = Program(graph, places, decision.chosen, setting, weights, overlapping=True).lonely()
+            compilers.compile([Task(node, places, setting, decision.chosen[node], followed=False) for node in lonely])
+    plan, parity, notes = checked(graph, places, decision, setting, weights, choices, batches, reference)
+    plan, parity = captured(plan, parity, decision, weights, batches, reference)
+    return plan, PlanReport([], rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else [])
+
+
+@contextmanager
+def _as_untraceable(network: nn.Module) -> Iterator[None]:
+    """Turn a failure of a plan into the reason why the network runs unchanged; the network's own refusals stay as they are."""
+    try:
+        yield
+    except (Untraceable, ValueError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise Untraceable(
+            f"{type(network).__name__} could not be planned: {type(error).__name__}: {reason[0] if reason else ''}"
+        ) from error
+
+
+def _batches(typed: Any, tensors: list[Tensor], device: torch.device) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Make arguments of the same shapes with other pictures, as many as `CHECKED_IMAGES` asks for."""
+    leaves, spec = pytree.tree_flatten(typed)
+    count = max(1, tensors[0].shape[0]) if tensors[0].dim() else 1
+    made = []
+    for seed in range(-(-CHECKED_IMAGES // count)):
+        drawn = [
+            natural_images(tuple(leaf.shape), device, seed) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+            for leaf in leaves
+        ]
+        made.append(pytree.tree_unflatten(drawn, spec))
+    return made
+
+
+def _means(network: nn.Module, graph: Graph, places: dict[Node, Place], batches: list[Any], setting: Setting) -> Means:
+    """Measure what comes into each layer, on pictures and on noise, few of them: float32 needs more memory than the plan will."""
+    if len(batches) == 1:
+
+        def few(leaf: Any) -> Any:
+            return leaf[:CHECKED_IMAGES] if isinstance(leaf, Tensor) and leaf.dim() else leaf
+
+        batches = pytree.tree_map(few, batches)
+        try:
+            args, kwargs = batches[0]
+            graph, places = understand(network, args, kwargs, setting.device)
+        except Exception:  # the network insists on its batch; rounded to the nearest it may still pass
+            return {}
+    pictures = [tensors_of(batch) for batch in batches]
+    return mean_inputs(graph, places, [pictures, [[noise_like(leaf) for leaf in tensors] for tensors in pictures]], setting)

@@ -1,0 +1,153 @@
+"""A program at one input shape, captured as a CUDA graph, with buffers for what comes in."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels import ops
+from zoo.kernels.ops._layout import reachable
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.plans.program import Program
+from zoo.kernels.precision import products
+
+PACKED_INSIDE = 8 << 20
+"""Bytes of an input up to which packing it is part of the graph: at batch 1 one more launch by the CPU costs more than one more copy."""
+
+
+class Plan:
+    """What a fast network does for one input shape on a GPU.
+
+    Calls from several threads and streams are answered one after the other: they share the buffers.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.setting = program, program.setting
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.note = ""
+        self._outputs: list[Any] = []
+        self._buffers = [[self._buffer(node.shape, node.dtype, *form) for form in program.forms[node]] for node in program.graph.inputs]
+        self._raw = [self._raw_buffer(node) for node in program.graph.inputs]
+
+    def _raw_buffer(self, node: Node) -> Tensor | None:
+        """Make room for an image as it comes where the graph packs it."""
+        size = torch.Size(node.shape).numel() * self.setting.dtype.itemsize
+        packed = any(kind == "packed" for kind, _ in self.program.forms[node])
+        return torch.zeros(node.shape, dtype=self.setting.dtype, device=self.setting.device) if packed and size <= PACKED_INSIDE else None
+
+    def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str, how: dict[str, Any]) -> Tensor:
+        if kind == "packed":
+            blank = torch.zeros((shape[0], shape[1], 1, 1), dtype=self.setting.dtype, device=self.setting.device).expand(shape)
+            return ops.load("image").launch(blank, **how, dtype=self.setting.dtype)
+        kept = self.setting.dtype if dtype.is_floating_point else dtype
+        form = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+        return torch.zeros(shape, dtype=kept, device=self.setting.device).contiguous(memory_format=form)
+
+    def fill(self, tensors: list[Tensor]) -> None:
+        """Copy the caller's tensors into the buffers, in the forms that the first layers read."""
+        for number, tensor in enumerate(tensors):
+            raw = self._raw[number]
+            if raw is not None:
+                raw.copy_(tensor)
+            else:
+                self._pack(number, tensor)
+
+    def _pack(self, number: int, tensor: Tensor) -> None:
+        forms = self.program.forms[self.program.graph.inputs[number]]
+        for (kind, how), buffer in zip(forms, self._buffers[number], strict=True):
+            if kind == "packed":
+                if not reachable(tensor):  # a view into something vast
+                    tensor = tensor.contiguous()
+                ops.load("image").launch(tensor, **how, dtype=self.setting.dtype, out=buffer)
+            else:
+                buffer.copy_(tensor)
+
+    def _run(self, probe: Any = None) -> list[Any]:
+        for number, raw in enumerate(self._raw):
+            if raw is not None:
+                self._pack(number, raw)
+        return self.program.run(self._buffers, probe)
+
+    def eager(self, tensors: list[Tensor], probe: Any = None) -> list[Any]:
+        """Run without the graph: to check, and to warm up."""
+        self.fill(tensors)
+        with self.flags():
+            return self._run(probe)
+
+    def flags(self) -> contextlib.AbstractContextManager[None]:
+        """Let cuDNN choose its own plans by timing; the capture keeps what it chose."""
+        return products(self.setting.tf32, benchmark=True)
+
+    def capture(self) -> None:
+        """Record the run; everything must have run once before."""
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(self.setting.device)
+        torch.cuda.synchronize(self.setting.device)
+        torch.cuda.empty_cache()  # inside of the capture nothing can be freed
+        collecting = gc.isenabled()
+        gc.disable()  # a tensor of another plan that is collected while capturing would end up in the graph
+        try:
+            with torch.cuda.stream(stream), self.flags():
+                self._run()
+                torch.cuda.synchronize(self.setting.device)
+                clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    self._outputs = self._run()
+                finally:
+                    graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+            with contextlib.suppress(RuntimeError):  # of a capture that failed; its own error is on the way
+                torch.cuda.synchronize(self.setting.device)
+            clear_workspaces()
+        self._graph = graph
+        torch.cuda.current_stream(self.setting.device).wait_stream(stream)
+
+    def close(self) -> None:
+        """Give up the graph and its memory, when nothing of it runs any more."""
+        torch.cuda.synchronize(self.setting.device)
+        self._graph, self._outputs = None, []
+
+    def release(self) -> None:
+        """Drop the unpacked weights, which only making the plan needed."""
+        for node in self.program.graph.nodes:
+            if node in self.program.bound:
+                node.attrs = {name: value for name, value in node.attrs.items() if not isinstance(value, Tensor | dict)}
+
+    def __call__(self, tensors: list[Tensor]) -> list[Any]:
+        """Answer one call; the outputs are the caller's own."""
+        with self._lock, torch.cuda.device(self.setting.device):
+            stream = torch.cuda.current_stream(self.setting.device)
+            if self._stream is not None and self._stream != stream:
+                stream.wait_stream(self._stream)
+            self._stream = stream
+            self.fill(tensors)
+            if self._graph is None:
+                with self.flags():
+                    self._outputs = self._run()
+            else:
+                self._graph.replay()
+            return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
+
+
+def give_back(device: torch.device) -> None:
+    """Free what only making plans needed: cuBLAS's workspaces of many streams, and what the allocator keeps."""
+    torch.cuda.synchronize(device)
+    clear_workspaces()
+    torch.cuda.empty_cache()
+
+
+def clear_workspaces() -> None:
+    """Give back cuBLAS's scratch memory, which would outlive what it was needed for."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()

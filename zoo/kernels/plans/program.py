@@ -1,0 +1,245 @@
+"""Steps bound to kernels, run one after the other; a CUDA graph records exactly this run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.lower import run_aten
+from zoo.kernels.passes.place import Buffer, Place
+from zoo.kernels.tuning.binding import Bound, Weights, Workspace, bind, packing
+from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, IMAGE_OPS, UNPLACED, Candidate, Setting
+
+Probe = Callable[[Node, list[Any], Any], None]
+
+
+class StepFailed(RuntimeError):
+    """A step's kernel raised; `node` says which step."""
+
+    def __init__(self, node: Node, error: Exception) -> None:
+        super().__init__(f"{', '.join(node.layers)}: {type(error).__name__}: {error}")
+        self.node = node
+
+
+class Program:
+    """A network at one input shape, ready to run.
+
+    Args:
+        graph: what to compute, placed and merged.
+        places: where parts of concatenations lie.
+        chosen: the candidate of each step of a `COMPUTED` kind; ATen's where a step is missing.
+        setting: device and dtype.
+        weights: where packed weights are kept.
+        overlapping: lets each of our kernels that is followed by another of ours begin that one early.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        places: dict[Node, Place],
+        chosen: dict[Node, Candidate],
+        setting: Setting,
+        weights: Weights,
+        overlapping: bool = False,
+    ) -> None:
+        self.graph, self.places, self.setting = graph, places, setting
+        self.steps = list(graph.steps())
+        index = {node: i for i, node in enumerate(self.steps)}
+        results = {leaf for leaf in graph.outputs if isinstance(leaf, Node)}
+        self.forms: dict[Node, list[tuple[str, dict[str, Any]]]] = {node: [] for node in graph.inputs}
+        self.bound: dict[Node, Bound] = {}
+        self._packed: dict[Node, str] = {}
+        workspace = Workspace()
+        for node in self.steps:
+            if node.op in COMPUTED:
+                candidate = chosen.get(node, Candidate(ATEN))
+                image = candidate.op in IMAGE_OPS
+                self.bound[node] = bind(node, candidate, setting, weights, self._out_dtype(node, candidate, results), workspace)
+                if image:
+                    self._packed[node] = ""
+            image = node in self._packed
+            for source in node.inputs:
+                if source.op == "input":
+                    form = ("packed", packing(node, source.shape)) if image else ("map", {})
+                    if image:
+                        self._packed[node] = str(form[1])
+                    if form not in self.forms[source]:
+                        self.forms[source].append(form)
+        for leaf in results:
+            if leaf.op == "input" and ("map", {}) not in self.forms[leaf]:
+                self.forms[leaf].append(("map", {}))
+        last: dict[Node, int] = {}
+        for i, node in enumerate(self.steps):
+            for source in node.inputs:
+                last[source] = i
+        self._ours = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op not in FOREIGN}
+        self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index)}
+        self.dead: list[list[Node]] = [[] for _ in self.steps]
+        for node, i in last.items():
+            if node in index and node not in results:
+                self.dead[i].append(node)
+        ends: dict[Buffer, int] = {}
+        for node, spot in places.items():
+            end = len(self.steps) if node in results else last.get(node, index.get(node, 0))
+            ends[spot.buffer] = max(ends.get(spot.buffer, 0), end)
+        self.ends: list[list[Buffer]] = [[] for _ in range(len(self.steps) + 1)]
+        for buffer, i in ends.items():
+            self.ends[i].append(buffer)
+
+    def lonely(self) -> list[Node]:
+        """Return the steps with kernels of ours that none of ours follows: these are compiled otherwise."""
+        return [node for node in self.steps if node not in self._overlaps and node in self._ours]
+
+    def _is_followed_by_ours(self, node: Node, index: dict[Node, int]) -> bool:
+        """Tell whether a step and the next that launches anything are kernels of ours, with no copy between them."""
+        if node not in self._ours or (node in self.places and node.op in UNPLACED):
+            return False
+        for step in self.steps[index[node] + 1 :]:
+            if step.op in ("view", "item") or (step.op == "second" and step not in self.places):
+                continue
+            return step in self._ours
+        return False
+
+    def _out_dtype(self, node: Node, candidate: Candidate, results: set[Node]) -> torch.dtype | None:
+        """Let a last layer that can write the network's own dtype do so: float32 logits from the float32 accumulator."""
+        readers = [n for n in self.graph.nodes if node in n.inputs]
+        viewed = len(readers) == 1 and node not in results and readers[0].op == "view" and readers[0] in results
+        last = (node in results and not readers) or (viewed and not any(readers[0] in n.inputs for n in self.graph.nodes))
+        able = candidate.op in ("conv", "head", "global_pool", "pointwise", ATEN) and node.op in ("conv", "head", "mean", "pointwise")
+        if last and able and node.dtype != self.setting.dtype and node.dtype.is_floating_point and node.attrs.get("groups", 1) == 1:
+            return node.dtype
+        return None
+
+    def forms_of(self, index: int) -> list[tuple[str, dict[str, Any]]]:
+        """Return the forms in which the network's tensor input of this number is read: a map, or a packed image."""
+        return self.forms[self.graph.inputs[index]]
+
+    def run(self, inputs: list[list[Tensor]], probe: Probe | None = None) -> list[Any]:
+        """Compute the network's flat outputs.
+
+        Args:
+            inputs: for each tensor input its forms, in the order of `forms_of`.
+            probe: is called with every computed step, its inputs and its value.
+        """
+        values: dict[Any, Any] = {}
+        for node, tensors in zip(self.graph.inputs, inputs, strict=True):
+            for (kind, how), tensor in zip(self.forms[node], tensors, strict=True):
+                values[node, kind, str(how)] = tensor
+        buffers: dict[Buffer, Tensor] = {}
+        pairs: dict[Node, Any] = {}
+        for i, node in enumerate(self.steps):
+            value = self._step(node, values, buffers, pairs, probe)
+            values[node] = value
+            for dead in self.dead[i]:
+                values.pop(dead, None)
+                pairs.pop(dead, None)
+            for buffer in self.ends[i]:
+                buffers.pop(buffer, None)
+        return [self._result(leaf, values) if isinstance(leaf, Node) else leaf for leaf in self.graph.outputs]
+
+    def _result(self, leaf: Node, values: dict[Any, Any]) -> Any:
+        value: Tensor = (
+            values[leaf, "map", "{}"]
+            if leaf.op == "input"
+            else values[leaf]
+            if leaf.op != "const"
+            else leaf.attrs["tensor"].to(self.setting.device)
+        )
+        return value.to(leaf.dtype) if value.is_floating_point() and leaf.dtype.is_floating_point else value
+
+    def _read(self, source: Node, values: dict[Any, Any], how: str | None) -> Any:
+        if source.op == "input":
+            return values[source, "map", "{}"] if how is None else values[source, "packed", how]
+        if source.op == "const":
+            tensor: Tensor = source.attrs["tensor"].to(self.setting.device)
+            return tensor.to(self.setting.dtype) if tensor.is_floating_point() else tensor
+        return values[source]
+
+    def _home(self, node: Node, buffers: dict[Buffer, Tensor]) -> Tensor | None:
+        spot = self.places.get(node)
+        if spot is None:
+            return None
+        if spot.buffer not in buffers:
+            shape = spot.buffer.shape
+            buffers[spot.buffer] = torch.empty(
+                shape, dtype=self.setting.dtype, device=self.setting.device, memory_format=torch.channels_last
+            )
+        return buffers[spot.buffer][:, spot.offset : spot.offset + node.shape[1]]
+
+    def _step(self, node: Node, values: dict[Any, Any], buffers: dict[Buffer, Tensor], pairs: dict[Node, Any], probe: Probe | None) -> Any:
+        inputs = [self._read(source, values, self._packed.get(node)) for source in node.inputs]
+        home = self._home(node, buffers)
+        if node.op == "second":
+            return self._settle(pairs[node.inputs[0]], home)
+        if node.op == "cat":
+            assert home is not None  # place() gives every concatenation one
+            self._concatenate(node, inputs, home)
+            return home
+        if node in self.bound:
+            with self._allowing(node):
+                try:
+                    value = self.bound[node](inputs, None if node.op in UNPLACED else home)
+                except torch.OutOfMemoryError:  # says nothing of the kernel
+                    raise
+                except Exception as error:  # the compiler's own errors too: their classes share no base
+                    raise StepFailed(node, error) from error
+            if node.op == "head":
+                value = value.reshape(node.shape)
+            if probe is not None:
+                probe(node, inputs, value)
+            if isinstance(value, tuple):
+                value, pairs[node] = value
+            return self._settle(value, home)
+        value = self._move(node, inputs)
+        return self._settle(value, home) if isinstance(value, Tensor) else value
+
+    def _allowing(self, node: Node) -> AbstractContextManager[None]:
+        if node not in self._overlaps:
+            return nullcontext()
+        from zoo.kernels.ops._overlap import followed_by_ours
+
+        return followed_by_ours(True)
+
+    def _settle(self, value: Tensor, home: Tensor | None) -> Tensor:
+        """Copy a value that was computed elsewhere to its place."""
+        if home is None or value.data_ptr() == home.data_ptr():
+            return value
+        home.copy_(value)
+        return home
+
+    def _concatenate(self, node: Node, inputs: list[Tensor], home: Tensor) -> None:
+        mine, offset = self.places[node], 0
+        for source, value in zip(node.inputs, inputs, strict=True):
+            spot = self.places.get(source)
+            there = spot is not None and spot.buffer is mine.buffer and spot.offset == mine.offset + offset
+            if not there:
+                home[:, offset : offset + source.shape[1]].copy_(value)
+            offset += source.shape[1]
+
+    def _move(self, node: Node, inputs: list[Any]) -> Any:
+        match node.op:
+            case "view":
+                return inputs[0].reshape(node.attrs["shape"])
+            case "rows":
+                return inputs[0].permute(0, 2, 3, 1).reshape(node.shape)
+            case "pad":
+                top, bottom, left, right = node.attrs["padding"]
+                return torch.nn.functional.pad(inputs[0], (left, right, top, bottom), value=node.attrs["value"])
+            case "item":
+                return self._dense(inputs[0][node.attrs["index"]], node)
+            case "aten":
+                return self._dense(run_aten(node, inputs, self.setting.device), node)
+            case _:
+                raise NotImplementedError(f"no pass has made anything of {node}")
+
+    def _dense(self, value: Any, node: Node) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_floating_point() and value.dtype != self.setting.dtype:
+            value = value.to(self.setting.dtype)
+        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value

@@ -1,0 +1,157 @@
+"""The proof of a plan: compared with the network before and behind its capture; a step that is worse than ATen's falls back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.parity import FLOAT32_FLOOR, Parity, Reference
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.place import Place
+from zoo.kernels.plans.plan import Plan
+from zoo.kernels.plans.program import Program, StepFailed
+from zoo.kernels.tuning.binding import Weights, bind
+from zoo.kernels.tuning.choices import Choices
+from zoo.kernels.tuning.choose import Decision
+from zoo.kernels.tuning.contest import errors, precise
+from zoo.kernels.tuning.steps import ATEN, Candidate, Setting
+
+REPLAYS = 3
+"""Times that a graph's answers are compared before it is used: a race is not lost every time."""
+
+
+class Unlike(Untraceable):
+    """A plan computes something else than the network, and no single step is to blame."""
+
+
+def checked(
+    graph: Graph,
+    places: dict[Node, Place],
+    decision: Decision,
+    setting: Setting,
+    weights: Weights,
+    choices: Choices,
+    batches: list[Any],
+    reference: Reference,
+) -> tuple[Plan, Parity, dict[Node, str]]:
+    """Compare a plan with the network; while it fails, take ATen's operators for the layers whose own error is too large.
+
+    Args:
+        graph: fused, placed and merged.
+        places: where parts of concatenations lie.
+        decision: the kernels; those that fall back are changed in it.
+        setting: device and dtype.
+        weights: where packed weights are kept.
+        choices: forgets what fell back.
+        batches: arguments, those of `reference`.
+        reference: the network's right outputs.
+
+    Returns:
+        The plan, not yet captured; how near it is; and why steps fell back.
+
+    Raises:
+        Unlike: the plan as a whole is wrong, and ATen's operators are no better for any step.
+    """
+    notes: dict[Node, str] = {}
+    floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
+    while True:
+        plan = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping=True))  # the kernels that the graph will hold
+        try:
+            outputs = [_floats(plan.eager(tensors_of(batch))) for batch in batches]
+        except StepFailed as failure:
+            if decision.chosen[failure.node].op == ATEN:
+                raise
+            _fall_back(failure.node, str(failure).splitlines()[0], decision, choices, notes)
+            choices.save()
+            continue
+        parity = reference.compare(outputs)
+        if parity.passes(floor):
+            return plan, parity, notes
+        culprits = _culprits(plan, decision, setting, batches[0])
+        if not culprits:
+            raise Unlike(f"its plan does not reproduce it: {parity}")
+        for node, reason in culprits.items():
+            _fall_back(node, reason, decision, choices, notes)
+        choices.save()
+
+
+def _fall_back(node: Node, reason: str, decision: Decision, choices: Choices, notes: dict[Node, str]) -> None:
+    notes[node] = f"{decision.chosen[node].op} fell back: {reason}"
+    decision.chosen[node] = Candidate(ATEN)
+    if decision.found.pop(node, None) is not None:
+        choices.forget(decision.keys[node])
+
+
+def captured(
+    plan: Plan, parity: Parity, decision: Decision, weights: Weights, batches: list[Any], reference: Reference
+) -> tuple[Plan, Parity]:
+    """Capture a plan and compare what its graph answers, call upon call as a user makes them; give up overlap, then the graph, if it fails.
+
+    In a graph kernels follow each other without the pauses that the first check had between them. The plan that comes back runs without a
+    graph where neither passes; its `note` says why.
+    """
+    graph, places, setting = plan.program.graph, plan.program.places, plan.setting
+    given = [tensors_of(batch) for batch in batches]
+    floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
+    fault = ""
+    for overlapping in (True, False):
+        tried = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping))
+        try:
+            tried.capture()
+        except Exception as error:  # a step that synchronises, or a library that allocates
+            fault = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            break
+        found = max((reference.compare(_answers(tried, given)) for _ in range(REPLAYS)), key=lambda parity: parity.fast)
+        if found.passes(floor):
+            tried.note = f"its kernels don't overlap: where they did, the graph had {fault}" if fault else ""
+            return tried, found
+        tried.close()
+        fault = f"a relative error of {found.fast:.1e}"
+    alone = Plan(Program(graph, places, decision.chosen, setting, weights))
+    alone.note = f"runs without a CUDA graph: {fault}"
+    return alone, parity
+
+
+def _answers(plan: Plan, given: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Answer each batch right behind other images: a kernel that reads too early would find the same batch's values, and seem right."""
+    found = []
+    for tensors in given:
+        plan([t.flip(0).neg() if t.is_floating_point() and t.dim() else t for t in tensors])
+        found.append(_floats(plan(tensors)))
+    return found
+
+
+def _floats(outputs: list[Any]) -> list[Tensor]:
+    return [leaf.clone() for leaf in outputs if isinstance(leaf, Tensor)]
+
+
+def _culprits(plan: Plan, decision: Decision, setting: Setting, batch: Any) -> dict[Node, str]:
+    """Return the steps that are worse than ATen's on the values that reach them, or the worst of the rest, with the errors."""
+    tensors = tensors_of(batch)
+    images = dict(zip(plan.program.graph.inputs, tensors, strict=True))
+    found: dict[Node, tuple[float, float, float]] = {}
+
+    def probe(node: Node, inputs: list[Any], value: Any) -> None:
+        if decision.chosen[node].op == ATEN:
+            return
+        given = [
+            images[s].to(setting.dtype).contiguous(memory_format=torch.channels_last) if s.op == "input" else x
+            for s, x in zip(node.inputs, inputs, strict=True)
+        ]
+        expected = precise(node, given, setting)
+        mine, theirs = max(errors(value, expected)), max(errors(bind(node, Candidate(ATEN), setting)(given, None), expected))
+        found[node] = (mine / max(theirs, 1e-9), mine, theirs)
+
+    plan.eager(tensors, probe)
+    worst = sorted(found, key=lambda node: found[node][0], reverse=True)
+    bad = [node for node in worst if found[node][0] > 1.1] or worst[:1]
+    return {node: f"error {found[node][1]:.1e}, ATen's {found[node][2]:.1e}" for node in bad}
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """Return the tensors among arguments."""
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]

@@ -1,0 +1,20 @@
+"""Flags of the process that say how exactly, and by which plans, PyTorch multiplies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def products(tf32: bool, benchmark: bool = False) -> Iterator[None]:
+    """Allow or forbid TF32 in convolutions and products of matrices for a while, and let cuDNN choose by timing or not."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=tf32):
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before

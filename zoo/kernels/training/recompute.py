@@ -1,0 +1,105 @@
+"""Keep what a BatchNorm read, not what it made: what the layer behind it needs of that is computed again on the way back.
+
+PyTorch keeps two maps for a convolution with BatchNorm and activation: one for BatchNorm's gradient, one for that of the next layer's
+weights. The second follows from the first in one pass of the memory, so that a step that keeps only the first trades time for room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.training import kernels
+from zoo.kernels.training.record import Call, Recording, Ref
+
+SHARE = 0.25
+"""Of the maps of a step: recomputing pays where it frees as much. Below, as in bottlenecks whose sums stay, it costs more than it gives."""
+
+_LOOK = {"adaptive_avg_pool2d", "mean", "add", "add_", "__add__", "__iadd__"}
+"""Calls whose gradients need nothing of the maps that they read."""
+
+
+def remade(recording: Recording, steps: Sequence[Any], asked: bool | None) -> dict[int, tuple[int, ...]]:
+    """Choose the maps that are not kept.
+
+    Args:
+        recording: of a network.
+        steps: what runs: calls and chains.
+        asked: True for all that can be made again, False for none; None for all or none, as `SHARE` says.
+
+    Returns:
+        of each step that would keep such maps, by its place, their numbers.
+    """
+    if asked is False:
+        return {}
+    readers: dict[int, list[int]] = {}
+    for index, step in enumerate(steps):
+        for number in dict.fromkeys(step.reads):
+            readers.setdefault(number, []).append(index)
+    outputs = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
+    found: dict[int, list[int]] = {}
+    freed = 0
+    for step in steps:
+        if isinstance(step, Call) or step.norm is None or step.norm["residual"] or len(step.reads) != _OF_A_NORM or step.makes in outputs:
+            continue
+        if step.row_out is not None or step.branch_out is not None:
+            continue
+        who = [(index, _keeps(steps[index], step.makes)) for index in readers.get(step.makes, [])]
+        if not any(keeps is None for _, keeps in who) and sum(bool(keeps) for _, keeps in who) == 1:
+            found.setdefault(next(index for index, keeps in who if keeps), []).append(step.makes)
+            freed += _bytes(recording, step.makes)
+    maps = {number for step in steps for number in (step.makes if isinstance(step, Call) else (step.makes,))}
+    if asked is None and freed < SHARE * sum(_bytes(recording, number) for number in maps):
+        return {}
+    return {index: tuple(numbers) for index, numbers in found.items()}
+
+
+_OF_A_NORM = 5
+"""What a BatchNorm alone reads: the map, weight, bias and both running statistics. A convolution joined to it reads more."""
+
+
+def _keeps(step: Any, number: int) -> bool | None:
+    """Tell whether a step keeps a map that it reads for its gradient; None where that is not known."""
+    if isinstance(step, Call):
+        if step.name == "conv2d":
+            return list(step.reads).count(number) == 1 and int(step.args[0]) == number if step.args else None
+        return False if step.name in _LOOK else None
+    if step.branch_out is not None or number not in step.reads:
+        return None
+    if step.norm is not None:
+        added = step.norm["residual"] and step.norm["act"] == "none" and step.reads[-1] == number != step.reads[0]
+        return False if added else None
+    return True if step.reads[0] == number and (step.op == "scale_channels" or step.calls[0].name == "conv2d") else None
+
+
+def _bytes(recording: Recording, number: int) -> int:
+    """Return the size of a map; 0 of anything else, which is small."""
+    if number >= len(recording.values) or len(recording.values[number].shape) != 4:
+        return 0
+    return prod(recording.values[number].shape) * recording.values[number].dtype.itemsize
+
+
+def without_keeping(run: Callable[[list[Any]], None], numbers: tuple[int, ...]) -> Callable[[list[Any]], None]:
+    """Return a step that keeps, of the maps with these numbers, how to make them again."""
+
+    def step(slots: list[Any]) -> None:
+        how = {}
+        for number in numbers:
+            value = slots[number]
+            if (node := kernels.kept_of(value)) is not None:
+                how[value.data_ptr(), value.shape, value.dtype] = node
+        if not how:
+            run(slots)
+            return
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: how.get((t.data_ptr(), t.shape, t.dtype), t), _unpacked):
+            run(slots)
+
+    return step
+
+
+def _unpacked(kept: Any) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kernels.made_again(kept)

@@ -1,0 +1,73 @@
+"""Which kernels could compute a step, with which launch parameters, the most promising first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels import ops
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.tuning.binding import named
+from zoo.kernels.tuning.steps import Candidate, Setting, arguments, op_names
+
+OTHERS = ""
+"""In limits the ops that are not named."""
+
+
+EFFORT = 200
+"""What `effort` of a kernel "quick" puts up with, a few seconds of compiling: ten times that is a few percent faster, if it is."""
+
+
+def candidates(node: Node, inputs: list[Tensor], setting: Setting, limits: dict[str, int] | int | None) -> Iterator[Candidate]:
+    """Yield what could compute this step with these inputs, the most promising first; of an op's configurations at most its limit."""
+    for name in op_names(node):
+        limit = limits.get(name, limits[OTHERS]) if isinstance(limits, dict) else limits
+        if node.op in ("squeeze_excite", "depthwise_squeeze"):
+            yield from _squeezes(node, inputs, setting, limit)
+            continue
+        module = ops.load(name)
+        args = named(node.roles, inputs) | arguments(node, name, setting)
+        prologue = node.op == "conv" and (node.attrs.get("scale") is not None or node.attrs["pre_act"] != "none")
+        if (prologue and name != "conv") or not _accepts(module, args) or module.supports(**args):
+            continue
+        for config in _affordable(module, module.configs(**args), args, limit):
+            yield Candidate(name, config)
+
+
+def _affordable(module: Any, configs: list[dict[str, Any]], args: dict[str, Any], limit: int | None) -> list[dict[str, Any]]:
+    """Return the first configurations, where there is a limit only those that compile in seconds, if any does."""
+    effort = getattr(module, "effort", None)
+    if limit is None or effort is None:
+        return configs[:limit]
+    return ([config for config in configs if effort(config, **args) <= EFFORT] or configs[:1])[:limit]
+
+
+def _accepts(module: Any, args: dict[str, Any]) -> bool:
+    """Tell whether an op has all the optional inputs that a step uses."""
+    code = module.reference.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return all(name in known for name in args)
+
+
+def _squeezes(node: Node, inputs: list[Tensor], setting: Setting, limit: int | None) -> Iterator[Candidate]:
+    squeeze = ops.load("squeeze_excite")
+    inner = node.attrs.get("squeeze", node.attrs)
+    pooled = torch.empty((node.inputs[0].shape[0], 1, node.inputs[0].shape[1]), device=setting.device)
+    proxy = Node("squeeze_excite", [], inner, (), node.dtype)
+    args = {"pooled": pooled} | arguments(proxy, "squeeze_excite", setting)
+    if squeeze.supports(**args):
+        return
+    seconds = squeeze.configs(**args)[:limit]
+    if node.op == "squeeze_excite":
+        yield from (Candidate("squeeze_excite", config) for config in seconds)
+        return
+    depthwise = ops.load("depthwise")
+    args = {"x": inputs[0]} | arguments(node, "depthwise", setting) | {"sums": True}
+    if depthwise.supports(**args):
+        return
+    firsts = _affordable(depthwise, depthwise.configs(**args), args, limit)
+    yield from (Candidate("depthwise_squeeze", {"depthwise": first, "squeeze": seconds[0]}) for first in firsts)
+    yield from (Candidate("depthwise_squeeze", {"depthwise": firsts[0], "squeeze": second}) for second in seconds[1:])

@@ -1,0 +1,190 @@
+"""What tuning has found, kept between processes: a readable JSON file for each device, driver and set of versions."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import tempfile
+import threading
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+LEVELS = ("none", "quick", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fastest right kernel of a step at one shape: its launch parameters, its time, and ATen's time for the same."""
+
+    op: str
+    config: dict[str, Any] = field(default_factory=dict)
+    us: float = 0.0
+    aten_us: float = 0.0
+    tried: int = 0
+    level: str = "quick"
+
+
+def folder() -> Path:
+    """Return where choices are kept: `kernels` in the folder that ZOO_CACHE names, else in the user's cache folder."""
+    if named := os.environ.get("ZOO_CACHE"):
+        return Path(named).expanduser().absolute() / "kernels"
+    from platformdirs import user_cache_path
+
+    return user_cache_path("kernelzoo", appauthor=False) / "kernels"
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Return what a choice depends on: device, driver and versions."""
+    found: dict[str, Any] = {"format": FORMAT, "kernels": _kernels(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    if device.type != "cuda":
+        import platform
+
+        return found | {"device": f"{device.type} {_processor() or platform.machine()}", "engines": _engines()}
+    import triton
+
+    properties = torch.cuda.get_device_properties(device)
+    found.pop("threads")
+    return found | {
+        "device": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "triton": triton.__version__,
+        "cudnn_frontend": _version("nvidia-cudnn-frontend"),
+    }
+
+
+@functools.cache
+def _kernels() -> str:
+    """Return a hash of the kernels' own files: what was found for other kernels says nothing of these."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(__file__).parents[1] / "ops").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _driver() -> str:
+    path = Path("/proc/driver/nvidia/version")
+    with contextlib.suppress(OSError):
+        words = path.read_text().split()
+        return next((word for word in words if word.count(".") >= 1 and word.replace(".", "").isdigit()), "unknown")
+    return "unknown"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return ""
+
+
+def _version(distribution: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _engines() -> dict[str, str]:
+    return {name: _version(name) for name in ("openvino", "onnxruntime")}
+
+
+class Choices:
+    """Choices by step, read once from the file that belongs to a device and these versions.
+
+    A file that can't be read, or whose facts are another device's, is ignored with a warning, and overwritten at the next `save`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.facts = facts(device)
+        digest = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:12]
+        slug = "".join(c if c.isalnum() else "-" for c in str(self.facts["device"])).strip("-").lower()[:60]
+        self.path = folder() / f"{slug}-{digest}.json"
+        self._lock = threading.Lock()
+        self._found = self._load()
+        self._changed: set[str] = set()
+
+    def get(self, key: str, level: str = "none") -> Choice | None:
+        """Return what was found for a step by tuning at this level or a higher one."""
+        choice = self._found.get(key)
+        return choice if choice is not None and LEVELS.index(choice.level) >= LEVELS.index(level) else None
+
+    def put(self, key: str, choice: Choice) -> None:
+        """Note a finding; `save` writes it."""
+        with self._lock:
+            self._found[key] = choice
+            self._changed.add(key)
+
+    def forget(self, key: str) -> None:
+        """Drop a finding that turned out wrong."""
+        with self._lock:
+            self._found.pop(key, None)
+            self._changed.add(key)
+
+    def save(self) -> None:
+        """Write what is new, together with what other processes have written meanwhile; a folder that can't be written is no error."""
+        with self._lock:
+            if not self._changed:
+                return
+            from filelock import FileLock, Timeout
+
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with FileLock(f"{self.path}.lock", timeout=10):
+                    theirs = self._load()
+                    merged = theirs | self._found
+                    for key in self._changed - self._found.keys():
+                        merged.pop(key, None)
+                    self._write(merged)
+                self._found = merged
+                self._changed.clear()
+            except (OSError, Timeout) as error:
+                warnings.warn(f"the kernel choices could not be kept in {self.path}: {error}; the next process tunes again", stacklevel=2)
+
+    def _write(self, found: dict[str, Choice]) -> None:
+        content = {**self.facts, "choices": {key: asdict(found[key]) for key in sorted(found)}}
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.stem, suffix=".part")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(content, file, indent=1)
+            Path(name).replace(self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def _load(self) -> dict[str, Choice]:
+        try:
+            content = json.loads(self.path.read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, ValueError) as error:
+            warnings.warn(f"{self.path} can't be read ({error}); its kernel choices are ignored", stacklevel=3)
+            return {}
+        try:
+            if {name: content.get(name) for name in self.facts} != self.facts:
+                raise ValueError("it belongs to another device or other versions")
+            return {key: _checked(value) for key, value in content["choices"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            warnings.warn(f"{self.path} is no file of kernel choices ({error}); it is ignored", stacklevel=3)
+            return {}
+
+
+def _checked(value: dict[str, Any]) -> Choice:
+    choice = Choice(**value)
+    times = isinstance(choice.us, int | float) and isinstance(choice.aten_us, int | float)
+    if not (times and isinstance(choice.op, str) and isinstance(choice.config, dict) and choice.level in LEVELS):
+        raise ValueError(f"an entry is damaged: {value}")
+    return choice

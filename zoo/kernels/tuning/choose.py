@@ -1,0 +1,137 @@
+"""Choose a kernel for every step: what was found before, else what a contest finds; and apply the merges that pay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from zoo.kernels.compiling import Compilers
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.merge import Merge, apply, merges
+from zoo.kernels.passes.place import Place
+from zoo.kernels.tuning.binding import blanks
+from zoo.kernels.tuning.candidates import candidates
+from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.tuning.contest import Progress, tune
+from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting, op_names
+
+
+@dataclass(slots=True)
+class Decision:
+    """What was decided for one graph."""
+
+    chosen: dict[Node, Candidate] = field(default_factory=dict)
+    found: dict[Node, Choice] = field(default_factory=dict)
+    keys: dict[Node, str] = field(default_factory=dict)
+    tuned: int = 0
+
+
+def choose(
+    graph: Graph,
+    places: dict[Node, Place],
+    setting: Setting,
+    level: str,
+    choices: Choices,
+    compilers: Compilers,
+    progress: Progress | None = None,
+) -> Decision:
+    """Choose a kernel for every step of `graph`, and merge what is faster merged; the graph is changed accordingly.
+
+    Args:
+        graph: fused and placed.
+        places: where parts of concatenations lie; follows the merges.
+        setting: device, dtype.
+        level: "none" takes what was found before, else a guess; "quick" and "full" time what was not found before.
+        choices: what was found before; new findings are put there and saved.
+        compilers: compile what is to be timed.
+        progress: called with (done, total, step) while tuning.
+
+    Returns:
+        The decisions for the steps that the graph then has.
+    """
+    possible = merges(graph, places)
+    decision = Decision()
+    nodes = [node for node in graph.steps() if node.op in COMPUTED] + [merge.node for merge in possible]
+    keys = {node: describe(node, places, setting) for node in nodes}
+    if level != "none":
+        missing = {keys[node]: node for node in nodes if choices.get(keys[node], level) is None and (level == "full" or _promising(node))}
+        try:
+            for key, choice in tune(missing, places, setting, level, compilers, progress):
+                choices.put(key, choice)
+        finally:
+            if missing:
+                choices.save()
+        decision.tuned = len(missing)
+    _merge(graph, places, possible, keys, choices)
+    for node in graph.steps():
+        if node.op not in COMPUTED:
+            continue
+        key = keys.get(node) or describe(node, places, setting)
+        decision.keys[node] = key
+        choice = choices.get(key)
+        if choice is None or not _known(node, choice):
+            decision.chosen[node] = guess(node, places, setting)
+        else:
+            decision.chosen[node], decision.found[node] = Candidate(choice.op, choice.config), choice
+    return decision
+
+
+def _known(node: Node, choice: Choice) -> bool:
+    """Tell whether a kept choice is one that this version could have made: the file may be older, or edited."""
+    return choice.op == ATEN or choice.op in op_names(node)
+
+
+def _promising(node: Node) -> bool:
+    """Tell whether a merged step is worth compiling: with many pixels, or images, these two lost by a factor of 3 on an H200."""
+    n, _, height, width = node.shape
+    return {"separable": n * height * width < 8192, "head": n <= 64}.get(node.op, True)
+
+
+def _merge(graph: Graph, places: dict[Node, Place], possible: list[Merge], keys: dict[Node, str], choices: Choices) -> None:
+    """Apply the merges that gain time, the largest gain first; overlapping ones exclude each other."""
+    gains: list[tuple[float, int, Merge]] = []
+    for number, merge in enumerate(possible):
+        merged, parts = choices.get(keys[merge.node]), [choices.get(keys[part]) for part in merge.parts]
+        if merged is None or merged.op == ATEN or any(part is None for part in parts):
+            continue
+        gain = sum(part.us for part in parts if part is not None) - merged.us
+        if gain > 0:
+            gains.append((gain, number, merge))
+    taken: set[Node] = set()
+    chosen: list[Merge] = []
+    for _, _, merge in sorted(gains, key=lambda item: item[0], reverse=True):
+        if not taken.intersection(merge.parts):
+            taken.update(merge.parts)
+            chosen.append(merge)
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    apply(graph, sorted(chosen, key=lambda merge: order[merge.value]), places)
+
+
+def describe(node: Node, places: dict[Node, Place], setting: Setting) -> str:
+    """Write a step down as the key under which its choice is kept: everything that its time depends on."""
+    a = node.attrs
+    words = [node.op, str(setting.dtype).removeprefix("torch.") + ("/tf32" if setting.tf32 else "")]
+    for role, source in zip(node.roles, node.inputs, strict=True):
+        words.append(f"{role}={_map(source, places)}")
+    words.append(f"out={_map(node, places)}")
+    for name in sorted(a.keys() - {"source"}):
+        value = a[name]
+        if isinstance(value, Tensor):
+            words.append(f"{name}:{'x'.join(map(str, value.shape))}")
+        elif isinstance(value, dict):
+            words += [f"{name}.{inner}:{'x'.join(map(str, v.shape)) if isinstance(v, Tensor) else v}" for inner, v in sorted(value.items())]
+        elif value not in (None, "none", False):
+            words.append(f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
+    return " ".join(words)
+
+
+def _map(node: Node, places: dict[Node, Place]) -> str:
+    spot = places.get(node)
+    image = "image:" if node.op == "input" else ""
+    return image + "x".join(map(str, node.shape)) + (f"/{spot.buffer.shape[1]}" if spot else "")
+
+
+def guess(node: Node, places: dict[Node, Place], setting: Setting) -> Candidate:
+    """Return what would probably be fast, without timing anything: the first op that takes these inputs, with its best guess."""
+    return next(iter(candidates(node, blanks(node, places, setting), setting, 1)), Candidate(ATEN))

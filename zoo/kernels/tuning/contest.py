@@ -1,0 +1,245 @@
+"""Time what could compute a step at its shape, each candidate only after its result was right: the fastest wins."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels import ops
+from zoo.kernels.compiling import Compilers
+from zoo.kernels.parity import FLOAT32_FLOOR
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.place import Place
+from zoo.kernels.precision import products
+from zoo.kernels.timing import NotCapturable, graph_time_us
+from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
+from zoo.kernels.tuning.candidates import OTHERS, candidates
+from zoo.kernels.tuning.choices import Choice
+from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, Candidate, Setting
+from zoo.kernels.tuning.tasks import Task
+
+Progress = Callable[[int, int, str], None]
+
+
+QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
+"""Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""
+
+QUICK_S = 35.0
+"""Seconds that "quick" compiles for: the best guess of every step first, then the second best; what is not done by then is left out."""
+
+STEP_SLACK = 1.25
+"""How many times ATen's own error a candidate's may be on random inputs; one rounding at the end is all that a fused kernel needs."""
+
+GROUP = 16
+"""Steps whose kernels are compiled together."""
+
+_log = logging.getLogger("zoo.kernels")
+
+_threads = threading.local()
+
+
+def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:
+    """Make inputs of a step in the layout that the plan gives them; gates are between 0 and 1."""
+    generator = torch.Generator(setting.device).manual_seed(0)
+    made = []
+    for role, source in zip(node.roles, node.inputs, strict=True):
+        value = empty(source, places, setting)
+        value = value.float().uniform_(generator=generator) if role == "gate" else value.normal_(generator=generator)
+        made.append(value)
+    return made
+
+
+@dataclass(slots=True)
+class _Trial:
+    candidate: Candidate
+    call: Callable[[], Any]
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class _Contest:
+    """A step, inputs for it, and those that compete for it."""
+
+    key: str
+    node: Node
+    inputs: list[Tensor]
+    trials: list[_Trial]
+
+
+def tune(
+    nodes: dict[str, Node],
+    places: dict[Node, Place],
+    setting: Setting,
+    level: str,
+    compilers: Compilers,
+    progress: Progress | None = None,
+) -> Iterator[tuple[str, Choice]]:
+    """Time every candidate of some steps, each only after its result was right, and yield the fastest of each.
+
+    Right means a relative error against the float32 reference of at most `STEP_SLACK` times ATen's own. All kernels are
+    compiled first, for that takes longer than everything else; then one after the other is timed.
+    """
+    limits = None if level == "full" else QUICK
+    found = {key: list(candidates(node, blanks(node, places, setting), setting, limits)) for key, node in nodes.items()}
+    found = _compiled(nodes, found, places, setting, None if level == "full" else QUICK_S, compilers, progress)
+    done = 0
+    with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
+        for group in _groups(nodes, places, setting):
+            contests = [_contest(key, nodes[key], found[key], places, setting) for key in group]
+            torch.cuda.synchronize()  # the inputs are there before other streams read them
+            list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
+            torch.cuda.synchronize()
+            while contests:
+                contest = contests.pop(0)
+                if progress is not None:
+                    progress(done, len(nodes), contest.key)
+                yield contest.key, _fastest(contest, setting, level)
+                done += 1
+    torch.cuda.empty_cache()
+
+
+def _compiled(
+    nodes: dict[str, Node],
+    found: dict[str, list[Candidate]],
+    places: dict[Node, Place],
+    setting: Setting,
+    seconds: float | None,
+    compilers: Compilers,
+    progress: Progress | None,
+) -> dict[str, list[Candidate]]:
+    """Compile our kernels among the candidates, the first of every step before the second of any; leave out what is not done in time."""
+    ours = {key: [c for c in several if c.op not in FOREIGN] for key, several in found.items()}
+    ranked = sorted(((rank, key) for key, several in ours.items() for rank in range(len(several))), key=lambda pair: pair[0])
+    tasks = [Task(nodes[key], places, setting, ours[key][rank]) for rank, key in ranked]
+    done = {(ranked[i][1], str(tasks[i].candidate)) for i in compilers.compile(tasks, seconds, progress)}
+    return {key: [c for c in several if c.op in FOREIGN or (key, str(c)) in done] for key, several in found.items()}
+
+
+def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting) -> Iterator[list[str]]:
+    """Split steps into groups whose inputs and outputs fit a part of the free memory together."""
+    room = torch.cuda.mem_get_info(setting.device)[0] // 8
+    group: list[str] = []
+    used = 0
+    for key, node in nodes.items():
+        elements = sum(torch.Size(n.shape).numel() for n in (*node.inputs, node, node))
+        size = 4 * elements * setting.dtype.itemsize
+        if group and (used + size > room or len(group) == GROUP):
+            yield group
+            group, used = [], 0
+        group.append(key)
+        used += size
+    if group:
+        yield group
+
+
+def _contest(key: str, node: Node, found: list[Candidate], places: dict[Node, Place], setting: Setting) -> _Contest:
+    inputs = random_inputs(node, places, setting)
+    return _Contest(key, node, inputs, [_Trial(c, _call(node, c, inputs, places, setting)) for c in found])
+
+
+def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
+    node, inputs = contest.node, contest.inputs
+    plain = bind(node, Candidate(ATEN), setting)
+    with products(setting.tf32, benchmark=True):
+        expected = precise(node, inputs, setting)
+        allowed = max(STEP_SLACK * max(errors(plain(inputs, None), expected)), _unseen(setting.dtype))
+        aten_us = _time(lambda: plain(inputs, None))
+        best = Choice(ATEN, {}, aten_us, aten_us, 1 + len(contest.trials), level)
+        for trial in contest.trials:
+            if trial.failure:
+                _log.debug("%s: %s failed: %s", contest.key, trial.candidate, trial.failure)
+                continue
+            try:
+                found = max(errors(trial.call(), expected))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # it ran once before, in another thread
+                _log.debug("%s: %s failed: %s", contest.key, trial.candidate, error)
+                continue
+            if not found <= allowed:  # a library may add up in bfloat16; beyond the tolerance of the op something is wrong
+                _log.debug("%s: %s is off by %.1e, %.1e is allowed", contest.key, trial.candidate, found, allowed)
+                if not found <= ops.load(_module(trial.candidate)).TOLERANCE.get(setting.dtype, 0.0):
+                    warnings.warn(f"{trial.candidate} is wrong for {contest.key} (error {found:.1e}); it is not used", stacklevel=2)
+                continue
+            us = _time(trial.call)
+            if us < best.us:
+                best = Choice(trial.candidate.op, trial.candidate.config, us, aten_us, best.tried, level)
+    return best
+
+
+def _unseen(dtype: torch.dtype) -> float:
+    """Return an error that doesn't matter: of half precision a third of what rounding one output makes, which gates in float32 can have."""
+    return FLOAT32_FLOOR if dtype == torch.float32 else torch.finfo(dtype).eps / 16
+
+
+def _module(candidate: Candidate) -> str:
+    return "depthwise" if candidate.op == "depthwise_squeeze" else candidate.op
+
+
+def _time(call: Callable[[], Any]) -> float:
+    try:
+        return graph_time_us(call)
+    except NotCapturable:
+        return float("inf")
+
+
+def _call(node: Node, candidate: Candidate, inputs: list[Tensor], places: dict[Node, Place], setting: Setting) -> Callable[[], Any]:
+    bound: Bound | None = None
+    given = list(inputs)
+    if (out := home(node, places, setting)) is not None:
+        out.fill_(float("nan"))
+
+    def call() -> Any:
+        nonlocal bound
+        if bound is None:
+            bound = bind(node, candidate, setting)
+            if candidate.op in IMAGE_OPS:
+                given[0] = packed_image(node, inputs[0])
+        with followed_by_ours(candidate.op not in FOREIGN):
+            return bound(given, out)
+
+    from zoo.kernels.ops._overlap import followed_by_ours
+
+    return call
+
+
+def _own_stream(device: torch.device) -> None:
+    torch.cuda.set_device(device)
+    _threads.stream = torch.cuda.Stream()
+
+
+def _first_call(trial: _Trial) -> None:
+    """Compile a trial's kernel by running it once; any failure, of the compiler's too, only means that it is no candidate."""
+    try:
+        with torch.no_grad(), torch.cuda.stream(_threads.stream):
+            trial.call()
+    except Exception as error:
+        trial.failure = f"{type(error).__name__}: {error}"
+
+
+def precise(node: Node, inputs: list[Tensor], setting: Setting) -> tuple[Tensor, ...]:
+    """Compute a step's values in float32, in float64 where the plan's own dtype is float32, from the same inputs."""
+    dtype = torch.float64 if setting.dtype == torch.float32 else torch.float32
+    with products(tf32=False):
+        value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([x.to(dtype) for x in inputs], None)
+    return value if isinstance(value, tuple) else (value,)
+
+
+def errors(value: Any, expected: tuple[Tensor, ...]) -> list[float]:
+    """Return the relative error ||value - expected|| / ||expected|| of each of a step's values; NaN counts as infinite."""
+    values = value if isinstance(value, tuple) else (value,)
+    found = []
+    for got, want in zip(values, expected, strict=True):
+        got = got.to(want.dtype).reshape(want.shape)
+        error = ((got - want).norm() / want.norm().clamp_min(1e-30)).item()
+        found.append(error if error == error else float("inf"))
+    return found

@@ -1,0 +1,128 @@
+"""What kinds of steps there are: which ops could compute each, and which arguments an op takes of a step.
+
+An op of `ops/` is chosen for networks when its name is in `op_names` and its arguments are in the tables here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.kinds import is_depthwise, is_stem
+
+COMPUTED = ("conv", "pool", "mean", "pointwise", "join", "separable", "stem_pool", "squeeze_excite", "depthwise_squeeze", "head")
+"""Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
+
+UNPLACED = ("join", "depthwise_squeeze", "head")
+"""Kinds whose kernels make memory of their own: a value that belongs into a concatenation is copied there."""
+
+
+ATEN = "aten"
+"""The candidate that every step has: its definition in plain PyTorch, in the plan's dtype."""
+
+FOREIGN = (ATEN, "cudnn_conv", "cudnn_graph", "cublaslt")
+"""Candidates whose kernels are not ours, and don't wait as ours do."""
+
+IMAGE_OPS = ("stem", "stem_pool")
+"""Ops that read the packed image instead of the map."""
+
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "conv": ("stride", "padding", "dilation", "act", "pre_act", "tf32", "out_dtype"),
+    "cudnn_conv": ("stride", "padding", "dilation", "groups", "act", "tf32"),
+    "cudnn_graph": ("stride", "padding", "dilation", "groups", "act", "tf32"),
+    "cublaslt": ("stride", "padding", "dilation", "act", "tf32"),
+    "grouped": ("stride", "padding", "dilation", "groups", "act", "tf32"),
+    "depthwise": ("stride", "padding", "dilation", "act"),
+    "stem": ("stride", "padding", "act", "tf32"),
+    "stem_pool": ("stride", "padding", "act", "pool_padding", "ceil_mode", "tf32"),
+    "pool": ("kind", "kernel", "stride", "padding", "ceil_mode", "count_include_pad", "pre_act"),
+    "global_pool": ("pre_act", "out_dtype"),
+    "pointwise": ("pre_act", "act", "out_dtype"),
+    "join": ("stride2", "act", "next_act", "tf32"),
+    "separable": ("stride", "padding", "dilation", "dw_act", "act", "pre_act"),
+    "head": ("pre_act", "out_dtype"),
+}
+
+_WEIGHTS: dict[str, tuple[str, ...]] = {
+    "join": ("weight", "weight2", "next_weight"), "separable": ("dw_weight", "weight"), "squeeze_excite": ("weight1", "weight2"),
+}  # fmt: skip
+
+_VECTORS: dict[str, tuple[str, ...]] = {
+    "join": ("bias", "next_bias"), "separable": ("dw_bias", "bias"), "squeeze_excite": ("bias1", "bias2"),
+    "pool": ("scale", "shift"), "global_pool": ("scale", "shift"), "pointwise": ("scale", "shift"),
+    "conv": ("bias", "scale", "shift"), "head": ("bias", "scale", "shift"),
+}  # fmt: skip
+
+_NEEDED: dict[str, tuple[tuple[str, str], ...]] = {
+    "join": (("bias", "weight"), ("next_bias", "next_weight")), "head": (("bias", "weight"),),
+    "separable": (("dw_bias", "dw_weight"), ("bias", "weight")), "squeeze_excite": (("bias1", "weight1"), ("bias2", "weight2")),
+}  # fmt: skip
+"""Biases that a kernel can't do without, and the weight whose outputs they belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kernel and its launch parameters."""
+
+    op: str
+    config: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def __str__(self) -> str:
+        return self.op if not self.config else f"{self.op} {json.dumps(self.config, sort_keys=True, separators=(',', ':'))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all steps of a plan share."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tf32: bool = False
+
+
+def op_names(node: Node) -> list[str]:
+    """Name the ops that have a kernel for steps of this kind, the most promising first."""
+    if node.op == "conv":
+        if is_depthwise(node):
+            return ["depthwise", "cudnn_conv"]
+        if node.attrs["groups"] > 1:
+            return ["grouped", "cudnn_graph", "cudnn_conv"]
+        stem = ["stem"] if is_stem(node) else []
+        pointwise = node.attrs["weight"].shape[2:] == (1, 1)
+        return stem + (["conv", "cublaslt", "cudnn_conv", "cudnn_graph"] if pointwise else ["cudnn_conv", "cudnn_graph", "conv"])
+    return [reference_op(node)] if node.op in COMPUTED else []
+
+
+def reference_op(node: Node) -> str:
+    """Name the op whose `reference` defines this step."""
+    if node.op == "conv":
+        return "cudnn_conv" if node.attrs["groups"] > 1 else "conv"
+    return {"mean": "global_pool"}.get(node.op, node.op)
+
+
+def arguments(node: Node, op: str, setting: Setting, out_dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Return the arguments of `ops.<op>` for a step but its inputs; weights in the plan's dtype, vectors in float32, unpacked."""
+    attrs = dict(node.attrs)
+    attrs.update(tf32=setting.tf32, out_dtype=out_dtype)
+    found: dict[str, Any] = {name: attrs[name] for name in _ARGUMENTS.get(op, ())}
+    for name in _WEIGHTS.get(op, ("weight",)):
+        value = attrs.get(name)
+        if name in attrs or op not in _WEIGHTS:
+            found[name] = None if value is None else value.to(setting.device, setting.dtype)
+    for name in _VECTORS.get(op, ("bias",)):
+        value = attrs.get(name)
+        found[name] = None if value is None else value.to(setting.device, torch.float32)
+    if op in ("pool", "global_pool", "pointwise"):
+        found.pop("weight", None)
+    for bias, weight in _NEEDED.get(op, ()):
+        if found[bias] is None and found[weight] is not None:
+            found[bias] = torch.zeros(found[weight].shape[0], device=setting.device)
+    if op == "stem_pool":
+        found["pool_padding"] = found["pool_padding"][0]
+    if op == "squeeze_excite":
+        found |= {"act": attrs["act"], "gate_act": attrs["gate_act"], "scale": 1.0}
+    return found

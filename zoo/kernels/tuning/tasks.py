@@ -1,0 +1,72 @@
+"""A step's kernel as work for processes that compile: sent without weights, launched on memory that it never touches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.place import Place
+from zoo.kernels.tuning.binding import bind, blanks, home, packed_image
+from zoo.kernels.tuning.steps import IMAGE_OPS, Candidate, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A kernel to compile: a step, where its maps lie, what computes it, and whether a kernel of ours follows."""
+
+    node: Node
+    places: dict[Node, Place]
+    setting: Setting
+    candidate: Candidate
+    followed: bool = True
+
+    @property
+    def name(self) -> str:
+        """The op."""
+        return self.candidate.op
+
+    def portable(self) -> Task:
+        """Return the task without weights, and without the rest of its graph."""
+        node = self.node
+        sources = {source: replace(source, inputs=[], attrs={}) for source in node.inputs}
+        alone = replace(node, inputs=[sources[source] for source in node.inputs], attrs=_exchange(node.attrs, Tensor, _blank))
+        places = {sources[source]: self.places[source] for source in sources if source in self.places}
+        if node in self.places:
+            places[alone] = self.places[node]
+        return replace(self, node=alone, places=places, setting=replace(self.setting, device=torch.device("cpu")))
+
+    def compile(self) -> None:
+        """Compile; of a portable task."""
+        from zoo.kernels.ops._overlap import followed_by_ours
+
+        node = replace(self.node, attrs=_exchange(self.node.attrs, Blank, lambda blank: torch.zeros(blank.shape, dtype=blank.dtype)))
+        places = {node if where is self.node else where: spot for where, spot in self.places.items()}
+        inputs = blanks(node, places, self.setting)
+        bound = bind(node, self.candidate, self.setting)
+        if self.candidate.op in IMAGE_OPS:
+            inputs[0] = packed_image(node, inputs[0])
+        with followed_by_ours(self.followed), torch.no_grad():
+            bound(inputs, home(node, places, self.setting))
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """A tensor of which only shape and dtype matter."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _blank(tensor: Tensor) -> Blank:
+    return Blank(tuple(tensor.shape), tensor.dtype)
+
+
+def _exchange(value: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return by(value)
+    return {name: _exchange(inner, kind, by) for name, inner in value.items()} if isinstance(value, dict) else value
