@@ -11,11 +11,12 @@ from weights.cache import PACKAGE, Cache, read_json
 from weights.errors import MalformedFile, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock
-from weights.pinning import check_serial, frozen_by, key_of
+from weights.pinning import frozen_by, key_of
 from weights.places import Place, asked_at, pinned_at, place_of
 from weights.reading import read_file
 from weights.record import Checkpoint
 from weights.registry import checkpoints
+from weights.serials import check_serial
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from weights.cache import Cache
 from weights.delivery import OURS
 from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
-from weights.pinning import changed, entry_of, key_of, pins, repinned, update
+from weights.pinning import changed, entry_of, key_of, pins, repinned
 from weights.places import public
+from weights.serials import update
 from zoo.finding import record_of, to_safetensors
 
 

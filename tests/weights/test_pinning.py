@@ -28,8 +28,9 @@ from weights.fingerprint import fingerprint
 from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.part import Part
-from weights.pinning import entry_of, public, update
-from weights.places import ELSEWHERE
+from weights.pinning import entry_of
+from weights.places import ELSEWHERE, public
+from weights.serials import update
 from weights.sources import Remote
 
 Make = Callable[..., Checkpoint]
