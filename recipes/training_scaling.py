@@ -101,6 +101,8 @@ def main() -> None:
         save(chart(f"{args.model}: images/s trained, {args.batch} a GPU", lines, "GPUs"), args.out.with_suffix(".png"))
         print(json.dumps(rows))
     dist.barrier()
+    for step in steps.values():
+        step.close()
     dist.destroy_process_group()
 
 

@@ -116,9 +116,11 @@ class Trainer:
             TooManyUnreadable: as it says.
         """
         with self._interruptible():
-            while not self.done:
-                self._train(self._phase()[1])
-            self._close()
+            try:
+                while not self.done:
+                    self._train(self._phase()[1])
+            finally:
+                self._close()
             self._check_all()
 
     def _phase(self) -> tuple[int, int, bool]:
@@ -155,9 +157,11 @@ class Trainer:
 
     def _close(self) -> None:
         """Keep what there is to say of the phase that ends, and let go what did its steps."""
-        if self._stepper is not None and self._stepper.done:
-            self.how.append(self._stepper.how)
-            self.kernels, self.replayed = self._stepper.kernels or self.kernels, self.replayed + self._stepper.replayed
+        if (stepper := self._stepper) is not None:
+            if stepper.done:
+                self.how.append(stepper.how)
+                self.kernels, self.replayed = stepper.kernels or self.kernels, self.replayed + stepper.replayed
+            stepper.close()
         self._stepper = None
 
     def _train(self, stop: int) -> None:

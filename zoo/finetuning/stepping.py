@@ -16,7 +16,7 @@ from zoo.finetuning.losses import loss_of
 from zoo.finetuning.settings import Settings
 from zoo.kernels import fast, why
 from zoo.kernels.training import FastTraining
-from zoo.kernels.training.step import EAGER_STEPS, fast_step
+from zoo.kernels.training.step import EAGER_STEPS, FastStep, fast_step
 
 log = logging.getLogger("zoo")
 
@@ -79,6 +79,7 @@ class Stepper:
         self._model, self._optimizer, self._settings, self._here, self._dtype = model, optimizer, settings, here, dtype
         self.reason, self.done = declined(settings, here.device, steps), 0
         self._quick: FastTraining | None = None
+        self._step: FastStep | None = None
         if self.reason and says and settings.fast is None and here.device.type == "cuda" and not settings.compile:
             log.warning("the zoo's kernels are left out: %s", self.reason)
 
@@ -107,17 +108,22 @@ class Stepper:
         self.done += 1
         return self._try(parts, seed) if careful else self._go(parts, seed)
 
+    def close(self) -> None:
+        """Let the graphs go, which processes that part would wait for."""
+        if self._step is not None:
+            self._step.close()
+
     @property
     def replayed(self) -> int:
         """Steps that a CUDA graph has replayed."""
-        return self._step.replayed
+        return 0 if self._step is None else self._step.replayed
 
     @property
     def how(self) -> str:
         """How the steps were done, for people."""
         if self.reason:
             return f"{self.done:,} as PyTorch does them: {self.reason}"
-        told = self._step.unchanged or f"{self.replayed:,} of them replayed as a CUDA graph"
+        told = (self._step is not None and self._step.unchanged) or f"{self.replayed:,} of them replayed as a CUDA graph"
         return f"{self.done:,} on the zoo's kernels; {told}"
 
     @property
@@ -127,6 +133,7 @@ class Stepper:
 
     def _go(self, parts: Sequence[Batch], seed: int) -> Tensor:
         torch.manual_seed(seed)
+        assert self._step is not None
         return self._step(*parts[0], *parts[1:])
 
     def _try(self, parts: Sequence[Batch], seed: int) -> Tensor:
@@ -139,7 +146,7 @@ class Stepper:
         except Exception as error:  # weights change at the end of a step, so up to here only statistics have
             reason = _words(error)
         else:
-            graph = self._step.unchanged if self._here.device.type == "cuda" else ""
+            graph = self._step.unchanged if self._step is not None and self._here.device.type == "cuda" else ""
             if reason := graph or (self._quick.unchanged if self._quick is not None else ""):
                 self._give_up(reason)
                 self._build()
@@ -156,6 +163,7 @@ class Stepper:
         log.warning("the zoo's kernels are left out, the run goes on as PyTorch computes it: %s", reason)
 
     def _build(self) -> None:
+        self.close()
         settings = self._settings
         network = self._model if settings.fsdp else spread(self._quick or self._model, self._here, [], False)
         called: nn.Module = torch.compile(network) if settings.compile else network  # pyright: ignore[reportAssignmentType]

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from small import Forked, Moody, Tiny
 from test_finetune_studies import radiographs
 
-from zoo.finetuning import Run, Stopped, finetune, stepping
+from zoo.finetuning import NotFinite, Run, Stopped, finetune, stepping
 from zoo.finetuning.loop import Trainer
 from zoo.finetuning.settings import Settings
-from zoo.kernels.training import FastTraining
+from zoo.kernels.training import FastStep, FastTraining, fast_step
 from zoo.model import Model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -215,3 +215,17 @@ def test_a_short_run_on_a_gpu_says_that_it_leaves_kernels_out(steps: int, said: 
     caplog.clear()
     stepping.Stepper(network, torch.optim.SGD(network.parameters()), Settings(fast=False), here, None, steps, True)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_a_run_lets_its_graphs_go_however_it_ends(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    live: list[FastStep] = []
+    real = FastStep.close
+    monkeypatch.setattr(stepping, "fast_step", lambda *parts, **told: live.append(fast_step(*parts, **told)) or live[-1])
+    monkeypatch.setattr(FastStep, "close", lambda step: (live.remove(step), real(step)))
+    if ends == "well":
+        run(photos, tmp_path / "run", head_epochs=1)
+    else:
+        with pytest.raises(NotFinite):
+            run(photos, tmp_path / "run", lr=1e30)
+    assert not live  # NCCL waits for graphs when processes part

@@ -208,3 +208,18 @@ def test_a_step_in_parts_with_a_tree_of_targets_is_replayed_and_learns_the_same(
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
     assert steps[1].replayed == 5
     torch.testing.assert_close(quick.state_dict(), eager.state_dict(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_closed_step_has_no_graph_and_captures_again_when_it_is_called() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).cuda()
+    _, step = follow(network, nn.MSELoss(), [1, 2, 3, 4, 5])
+    assert step.replayed == 2
+    graphs = [captured.graph for captured in step._graphs.values()]
+    step.close()
+    with pytest.raises(RuntimeError):
+        graphs[0].replay()
+    images = torch.ones(64, 3, 8, 8, device="cuda")
+    for _ in range(5):
+        step(images, torch.zeros(64, 3, device="cuda"))
+    assert step.replayed == 4

@@ -239,9 +239,20 @@ class FastStep:
         generator = torch.cuda.default_generators[self.device.index]
         generator.graphsafe_set_state(generator.clone_state())  # the old one believes to be captured still, and would refuse to draw
 
+    def close(self) -> None:
+        """Let the graphs go; a later call captures anew.
+
+        With several processes this comes before `destroy_process_group`: NCCL waits there until no graph holds a call of its own any
+        more, for ever if one does.
+        """
+        if self._graphs:
+            self._forget()
+
     def _forget(self) -> None:
-        """Begin without graphs: the optimiser has other tensors now."""
+        """Begin without graphs: the optimiser has other tensors now, or nobody wants them any more."""
         torch.cuda.synchronize(self.device)
+        for captured in self._graphs.values():
+            captured.graph.reset()  # not when all who know it are gone, which cycles of references put off
         self._graphs.clear()
         self._eager.clear()
         self._last = None
@@ -295,7 +306,7 @@ def fast_step(
         unchanged: why the calls shall run one by one, as PyTorch does them, on a GPU too; empty where they needn't.
 
     Returns:
-        the step.
+        the step. With several processes, `close()` it before they part: see there.
 
     Raises:
         ValueError: the model has no parameters.
