@@ -1,4 +1,4 @@
-"""A file's tensors become a network's, and back: orientation, names, flatten orders, and what has to be folded or filled on the way.
+"""A file's tensors become a network's: orientation, names, flatten orders. `completing` fills and folds, `writing` is the way back.
 
 Everything here describes; no tensor is read before `Stored.array`.
 """
@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
 import numpy as np
 
 from convert import names
-from convert.core import COUNTER, KINDS, Report, Row, Shape
+from convert.completing import complete, fold_bias, note_moved
+from convert.core import COUNTER, Report, Row, Shape
 from convert.network import Layer
-from convert.source import Convention, Part, Positional, Source, Stored, in_memory
-from convert.steps import FlattenOrder, Minus, ScaleOutputs, Transpose
+from convert.source import Convention, Positional, Source, Spatial, Stored
+from convert.steps import FlattenOrder, Transpose
 from weights.errors import ConvertError
-from weights.wording import counted
 
-Spatial = Literal["hw", "wh"]
 SHOWN = 10
 
 
@@ -104,68 +102,6 @@ def adopt(
     return best
 
 
-def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, Stored]) -> list[Part]:
-    """Describe a network for a writer, in the order of `rows`: the way back, derived from the way here.
-
-    A BatchNorm that has no scale there has its own folded into the convolution before it, see `fold_scales`.
-
-    Raises:
-        ConvertError: a tensor has no row, or their module has no place for what ours holds.
-    """
-    known = {layer.name: layer for layer in layers}
-    tensors = fold_scales(rows, layers, tensors)
-    used: set[str] = set()
-    found: list[Part] = []
-    for row in rows:
-        layer = known.get(row.ours)
-        kind = layer.kind if layer is not None and row.kind in ("conv", "linear", "norm", "transposed") else row.kind
-        kind = {"linear_from_conv": "conv", "conv_from_linear": "linear"}.get(kind, kind)
-        leaves: dict[str, Stored] = {}
-        for leaf in KINDS[row.kind].leaves:
-            ours = f"{row.ours}.{leaf}" if row.ours else leaf
-            if ours not in tensors:
-                continue
-            used.add(ours)
-            stored = tensors[ours]
-            if leaf in row.lacks:
-                _check_neutral(stored, leaf, row)
-            elif leaf != COUNTER:
-                leaves[leaf] = _as_theirs(stored, row) if leaf == "weight" else stored
-        for leaf in row.adds:
-            width = leaves["weight"].shape[0]
-            leaves[leaf] = in_memory("(none: zeros)", np.zeros(width, leaves["weight"].dtype))
-        if leaves:
-            eps, groups, grid = (layer.eps, layer.groups, layer.grid) if layer is not None else (None, 1, None)
-            found.append(Part(row.theirs, kind, leaves, groups, eps, grid, row.ours))
-    if left := [name for name in tensors if name not in used and not name.endswith(COUNTER)]:
-        raise ConvertError(f"no row leads to {len(left)} tensors of the network: {', '.join(left[:SHOWN])}")
-    return found
-
-
-def fold_scales(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Multiply the scale of each BatchNorm that has none in a naming into the convolution and the mean before it.
-
-    gamma * (W x - mean) / deviation is (gamma W x - gamma mean) / deviation: exact but for rounding. Scales of one are left alone.
-    """
-    made = dict(tensors)
-    known = {layer.name: layer for layer in layers}
-    for row in rows:
-        name = f"{row.ours}.weight"
-        layer = known.get(row.ours)
-        if "weight" not in row.lacks or row.kind != "norm" or layer is None or name not in made:
-            continue
-        gamma = made[name].array()
-        before = layer.inputs[0] if len(layer.inputs) == 1 else ""
-        alone = sum(before in other.inputs for other in layers) == 1
-        if (gamma == 1).all() or not alone or f"{before}.weight" not in made:
-            continue
-        for leaf in (f"{before}.weight", f"{before}.bias", f"{row.ours}.running_mean"):
-            if leaf in made:
-                made[leaf] = made[leaf].then(ScaleOutputs(gamma, f"{name}, which has no place there"))
-        made[name] = _constant(1, made[name].shape, made[name].dtype, "(folded into the convolution: ones)")
-    return made
-
-
 def explain(adopted: Adopted, shapes: Mapping[str, Shape]) -> str:
     """List all that did not fit, both names and shapes; "" when everything did."""
     report = adopted.report
@@ -210,7 +146,7 @@ def _carried(
     own = {name.rpartition(".")[0]: known.rpartition(".")[0] for name, known in spelt.items()}
     pairs = {own.get(row.theirs, row.theirs): row.ours for row in rows if row not in report.unused}
     adopted = Adopted(naming, carried, pairs, report, {name: stored.shape for name, stored in seen.items()})
-    _complete(adopted, layers, shapes, rows, seen)
+    complete(adopted, layers, shapes, rows, seen)
     _reflatten(adopted, source, layers, spatial)
     return adopted
 
@@ -268,10 +204,9 @@ def _counted(
     for norm, bias in extra.items():
         mean = f"{norm}.running_mean"
         if mean in found and found[mean].shape == bias.shape:
-            found[mean] = found[mean].then(Minus(_lazy(bias), bias.origin))
+            fold_bias(adopted, norm, bias)
             adopted.moved.update(module for module, behind in biased.items() if behind == norm)
-    if adopted.moved:
-        adopted.notes.append(f"the biases of {counted(len(adopted.moved), 'convolution')} went into the BatchNorms behind them")
+    note_moved(adopted)
     _reflatten(adopted, source, layers, spatial)
     return adopted
 
@@ -318,88 +253,6 @@ def _reflatten(adopted: Adopted, source: Source, layers: Sequence[Layer], spatia
             step = FlattenOrder(*layer.grid, order)
             if stored.shape[1] == int(np.prod(layer.grid)):
                 adopted.tensors[f"{layer.name}.weight"] = stored.then(step)
-
-
-def _complete(
-    adopted: Adopted, layers: Sequence[Layer], shapes: Mapping[str, Shape], rows: Sequence[Row], seen: Mapping[str, Stored]
-) -> None:
-    """Fill in what a file may lack, and fold what has no place here: both have one answer only."""
-    report, tensors = adopted.report, adopted.tensors
-    norms = {layer.inputs[0]: layer for layer in layers if layer.kind == "norm" and len(layer.inputs) == 1}
-    fed = {name: sum(name in layer.inputs for layer in layers) for name in norms}
-    absent = dict(report.missing)
-    for row in rows:
-        norm = norms.get(row.ours)
-        bias = f"{row.theirs}.bias"
-        if row.kind in ("conv", "conv_from_linear", "transposed") and bias in report.unmatched and norm is not None and fed[row.ours] == 1:
-            mean = f"{norm.name}.running_mean"
-            if mean in tensors:
-                tensors[mean] = tensors[mean].then(Minus(_lazy(seen[bias]), seen[bias].origin))
-                adopted.moved.add(row.ours)
-            elif mean in absent:
-                _identity(adopted, norm, shapes, seen[bias])
-                for leaf in ("weight", "bias", "running_mean", "running_var"):
-                    absent.pop(f"{norm.name}.{leaf}", None)
-                adopted.moved.add(row.ours)
-            else:
-                continue
-            report.unmatched.remove(bias)
-    for row in rows:
-        if row.kind == "norm" and f"{row.ours}.running_var" in tensors:
-            like = tensors[f"{row.ours}.running_var"]
-            for leaf, value in (("weight", 1), ("bias", 0)):
-                name = f"{row.ours}.{leaf}"
-                if name in absent:
-                    tensors[name] = _constant(value, like.shape, like.dtype, f"(none in the file: {'ones' if value else 'zeros'})")
-                    absent.pop(name)
-                    adopted.notes.append(f"{name}: the file's layer has none, which is {'ones' if value else 'zeros'}")
-    for row in rows:
-        for leaf in row.lacks if row.kind != "norm" else ():
-            name, weight = f"{row.ours}.{leaf}", tensors.get(f"{row.ours}.weight")
-            if name in absent and weight is not None and leaf == "bias":
-                tensors[name] = _constant(0, tuple(shapes[name]), weight.dtype, "(none in the file: zeros)")
-                absent.pop(name)
-                adopted.notes.append(f"{name}: the file's layer has none, which is zeros")
-    if adopted.moved:
-        adopted.notes.append(f"the biases of {counted(len(adopted.moved), 'convolution')} went into the BatchNorms behind them")
-    report.missing[:] = [(ours, theirs) for ours, theirs in report.missing if ours in absent]
-    report.unused[:] = [row for row in report.unused if f"{row.ours}.running_var" not in tensors]
-
-
-def _identity(adopted: Adopted, norm: Layer, shapes: Mapping[str, Shape], bias: Stored) -> None:
-    """Make a BatchNorm that adds a bias and does nothing else, for a file whose BatchNorms are folded into its convolutions."""
-    shape, eps = tuple(shapes[f"{norm.name}.running_var"]), norm.eps or 0.0
-    dtype = bias.dtype
-    adopted.tensors[f"{norm.name}.weight"] = _constant(1, shape, dtype, "(folded in the file: one)")
-    adopted.tensors[f"{norm.name}.bias"] = bias
-    adopted.tensors[f"{norm.name}.running_mean"] = _constant(0, shape, dtype, "(folded in the file: zero)")
-    adopted.tensors[f"{norm.name}.running_var"] = _constant(1 - eps, shape, dtype, f"(folded in the file: 1 - {eps:g})")
-    adopted.notes.append(f"{norm.name}: the file's BatchNorm is folded into the convolution; ours adds its bias and does nothing else")
-
-
-def _constant(value: float, shape: Shape, dtype: np.dtype[Any], what: str) -> Stored:
-    return Stored(what, shape, dtype, lambda: np.full(shape, value, dtype))
-
-
-def _lazy(stored: Stored) -> np.ndarray:
-    return stored.array().astype(np.float64)  # a bias: a few thousand numbers
-
-
-def _check_neutral(stored: Stored, leaf: str, row: Row) -> None:
-    value = 1 if leaf == "weight" else 0
-    if not (stored.array() == value).all():
-        raise ConvertError(
-            f"{row.theirs} has no {leaf} there, and {row.ours}.{leaf} is not all {value}: the same network can't be written in that naming"
-        )
-
-
-def _as_theirs(stored: Stored, row: Row) -> Stored:
-    """Give a dense weight the shape of the 1x1 convolution that it is there, and the other way round."""
-    if row.kind == "conv_from_linear" and len(stored.shape) == 4:
-        return stored.reshape(stored.shape[0], int(np.prod(stored.shape[1:])))
-    if row.kind == "linear_from_conv" and len(stored.shape) == 2:
-        return stored.reshape(*stored.shape, 1, 1)
-    return stored
 
 
 def _x(shape: Shape) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,23 @@ from convert.graph import Graph
 from convert.steps import Cast, Flip, Reshape, Shape, Step
 
 Convention = Literal["correlation", "convolution", "unknown"]
+Spatial = Literal["hw", "wh"]
+CONVENTIONS: Mapping[str, Convention | None] = {"auto": None, "correlation": "correlation", "convolution": "convolution"}
+"""What may be said of a file's kernels, and what it is inside: None where the file is believed."""
+SPATIALS: Mapping[str, Spatial | None] = {"auto": None, "hw": "hw", "wh": "wh"}
+"""Likewise of the order of their two sides."""
+T = TypeVar("T")
+
+
+def meant(argument: str, word: str, allowed: Mapping[str, T]) -> T:
+    """Return what a word of the caller's is inside.
+
+    Raises:
+        ValueError: there is no such word.
+    """
+    if word not in allowed:
+        raise ValueError(f"{argument} is one of {', '.join(allowed)}, got {word!r}")
+    return allowed[word]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +92,11 @@ class Stored:
 def in_memory(origin: str, array: np.ndarray, *steps: Step, convention: Convention | None = None) -> Stored:
     """Describe a tensor that is in memory already."""
     return Stored(origin, tuple(array.shape), array.dtype, lambda: array, tuple(steps), convention)
+
+
+def constant(value: float, shape: Shape, dtype: np.dtype[Any], what: str) -> Stored:
+    """Describe a tensor of one value, which no file holds; `what` says why."""
+    return Stored(what, shape, dtype, lambda: np.full(shape, value, dtype))
 
 
 @dataclass(slots=True)

@@ -54,7 +54,7 @@ def child(args: argparse.Namespace) -> None:
         args.out,
         from_scratch=True,
         steps=args.steps,
-        batch=args.batch * size,
+        batch_size=args.batch * size,
         size=args.side,
         val_share=0.0,
         eval_every=1_000_000,

@@ -65,7 +65,7 @@ def main() -> None:
             data,
             args.out / name.replace(" ", "_"),
             steps=args.steps,
-            batch=args.batch,
+            batch_size=args.batch,
             eval_every=args.eval_every,
             device=args.device,
             **start,

@@ -11,7 +11,8 @@ settings are chosen. On a GPU the images stay in its memory, and shifts and mirr
 
 On folders of images the command does nearly the same:
 
-    zoo finetune DATA --model MobileNetV2 --from-scratch --size 32 -o stem_stride=1 -o early_stride=1 --epochs 80 --batch 256 --lr 0.2
+    zoo finetune DATA --model MobileNetV2 --from-scratch --size 32 --option stem_stride=1 --option early_stride=1 --epochs 80 \\
+        --batch-size 256 --lr 0.2
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def train(args: argparse.Namespace) -> Run:
         from_scratch=True,
         options={"dropout": args.dropout, **SMALL},
         preprocessing=STEPS,
-        batch=args.batch,
+        batch_size=args.batch,
         optimizer="sgd",
         lr=args.lr,
         weight_decay=args.weight_decay,

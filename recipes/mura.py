@@ -36,7 +36,7 @@ def train(args: argparse.Namespace) -> Run:
         preprocessing=replace(usual(cls), resize=args.size, crop=args.size),
         augment="none",
         rotate=30.0,
-        batch=args.batch,
+        batch_size=args.batch,
         optimizer="adamw",
         lr=args.lr,
         weight_decay=0.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import documents
@@ -27,9 +28,9 @@ def row(start: str) -> list[str]:
 
 
 def test_the_table_names_proofs_that_exist() -> None:
-    lines = [line for line in README.splitlines() if line.startswith("| ")]
-    head = next(number for number, line in enumerate(lines) if "torchvision" in line and "shown by" in line)
-    rows = lines[head + 1 :]
+    lines = README.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("| |") and "shown by" in line)
+    rows = list(takewhile(lambda line: line.startswith("| "), lines[head + 2 :]))
     assert len(rows) >= 6
     for line in rows:
         proofs = line.strip("|").split("|")[-1]

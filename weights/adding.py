@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,24 +21,24 @@ from weights.registry import TAG, adhoc, checkpoints, located, named_folder, use
 
 
 def add(
-    file: str | Path,
+    source: str | Path,
     model: str,
     tag: str,
     *,
     to_safetensors: Converter | None = None,
-    replaces: bool = False,
+    replace: bool = False,
     origin: Path | None = None,
     **facts: Any,
 ) -> Checkpoint:
     """Install a file of the user's own and write its record, so that `find(model, tag)` knows it from now on.
 
     Args:
-        file: a path, or any source that `adhoc` takes; the cache keeps a copy, so it may be moved or deleted afterwards.
+        source: a path, or any source that `adhoc` takes; the cache keeps a copy, so it may be moved or deleted afterwards.
         model: the variant's class name.
         tag: the checkpoint's name among the variant's.
         to_safetensors: converts it, as for `get`, if it is not safetensors.
-        replaces: whether an existing record of the user's own with this name may go; one that ships may not.
-        origin: what `file` was made of, if `file` itself won't stay; the record then names this.
+        replace: whether an existing record of the user's own with this name may go; one that ships may not.
+        origin: what a file was made of that itself won't stay; the record then names this.
         **facts: fields of `Checkpoint`, as for `adhoc`, `num_classes` among them; `default` is true if no other checkpoint of the
             model is the default, and may be set although one that ships is.
 
@@ -51,23 +52,23 @@ def add(
         raise BadRecord(f"a tag is letters, digits and _ . + -, got {tag!r}")
     path = user_folder() / f"{model}.{tag}.toml"
     others = [row for row in checkpoints(model) if row.tag != tag]
-    if len(others) < len(checkpoints(model)) and not (replaces and path.exists()):
+    if len(others) < len(checkpoints(model)) and not (replace and path.exists()):
         todo = "choose another tag" if not path.exists() else f"choose another tag, or replace it (it is {path})"
         raise BadRecord(f"{model} {tag} exists: {todo}.")
     if alike := [one.row.tag for one in located(model) if one.rank == 0 and one.row.tag != tag and one.row.tag.lower() == tag.lower()]:
         raise BadRecord(f"{model} {alike[0]} exists, and {tag} would have its file on a disk that is blind to case: choose another tag.")
-    row = adhoc(model, str(file), **{"tag": tag, "default": not any(other.default for other in others)} | facts)
+    row = adhoc(model, str(source), **{"tag": tag, "default": not any(other.default for other in others)} | facts)
     if not row.num_classes:
         raise BadRecord(f"say num_classes, how many {model} {tag} tells apart.")
     if row.default and (taken := [one for one in located(model) if one.rank == 0 and one.row.default and one.row.tag != tag]):
         raise BadRecord(f"{taken[0]} is your default of {model}; take default = true away there before giving it to {tag}.")
     local = all(source.startswith("file:") for source in row.sources)  # what it has now is meant, whatever a lock pins of it
     if local and (switch := frozen_by()):
-        raise NotLocked(f"{file} is not added: its bytes are in no lock, and {switch} admits nothing new. Add it once without.")
+        raise NotLocked(f"{source} is not added: its bytes are in no lock, and {switch} admits nothing new. Add it once without.")
     installed = (renew if local else get)(row, to_safetensors=to_safetensors)
-    row = replace(row, sha256=installed.source_sha256)
+    row = dataclasses.replace(row, sha256=installed.source_sha256)
     if origin is not None:
-        row = replace(row, sources=(origin.expanduser().absolute().as_uri(),))
+        row = dataclasses.replace(row, sources=(origin.expanduser().absolute().as_uri(),))
         Cache().rename(installed, row.sources[0])
     with disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,12 @@ from weights.cache import PACKAGE, Cache, read_json
 from weights.errors import MalformedFile, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock
-from weights.pinning import check_serial, frozen_by, key_of
+from weights.pinning import frozen_by, key_of
 from weights.places import Place, asked_at, pinned_at, place_of
 from weights.reading import read_file
 from weights.record import Checkpoint
 from weights.registry import checkpoints
+from weights.serials import check_serial
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _record(entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:
     if known and not (entry.sha256 or entry.sha256_prefix or "").startswith(known):
         yield Difference(entry.key, "record sha256", entry.sha256 or entry.sha256_prefix, known)
     pairs: Iterable[tuple[str, object, object]] = (
-        ("record size", entry.size, row.size_bytes or entry.size),
+        ("record size", entry.size_bytes, row.size_bytes or entry.size_bytes),
         ("record format", entry.format, row.format),
         ("record license", entry.license, row.license),
         ("record sources", tuple(map(place_of, entry.sources)), tuple(map(place_of, row.sources))),

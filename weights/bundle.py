@@ -54,9 +54,9 @@ class Carried:
         model: the variant's class name.
         tag: the checkpoint's name among the variant's.
         blob: SHA-256 of its safetensors.
-        size: of the same bytes.
+        size_bytes: of the same.
         source_sha256: of what the source served, from which the blob was converted where it differs.
-        source_size: bytes of the same, 0 where nobody counted them.
+        source_size_bytes: of the same, 0 where nobody counted them.
         commit: of the Hub's repository that served it.
         labels: the name of its member in `labels/`, without the suffix; None where it has no labels, or they stayed at home.
         golden: whether inputs and outputs are there.
@@ -65,9 +65,9 @@ class Carried:
     model: str
     tag: str
     blob: str
-    size: int
+    size_bytes: int
     source_sha256: str
-    source_size: int
+    source_size_bytes: int
     commit: str | None
     labels: str | None
     golden: bool
@@ -83,7 +83,7 @@ class Member:
     """What `bundle.json` says of another member."""
 
     name: str
-    size: int
+    size_bytes: int
     sha256: str
 
 
@@ -165,20 +165,20 @@ def bundle(
     chosen = list(carried.values())
     small[LOCK] = Lock(entries, serial=1).render().encode()
     small[LICENCES] = _licences(chosen)
-    blobs = {one.blob: (place, one.size) for one, _, place in chosen}
+    blobs = {one.blob: (place, one.size_bytes) for one, _, place in chosen}
     order = sorted(small, key=lambda name: ("/" in name, name))
     members = [Member(name, len(small[name]), hashlib.sha256(small[name]).hexdigest()) for name in order]
     members += [Member(f"blobs/{sha256}", size, sha256) for sha256, (_, size) in sorted(blobs.items())]
     contents = Contents(tuple(one for one, _, _ in chosen), tuple(members))
     text = contents.text()
     with atomic(path) as file:
-        writer = archive.Writer(file, archive.length([len(text), *(member.size for member in members)]), progress)
+        writer = archive.Writer(file, archive.length([len(text), *(member.size_bytes for member in members)]), progress)
         writer.small(MANIFEST, text)
         for member in members:
             if member.name in small:
                 writer.small(member.name, small[member.name])
             else:
-                writer.large(member.name, blobs[member.sha256][0], member.size, member.sha256)
+                writer.large(member.name, blobs[member.sha256][0], member.size_bytes, member.sha256)
         writer.end()
     return contents
 
@@ -208,15 +208,15 @@ def read_contents(text: bytes, place: str) -> Contents:
             raise ValueError("a name stands there twice, or none")
         if odd := sorted(named ^ set(names)):
             raise ValueError(f"{odd[0]} is {'missing' if odd[0] in named else 'of no checkpoint'}")
-        sizes = {one.blob: one.size for one in contents.weights}
+        sizes = {one.blob: one.size_bytes for one in contents.weights}
         for member in contents.members:
-            if not _counts(member.size) or not _spells(HEX, member.sha256):
+            if not _counts(member.size_bytes) or not _spells(HEX, member.sha256):
                 raise ValueError(f"{member.name} has no size or hash")
             folder, _, last = member.name.rpartition("/")
-            if folder == "blobs" and (member.sha256, member.size) != (last, sizes[last]):
+            if folder == "blobs" and (member.sha256, member.size_bytes) != (last, sizes[last]):
                 raise ValueError(f"{member.name} contradicts itself")
-            archive.header(member.name, member.size)
-        if (held := sum(member.size for member in contents.members if not member.name.startswith("blobs/"))) > SMALL_LIMIT:
+            archive.header(member.name, member.size_bytes)
+        if (held := sum(member.size_bytes for member in contents.members if not member.name.startswith("blobs/"))) > SMALL_LIMIT:
             raise LimitExceeded(f"{place}: records, labels and golden outputs of {held:,} bytes; {SMALL_LIMIT:,} is more than any need.")
     except (MalformedFile, RecursionError) as error:
         raise error if isinstance(error, MalformedFile) else MalformedFile(f"{place}: {MANIFEST} is nested too deeply.") from None
@@ -239,7 +239,7 @@ def entry_of_carried(one: Carried, row: Checkpoint, tensors: tuple[int, str]) ->
         row.sources,
         row.license,
         one.source_sha256,
-        size=one.source_size or None,
+        size_bytes=one.source_size_bytes or None,
         tensors=tensors[0],
         fingerprint=tensors[1],
     )
@@ -251,7 +251,7 @@ def _check_carried(facts: dict[str, Any]) -> None:
     right = right and _spells(HEX, facts["blob"]) and _spells(HEX, facts["source_sha256"])
     right = right and (facts["commit"] is None or _spells(r"[0-9a-f]{40}", facts["commit"]))
     right = right and (facts["labels"] is None or _spells(TAG, facts["labels"]))
-    if not right or not _counts(facts["size"]) or not _counts(facts["source_size"], 0) or not isinstance(facts["golden"], bool):
+    if not right or not _counts(facts["size_bytes"]) or not _counts(facts["source_size_bytes"], 0) or not isinstance(facts["golden"], bool):
         raise ValueError(f"{facts['model']!r} {facts['tag']!r} is not as it is written")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weights import patience as limits
+from weights import patience
 from weights.cache import BUNDLE, Cache, key, stamp_of
 from weights.elsewhere import announced_copy, elsewhere
 from weights.errors import (
@@ -21,7 +20,6 @@ from weights.errors import (
     CacheNotWritable,
     ChangedUpstream,
     HashMismatch,
-    MalformedFile,
     NoSpace,
     Offline,
     RateLimited,
@@ -30,7 +28,8 @@ from weights.errors import (
     WeightsError,
 )
 from weights.fetch import Expected, changed_upstream, fetch
-from weights.part import Part, disk, require
+from weights.header import check_complete
+from weights.part import Part, require
 from weights.patience import patiently
 from weights.pinning import Pin, key_of
 from weights.places import ELSEWHERE
@@ -41,8 +40,6 @@ from weights.sources import Gone, Remote, candidates, check_announced, local_pat
 
 log = logging.getLogger("weights")
 T = TypeVar("T")
-HEADER_LIMIT = 100_000_000
-"""Bytes of a safetensors header, as its own library limits them."""
 OURS = (NoSpace, CacheNotWritable, BadRecord, ReaderUnavailable)
 """Errors that no other source could mend."""
 
@@ -121,7 +118,7 @@ class Delivery:
             NoSpace, CacheNotWritable, BadRecord, ReaderUnavailable: as soon as they come.
             WeightsError: no place delivered; the message has all of them.
         """
-        self._deadline = time.monotonic() + limits.PATIENCE.deadline_s
+        self._deadline = time.monotonic() + patience.PATIENCE.deadline_s
         failures: list[WeightsError] = []
         for copy, source in self._others:
             if (taken := self._perhaps(copy, source, use, "another place")) is not None:
@@ -163,7 +160,7 @@ class Delivery:
             with bar(self._title, self._progress) as shown:
                 fetch(remote, part, self._expected(source, own), shown, self._deadline)
             if self._row.format == "safetensors":
-                check_complete(part.path, part.size, remote.source)
+                check_complete(part.path, remote.source)
             yield Arrived(part, remote, source, commit, stamp, "" if self._row.sha256 else by)
         except (SourceUnavailable, KeyboardInterrupt):
             part.release()
@@ -184,7 +181,7 @@ class Delivery:
         row, pin, seen = self._row, self._pin, self._seen(source)
         facts: dict[str, Any] = {"prefix": row.sha256_prefix, "size_bytes": row.size_bytes, "name": key_of(row)}
         if pin:
-            facts |= {"by": str(pin.path), "most_bytes": pin.entry.size}
+            facts |= {"by": str(pin.path), "most_bytes": pin.entry.size_bytes}
         else:
             facts["most_bytes"] = seen.get("source_size") or None
         if pin and not pin.recorded:
@@ -246,20 +243,6 @@ class Delivery:
         if isinstance(error, RateLimited):
             error.retry_at = min((f.retry_at for f in failures if isinstance(f, RateLimited) and f.retry_at), default=None)
         return error
-
-
-def check_complete(path: Path, size_bytes: int, place: str) -> None:
-    """See that the header describes all of the file: where no hash is known, nothing else tells a file that was cut short."""
-    with disk(path.parent), path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        head = file.read(length) if length <= min(size_bytes, HEADER_LIMIT) else b""
-    try:
-        entries = [entry for name, entry in json.loads(head).items() if name != "__metadata__"]
-        end = 8 + length + max((entry["data_offsets"][1] for entry in entries), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise MalformedFile(f'{place} is no safetensors file; for a .pth, say format = "pytorch".') from error
-    if end != size_bytes:
-        raise MalformedFile(f"{place}: its header describes {end:,} bytes, it has {size_bytes:,}.")
 
 
 def _stamp(url: str) -> list[int] | None:

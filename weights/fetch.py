@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
-from weights import patience as limits
+from weights import patience
 from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
 from weights.patience import Again, check_status, patiently
 from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, local_path, transport_error
@@ -78,7 +78,7 @@ def fetch(
         SourceUnavailable: it can't be reached, or stops for too long; RateLimited, if the server asks for too long a wait.
         NoSpace, CacheNotWritable: the part can't be written.
     """
-    deadline = time.monotonic() + limits.PATIENCE.deadline_s if deadline is None else deadline
+    deadline = time.monotonic() + patience.PATIENCE.deadline_s if deadline is None else deadline
     judged = expected.sha256 or expected.prefix or expected.installed or remote.sha256
     if part.foreign and not judged:
         part.restart()
@@ -158,8 +158,8 @@ def _copy(remote: Remote, part: Part, expected: Expected, progress: Progress) ->
 def _download(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
     import httpx2
 
-    patience = limits.PATIENCE
-    timeout = httpx2.Timeout(patience.read_s, connect=patience.connect_s)
+    limits = patience.PATIENCE
+    timeout = httpx2.Timeout(limits.read_s, connect=limits.connect_s)
     once = httpx2.Limits(max_keepalive_connections=0)  # a connection per request, so that the watchdog knows whose it holds
     tls = _tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
     with httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True, limits=once, verify=tls) as client:
@@ -203,7 +203,7 @@ class _Watchdog:
 
     def feed(self) -> None:
         """Begin to count anew: some of the file's own bytes arrived."""
-        self.until = min(time.monotonic() + limits.PATIENCE.window_s, self.deadline)
+        self.until = min(time.monotonic() + patience.PATIENCE.window_s, self.deadline)
 
     def trace(self, event: str, info: dict[str, Any]) -> None:
         """Learn from the HTTP library which socket it opened."""
@@ -213,7 +213,7 @@ class _Watchdog:
     def check(self) -> None:
         """Say why the connection ended, if it was cut, and end altogether behind the deadline."""
         if time.monotonic() > self.deadline:
-            took = limits.PATIENCE.deadline_s
+            took = patience.PATIENCE.deadline_s
             raise SourceUnavailable(f"{self._source}: {self._received():,} bytes in {took:.0f} s is too slow; call again to go on.")
         if self._cut:
             raise Again("nothing of the file arrived in time")
@@ -290,11 +290,11 @@ def _stream(
     progress: Progress,
     watchdog: _Watchdog,
 ) -> None:
-    patience = limits.PATIENCE
-    limit = patience.most_bytes if total is None else total
-    window_end, window_from = time.monotonic() + patience.window_s, part.size
-    if limit > patience.most_bytes:
-        raise SizeMismatch(f"{remote.source}: announces {limit:,} bytes, more than the {patience.most_bytes:,} that are accepted.")
+    limits = patience.PATIENCE
+    limit = limits.most_bytes if total is None else total
+    window_end, window_from = time.monotonic() + limits.window_s, part.size
+    if limit > limits.most_bytes:
+        raise SizeMismatch(f"{remote.source}: announces {limit:,} bytes, more than the {limits.most_bytes:,} that are accepted.")
     for data in answer.iter_raw():
         if not part.size and data.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
             raise ProtocolError(
@@ -309,9 +309,9 @@ def _stream(
         watchdog.check()
         now = time.monotonic()
         if now > window_end:
-            if part.size - window_from < patience.least_bytes:
-                raise Again(f"only {part.size - window_from:,} bytes in {patience.window_s:.0f} s")
-            window_end, window_from = now + patience.window_s, part.size
+            if part.size - window_from < limits.least_bytes:
+                raise Again(f"only {part.size - window_from:,} bytes in {limits.window_s:.0f} s")
+            window_end, window_from = now + limits.window_s, part.size
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from weights.errors import MalformedFile
+from weights.errors import ConvertError
+from weights.header import entries
 
 
 def fingerprint(data: memoryview, place: str) -> tuple[int, str]:
@@ -22,21 +23,14 @@ def fingerprint(data: memoryview, place: str) -> tuple[int, str]:
         The number of tensors, and 64 hex digits.
 
     Raises:
-        MalformedFile: it is no safetensors file, or a tensor lies outside it.
+        ConvertError: it is no safetensors file; as `entries`.
     """
     try:
-        length = int.from_bytes(data[:8], "little")
-        if length > len(data) - 8:
-            raise ValueError(f"a header of {length:,} bytes in a file of {len(data):,}")
-        header = {name: facts for name, facts in json.loads(bytes(data[8 : 8 + length])).items() if name != "__metadata__"}
-        digest = hashlib.sha256()
-        for name in sorted(header):
-            facts = header[name]
-            begin, end = (8 + length + offset for offset in facts["data_offsets"])
-            if not 8 + length <= begin <= end <= len(data):
-                raise ValueError(f"{name!r} lies outside the file")
-            digest.update(json.dumps([name, facts["dtype"], facts["shape"], end - begin]).encode() + b"\n")
-            digest.update(data[begin:end])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise MalformedFile(f"{place} has no fingerprint: {error}") from error
-    return len(header), digest.hexdigest()
+        found = entries(data)
+    except ConvertError as error:
+        raise type(error)(f"{place} has no fingerprint: {error}") from error
+    digest = hashlib.sha256()
+    for name, entry in sorted(found.items()):
+        digest.update(json.dumps([name, entry.dtype, entry.shape, entry.stop - entry.start]).encode() + b"\n")
+        digest.update(data[entry.start : entry.stop])
+    return len(found), digest.hexdigest()

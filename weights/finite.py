@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from weights.errors import MalformedFile, NonFinite
+from weights.errors import NonFinite
+from weights.header import check_complete
 from weights.part import disk
-from weights.wording import clause
 
 CHUNK = 1 << 20
 MASKS = {
@@ -50,22 +49,13 @@ def check_file(path: Path, place: str) -> None:
 
     Raises:
         NonFinite: as `check_values`.
-        MalformedFile: the header describes another file.
+        ConvertError: as `check_complete`.
     """
-    memory = memoryview(bytearray(4 * CHUNK))
+    found, memory = check_complete(path, place), memoryview(bytearray(4 * CHUNK))
     with disk(path.parent), path.open("rb") as file:
-        try:
-            length = int.from_bytes(file.read(8), "little")
-            for name, facts in json.loads(file.read(length)).items():
-                if name != "__metadata__" and facts["dtype"] in MASKS:
-                    begin, end = facts["data_offsets"]
-                    if begin < 0:
-                        raise ValueError(f"{name!r} begins at {begin}")
-                    file.seek(8 + length + begin)
-                    while begin < end and (count := file.readinto(memory[: end - begin])):
-                        check_values(memory[:count], facts["dtype"], name, place)
-                        begin += count
-        except NonFinite:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise MalformedFile(f"{place} is no safetensors file: {clause(error)}.") from error
+        for name, entry in found.items():
+            if entry.dtype in MASKS:
+                begin = file.seek(entry.start)
+                while begin < entry.stop and (count := file.readinto(memory[: entry.stop - begin])):
+                    check_values(memory[:count], entry.dtype, name, place)
+                    begin += count

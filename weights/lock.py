@@ -45,7 +45,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "key": (str, r"\S(.*\S)?"),
     "sha256": (str, r"[0-9a-f]{64}"),
     "sha256_prefix": (str, r"[0-9a-f]{6,63}"),
-    "size": (int, ""),
+    "size_bytes": (int, ""),
     "format": (str, r"\w+"),
     "sources": (list, ""),
     "license": (str, ".+"),
@@ -67,7 +67,7 @@ class Entry:
         license: SPDX identifier, or "unstated".
         sha256: of the file that the sources serve, where all of it is known.
         sha256_prefix: its first hex digits, where only those are.
-        size: of that file, in bytes.
+        size_bytes: of that file.
         tensors: how many the safetensors file has, that was made of it or that it is.
         fingerprint: of those tensors, see `weights.fingerprint`.
     """
@@ -78,7 +78,7 @@ class Entry:
     license: str
     sha256: str | None = None
     sha256_prefix: str | None = None
-    size: int | None = None
+    size_bytes: int | None = None
     tensors: int | None = None
     fingerprint: str | None = None
 
@@ -322,7 +322,7 @@ def _row(entry: Entry) -> str:
 
 
 def _body(entry: Entry) -> str:
-    order = ("key", "sha256", "sha256_prefix", "size", "format", "sources", "license", "tensors", "fingerprint", "status")
+    order = ("key", "sha256", "sha256_prefix", "size_bytes", "format", "sources", "license", "tensors", "fingerprint", "status")
     facts = ((name, getattr(entry, name)) for name in order)
     return "[[weights]]\n" + "".join(f"{name} = {''.join(_value(value))}\n" for name, value in facts if value is not None)
 

@@ -43,7 +43,7 @@ class Mirrored:
 
     Attributes:
         name: in the mirror's folder.
-        size: in bytes.
+        size_bytes: of the file.
         sha256: of the file.
         format: "safetensors" or "pytorch".
         license: SPDX identifier, or "unstated".
@@ -51,7 +51,7 @@ class Mirrored:
     """
 
     name: str
-    size: int
+    size_bytes: int
     sha256: str
     format: str
     license: str
@@ -175,7 +175,7 @@ def _mirrored(facts: Any) -> Mirrored:
     one = Mirrored(**(facts | {"weights": titles}))
     if not all(isinstance(title, str) for title in titles):
         raise ValueError(f"the weights of {one.name!r} are names, got {one.weights!r}")
-    if not NAME.fullmatch(one.name) or one.name == INDEX or not re.fullmatch(r"[0-9a-f]{64}", one.sha256) or not one.size > 0:
+    if not NAME.fullmatch(one.name) or one.name == INDEX or not re.fullmatch(r"[0-9a-f]{64}", one.sha256) or not one.size_bytes > 0:
         raise ValueError(f"{one.name!r} is no file of a mirror")
     return one
 
@@ -203,7 +203,7 @@ def _proven(path: Path, one: Mirrored) -> bool:
         sha256, _, size = hashes(path)
     except CorruptCache:
         return False
-    return (sha256, size) == (one.sha256, one.size)
+    return (sha256, size) == (one.sha256, one.size_bytes)
 
 
 def _name(row: Checkpoint) -> str | None:
@@ -228,7 +228,7 @@ def _fetched(folder: Path, row: Checkpoint, held: Checkpoint, pin: Pin | None, f
     try:
         kept, arrived = delivery.take(lambda came: (_kept(folder, row, _name(row) or came.part.sha256, came.part, files), came))
         if not arrived.by or arrived.remote.url in first_hand:
-            remember_served(cache, row, kept.sha256, kept.size, (arrived.source, arrived.commit, arrived.remote.url), pin)
+            remember_served(cache, row, kept.sha256, kept.size_bytes, (arrived.source, arrived.commit, arrived.remote.url), pin)
         sweep(incoming, done=delivery.name)
     finally:
         with contextlib.suppress(OSError):  # a part that can be resumed stays

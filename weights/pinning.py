@@ -12,25 +12,21 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache as cache_once
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from weights.cache import Cache, Installed, key, read_json
-from weights.collecting import keep_projects
-from weights.errors import BadLock, CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, MalformedFile, NoSpace, NotLocked
+from weights.cache import Cache, Installed, read_json
+from weights.errors import CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, MalformedFile, NoSpace, NotLocked
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
 from weights.places import Place, asked_at, hub_parts, pinned_at, place_of, public
 from weights.reading import load, read_file
 from weights.record import Checkpoint
 from weights.registry import located
+from weights.serials import check_serial, shipped_serial, update
 from weights.sources import switched_on
 
 log = logging.getLogger("weights")
-TRIES = 20
-_warned: set[tuple[Path, int]] = set()
-_checked: dict[tuple[Path, Path], int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,7 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
         if held:
             _agree(path, held, known, name)
             pin = Pin(held[0], path, checkpoint.sha256 is not None, path == (project or path))
-    if cache.root.is_dir() and (serial := _shipped_serial()):
+    if cache.root.is_dir() and (serial := shipped_serial()):
         check_serial(cache, SHIPPED_LOCK, serial, switch)
     if switch and pin is None and checkpoint.sha256 is None:
         part = f", only the prefix {checkpoint.sha256_prefix}" if checkpoint.sha256_prefix else ""
@@ -170,7 +166,7 @@ def remember_served(
     if _settled(checkpoint, pin):
         return
     sources = tuple(_at(source, gave[1] if source == gave[0] else None, gave[2]) for source in checkpoint.sources)
-    entry = Entry(key_of(checkpoint), checkpoint.format, sources, checkpoint.license, sha256, size=size)
+    entry = Entry(key_of(checkpoint), checkpoint.format, sources, checkpoint.license, sha256, size_bytes=size)
     _write(cache, checkpoint, sha256, lambda: entry, pin)
 
 
@@ -233,7 +229,7 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
         tuple(sources),
         checkpoint.license,
         installed.source_sha256,
-        size=size,
+        size_bytes=size,
         tensors=count,
         fingerprint=tensors,
     )
@@ -256,56 +252,6 @@ def repinned(entries: Mapping[str, Entry], made: Iterable[tuple[Checkpoint, Entr
     return new
 
 
-def update(cache: Cache, path: Path, change: Callable[[Mapping[str, Entry]], Mapping[str, Entry]]) -> Lock:
-    """Change a lock that other processes may be changing too: what they add stays.
-
-    Args:
-        cache: has the file lock that saves a second try, where file locks work.
-        path: of the lock, which need not exist.
-        change: maps the entries that are there to those that shall be; it may be called several times.
-
-    Raises:
-        OSError: the folder can't be written.
-        BadLock: what is there is damaged.
-    """
-    with cache.lock(key(str(path))):
-        for _ in range(TRIES):
-            lock = Lock.read(path) if path.is_file() else Lock({})
-            entries = dict(change(lock.entries))
-            if entries == lock.entries and lock.path is not None:
-                keep_projects(cache)
-                return lock
-            new = Lock(entries, max(lock.serial, _seen(cache, path)) + 1, path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            new.write(path)
-            check_serial(cache, path, new.serial, None)  # and read again: where file locks don't work, another may have been faster
-    raise BadLock(f"{path} was changed by others {TRIES} times while it was written; try again when they are done.")
-
-
-def check_serial(cache: Cache, path: Path, serial: int, switch: str | None) -> None:
-    """Notice a lock that is older than one seen at its place before.
-
-    Raises:
-        BadLock: it is, and nothing new is admitted; otherwise a warning says so.
-    """
-    if not switch and _checked.get((cache.root, path)) == serial:
-        return
-    note, seen = _note(cache, path), _seen(cache, path)
-    if serial < seen:
-        what = f"{path} has serial {serial}, {seen} was seen there before: somebody put an older lock back. If that is meant, delete {note}"
-        if switch:
-            raise BadLock(f"{what}; {switch} refuses it.")
-        if (path, serial) not in _warned:
-            _warned.add((path, serial))
-            log.warning("%s.", what)
-        return
-    _checked[cache.root, path] = serial
-    if serial > seen:
-        with contextlib.suppress(CacheNotWritable, NoSpace):
-            cache.prepare()
-            cache.write_json(note, {"path": str(path), "serial": serial})
-
-
 def check_fingerprint(checkpoint: Checkpoint, pin: Pin | None, made: Path, place: str) -> bool:
     """Compare what was made of a foreign file with the tensors that a lock says are in it.
 
@@ -314,7 +260,7 @@ def check_fingerprint(checkpoint: Checkpoint, pin: Pin | None, made: Path, place
 
     Raises:
         HashMismatch: they are others.
-        MalformedFile: it is no safetensors file.
+        ConvertError: it is no safetensors file.
     """
     wanted = _locked_tensors(checkpoint, pin)
     if wanted is None:
@@ -406,21 +352,3 @@ def _stale(entry: Entry, checkpoint: Checkpoint) -> bool:
 def _writable(path: Path) -> bool:
     folder = next(parent for parent in path.parents if parent.exists())
     return folder.is_dir() and os.access(folder, os.W_OK)
-
-
-def _note(cache: Cache, path: Path) -> Path:
-    return cache.root / "seen" / f"{key(str(path))}.json"
-
-
-def _seen(cache: Cache, path: Path) -> int:
-    serial = (read_json(_note(cache, path)) or {}).get("serial")
-    return serial if isinstance(serial, int) else 0
-
-
-@cache_once
-def _shipped_serial() -> int:
-    """Read no more of the shipped lock than its head: it is asked at every load, and has hundreds of rows."""
-    with contextlib.suppress(OSError), SHIPPED_LOCK.open(encoding="utf-8") as file:
-        found = re.search(r"^serial = (\d+)$", file.read(400), re.MULTILINE)
-        return int(found[1]) if found else 0
-    return 0

@@ -106,7 +106,7 @@ def _component(entry: Entry, row: Checkpoint | None) -> dict[str, Any]:
     made["externalReferences"] = references
     if row:
         made["modelCard"] = _card(row)
-    facts = {"format": entry.format, "size_bytes": entry.size, "hash": "full" if entry.sha256 else "not known in full"}
+    facts = {"format": entry.format, "size_bytes": entry.size_bytes, "hash": "full" if entry.sha256 else "not known in full"}
     facts |= {"provenance": row.provenance} if row else {}
     made["properties"] = [{"name": f"kernelzoo:{name}", "value": str(value)} for name, value in sorted(facts.items()) if value is not None]
     return made

@@ -40,7 +40,7 @@ class Served:
     """A file that may be asked for."""
 
     path: Path
-    size: int
+    size_bytes: int
     sha256: str
     about: Mapping[str, Any]
 
@@ -65,7 +65,7 @@ def files_of(folder: str | Path | None) -> Callable[[], Mapping[str, Served]]:
         with contextlib.suppress(OSError, BadRecord):  # while it is being replaced, the one before holds
             status = (place / INDEX).stat()
             if (seen := (status.st_mtime_ns, status.st_size, status.st_ino)) != known[0]:
-                files = [(one.name, Served(place / one.name, one.size, one.sha256, asdict(one))) for one in index(place)]
+                files = [(one.name, Served(place / one.name, one.size_bytes, one.sha256, asdict(one))) for one in index(place)]
                 known[1] = {name: served for one, served in files for name in (one, served.sha256)}  # a lock knows a file by its hash
                 known[0] = seen
         return known[1]
@@ -80,7 +80,7 @@ def _blobs() -> Mapping[str, Served]:
         with contextlib.suppress(OSError):
             if _HASH.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode):
                 size = path.stat().st_size
-                found[path.name] = Served(path, size, path.name, {"name": path.name, "size": size, "sha256": path.name})
+                found[path.name] = Served(path, size, path.name, {"name": path.name, "size_bytes": size, "sha256": path.name})
     return found
 
 
@@ -150,12 +150,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, fd: int, one: Served) -> None:
         headers = {"ETag": f'"{one.sha256}"', "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         headers |= {"X-Content-Type-Options": "nosniff", "Cache-Control": "public, max-age=31536000, immutable"}
-        start, end, status = 0, one.size, HTTPStatus.OK
-        if self.headers.get("If-Range", headers["ETag"]) == headers["ETag"] and (part := _part(self.headers.get("Range", ""), one.size)):
+        start, end, status = 0, one.size_bytes, HTTPStatus.OK
+        if self.headers.get("If-Range", headers["ETag"]) == headers["ETag"] and (
+            part := _part(self.headers.get("Range", ""), one.size_bytes)
+        ):
             start, end = part
-            status, headers["Content-Range"] = HTTPStatus.PARTIAL_CONTENT, f"bytes {start}-{end - 1}/{one.size}"
+            status, headers["Content-Range"] = HTTPStatus.PARTIAL_CONTENT, f"bytes {start}-{end - 1}/{one.size_bytes}"
         if start >= end:
-            self._answer(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, b"", {"Content-Range": f"bytes */{one.size}"})
+            self._answer(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, b"", {"Content-Range": f"bytes */{one.size_bytes}"})
             return
         self._head(status, headers | {"Content-Length": str(end - start)})
         os.lseek(fd, start, os.SEEK_SET)
@@ -201,6 +203,6 @@ def _opened(one: Served) -> Generator[int | None]:
         return
     try:
         status = os.fstat(fd)
-        yield fd if stat.S_ISREG(status.st_mode) and status.st_size == one.size else None
+        yield fd if stat.S_ISREG(status.st_mode) and status.st_size == one.size_bytes else None
     finally:
         os.close(fd)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from weights import patience as limits
+from weights import patience
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
 from weights.patience import Again, check_status, proxies, within
 from weights.places import ELSEWHERE
@@ -229,8 +229,8 @@ def _hub(source: str, commit: str | None) -> Remote:
     try:
         name = match["file"] or _only_safetensors(source, match["repo"], revision, endpoint)
         headers = build_hf_headers(library_name="kernelzoo")
-        asked, wait_s = hf_hub_url(match["repo"], name, revision=revision, endpoint=endpoint), limits.PATIENCE.metadata_s
-        meta = within(wait_s, lambda: get_hf_file_metadata(asked, timeout=limits.PATIENCE.read_s, endpoint=endpoint), "the Hub's answer")
+        asked, wait_s = hf_hub_url(match["repo"], name, revision=revision, endpoint=endpoint), patience.PATIENCE.metadata_s
+        meta = within(wait_s, lambda: get_hf_file_metadata(asked, timeout=patience.PATIENCE.read_s, endpoint=endpoint), "the Hub's answer")
     except (WeightsError, Again):
         raise
     except errors.OfflineModeIsEnabled as error:
@@ -257,7 +257,7 @@ def _hub(source: str, commit: str | None) -> Remote:
 
 def _only_safetensors(source: str, repo: str, revision: str, endpoint: str | None) -> str:
     """Choose the one weight file of a repository, never a pickle: those must be named."""
-    files = within(limits.PATIENCE.metadata_s, lambda: _files(source, repo, revision, endpoint), "the Hub's list of files")
+    files = within(patience.PATIENCE.metadata_s, lambda: _files(source, repo, revision, endpoint), "the Hub's list of files")
     found = [name for name in files if name.endswith(".safetensors")]
     if "model.safetensors" in found:
         return "model.safetensors"
@@ -282,10 +282,10 @@ def _files(source: str, repo: str, revision: str, endpoint: str | None) -> list[
 
     url = f"{endpoint or constants.ENDPOINT}/api/models/{repo}/revision/{quote(revision, safe='')}"
     headers = build_hf_headers(library_name="kernelzoo") | {"accept-encoding": "identity"}
-    insecure_ok, limit = url.startswith("http:"), limits.PATIENCE.metadata_bytes
+    insecure_ok, limit = url.startswith("http:"), patience.PATIENCE.metadata_bytes
     for _ in range(REDIRECTS + 1):
         check_url(url, insecure_ok, source)
-        with get_session().stream("GET", url, headers=headers, timeout=limits.PATIENCE.read_s, follow_redirects=False) as answer:
+        with get_session().stream("GET", url, headers=headers, timeout=patience.PATIENCE.read_s, follow_redirects=False) as answer:
             if location := answer.headers.get("location"):  # a repository that was renamed
                 before, url = url, urljoin(url, location)
                 if urlsplit(before)[:2] != urlsplit(url)[:2]:

@@ -18,10 +18,10 @@ from weights.archive import Progress, Reader, atomic
 from weights.auditing import diff
 from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
 from weights.cache import BUNDLE, Cache, Installed
-from weights.delivery import check_complete
 from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NoSuchFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
+from weights.header import check_complete
 from weights.lock import Entry, Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
@@ -100,7 +100,7 @@ def unbundle(
         contents = read_contents(text, str(path))
         _check_length(contents, len(text), reader.size, path)
         known = {one.blob for one in contents.weights if _good(cache, one.blob)}
-        needed = [member.size for member in contents.members if member.name.startswith("blobs/") and member.sha256 not in known]
+        needed = [member.size_bytes for member in contents.members if member.name.startswith("blobs/") and member.sha256 not in known]
         if needed:
             cache.prepare()
             cache.sweep()
@@ -111,7 +111,7 @@ def unbundle(
             if member.name.startswith("blobs/"):
                 staged[member.sha256] = stack.enter_context(_staged(cache, reader, member, path, member.sha256 in known))
             else:
-                small[member.name] = reader.small(member.name, member.size, member.sha256)
+                small[member.name] = reader.small(member.name, member.size_bytes, member.sha256)
         reader.end()
         if sha256 and reader.sha256 != sha256:
             raise HashMismatch(f"{path} changed since its signature was checked: expected sha256 {sha256}, got {reader.sha256}.")
@@ -151,13 +151,13 @@ class _Plan:
 
 def _check_length(contents: Contents, first: int, size: int, path: Path) -> None:
     """Find a bundle that was cut short, or has more behind its end, before reading it."""
-    wanted = archive.length([first, *(member.size for member in contents.members)])
+    wanted = archive.length([first, *(member.size_bytes for member in contents.members)])
     if size > wanted:
         raise MalformedFile(f"{path} has {size - wanted:,} bytes behind its end. It was changed.")
     if size < wanted:
         sizes, name = [first], MANIFEST
         for member in contents.members:
-            sizes.append(member.size)
+            sizes.append(member.size_bytes)
             name = member.name
             if archive.length(sizes) - 2 * archive.BLOCK > size:
                 break
@@ -178,16 +178,14 @@ def _staged(cache: Cache, reader: Reader, member: Member, path: Path, known: boo
     place = cache.blob(sha256) if known else cache.temporary(sha256)
     try:
         with contextlib.nullcontext() if known else disk(cache.root), contextlib.nullcontext() if known else place.open("xb") as file:
-            for data in reader.member(member.name, member.size):
+            for data in reader.member(member.name, member.size_bytes):
                 hasher.update(data)
                 fast.update(data)
                 if file:
                     file.write(data)
         archive.check(str(path), member.name, sha256, hasher.hexdigest())
-        check_complete(place, member.size, f"{path}, {member.name}")
-        if not known:
-            check_file(place, f"{path}, {member.name}")
-        yield Installed(place, sha256, fast.hexdigest(), member.size, str(path), sha256)
+        (check_complete if known else check_file)(place, f"{path}, {member.name}")
+        yield Installed(place, sha256, fast.hexdigest(), member.size_bytes, str(path), sha256)
     finally:
         if not known:
             place.unlink(missing_ok=True)
@@ -328,7 +326,7 @@ def _commit(cache: Cache, plans: list[_Plan], bundle: Path) -> None:
                 installed = replace(plan.installed, path=path)
                 if plan.row.format != "safetensors":
                     cache.derive(installed, BUNDLE)
-                cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size, BUNDLE, bundle)
+                cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size_bytes, BUNDLE, bundle)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from weights.cache import Cache
 from weights.pinning import admit
 from weights.wording import counted
 from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
+from zoo.adding import add_file
 from zoo.cli_convert import ConventionOption, FromOption, MatchOption, SpatialOption
 from zoo.console import (
     BuildOption,
@@ -39,12 +40,13 @@ from zoo.console import (
     printable,
     sentence,
 )
+from zoo.finding import find_record, nearest_with_weights, to_safetensors
 from zoo.model import CATALOGUE
 from zoo.predict import Prediction
 from zoo.preprocess import BadImage
 from zoo.runs import named
 from zoo.search import Entry, model_class, search
-from zoo.trained import add_file, find_record, nearest_with_weights, to_safetensors, trained
+from zoo.trained import trained
 from zoo_command import say_interrupted
 
 EXIT_CODES = """Exit codes: 0 done; 1 a check failed, an input can't be used or an output not be written; 2 the command, an option or
@@ -287,7 +289,7 @@ def add(
     Another framework's file is converted first, as zoo convert does it; what proves it is printed, and stands in zoo info.
     """
     steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": numbers(mean), "std": numbers(std)}
-    facts = {"license": license, "labels": labels, "default": default, "replaces": replace, "preprocessing": steps}
+    facts = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": steps}
     facts |= {"framework": framework, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
     cls = model_class(model)
     record = add_file(cls, file, tag, **facts, **build_options(option, cls))
@@ -313,13 +315,13 @@ def demo(
     ] = None,
     sheet: Annotated[Path, typer.Option("--sheet", callback=png, help="Where the contact sheet goes.")] = Path("demo.png"),
 ) -> None:
-    """Classify real photographs with the embedded checkpoint, offline, and draw a contact sheet."""
+    """Classify pictures with the embedded checkpoint, offline, and draw a contact sheet."""
     from zoo.bench import load
-    from zoo.demo import HEADING, classify, photographs
+    from zoo.demo import HEADING, classify, pictures
     from zoo.sheet import contact_sheet
 
     network = trained(CATALOGUE["ResNet20"])
-    shown = classify(network, [*photographs(required=not files), *(files or [])])
+    shown = classify(network, [*pictures(required=not files), *(files or [])])
     table = Table(box=None, header_style="bold")
     for heading in ("picture", "label", "%", "then"):
         table.add_column(heading, justify="right" if heading == "%" else "left")
@@ -327,7 +329,7 @@ def demo(
         rest = ", ".join(f"{x.label} {100 * x.probability:.0f}" for x in row[1:])
         table.add_row(escape(title), row[0].label, f"{100 * row[0].probability:.1f}", f"[dim]{rest}[/dim]")
     out.print(table)
-    contact_sheet([(view, row) for _, view, row in shown], sheet, titles=[t for t, _, _ in shown], heading=HEADING, columns=5)
+    contact_sheet([(view, row) for _, view, row in shown], sheet, titles=[t for t, _, _ in shown], heading=HEADING, columns=4)
     top1 = network.checkpoint.metrics["top1"] if network.checkpoint else 0
     out.print(f"\n{HEADING}. It has {top1:.2f} % of CIFAR-10's test images right.", soft_wrap=True)
     out.print("\nA ResNet50 from its file, ready to use (random weights, warm cache):")

@@ -79,7 +79,7 @@ def convert(
         bool, typer.Option("--preprocessing-inside", help="An ONNX OUT takes uint8 RGB pixels and normalises them itself.")
     ] = False,
     option: BuildOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT if it is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace OUT if it is there.")] = False,
     unproven: Annotated[bool, typer.Option("--unproven", help="Write OUT although the network does not compute what IN's did.")] = False,
     require_proof: Annotated[
         bool, typer.Option("--require-proof", help="Write nothing unless something proves it; UNPROVEN is written otherwise.")
@@ -116,15 +116,15 @@ def convert(
                 framework=framework,
                 to=to,
                 match=match,
-                convention=None if kernel_convention == "auto" else kernel_convention,
-                to_convention=None if to_convention == "auto" else to_convention,
-                spatial=None if spatial == "auto" else spatial,
+                kernel_convention=kernel_convention,
+                to_convention=to_convention,
+                spatial=spatial,
                 reference=reference,
                 images=images,
                 fold_input=fold_input,
                 headless=headless,
                 preprocessing_inside=preprocessing_inside,
-                force=force,
+                replace=replace,
                 unproven=unproven,
                 require_proof=require_proof,
                 progress=step,

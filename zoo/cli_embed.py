@@ -10,7 +10,20 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.console import JsonOption, QuietOption, WeightsOption, build_options, err, escape, names, out, png, print_json, writable
+from zoo.console import (
+    BuildOption,
+    JsonOption,
+    QuietOption,
+    WeightsOption,
+    build_options,
+    err,
+    escape,
+    names,
+    out,
+    png,
+    print_json,
+    writable,
+)
 from zoo.console import device as device_option
 from zoo.runs import named
 from zoo.search import model_class
@@ -30,17 +43,17 @@ AtOption = Annotated[str | None, typer.Option("--at", help="The tap; may be left
 
 
 def embed(
-    source: Annotated[
+    data: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="A folder, .tar shards, .parquet with images, a list of paths or URLs; or a URL of these."),
+        typer.Argument(metavar="DATA", help="A folder, .tar shards, .parquet with images, a list of paths or URLs; or a URL of these."),
     ],
-    output: Annotated[
+    path: Annotated[
         Path,
         typer.Option("--out", "-o", metavar="FILE", callback=writable, help="A .parquet, .npy or .safetensors file; with Ray a folder."),
     ],
     model: ModelOption = "ResNet50",
     tag: WeightsOption = None,
-    option: Annotated[list[str] | None, typer.Option("--option", help="A constructor keyword, activation=relu6; may be repeated.")] = None,
+    option: BuildOption = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16; may be repeated, each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
     device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
@@ -57,7 +70,7 @@ def embed(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the vectors of many images and write them, a row an image, in the source's order.
+    """Compute the vectors of many images and write them, a row an image, in the images' order.
 
     A run that was ended by anything goes on where it was when the same command is given again.
     """
@@ -68,15 +81,15 @@ def embed(
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
         if value is not None and value not in allowed:
             raise typer.BadParameter(f"{', '.join(allowed)}, not {value!r}", param_hint=hint)
-    if engine == "local" and output.suffix not in WRITERS:
-        raise typer.BadParameter(f"the output is a {', '.join(WRITERS)} file, not {output.name!r}", param_hint="--out")
+    if engine == "local" and path.suffix not in WRITERS:
+        raise typer.BadParameter(f"the output is a {', '.join(WRITERS)} file, not {path.name!r}", param_hint="--out")
     model, tag = named(model, tag)
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine, "progress": not quiet}
     try:
-        report = embedding.embed(network, source, output, at or "embedding", **options)
+        report = embedding.embed(network, data, path, at or "embedding", **options)
     except UnknownTap as error:
         raise typer.BadParameter(str(error), param_hint="--at") from None
     except KeyboardInterrupt:
@@ -107,7 +120,7 @@ def search(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=png, help="Draw the image and what was found into this PNG.")
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
+    data: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -120,7 +133,7 @@ def search(
     network = model_of(known, model, tag)
     found = nearest(known, network, image, k, at)
     if picture is not None:
-        _draw(known, image, found, picture, source)
+        _draw(known, image, found, picture, data)
     how = f"cosine of {known.tap(at)} vectors, {type(network).__name__}, among {counted(len(known.keys), 'image')} of {embeddings}"
     if as_json:
         print_json({"image": str(image), "how": how, "found": [asdict(neighbour) for neighbour in found]})
@@ -194,20 +207,20 @@ def _show(report: Report) -> None:
         out.print(report.limit)
 
 
-def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path, source: str | None) -> None:
+def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path, data: str | None) -> None:
     from zoo.embedding.nearest import pictures
     from zoo.images import decode
     from zoo.predict import Prediction
     from zoo.preprocess import open_image
     from zoo.sheet import contact_sheet
 
-    files = pictures(known, found, source)
+    files = pictures(known, found, data)
     if not all(files):
-        missing = next(n.key for n, data in zip(found, files, strict=True) if not data)
-        raise FileNotFoundError(f"{missing} is no longer where it was embedded from; say with --source where the images are now")
+        missing = next(n.key for n, file in zip(found, files, strict=True) if not file)
+        raise FileNotFoundError(f"{missing} is no longer where it was embedded from; say with --data where the images are now")
     entries: list[tuple[Any, list[Prediction]]] = [(open_image(image), [])]
-    for neighbour, data in zip(found, files, strict=True):
+    for neighbour, file in zip(found, files, strict=True):
         label = neighbour.label if neighbour.label is not None else "cosine"
-        entries.append((decode(data or b""), [Prediction(label, None, max(0.0, neighbour.similarity), neighbour.index)]))
+        entries.append((decode(file or b""), [Prediction(label, None, max(0.0, neighbour.similarity), neighbour.index)]))
     titles = [f"asked: {image.name}", *(neighbour.key for neighbour in found)]
     contact_sheet(entries, picture, titles=titles, heading=f"most like {image.name}, by cosine")

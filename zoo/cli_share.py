@@ -24,7 +24,7 @@ ModelsArgument = Annotated[
 
 def bundle(
     models: ModelsArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", callback=writable, help="The file to write.")] = Path("zoo.tar"),
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", callback=writable, help="The file to write.")] = Path("zoo.tar"),
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,7 +37,7 @@ def bundle(
         print_json({"file": str(output), "size_bytes": size, "weights": [asdict(one) for one in contents.weights]})
         return
     for one in contents.weights:
-        out.print(f"{one.model} {one.tag}: {one.size:,} bytes, sha256 {one.blob}", soft_wrap=True)
+        out.print(f"{one.model} {one.tag}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
     out.print(f"wrote {escape(str(output))}, {size:,} bytes. There: zoo unbundle {escape(output.name)}", soft_wrap=True)
 
 
@@ -119,7 +119,8 @@ def mirror(
     else:
         for one in report.files:
             out.print(
-                f"{'new ' if one.name in report.new else 'ok  '} {one.name}  {one.size:,} bytes  {', '.join(one.weights)}", soft_wrap=True
+                f"{'new ' if one.name in report.new else 'ok  '} {one.name}  {one.size_bytes:,} bytes  {', '.join(one.weights)}",
+                soft_wrap=True,
             )
         use = f"Use it: ZOO_MIRROR={escape(str(folder.absolute()))}"
         lost = f", {len(gone)} missing" if gone else ""
@@ -181,7 +182,7 @@ def _tell_of_prefixes(files: Mapping[str, Served]) -> None:
 def sign(
     what: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle, any other file, or a folder with everything in it.")],
     key: Annotated[Path, typer.Option(metavar="KEY.pem", help="Your private key: elliptic curve, P-256 for example.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="SIG", callback=writable, help="FILE.sig if left out.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", metavar="SIG", callback=writable, help="FILE.sig if left out.")] = None,
     password: Annotated[
         str | None, typer.Option(envvar="ZOO_KEY_PASSWORD", help="Of an encrypted key; better in ZOO_KEY_PASSWORD.")
     ] = None,
@@ -208,9 +209,9 @@ def verify_signature(file: Path | None, signature: Path | None, key: Path | None
 
 
 def sbom(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", callback=writable, help="The file to write; - prints it.")
-    ] = Path("sbom.json"),
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", callback=writable, help="The file to write; - prints it.")] = Path(
+        "sbom.json"
+    ),
     lock: Annotated[Path | None, typer.Option(metavar="FILE", help="The lock; the nearest weights.lock upwards if left out.")] = None,
 ) -> None:
     """Write the bill of materials of what a lock uses: hashes, licences, origins, as CycloneDX 1.6."""

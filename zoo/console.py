@@ -50,7 +50,7 @@ WeightsOption = Annotated[
     str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out.")
 ]
 BuildOption = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
+    list[str] | None, typer.Option("--option", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 DEVICES = re.compile(r"cpu|cuda(:\d+)?")
@@ -174,7 +174,7 @@ def out_of_memory_or_gpu(error: BaseException, options: Collection[str]) -> str:
     nobody's mistake but ours.
     """
     first = next(iter(str(error).splitlines()), "")
-    ways = {"--batch-size": "a smaller --batch-size", "--batch": "a smaller --batch", "--accumulate": "parts of a step by --accumulate"}
+    ways = {"--batch-size": "a smaller --batch-size", "--accumulate": "parts of a step by --accumulate"}
     ways |= {"--batches": "smaller --batches"}
     smaller = f"take {', or '.join([way for option, way in ways.items() if option in options] + ['smaller images'])}"
     if isinstance(error, MemoryError) or "can't allocate memory" in first:

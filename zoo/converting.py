@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 import weights
-from convert import certificate, formats, home, names, sandbox
-from convert.certificate import Certificate, Evidence
-from convert.conversion import Spatial, parts
+from convert import certificate, formats, names, sandbox
+from convert.certificate import Certificate
 from convert.core import COUNTER
 from convert.evidence import Decision
 from convert.formats import safetensors
 from convert.formats._guard import correlation_only
-from convert.source import Convention, Source, Stored
+from convert.source import CONVENTIONS, SPATIALS, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.errors import ConvertError
 from zoo.converted import Conversion, metadata, not_proven
+from zoo.exporting import check_same, export, stamp
 from zoo.filling import assign
 from zoo.folding import fold_input as fold
-from zoo.foreign import NOTES, Foreign, adopted, file_sha256, load
+from zoo.foreign import NOTES, Foreign, file_sha256
 from zoo.model import Model
-from zoo.pictures import Pictures, natural, prepared, steps
-from zoo.proving import TOLERANCE, decided, proven
+from zoo.pictures import Pictures, steps
+from zoo.proving import decided, proven
 from zoo.search import model_class
-
-DEFAULT_NAMING = {"keras": "keras", "bson": "metalhead", "jld2": "metalhead", "flax": "flax", "theano": "lasagne"}
-"""The naming that a framework's users expect; ours in every other format."""
 
 
 def convert(
@@ -49,9 +43,9 @@ def convert(
     framework: str = "auto",
     to: str = "auto",
     match: bool = False,
-    convention: Convention | None = None,
-    to_convention: Convention | None = None,
-    spatial: Spatial | None = None,
+    kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
+    to_convention: Literal["auto", "correlation", "convolution"] = "auto",
+    spatial: Literal["auto", "hw", "wh"] = "auto",
     reference: Path | None = None,
     images: Path | None = None,
     fold_input: bool = False,
@@ -60,7 +54,7 @@ def convert(
     prove: bool = True,
     unproven: bool = False,
     require_proof: bool = False,
-    force: bool = False,
+    replace: bool = False,
     isolated: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
@@ -74,9 +68,9 @@ def convert(
         framework: the source's format, or the naming of its tensors; "auto" asks the content and finds the naming that explains it.
         to: the destination's format, or the naming of its tensors; "auto" asks the ending, and takes the framework's usual naming.
         match: derive the mapping from topology, shapes and names instead of a table.
-        convention: of the source's kernels, where the file doesn't say or says it wrongly.
+        kernel_convention: of the source's kernels, where the file doesn't say or says it wrongly; "auto" believes it, or the evidence.
         to_convention: of the kernels to be written, where the format has layers of both kinds.
-        spatial: "wh" where the source's networks have width for height.
+        spatial: "wh" where the source's networks have width for height; "auto" likewise.
         reference: an .npz with `inputs` and `outputs` of the source network, as it was at home.
         images: a folder of photographs, labelled by their folders' or files' names or not.
         fold_input: fold channel order, deviation and, where that is exact, mean of the images into the first convolution.
@@ -85,7 +79,7 @@ def convert(
         prove: False compares structure only, as for a file that is proven already.
         unproven: write the file although the network does not compute what the source's does.
         require_proof: raise NotProven where nothing contradicts and nothing proves.
-        force: whether `destination` may exist already.
+        replace: whether `destination` may exist already.
         isolated: False reads the source in this process, see `convert.sandbox`.
         progress: told what is being done.
         **options: constructor keywords.
@@ -96,20 +90,25 @@ def convert(
         NotProven: the network does not compute what the source does.
         ConvertError: a file can't be read or written.
         FileExistsError: `destination` is there already.
+        ValueError: an argument is none of the above.
     """
     source, destination = Path(source), Path(destination)
-    if destination.exists() and not force:
-        raise FileExistsError(f"{destination} is there already; --force replaces it")
+    convention, spatial_order = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
+    written_as = meant("to_convention", to_convention, CONVENTIONS)
+    if destination.exists() and not replace:
+        raise FileExistsError(f"{destination} is there already; --replace puts the new one in its place")
     format, naming = format_or_naming(framework)
     to_format, to_naming = format_or_naming(to)
     writer = formats.for_writing(destination, to_format)
     if writer is safetensors:
-        correlation_only(to_convention, "PyTorch, which reads safetensors,")
+        correlation_only(written_as, "PyTorch, which reads safetensors,")
     if preprocessing_inside and not getattr(writer, "EXPORTS", False):
         raise ConvertError(f"{destination.name} holds weights and no computation; only ONNX takes the preprocessing inside")
     sidecars = getattr(writer, "SIDECARS", ())
-    if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not force]:
-        raise FileExistsError(f"{taken[0]} is there already, and {destination.name} needs one of its own; --force replaces it")
+    if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not replace]:
+        raise FileExistsError(
+            f"{taken[0]} is there already, and {destination.name} needs one of its own; --replace puts the new one in its place"
+        )
     pictures = Pictures.of(images, None if reference is None else _reference(reference, isolated))
     progress(f"opening {source.name}")
     if isinstance(model, str):
@@ -117,7 +116,7 @@ def convert(
     with sandbox.read(source, format, isolated=isolated) as opened:
         sha256 = file_sha256(source)  # first of all: a file that the registry knows brings its options and preprocessing along
         keywords = {"naming": naming, "match": match, "headless": headless, "known": weights.recognise(sha256), **options}
-        foreign, decision = decided(opened, model, convention, spatial, pictures, keywords, progress)
+        foreign, decision = decided(opened, model, convention, spatial_order, pictures, keywords, progress)
         trained_on = steps(foreign.network, foreign.preprocessing)
         wanted, tensors = trained_on, _own(foreign)
         if fold_input:
@@ -133,7 +132,7 @@ def convert(
             )
             told = partial(_progress, progress, destination.name)
             safetensors.save_stored(tensors, ours, metadata(made, room=True), told)
-            settled = _stamp(ours)
+            settled = stamp(ours)
             network = made.network = _loaded(foreign, ours)
             if prove:
                 progress("proving that it computes the same")
@@ -141,12 +140,12 @@ def convert(
             against = any(each.contradicts for each in made.certificate.evidence)
             if (against and not unproven) or (require_proof and not made.certificate.proven and ours is temporary):
                 raise not_proven(made)
-            _check_same(ours, settled)
+            check_same(ours, settled)
             if ours is temporary:
                 safetensors.amend(temporary, metadata(made))
             else:
                 inside = made.preprocessing if preprocessing_inside else None
-                _write_foreign(foreign, network, writer, temporary, to_naming, to_convention, made, inside, isolated)
+                export(foreign, network, writer, temporary, to_naming, written_as, made, inside, isolated)
                 if require_proof and not made.certificate.proven:
                     raise not_proven(made)
                 ours.unlink()
@@ -247,178 +246,6 @@ def _loaded(foreign: Foreign, path: Path) -> Model:
             state[name] = torch.zeros((), dtype=torch.int64)
         state[name] = state[name].to(like.dtype)
     return assign(foreign.network, state).eval()
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _check_same(path: Path, settled: tuple[int, ...]) -> None:
-    """See that nobody wrote to a file since it was settled: what is proven must be what is kept."""
-    if not path.exists() or _stamp(path) != settled:
-        raise ConvertError(
-            f"{path.name} was changed in {path.parent} while it was being proven, by another program. Nothing was kept. Convert it into a "
-            "folder of your own."
-        )
-
-
-def _write_foreign(
-    foreign: Foreign,
-    network: Model,
-    writer: Any,
-    path: Path,
-    to_naming: str,
-    to_convention: Convention | None,
-    made: Conversion,
-    inside: Preprocessing | None,
-    isolated: bool,
-) -> None:
-    """Write the network for another framework, and prove it by reading it back bit for bit."""
-    name = writer.__name__.rpartition(".")[2]
-    state = {n: t for n, t in network.state_dict().items() if not n.endswith(COUNTER)}
-    if getattr(writer, "EXPORTS", False):
-        side = made.preprocessing.crop or network.input_size
-        shape = (network.in_channels, side, side)
-        writer.export(network, path, input_shape=shape, metadata=metadata(made), preprocessing=inside)
-    else:
-        chosen = naming_for(name, to_naming, foreign.model, network)
-        if unlike := _unlike(chosen, foreign):
-            made.notes.append(f"the networks that {chosen} names have {unlike}: in those these weights compute something else")
-        write_network(network, path, writer, chosen, to_convention, metadata(made), foreign.layers)
-    settled = _stamp(path)
-    try:
-        added = _read_back(foreign, network, path, name, state, to_convention, made, inside, isolated)
-    finally:
-        _check_same(path, settled)
-    made.certificate = Certificate([*made.certificate.evidence, *added])
-    if any(each.contradicts for each in added):
-        raise not_proven(made)
-
-
-def _read_back(
-    foreign: Foreign,
-    network: Model,
-    path: Path,
-    name: str,
-    state: Mapping[str, Tensor],
-    to_convention: Convention | None,
-    made: Conversion,
-    inside: Preprocessing | None,
-    isolated: bool,
-) -> list[Evidence]:
-    """Compare what was written with what was to be written, and let its framework run it."""
-    with sandbox.read(path, name, isolated=isolated) as written:
-        said, headless = _convention_of(written, to_convention), isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
-        again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **_constructor(foreign, network))
-        differing = _differing(again.adopted.tensors, state)
-        if not differing:
-            detail = f"the {name} file read again gives every one of {len(state)} tensors bit for bit"
-            proof = Evidence("read back", True, 0.0, detail, [])
-        else:  # a BatchNorm's scale had to be folded: other numbers, the same network
-            image = prepared(natural(1, network.in_channels, network.input_size).double() / 255, made.preprocessing).float()
-            with torch.no_grad():
-                wanted = network(image).numpy()
-            proof = replace(certificate.against_outputs(load(again, copy.deepcopy(network)), image.numpy(), wanted, 1e-5), kind="read back")
-            if not proof.proven:
-                raise ConvertError(f"{path.name} does not read back as it was written: {differing}. Nothing was kept.")
-        # export itself runs a file that has its preprocessing inside
-        return [proof, *([] if inside else _there(again, network, made, isolated))]
-
-
-def _unlike(naming: str, foreign: Foreign) -> str:
-    """Say in which constructor keywords a naming's own network differs from the one at hand; "" where in none."""
-    bases = [base.__init__ for base in foreign.model.__mro__ if "__init__" in vars(base)]
-    here = {name: p.default for init in reversed(bases) for name, p in inspect.signature(init).parameters.items()} | foreign.options
-    eps = {layer.eps for layer in foreign.layers if layer.kind == "norm"}
-    here |= {"norm_eps": eps.pop()} if len(eps) == 1 else {}
-    usual = names.fact(naming, "options", foreign.model)
-    return ", ".join(f"{key} {value!r} and not {here[key]!r}" for key, value in usual.items() if key in here and value != here[key])
-
-
-def _convention_of(written: Source, wanted: Convention | None) -> Convention | None:
-    """Tell how a file that was just written is to be read: as it says itself, or as was asked for where it says nothing."""
-    if written.positional or "unknown" in written.conventions:
-        return wanted or "correlation"
-    if wanted is not None and written.conventions and wanted not in written.conventions:
-        raise ConvertError(
-            f"every reader takes kernels in a {written.format} file for those of {written.conventions.pop()}: leave --to-convention out"
-        )
-    return None
-
-
-def _there(written: Foreign, network: Model, made: Conversion, isolated: bool) -> list[Evidence]:
-    """Let the destination's framework run what was written, where it is installed, and compare it with our network."""
-    how = (network, made.preprocessing, made.preprocessing, written.takes_pixels)
-    theirs, ours = Pictures().inputs(*how, side=written.image_size)
-    there = home.outputs(written.source, theirs, classes=network.num_classes, isolated=isolated)
-    if isinstance(there, str):
-        return []
-    found = certificate.against_outputs(network, ours.numpy(), there.outputs, TOLERANCE)
-    found = replace(found, kind="destination outputs", detail=f"{there.by} runs what was written: {found.detail}")
-    plain = made.naming == "torchvision" and not made.options and not any("steps" in told for told in made.transforms.values())
-    native = plain or NOTES in made.source.facts  # torchvision's files, and our own, are of the very network that is written
-    if found.proven and not native and not made.certificate.proven:
-        found = replace(
-            found, proven=False, worst=None, detail=f"{found.detail}; that ours computes what the source did is not shown by it"
-        )
-    return [found]
-
-
-def write_network(
-    network: Model,
-    path: Path,
-    writer: Any,
-    naming: str,
-    convention: Convention | None,
-    metadata: Mapping[str, str],
-    structure: Sequence[Any],
-) -> None:
-    """Write a network's tensors in another format and naming: the rows are those that lead here, and `parts` goes them backwards."""
-    from convert.formats._torch import stored
-
-    tensors = {name: stored(name, tensor) for name, tensor in network.state_dict().items() if not name.endswith(COUNTER)}
-    shapes = {name: one.shape for name, one in tensors.items()}
-    rows = names.rows(naming, type(network), shapes)
-    if hasattr(names.NAMINGS[naming], "order"):
-        place = {module: i for i, module in enumerate(names.NAMINGS[naming].order(names.lineage(type(network)), shapes))}
-        rows = sorted(rows, key=lambda row: place.get(row.ours, len(place)))
-    described = parts(rows, structure, tensors)
-    own = {} if convention is None else {"convention": convention}  # else the format's usual one
-    writer.write(described, path, metadata={**metadata, "naming": naming}, **own)
-
-
-def naming_for(format: str, to_naming: str, model: type[Model], network: Model) -> str:
-    """Choose the naming to write: the asked one, the framework's usual one where it knows the network, else ours."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    if to_naming != "auto":
-        if to_naming not in names.NAMINGS:
-            raise ConvertError(f"no naming {to_naming!r}; there are {', '.join(names.NAMINGS)}")
-        if not names.rows(to_naming, model, shapes):
-            raise ConvertError(f"the naming {to_naming} has no {model.__name__}; --to names another, or a format")
-        return to_naming
-    usual = DEFAULT_NAMING.get(format, "torchvision")
-    rows, state = names.rows(usual, model, shapes), network.state_dict()
-    # Metalhead's VGG with BatchNorm has no biases in its convolutions, so a network that has some can't take its names
-    lost = any("bias" in row.lacks and row.kind != "norm" and bool(state[f"{row.ours}.bias"].any()) for row in rows)
-    return usual if rows and not lost else "torchvision"
-
-
-def _constructor(foreign: Foreign, network: Model) -> dict[str, Any]:
-    return {**foreign.options, "num_classes": network.num_classes, "in_channels": network.in_channels}
-
-
-def _differing(found: Mapping[str, Stored], state: Mapping[str, Tensor]) -> str:
-    """Name the first tensor that is not the same bits; "" when all are."""
-    from convert.formats._torch import as_array
-
-    for name, tensor in state.items():
-        if name not in found:
-            return f"{name} is missing"
-        there, here = found[name].array(), as_array(tensor)
-        if there.shape != here.shape or np.ascontiguousarray(there, here.dtype).tobytes() != np.ascontiguousarray(here).tobytes():
-            return f"{name} is not the same"
-    return ""
 
 
 def _reference(path: Path, isolated: bool) -> tuple[np.ndarray, np.ndarray]:

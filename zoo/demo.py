@@ -1,4 +1,4 @@
-"""`zoo demo`: the main job, offline, on real photographs."""
+"""`zoo demo`: the main job, offline, on pictures of what the embedded network knows."""
 
 from __future__ import annotations
 
@@ -12,28 +12,24 @@ from zoo.predict import Prediction, predict
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-NO_CLASS = ("rocket", "coffee")
-"""Photographs of what none of the network's ten classes is: it names the nearest."""
-PHOTOGRAPHS = ("chelsea.png", "rocket.jpg", "coffee.png")
-"""Photographs that scikit-image bundles, in the public domain or CC0; the first shows a cat, the last none of the ten classes."""
+PICTURES = ("chelsea.png", "horse.png")
+"""Those of scikit-image's pictures that show one of the network's ten classes, CC0: a photograph of a cat, a horse's silhouette."""
+HEADING = "ResNet20 at 32x32 pixels knows airplane, automobile, bird, cat, deer, dog, frog, horse, ship and truck, and nothing else"
 
 
-HEADING = "ResNet20 knows ten classes at 32x32 pixels; of whatever else a picture shows, it names the nearest of the ten"
-
-
-def photographs(required: bool = True) -> list[Path]:
-    """List the bundled photographs; where they are missing, FileNotFoundError says how to get them, or [] if they aren't required."""
+def pictures(required: bool = True) -> list[Path]:
+    """List the bundled pictures; where they are missing, FileNotFoundError says how to get them, or [] if they aren't required."""
     try:
         import skimage
     except ImportError:
         if not required:
             return []
-        raise FileNotFoundError("the demo's photographs come with scikit-image: pip install 'kernelzoo[demo]', or name files") from None
-    return [Path(str(skimage.__file__)).parent / "data" / name for name in PHOTOGRAPHS]
+        raise FileNotFoundError("the demo's pictures come with scikit-image: pip install 'kernelzoo[demo]', or name files") from None
+    return [Path(str(skimage.__file__)).parent / "data" / name for name in PICTURES]
 
 
 def views(file: Path) -> list[tuple[str, Image]]:
-    """Open a picture and cut it: the whole, its left, middle and right (or top, middle and bottom) squares, and its centre close up."""
+    """Open a picture and cut it: the whole, and its left, middle and right (or top, middle and bottom) squares."""
     from zoo.preprocess import open_image
 
     whole = open_image(file)
@@ -41,22 +37,13 @@ def views(file: Path) -> list[tuple[str, Image]]:
     side = min(width, height)
     along = [(0, 0), ((width - side) // 2, (height - side) // 2), (width - side, height - side)]
     names = ("left", "middle", "right") if width >= height else ("top", "middle", "bottom")
-    cut = [("whole", whole)]
-    if max(width, height) > 1.1 * side:
-        cut += [(name, whole.crop((x, y, x + side, y + side))) for name, (x, y) in zip(names, along, strict=True)]
-    if side < 2:
-        return cut
-    half = side // 2
-    x, y = (width - half) // 2, (height - half) // 2
-    return [*cut, ("close", whole.crop((x, y, x + half, y + half)))]
+    if max(width, height) <= 1.1 * side:
+        return [("whole", whole)]
+    return [("whole", whole), *((name, whole.crop((x, y, x + side, y + side))) for name, (x, y) in zip(names, along, strict=True))]
 
 
 def classify(model: Model, files: Sequence[Path]) -> list[tuple[str, Image, list[Prediction]]]:
     """Classify every view of every file, in one batch."""
-    shown = [(_title(file, name), view) for file in files for name, view in views(file)]
+    shown = [(f"{file.stem}, {name}", view) for file in files for name, view in views(file)]
     found = predict(model, [view for _, view in shown], top=3)
     return [(title, view, row) for (title, view), row in zip(shown, found, strict=True)]
-
-
-def _title(file: Path, view: str) -> str:
-    return f"{file.stem}, {view}{' (none of the ten)' if file.stem in NO_CLASS else ''}"

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import weights
 from convert import names, sandbox
-from convert.conversion import Adopted, Spatial, adopt, explain
+from convert.conversion import Adopted, adopt, explain
 from convert.core import COUNTER, Row
 from convert.match import NoUniqueMatch
 from convert.match import match as derive
 from convert.network import Layer, layers
-from convert.source import Convention, Source
+from convert.source import Convention, Source, Spatial
 from weights import Checkpoint
 from weights.errors import BadRecord, LimitExceeded, MalformedFile, WeightsMismatch
 from weights.wording import counted
@@ -134,7 +134,7 @@ def open_foreign(
     path: Path,
     model: type[Model],
     *,
-    framework: str = "auto",
+    format: str = "auto",
     naming: str = "auto",
     match: bool = False,
     convention: Convention | None = None,
@@ -148,7 +148,7 @@ def open_foreign(
     Args:
         path: the file, or the folder of a format that is one.
         model: a class of the catalogue.
-        framework: a format, "keras"; "auto" asks the content.
+        format: one of `convert.formats`, "keras"; "auto" asks the content.
         naming: a table of `convert.names`; "auto" finds the one that explains the file.
         match: derive the mapping from topology, shapes and names instead of a table.
         convention: of the kernels, where the file doesn't say or says it wrongly.
@@ -162,7 +162,7 @@ def open_foreign(
         Undecided: the file doesn't say the kernel convention, and it was not given.
         ConvertError: the file can't be read.
     """
-    source = sandbox.read(Path(path), framework, isolated=isolated)
+    source = sandbox.read(Path(path), format, isolated=isolated)
     return adopted(source, model, naming=naming, match=match, convention=convention, spatial=spatial, headless=headless, **options)
 
 

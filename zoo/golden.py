@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from convert.formats import safetensors
+from weights import header
 from weights.errors import ConvertError, MalformedFile, OutputsDiffer
 from zoo.model import Model
 from zoo.pictures import natural, prepared
@@ -60,7 +61,7 @@ def compare(network: Model, data: bytes) -> str:
     name = type(network).__name__
     try:
         tensors = safetensors.tensors(memoryview(data))
-        notes = json.loads(safetensors.metadata(memoryview(data)).get("golden", "{}"))
+        notes = json.loads(header.metadata(memoryview(data)).get("golden", "{}"))
         images, logits = tensors["images"], tensors["logits"]
         theirs = f"torch {notes['torch']!s:.40} on {notes['machine']!s:.40}"
     except (ConvertError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -16,10 +16,10 @@ from weights.cache import Cache
 from weights.delivery import OURS
 from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
-from weights.pinning import changed, entry_of, key_of, pins, repinned, update
+from weights.pinning import changed, entry_of, key_of, pins, repinned
 from weights.places import public
-from zoo.search import model_class
-from zoo.trained import find_record, to_safetensors
+from weights.serials import update
+from zoo.finding import record_of, to_safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def _made(
         _check_records(entry, held)
     before = old.get(entry.key)
     if before and before.sha256 == entry.sha256 and before.commit:  # seen at that commit first; a warm cache may not know it
-        entry = replace(entry, sources=before.sources, size=entry.size or before.size)
+        entry = replace(entry, sources=before.sources, size_bytes=entry.size_bytes or before.size_bytes)
     if before and before.sha256 == entry.sha256 and not entry.fingerprint:
         entry = replace(entry, tensors=before.tensors, fingerprint=before.fingerprint)
     return record, entry
@@ -166,7 +166,7 @@ def _record(name: str, old: Mapping[str, Entry]) -> Checkpoint:
     model, _, tag = name.partition(":")
     if re.search(r"[./\\~]", model) or (re.search(r"[/\\]", tag) and "://" not in tag):
         raise _is_path(tag or model)
-    return find_record(model_class(model), tag or None)
+    return record_of(name)
 
 
 def _is_path(path: str) -> UnknownWeights:

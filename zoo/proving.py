@@ -10,10 +10,10 @@ import numpy as np
 
 from convert import certificate, diagnose, evidence, home
 from convert.certificate import Certificate
-from convert.conversion import Spatial, Undecided
+from convert.conversion import Undecided
 from convert.diagnose import Diagnosis
 from convert.evidence import Decision
-from convert.source import Convention, Source
+from convert.source import Convention, Source, Spatial
 from weights import ConvertError, Preprocessing
 from zoo.converted import Conversion
 from zoo.foreign import NOTES, Foreign, adopted, load, notes

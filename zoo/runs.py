@@ -1,4 +1,4 @@
-"""What a run leaves behind: weights, their record, and the names of the classes; the folder is a source that `trained` knows."""
+"""What a run leaves behind: weights, their record, and the names of the classes; the folder is weights that `trained` knows."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def unfinished(folder: Path) -> str:
     return f"{folder} is a run that is not finished, so it has no weights yet: zoo finetune --resume {folder} goes on with it"
 
 
-def named(model: str, source: str | None) -> tuple[str, str | None]:
+def named(model: str, weights: str | None) -> tuple[str, str | None]:
     """Let a run's folder stand for a network and its weights: `--model runs/x`, or `--weights runs/x` with any `--model`.
 
     Returns:
-        The network's name, and what `trained` takes as its source.
+        The network's name, and what `trained` takes as its weights.
 
     Raises:
         UnknownWeights: the run is not finished, or none lies where a folder was named.
         BadRecord: its record is damaged.
     """
     folder = Path(model).expanduser().absolute()
-    if source is None and folder.is_dir():
+    if weights is None and folder.is_dir():
         if why := unfinished(folder):
             raise UnknownWeights(why)
         if is_run(folder):
@@ -56,7 +56,7 @@ def named(model: str, source: str | None) -> tuple[str, str | None]:
             f"{model}: no run of zoo finetune lies there, and no network is called so; `zoo list` shows the networks, and a run lies where "
             "its --out said"
         )
-    return model, source
+    return model, weights
 
 
 def place_of(record: Checkpoint) -> str:

@@ -11,11 +11,11 @@ from weights import Checkpoint, Installed, UnknownWeights
 from weights.bundle import Contents
 from weights.progress import bar
 from weights.unbundle import Unbundled
+from zoo.finding import record_of, to_safetensors
 from zoo.golden import compare, golden
 from zoo.labels import TABLES
 from zoo.model import CATALOGUE, Model
-from zoo.search import model_class
-from zoo.trained import assemble, find_record, to_safetensors
+from zoo.trained import assemble
 
 
 def records(names: Sequence[str]) -> list[Checkpoint]:
@@ -26,8 +26,7 @@ def records(names: Sequence[str]) -> list[Checkpoint]:
     """
     found: dict[tuple[str, str], Checkpoint] = {}
     for name in names:
-        model, _, tag = name.partition(":")
-        row = find_record(model_class(model), tag or None)
+        row = record_of(name)
         found[row.model, row.tag] = row
     return list(found.values())
 

@@ -1,52 +1,34 @@
-"""`trained(VGG19)`: the one bridge from a network to its weights and their names."""
+"""`trained(VGG19)`: a network is built that a record's tensors fit, and takes all of them."""
 
 from __future__ import annotations
 
 import inspect
-import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-import weights
-from convert import formats, names, sandbox
+from convert import names
 from convert.formats import safetensors
-from convert.source import Stored
-from weights import (
-    BadRecord,
-    Checkpoint,
-    HashMismatch,
-    NoPretrainedWeights,
-    Preprocessing,
-    UnknownWeights,
-    UnsupportedFormat,
-    WeightsMismatch,
-)
-from weights.finite import check_values
+from convert.source import CONVENTIONS, SPATIALS, meant
+from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
 from zoo.classes import choose_classes
 from zoo.dilation import dilate
 from zoo.filling import assign
+from zoo.finding import find
 from zoo.labels import labels as labels_named
-from zoo.model import CATALOGUE, Model
-from zoo.runs import WEIGHTS, is_run, read_row, unfinished
+from zoo.model import Model
 from zoo.surgery import adapt_stem, replace_head, with_channels
 
-log = logging.getLogger("zoo")
-
 M = TypeVar("M", bound=Model)
-CONVENTIONS = {"auto": None, "correlation": "correlation", "convolution": "convolution"}
-SPATIALS = {"auto": None, "hw": "hw", "wh": "wh"}
 
 
 def trained(
     model: type[M],
-    source: str | os.PathLike[str] | None = None,
+    weights: str | os.PathLike[str] | None = None,
     *,
     num_classes: int | None = None,
     in_channels: int | None = None,
@@ -63,7 +45,7 @@ def trained(
 
     Args:
         model: a class of the catalogue, `VGG19`, or one that derives from it.
-        source: None for the default checkpoint, the tag of another, "hf://org/repo[@revision][/file]", "https://…", or a path. A
+        weights: None for the default checkpoint, the tag of another, "hf://org/repo[@revision][/file]", "https://…", or a path. A
             known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
             `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
             run of `zoo finetune`, "runs/x".
@@ -95,8 +77,8 @@ def trained(
     if not (inspect.isclass(model) and issubclass(model, Model)):
         shown = f"an instance of {type(model).__name__}" if isinstance(model, Model) else repr(model)
         raise TypeError(f"trained() takes a network's class, trained(VGG19), not {shown}")
-    if not isinstance(source, str | os.PathLike | None):
-        raise TypeError(f"a source is a tag, a URL or a path, not {source!r}")
+    if not isinstance(weights, str | os.PathLike | None):
+        raise TypeError(f"weights are named by a tag, a URL or a path, not by {weights!r}")
     for argument, value in (("num_classes", num_classes), ("in_channels", in_channels)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{argument} is a whole number of at least 1, got {value!r}")
@@ -104,10 +86,8 @@ def trained(
         raise ValueError(f"classes={list(classes)!r:.60} says how many there are; leave num_classes={num_classes} out")
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
-    for argument, value, allowed in (("kernel_convention", kernel_convention, CONVENTIONS), ("spatial", spatial, SPATIALS)):
-        if value not in allowed:
-            raise ValueError(f"{argument} is one of {', '.join(allowed)}, got {value!r}")
-    record, tensors = _read(model, source, verify, progress, frozen, kernel_convention, spatial, num_classes is not None, options)
+    told = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
+    record, tensors = find(model, weights, verify, progress, frozen, told, num_classes is not None, options)
     network, state = _build(model, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)
     try:
@@ -118,7 +98,7 @@ def trained(
             error.args = (f"{error.args[0]}\nOnly its classifier is missing: num_classes=… puts a new one on the trained body.",)
         raise
     network.eval()
-    network.checkpoint = _settled(record, network, options)
+    network.checkpoint = settled(record, network, options)
     if in_channels is not None and in_channels != network.in_channels:
         adapt_stem(network, in_channels)
     if num_classes is not None and (fresh or num_classes != network.num_classes):
@@ -135,303 +115,8 @@ def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
     network, state = _build(model, record, safetensors.tensors(buffer), {})
     _assign(network, state, record)
     network.eval()
-    network.checkpoint = _settled(record, network, {})
+    network.checkpoint = settled(record, network, {})
     return network
-
-
-def to_safetensors(source: Path, destination: Path) -> str:
-    """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied.
-
-    A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote.
-
-    Returns:
-        The SHA-256 of the bytes that were converted: they were read once, and whoever writes to the file meanwhile comes too late.
-    """
-    sha256, data = weights.read_file(source)
-    if safetensors.is_safetensors(data):
-        destination.write_bytes(data)
-        return sha256
-    with sandbox.read(source, "pytorch", data=data) as opened:
-        del data  # the reader has its own copy
-        safetensors.save_stored(opened.tensors, destination)
-    return sha256
-
-
-def add_file(
-    model: type[Model],
-    file: str | os.PathLike[str],
-    tag: str,
-    *,
-    license: str | None = None,
-    labels: str | None = None,
-    default: bool | None = None,
-    replaces: bool = False,
-    preprocessing: Mapping[str, Any] | None = None,
-    framework: str = "auto",
-    match: bool = False,
-    kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
-    spatial: Literal["auto", "hw", "wh"] = "auto",
-    **options: Any,
-) -> Checkpoint:
-    """Register a checkpoint of the user's own, so that ``trained(model, tag)`` finds it; its tensors must be the network's.
-
-    What is left out is taken from the record of the same bytes, if the registry knows them. Another framework's file is converted as by
-    `zoo convert`, and refused where the proof fails; what proves it stands in the record.
-
-    Args:
-        model: a class of the catalogue.
-        file: a weight file of any framework; the cache keeps a copy, of another framework's what it was converted to.
-        tag: the checkpoint's name among the variant's.
-        license: SPDX identifier, or "unstated".
-        labels: the name of its list of labels, "imagenet1k" or "cifar10".
-        default: whether ``trained(model)`` takes it; None if the variant has no other.
-        replaces: whether an earlier checkpoint of the user's own with this tag may go.
-        preprocessing: fields of `weights.Preprocessing`; those that are missing or None are the default checkpoint's.
-        framework, match, kernel_convention, spatial: how another framework's file is read, as `zoo.converting.convert` takes them.
-        **options: constructor keywords without which these weights compute something else, `activation="leaky_relu_0.1"`.
-
-    Returns:
-        The new record.
-
-    Raises:
-        WeightsMismatch: the file's tensors are not the network's; nothing was registered.
-        NotProven, Undecided: another framework's file does not compute what it should, or does not say how it is to be read.
-        BadRecord: the tag is taken, or a fact is wrong.
-    """
-    facts: dict[str, Any] = {"license": license, "labels": labels, "default": default, "replaces": replaces, "preprocessing": preprocessing}
-    path, told = Path(file).expanduser(), (framework, match, kernel_convention, spatial) != ("auto", False, "auto", "auto")
-    if path.exists() and not is_run(path) and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
-        from zoo.converting import convert
-
-        read: dict[str, Any] = {"convention": CONVENTIONS[kernel_convention], "spatial": SPATIALS[spatial], "match": match}
-        with tempfile.TemporaryDirectory(prefix="zoo-add-") as folder:
-            place = Path(folder) / f"{path.stem}.safetensors"
-            made = convert(path, place, model, framework=framework, **read, **options)
-            said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.certificate.verdict}"
-            return _added(model, place, tag, said, path, **facts, **options)
-    return _added(model, path, tag, "added by the user", None, **facts, **options)
-
-
-def _added(
-    model: type[Model],
-    file: Path,
-    tag: str,
-    provenance: str,
-    origin: Path | None,
-    *,
-    license: str | None,
-    labels: str | None,
-    default: bool | None,
-    replaces: bool,
-    preprocessing: Mapping[str, Any] | None,
-    **options: Any,
-) -> Checkpoint:
-    network = trained(model, file, progress=False, **options)
-    known = network.checkpoint
-    if known is None:
-        raise TypeError(f"trained() gave {model.__name__} no record")
-    steps = replace(known.preprocessing, **{k: v for k, v in (preprocessing or {}).items() if v is not None})
-    facts: dict[str, Any] = {
-        "license": license or known.license,
-        "labels": labels or known.labels,
-        "names": known.names,
-        "num_classes": network.num_classes,
-        "preprocessing": steps,
-        "options": {**known.options, **options},
-        "provenance": provenance,
-    }
-    if steps == known.preprocessing and not options:  # metrics hold for what they were measured with
-        facts |= {"metrics": known.metrics, "metrics_data": known.metrics_data}
-    if default is not None:
-        facts["default"] = default
-    _settled(weights.adhoc(known.model, os.fspath(file), tag=tag, **facts), network, {})
-    return weights.add(file, known.model, tag, to_safetensors=to_safetensors, replaces=replaces, origin=origin, **facts)
-
-
-def nearest_with_weights(model: type[Model], count: int = 3) -> list[Checkpoint]:
-    """List the default checkpoints of the variants most like `model`: of its family first, then by parameter count."""
-    classes = inspect.signature(model.variant()).parameters["num_classes"].default
-    defaults = [c for c in weights.checkpoints() if c.default and c.model in CATALOGUE and c.num_classes == classes]
-
-    def distance(checkpoint: Checkpoint) -> tuple[bool, float]:
-        other = CATALOGUE[checkpoint.model]
-        return other.family() is not model.family(), abs(other.params - getattr(model, "params", 0))
-
-    return sorted(defaults, key=distance)[:count]
-
-
-def find_record(model: type[Model], source: str | None = None) -> Checkpoint:
-    """Find what `source` names: None the default checkpoint, a tag another, a URL the row that has it or else an unknown one.
-
-    Raises:
-        NoPretrainedWeights: no checkpoint of this network is known; the message names the nearest that have some.
-        UnknownWeights: no checkpoint has this tag.
-    """
-    name = model.variant().__name__
-    if source is not None and "://" in source:
-        registered = (c for c in weights.checkpoints(name) if source in c.sources)
-        return next(registered, None) or _unknown(model, source)
-    try:
-        return weights.find(name, source)
-    except NoPretrainedWeights as error:
-        raise NoPretrainedWeights(_no_weights(model)) from error
-
-
-def _read(
-    model: type[Model],
-    source: str | os.PathLike[str] | None,
-    verify: str,
-    progress: bool,
-    frozen: bool | None,
-    kernel_convention: str,
-    spatial: str,
-    new_head: bool,
-    options: Mapping[str, Any],
-) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """Find the record that `source` means, and its tensors under the file's own names; known bytes bring their record along."""
-    name = model.variant().__name__
-    if source is not None and "://" not in os.fspath(source) and _is_path(name, source):
-        path = Path(source).expanduser()
-        if not path.exists():
-            tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
-            raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
-        if path.is_dir() and is_run(path):
-            return _of_run(model, path)
-        if why := unfinished(path):
-            raise UnknownWeights(why)
-        try:
-            format = formats.sniff(path)
-        except UnsupportedFormat:
-            if path.is_dir():
-                raise UnknownWeights(f"{path} is a folder, and no checkpoint of a kind that is one (TensorFlow's, Orbax)") from None
-            raise
-        told = kernel_convention != "auto" or spatial != "auto"
-        if told or format not in ("safetensors", "pytorch"):
-            return _foreign(model, path, format, kernel_convention, spatial, new_head, options)
-        sha256, buffer = weights.read_file(path)
-        record = _unknown(model, str(path), sha256=sha256)
-        if format == "pytorch":
-            with sandbox.read(path, format, data=buffer) as opened:
-                return _recognised(record, sha256), _loaded(opened.tensors, path)
-        noted = _noted(record, safetensors.metadata(buffer), model)
-        return noted or _recognised(record, sha256), _finite(safetensors.tensors(buffer), path)
-    record = find_record(model, None if source is None else os.fspath(source))
-    buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
-    if not record.num_classes:
-        record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
-    return record, safetensors.tensors(buffer)
-
-
-def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """Read the result of `zoo finetune`: its folder holds a row of the registry and the file that the row promises."""
-    record = read_row(folder)
-    if record.model != model.variant().__name__:
-        raise WeightsMismatch(f"{folder} is a run of {record.model}: trained({record.model}, …), not of {model.variant().__name__}")
-    file = folder / WEIGHTS
-    sha256, buffer = weights.read_file(file)
-    if sha256 != record.sha256:
-        raise HashMismatch(f"{file}: expected sha256 {record.sha256}, got {sha256}; zoo finetune --resume {folder} writes it again")
-    return record, _finite(safetensors.tensors(buffer), file)
-
-
-def _foreign(
-    model: type[Model], path: Path, format: str, kernel_convention: str, spatial: str, new_head: bool, options: Mapping[str, Any]
-) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """Read another framework's file: its tensors under our names, and a record with the options that it needs."""
-    from zoo.foreign import file_sha256, open_foreign
-
-    chosen: dict[str, Any] = {"convention": CONVENTIONS[kernel_convention], "spatial": SPATIALS[spatial]}
-    try:
-        foreign = open_foreign(path, model, framework=format, **chosen, **options)
-    except WeightsMismatch:
-        if not new_head:
-            raise
-        foreign = open_foreign(path, model, framework=format, headless=True, **chosen, **options)
-    with foreign.source:
-        tensors = _loaded(foreign.adopted.tensors, path)
-    sha256 = file_sha256(path)
-    known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
-    record, told = _unknown(model, str(path), **known), _steps(foreign.preprocessing)
-    if not {"mean", "std"} <= told.keys():
-        record = _recognised(record, sha256)
-    return replace(record, preprocessing=replace(record.preprocessing, **told)), tensors
-
-
-def _loaded(tensors: Mapping[str, Stored], path: Path) -> dict[str, Tensor]:
-    from convert.formats._torch import as_tensor
-
-    return _finite({name: as_tensor(stored.array()).contiguous() for name, stored in tensors.items()}, path)
-
-
-def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return tensors of a file that nothing was installed of, which is where NaN is refused otherwise."""
-    called = {dtype: name for name, (_, dtype) in safetensors.DTYPES.items()}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.numel():
-            flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-            check_values(flat.data, called[str(tensor.dtype).removeprefix("torch.")], name, str(path))
-    return tensors
-
-
-def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) -> Checkpoint | None:
-    """Believe what `zoo convert` wrote into a file about the options and the preprocessing of its weights; None where it wrote nothing."""
-    from zoo.foreign import notes
-
-    told = notes(metadata, model)
-    if not told:
-        return None
-    source = f"converted from {told['source'].get('file')}, sha256 {told['source'].get('sha256')}"
-    steps = replace(record.preprocessing, **_steps(told["preprocessing"]))
-    return replace(record, options=told["options"], provenance=source, preprocessing=steps, labels=told.get("labels"))
-
-
-def _steps(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in told.items() if k in Preprocessing.__dataclass_fields__}
-
-
-def _is_path(name: str, source: str | os.PathLike[str]) -> bool:
-    """Tell a path from a tag: a registered tag is one, even where a file of that name lies around."""
-    path = Path(source).expanduser()
-    if isinstance(source, os.PathLike) or os.sep in source:
-        return True
-    if source in {c.tag for c in weights.checkpoints(name)}:
-        return False
-    return path.exists() or any(path.name.endswith(suffix) for module in formats.formats().values() for suffix in module.SUFFIXES)
-
-
-def _recognised(unknown: Checkpoint, sha256: str) -> Checkpoint:
-    """Return the registry's record of these bytes, or, with a word about what is assumed, the one of an unknown file."""
-    known = weights.recognise(sha256)
-    if known is not None and known.model == unknown.model:
-        return known
-    log.warning("%s is in no registry: %s", unknown.sources[0], unknown.provenance.partition("; ")[2])
-    return replace(unknown, sha256=sha256)
-
-
-def _unknown(model: type[Model], source: str, **facts: Any) -> Checkpoint:
-    """Make the record of a source that no registry knows; its preprocessing is assumed to be that of the default checkpoint."""
-    name = model.variant().__name__
-    default = next((c for c in weights.checkpoints(name) if c.default), None)
-    if default is not None:
-        facts["preprocessing"] = default.preprocessing
-        assumed = f"its preprocessing is assumed to be that of {name} {default.tag}"
-        needs = ", ".join(f"{k}={v!r}" for k, v in default.options.items())
-        facts["provenance"] = f"named by the user; {assumed}" + (f", but not the options of that: {needs}" if needs else "")
-    elif model.input_size < 64:  # no ImageNet network, so not ImageNet's usual preprocessing
-        side = model.input_size
-        facts["preprocessing"] = replace(weights.adhoc(name, source).preprocessing, resize=side, crop=side)
-    return weights.adhoc(name, source, **facts)
-
-
-def _no_weights(model: type[Model]) -> str:
-    near = []
-    for c in nearest_with_weights(model):
-        accuracy = f", top-1 {c.metrics['top1']:.2f} %" if "top1" in c.metrics else ""
-        near.append(f"{c.model} ({CATALOGUE[c.model].params / 1e6:.1f} M parameters{accuracy})")
-    return (
-        f"no pretrained weights of {model.__name__} are known. Nearest with weights: {', '.join(near) or 'none'}. "
-        f"If you have a file: zoo add FILE --model {model.__name__} --tag mine, or trained({model.__name__}, FILE)."
-    )
 
 
 def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[M, dict[str, Tensor]]:
@@ -458,7 +143,7 @@ def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], op
     return network, state
 
 
-def _settled(record: Checkpoint, network: Model, options: Mapping[str, Any]) -> Checkpoint:
+def settled(record: Checkpoint, network: Model, options: Mapping[str, Any]) -> Checkpoint:
     """Complete a record by what the file and the user said, and refuse one that contradicts the network."""
     place, steps = f"{record.model} {record.tag}", record.preprocessing
     if len(steps.mean) != network.in_channels:
@@ -499,7 +184,7 @@ def _assign(network: Model, state: dict[str, Tensor], record: Checkpoint) -> Non
             state[name] = torch.zeros((), dtype=torch.int64)
 
     def todo() -> str:
-        other = weights.recognise(record.sha256) if record.sha256 else None
+        other = recognise(record.sha256) if record.sha256 else None
         if other is not None and other.model != record.model:
             return f"Its sha256 is that of {other.model} {other.tag}: trained({other.model}, …)."
         return "Is it a file of another network? `zoo list` shows all; constructor keywords go into trained() too."

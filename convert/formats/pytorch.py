@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convert.core import strip_wrappers
-from convert.formats import safetensors
 from convert.formats._guard import MAX_TENSORS
 from convert.formats._picklearrays import Call
 from convert.formats._torch import numpy_dtype
@@ -22,18 +21,17 @@ from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, 
 from convert.kinds import is_mapping
 from convert.source import Part, Source, Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
+from weights.header import DTYPES
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from convert.formats.safetensors import Buffer
+    from typing_extensions import Buffer
 
 log = logging.getLogger("convert")
 
 NESTED = ("state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema")
 """Where training scripts put the state dict, the likelier first; averaged weights only where there are no plain ones."""
 
-KNOWN = {name for _, name in safetensors.DTYPES.values()} | {"complex128"}
+KNOWN = {name for _, name in DTYPES.values()} | {"complex128"}
 
 SUFFIXES = (".pth", ".pt", ".th", ".pth.tar", ".bin", ".ckpt", ".tar")
 WRITES = True
@@ -94,29 +92,6 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
     tensors = {f"{part.name}.{leaf}": as_tensor(stored.array()) for part in parts for leaf, stored in part.leaves.items()}
     with path.open("wb") as file:  # a path would be written into the archive as the name of its folder
         torch.save(tensors, file)
-
-
-def state_dict(path: Path, data: Buffer | None = None) -> dict[str, Tensor]:
-    """Read the state dict of a PyTorch file, as `read`; every tensor is contiguous and has memory of its own.
-
-    Where `data` can be written, or the file is read here, that memory is a part of the file's.
-    """
-    from convert.formats._torch import as_tensor
-
-    taken: set[int] = set()
-    tensors: dict[str, Tensor] = {}
-    for name, stored in read(path, data).tensors.items():
-        held = stored.load()
-        place = held.__array_interface__["data"][0]
-        alone = held.flags.c_contiguous and place not in taken
-        taken.add(place)
-        tensors[name] = as_tensor(held if alone else held.copy(order="C"))
-    return tensors
-
-
-def to_safetensors(source: Path, destination: Path) -> None:
-    """Rewrite a PyTorch file as safetensors; raises as `read` does."""
-    safetensors.save_stored(read(source).tensors, destination)
 
 
 def _mapped(path: Path) -> memoryview:

@@ -1,4 +1,4 @@
-"""safetensors: a JSON header, then the tensors' bytes; the header is the only thing to distrust, and every word of it is checked."""
+"""safetensors: a JSON header, every word of which `weights.header` checks, then the tensors' bytes."""
 
 from __future__ import annotations
 
@@ -8,68 +8,27 @@ import os
 import shutil
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.kinds import is_dict, is_list
 from convert.source import Part, Source, Stored
-from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
+from weights.errors import ConvertError, MalformedFile, UnsupportedFormat
+from weights.header import DTYPES, MAX_HEADER_BYTES, Entry, beginning, entries, is_safetensors, metadata, parsed
 
 if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Buffer
-
-MAX_HEADER_BYTES = 16 * 2**20
-MAX_TENSORS = 100_000
-MAX_RANK = 8
-MAX_DIM = 2**31 - 1
-
-# name in the header: bytes of an element, name in torch
-DTYPES = {
-    "BOOL": (1, "bool"),
-    "U8": (1, "uint8"),
-    "I8": (1, "int8"),
-    "F8_E4M3": (1, "float8_e4m3fn"),
-    "F8_E5M2": (1, "float8_e5m2"),
-    "F8_E8M0": (1, "float8_e8m0fnu"),
-    "U16": (2, "uint16"),
-    "I16": (2, "int16"),
-    "F16": (2, "float16"),
-    "BF16": (2, "bfloat16"),
-    "U32": (4, "uint32"),
-    "I32": (4, "int32"),
-    "F32": (4, "float32"),
-    "U64": (8, "uint64"),
-    "I64": (8, "int64"),
-    "F64": (8, "float64"),
-    "C64": (8, "complex64"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One tensor of the file: `dtype` as the header writes it, its bytes from `start` to `stop` of the file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
 
 SUFFIXES = (".safetensors",)
 WRITES = True
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """Tell a safetensors file: a plausible length, then an object."""
-    if len(head) < 9 or head[8] != ord("{"):
-        return False
-    return 2 <= int.from_bytes(head[:8], "little") <= path.stat().st_size - 8
+    """Tell a safetensors file by its beginning."""
+    return is_safetensors(head, path.stat().st_size)
 
 
 def read(path: Path) -> Source:
@@ -143,51 +102,6 @@ class _Kept:
                     what = f"the tensor {name!r}" if name else "its header"
                     raise MalformedFile(f"{self._path} was cut short while it was read, in {what}: is somebody writing it? Fetch it again")
                 done += count
-
-
-def is_safetensors(buffer: Buffer) -> bool:
-    """Tell whether the bytes begin as a safetensors file does: a plausible length, then an object."""
-    view = memoryview(buffer).cast("B")
-    length = int.from_bytes(view[:8], "little")
-    return len(view) > 9 and view[8] == ord("{") and 2 <= length <= len(view) - 8
-
-
-def entries(buffer: Buffer, size_bytes: int | None = None) -> dict[str, Entry]:
-    """Read what the file holds, in the order of the header, and check that the bytes are all there and used once.
-
-    Args:
-        buffer: the file, or its beginning with the whole header.
-        size_bytes: of the file, where `buffer` is its beginning.
-
-    Raises:
-        MalformedFile: the header is cut, is no JSON object, names a thing twice, or the tensors overlap, leave a hole or
-            don't end where the file ends.
-        LimitExceeded: the header, a rank, a dimension or the number of tensors is beyond any network's.
-        UnsupportedFormat: a tensor's dtype is not one of `DTYPES`.
-    """
-    header, data, size = _header(buffer, size_bytes)
-    found: dict[str, Entry] = {}
-    for name, fields in header.items():
-        if name != "__metadata__":
-            found[name] = _entry(name, fields, data)
-    if len(found) > MAX_TENSORS:
-        raise LimitExceeded(f"{len(found)} tensors; at most {MAX_TENSORS} are read")
-    end = data
-    for name, entry in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
-        if entry.start != end:
-            what = "overlaps the tensor before it" if entry.start < end else "leaves a hole before it"
-            raise MalformedFile(f"tensor {name!r} begins at byte {entry.start} where {end} was due: it {what}")
-        end = entry.stop
-    if end != size:
-        what = "is cut short" if size < end else "goes on after the last tensor"
-        raise MalformedFile(f"the tensors end at byte {end}, the file at {size}: it {what}; fetch it again")
-    return found
-
-
-def metadata(buffer: Buffer, size_bytes: int | None = None) -> dict[str, str]:
-    """Read the file's free-form notes, {} if it has none; takes and raises what `entries` does."""
-    header, _, _ = _header(buffer, size_bytes)
-    return header.get("__metadata__", {})
 
 
 def tensors(buffer: Buffer) -> dict[str, Tensor]:
@@ -311,11 +225,10 @@ def amend(path: Path, metadata: Mapping[str, str]) -> None:
         MalformedFile, LimitExceeded: as `entries` does.
     """
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        text = file.read(length)
-    header = json.loads(text)
-    header["__metadata__"] = dict(sorted(metadata.items()))
-    header = {"__metadata__": header.pop("__metadata__"), **header}
+        size = path.stat().st_size
+        header, data, _ = parsed(beginning(file, size), size)
+    header = {"__metadata__": None, **header} | {"__metadata__": dict(sorted(metadata.items()))}
+    length = data - 8
     new = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     if len(new) <= length:
         with path.open("r+b") as file:
@@ -325,7 +238,7 @@ def amend(path: Path, metadata: Mapping[str, str]) -> None:
     new += b" " * (-len(new) % 8)
     longer = path.with_name(path.name + ".longer")
     with path.open("rb") as old, longer.open("wb") as file:
-        old.seek(8 + length)
+        old.seek(data)
         file.write(len(new).to_bytes(8, "little") + new)
         shutil.copyfileobj(old, file, 1 << 22)
     longer.replace(path)
@@ -352,62 +265,3 @@ def _write(
         for name in order:
             if math.prod(described[name][2]):
                 file.write(content(name).data)
-
-
-def _header(buffer: Buffer, size_bytes: int | None = None) -> tuple[dict[str, Any], int, int]:
-    """Parse the header: the object, the position of the first tensor, the size of the file."""
-    view = memoryview(buffer).cast("B")
-    size = len(view) if size_bytes is None else size_bytes
-    if len(view) < 8:
-        raise MalformedFile(f"{len(view)} bytes are no safetensors file")
-    length = int.from_bytes(view[:8], "little")
-    if length > MAX_HEADER_BYTES:
-        raise LimitExceeded(f"a header of {length} bytes; at most {MAX_HEADER_BYTES} are read. Is it a safetensors file?")
-    if length > size - 8:
-        raise MalformedFile(f"a header of {length} bytes in a file of {size}: it is cut short; fetch it again")
-    text = view[8 : 8 + length].tobytes()
-    if text.count(b"{") + text.count(b"[") > 3 * MAX_TENSORS + 2:  # counted before parsing: brackets cost 30 times their bytes
-        raise LimitExceeded(f"the header describes more than {MAX_TENSORS} tensors")
-    try:
-        header = json.loads(text.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, MalformedFile):
-            raise
-        raise MalformedFile(f"the header is no JSON: {error}") from error
-    if not is_dict(header):
-        raise MalformedFile(f"the header is a JSON {type(header).__name__}, not an object")
-    notes = header.get("__metadata__", {})
-    if not is_dict(notes) or not all(isinstance(note, str) for note in notes.values()):
-        raise MalformedFile("__metadata__ is not an object of strings")
-    return header, 8 + length, size
-
-
-def _entry(name: str, fields: Any, data: int) -> Entry:
-    if not is_dict(fields) or fields.keys() != {"dtype", "shape", "data_offsets"}:
-        raise MalformedFile(f"tensor {name!r} needs dtype, shape and data_offsets, and has {str(fields)[:100]}")
-    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise UnsupportedFormat(f"tensor {name!r} has dtype {str(dtype)[:20]!r}; there are {', '.join(DTYPES)}")
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
-        raise MalformedFile(f"tensor {name!r}: shape {str(shape)[:100]} and data_offsets {str(offsets)[:100]} must be lists of naturals")
-    if len(shape) > MAX_RANK or any(dim > MAX_DIM for dim in shape):
-        raise LimitExceeded(f"tensor {name!r} has shape {shape}; at most {MAX_RANK} dimensions of at most {MAX_DIM} are read")
-    if math.prod(shape) * DTYPES[dtype][0] != offsets[1] - offsets[0]:
-        raise MalformedFile(f"tensor {name!r}: {dtype} of shape {shape} does not fill bytes {offsets[0]} to {offsets[1]}")
-    return Entry(dtype, tuple(shape), data + offsets[0], data + offsets[1])
-
-
-def _naturals(values: Any) -> bool:
-    return is_list(values) and all(type(value) is int and value >= 0 for value in values)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise MalformedFile(f"the header names {twice!r} twice")
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise MalformedFile(f"the header holds {name}")

@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert.conversion import Adopted, Undecided, adopt, explain, fold_scales, parts
+from convert.conversion import Adopted, Undecided, adopt, explain
 from convert.core import COUNTER, Row
 from convert.network import Layer, layers
 from convert.source import Positional, Source, Stored, in_memory
 from convert.steps import flip, from_layout, undo
+from convert.writing import fold_scales, parts
 from weights.errors import ConvertError
 
 KINDS = {"conv": "conv", "norm": "norm", "wide": "conv", "fc": "linear"}

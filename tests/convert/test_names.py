@@ -124,7 +124,7 @@ def test_a_users_subclass_has_its_familys_names() -> None:
     ],
 )
 def test_real_files_are_recognised_and_complete(real: Path, cls: type[Model], file: str, naming: str) -> None:
-    tensors = pytorch.state_dict(real / "real" / "pytorch" / file)
+    tensors = pytorch.read(real / "real" / "pytorch" / file).tensors
     state = meta(cls)
     assert names.recognise(tensors, cls, state) == naming
     carried = names.to_ours(tensors, state, naming="auto", family=cls)

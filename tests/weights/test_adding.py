@@ -55,11 +55,11 @@ def test_a_name_that_is_taken_is_refused(mine: Path, safetensors: Callable[..., 
     with pytest.raises(BadRecord, match=r"DenseNet264 mine exists: choose another tag, or replace it \(it is .*DenseNet264.mine.toml"):
         weights.add(mine, "DenseNet264", "mine", num_classes=10)
     mine.write_bytes(safetensors(seed=3))
-    again = weights.add(mine, "DenseNet264", "mine", num_classes=10, replaces=True)
+    again = weights.add(mine, "DenseNet264", "mine", num_classes=10, replace=True)
     assert (weights.find("DenseNet264"), again.default) == (again, True)
     assert not weights.add(mine, "DenseNet264", "second", num_classes=10).default
     with pytest.raises(BadRecord, match="VGG19 imagenet1k_v1 exists: choose another tag"):
-        weights.add(mine, "VGG19", "imagenet1k_v1", replaces=True)
+        weights.add(mine, "VGG19", "imagenet1k_v1", replace=True)
 
 
 def test_the_users_own_default_goes_before_the_shipped_one_and_there_is_one(mine: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_users_own_default_goes_before_the_shipped_one_and_there_is_one(mine
     assert [c.tag for c in weights.checkpoints("VGG19") if c.default] == ["mine"]
     with pytest.raises(BadRecord, match=r"VGG19.mine.toml \[VGG19.mine\] is your default of VGG19; take default = true away"):
         weights.add(mine, "VGG19", "second", num_classes=10, default=True)
-    assert weights.add(mine, "VGG19", "mine", num_classes=10, default=True, replaces=True) == row
+    assert weights.add(mine, "VGG19", "mine", num_classes=10, default=True, replace=True) == row
     weights.remove("VGG19", "mine")
     assert weights.find("VGG19") == shipped
 

@@ -109,7 +109,7 @@ def forged(path: Path, change: Callable[[dict[str, Any]], None], more: Callable[
     files = members(path)
     facts = json.loads(files.pop("bundle.json"))
     more(files)
-    facts["members"] = [{"name": name, "size": len(data), "sha256": of(data)} for name, data in files.items()]
+    facts["members"] = [{"name": name, "size_bytes": len(data), "sha256": of(data)} for name, data in files.items()]
     change(facts)
     made = path.with_name("forged.tar")
     with made.open("wb") as file:
@@ -205,7 +205,7 @@ def test_the_lock_that_comes_along_knows_the_tensors(tar: Path, data: bytes) -> 
         ("fingerprint", {"fingerprint": "0" * 64}),
         ("tensors", {"tensors": 2}),
         ("license", {"license": "MIT"}),
-        ("size", {"size": 1}),
+        ("size_bytes", {"size_bytes": 1}),
         ("entry", {"key": "ResNet20:other"}),
     ],
 )
@@ -382,21 +382,21 @@ def test_a_member_of_another_kind_is_refused(tar: Path, tmp_path: Path, made: ta
     ("change", "kind"),
     [
         (lambda facts: facts["members"].append(dict(facts["members"][0])), MalformedFile),
-        (lambda facts: facts["members"].append({"name": "evil.sh", "size": 4, "sha256": "0" * 64}), MalformedFile),
+        (lambda facts: facts["members"].append({"name": "evil.sh", "size_bytes": 4, "sha256": "0" * 64}), MalformedFile),
         (lambda facts: facts["members"].pop(), MalformedFile),
         (lambda facts: facts["members"][0].update(name="../evil"), MalformedFile),
-        (lambda facts: facts["members"][0].update(size=300 << 20), LimitExceeded),
-        (lambda facts: facts["members"][-1].update(size=1 << 60), MalformedFile),
-        (lambda facts: facts["members"][0].update(size=True), MalformedFile),
-        (lambda facts: facts["members"][0].update(size=-1), MalformedFile),
+        (lambda facts: facts["members"][0].update(size_bytes=300 << 20), LimitExceeded),
+        (lambda facts: facts["members"][-1].update(size_bytes=1 << 60), MalformedFile),
+        (lambda facts: facts["members"][0].update(size_bytes=True), MalformedFile),
+        (lambda facts: facts["members"][0].update(size_bytes=-1), MalformedFile),
         (lambda facts: facts["members"][0].update(sha256="short"), MalformedFile),
         (lambda facts: facts["weights"][0].update(model="../ResNet20"), MalformedFile),
         (lambda facts: facts["weights"][0].update(tag="../../x"), MalformedFile),
         (lambda facts: facts["weights"][0].update(labels="/etc/passwd"), MalformedFile),
         (lambda facts: facts["weights"][0].update(blob="0" * 64), MalformedFile),
-        (lambda facts: facts["weights"][0].update(size=1), MalformedFile),
+        (lambda facts: facts["weights"][0].update(size_bytes=1), MalformedFile),
         (lambda facts: facts["weights"][0].update(commit="main"), MalformedFile),
-        (lambda facts: facts["weights"][0].update(source_size=-1), MalformedFile),
+        (lambda facts: facts["weights"][0].update(source_size_bytes=-1), MalformedFile),
         (lambda facts: facts["weights"][0].update(source_sha256="0" * 64), MalformedFile),
         (lambda facts: facts["weights"].append(dict(facts["weights"][0])), MalformedFile),
         (lambda facts: facts["weights"].clear(), MalformedFile),
@@ -438,7 +438,7 @@ def test_a_blob_that_is_no_safetensors_is_refused(tar: Path, tmp_path: Path, dat
         files["records/ResNet20.test.toml"] = files["records/ResNet20.test.toml"].replace(of(data).encode(), of(evil).encode())
 
     def change(facts: dict[str, Any]) -> None:
-        facts["weights"][0].update(blob=of(evil), size=len(evil), source_sha256=of(evil))
+        facts["weights"][0].update(blob=of(evil), size_bytes=len(evil), source_sha256=of(evil))
 
     with pytest.raises(MalformedFile, match=f"blobs/{of(evil)} is no safetensors"):
         unbundle(forged(tar, change, more))

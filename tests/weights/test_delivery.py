@@ -38,7 +38,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     def make(row: Checkpoint, data: bytes) -> Path:
         monkeypatch.chdir(tmp_path)
         key = f"{row.model}:{row.tag}"
-        entry = Entry(key, row.format, row.sources, row.license, sha256=digest(data), size=len(data))
+        entry = Entry(key, row.format, row.sources, row.license, sha256=digest(data), size_bytes=len(data))
         Lock({key: entry}, 1).write(tmp_path / "weights.lock")
         return tmp_path / "weights.lock"
 

@@ -146,7 +146,7 @@ def test_two_tags_that_differ_by_case_alone_would_be_one_file_on_some_disks(tmp_
     with pytest.raises(BadRecord, match=r"ResNet20 Mine exists, and mine would have its file on a disk that is blind to case"):
         weights.add(tmp_path / "w.safetensors", "ResNet20", "mine", num_classes=10)
     with pytest.raises(BadRecord):
-        weights.add(tmp_path / "w.safetensors", "ResNet20", "mine", num_classes=10, replaces=True)
+        weights.add(tmp_path / "w.safetensors", "ResNet20", "mine", num_classes=10, replace=True)
     assert weights.find("ResNet20", "Mine") == first
 
 

@@ -314,7 +314,7 @@ def test_a_file_that_was_cut_short_is_not_installed_though_no_hash_is_known(
 ) -> None:
     for length in (5, 40, len(data) - 1):
         (tmp_path / "w").write_bytes(data[:length])
-        with pytest.raises(MalformedFile, match=r"is no safetensors file|its header describes 300,0\d\d bytes, it has 300,0"):
+        with pytest.raises(MalformedFile, match=r"is no safetensors file|the file at \d+: it is cut short"):
             weights.get(record((tmp_path / "w").as_uri()))
     assert cached() == {}
 

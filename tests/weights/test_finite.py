@@ -15,6 +15,7 @@ import weights
 from weights import Checkpoint
 from weights.errors import MalformedFile, NonFinite
 from weights.finite import CHUNK, MASKS, check_file, check_values
+from weights.header import DTYPES
 
 Make = Callable[..., Checkpoint]
 # the largest finite number, infinity or what comes behind it, and NaN with the sign set, as bits
@@ -31,7 +32,8 @@ EDGES = {
 
 
 def file(values: np.ndarray, dtype: str) -> bytes:
-    header = json.dumps({"w": {"dtype": dtype, "shape": [len(values)], "data_offsets": [0, values.nbytes]}}).encode()
+    count = values.nbytes // DTYPES[dtype][0]
+    header = json.dumps({"w": {"dtype": dtype, "shape": [count], "data_offsets": [0, values.nbytes]}}).encode()
     return struct.pack("<Q", len(header)) + header + values.tobytes()
 
 
@@ -44,7 +46,7 @@ def test_every_kind_of_number_that_can_be_infinite_is_known() -> None:
 def test_one_value_anywhere_is_found_and_the_largest_number_is_one(tmp_path: Path, dtype: str, at: int) -> None:
     kind, largest, *others = EDGES[dtype]
     path = tmp_path / "w"
-    values = np.full(CHUNK + 7, largest, kind)
+    values = np.full(CHUNK + 8, largest, kind)
     path.write_bytes(file(values, dtype))
     check_file(path, "here")
     for bits in others:

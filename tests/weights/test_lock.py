@@ -29,7 +29,7 @@ def entry(name: str, **facts: object) -> Entry:
         "license": "MIT",
         "sha256": HASHES[name],
     }
-    return Entry(f"ResNet50:{name}", **base | {"size": 123, "tensors": 2, "fingerprint": HASHES["a"]} | facts)
+    return Entry(f"ResNet50:{name}", **base | {"size_bytes": 123, "tensors": 2, "fingerprint": HASHES["a"]} | facts)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ EDITS: dict[str, tuple[Callable[[str], str], str]] = {
         r"line 21: the row ResNet50:b was edited",
     ),
     "a digit of a prefix": (lambda t: t.replace("0123abcd", "0123abce"), r"line 34: the row ResNet50:c was edited"),
-    "a digit of the size": (lambda t: t.replace("size = 123", "size = 124", 1), r"line 6: the row ResNet50:a was edited"),
+    "a digit of the size": (lambda t: t.replace("size_bytes = 123", "size_bytes = 124", 1), r"line 6: the row ResNet50:a was edited"),
     "a licence": (lambda t: t.replace('"MIT"', '"GPL-3.0"', 1), r"line 6: the row ResNet50:a was edited"),
     "a row removed": (
         lambda t: "\n[[weights]]".join(rows(t)[:2] + rows(t)[3:]),
@@ -106,9 +106,9 @@ EDITS: dict[str, tuple[Callable[[str], str], str]] = {
         lambda t: t.replace("sha256_prefix", "sha256"),
         r"line 36: sha256 is 64 lower-case hex digits, got 8",
     ),
-    "an unknown key": (lambda t: t.replace("size = 123", 'sizes = "x"', 1), r"line 9: unknown key 'sizes'"),
+    "an unknown key": (lambda t: t.replace("size_bytes = 123", 'sizes = "x"', 1), r"line 9: unknown key 'sizes'"),
     "an unknown key above the rows": (lambda t: t.replace("serial = 7", "serial = 7\nowner = 1"), r"line 4: unknown key 'owner'"),
-    "a key twice": (lambda t: t.replace("size = 123", "size = 123\nsize = 123", 1), r"can't be read: .*line 10"),
+    "a key twice": (lambda t: t.replace("size_bytes = 123", "size_bytes = 123\nsize_bytes = 123", 1), r"can't be read: .*line 10"),
     "a later version": (lambda t: t.replace("version = 1", "version = 2"), r"line 2: version is 1, got 2"),
     "another serial": (lambda t: t.replace("serial = 7", "serial = 9"), r"line 4: the checksum"),
     "a serial that is none": (lambda t: t.replace("serial = 7", "serial = -7"), r"line 3: serial is a number of at least 1"),
@@ -124,13 +124,13 @@ EDITS: dict[str, tuple[Callable[[str], str], str]] = {
         lambda t: t.split("\n[[weights]]")[0] + 'weights = [{key = "a"}]\n',
         r"the rows are not written as \[\[weights\]\]",
     ),
-    "size as a word": (lambda t: t.replace("size = 123", 'size = "123"', 1), r"line 9: size is a int, got '123'"),
+    "size as a word": (lambda t: t.replace("size_bytes = 123", 'size_bytes = "123"', 1), r"line 9: size_bytes is a int, got '123'"),
     "no source": (
         lambda t: t.replace('sources = [\n    "https://example.org/a.pth",\n    "hf://acme/wheels",\n]', "sources = []"),
         "line 11: sources is a list of at least one URL",
     ),
     "a hash and a prefix": (
-        lambda t: t.replace("size = 123", 'sha256_prefix = "0123abcd"\nsize = 123', 1),
+        lambda t: t.replace("size_bytes = 123", 'sha256_prefix = "0123abcd"\nsize_bytes = 123', 1),
         r"line 6: ResNet50:a has a full hash and a prefix",
     ),
     "no licence": (lambda t: t.replace('license = "MIT"\n', "", 1), r"line 6: license missing"),
@@ -204,7 +204,7 @@ def test_a_lock_is_replaced_at_once_or_not_at_all(lock: Path, monkeypatch: pytes
     assert [path.name for path in lock.parent.iterdir()] == ["weights.lock"]
 
 
-@pytest.mark.parametrize("fact", [{"license": ""}, {"license": "MIT\nor not"}, {"sources": ()}, {"size": -1}])
+@pytest.mark.parametrize("fact", [{"license": ""}, {"license": "MIT\nor not"}, {"sources": ()}, {"size_bytes": -1}])
 def test_a_lock_that_could_not_be_read_again_does_not_replace_a_good_one(lock: Path, fact: dict[str, Any]) -> None:
     before = lock.read_bytes()
     with pytest.raises(BadLock, match=rf"{lock} stays as it is, what would be written can't be read again: .*line \d+: {next(iter(fact))}"):

@@ -75,7 +75,7 @@ def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple
 
 def test_files_have_the_names_that_clients_ask_for(folder: Path, data: bytes) -> None:
     assert names(folder) == {"index.json", of(data), f"net-{of(PICKLE)[:8]}.pth"}
-    assert [(one.name, one.size, one.weights) for one in index(folder)] == [
+    assert [(one.name, one.size_bytes, one.weights) for one in index(folder)] == [
         (of(data), len(data), ("ResNet20:test",)),
         (f"net-{of(PICKLE)[:8]}.pth", len(PICKLE), ("ResNet20:old",)),
     ]
@@ -200,7 +200,7 @@ def test_offline_nothing_is_asked(record: Make, tmp_path: Path, monkeypatch: pyt
         mirror(tmp_path / "m", [record("https://example.org/w.safetensors", sha256="0" * 64)])
 
 
-NUMBERED = {"name": "w", "size": 1, "sha256": "0" * 64, "format": "pytorch", "license": "MIT", "weights": [1]}
+NUMBERED = {"name": "w", "size_bytes": 1, "sha256": "0" * 64, "format": "pytorch", "license": "MIT", "weights": [1]}
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_what_a_mirror_fetches_first_is_pinned(
     rows = [record(url, tag="a"), record("hf://acme/wheels", tag="b")]
     mirror(tmp_path / "m", rows)
     entries = Lock.read(user_lock()).entries
-    assert {key: (entry.sha256, entry.size, entry.fingerprint) for key, entry in entries.items()} == {
+    assert {key: (entry.sha256, entry.size_bytes, entry.fingerprint) for key, entry in entries.items()} == {
         "ResNet20:a": (of(data), len(data), None),
         "ResNet20:b": (of(data), len(data), None),
     }

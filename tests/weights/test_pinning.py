@@ -28,8 +28,9 @@ from weights.fingerprint import fingerprint
 from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.part import Part
-from weights.pinning import entry_of, public, update
-from weights.places import ELSEWHERE
+from weights.pinning import entry_of
+from weights.places import ELSEWHERE, public
+from weights.serials import update
 from weights.sources import Remote
 
 Make = Callable[..., Checkpoint]
@@ -67,7 +68,7 @@ def test_a_name_is_pinned_in_the_users_lock_at_its_first_install(hub: HubServer,
     weights.get(named("hf://acme/wheels"))
     lock = Lock.read(user_lock())
     entry = lock.entries["hf://acme/wheels"]
-    assert (entry.sha256, entry.size, entry.tensors, entry.commit) == (sha, len(data), 1, commit)
+    assert (entry.sha256, entry.size_bytes, entry.tensors, entry.commit) == (sha, len(data), 1, commit)
     assert entry.sources == (f"hf://acme/wheels@{commit}/model.safetensors",)
     assert entry.fingerprint == fingerprint(memoryview(data), "")[1]
     before = user_lock().read_bytes()
@@ -473,7 +474,7 @@ def test_a_converted_file_must_have_the_locks_fingerprint(
 
     weights.get(row, to_safetensors=converter(data))
     entry = Lock.read(user_lock()).entries["ResNet20:test"]
-    assert (entry.sha256, entry.size, entry.fingerprint) == (digest(b"a pickle"), 8, fingerprint(memoryview(data), "")[1])
+    assert (entry.sha256, entry.size_bytes, entry.fingerprint) == (digest(b"a pickle"), 8, fingerprint(memoryview(data), "")[1])
     rmtree(own_cache)
     other = safetensors(seed=1)
     found = fingerprint(memoryview(other), "")[1]

@@ -23,7 +23,7 @@ ENTRIES = (
         ("https://download.pytorch.org/models/resnet50-11ad3fa6.pth", f"hf://org/repo@{COMMIT}/a file.pth"),
         "BSD-3-Clause",
         sha256="11ad3fa6" + "0" * 56,
-        size=102530333,
+        size_bytes=102530333,
     ),
     Entry("hf://org/other", "safetensors", (f"hf://org/other@{COMMIT}/model.safetensors",), "Our own licence"),
 )

@@ -14,7 +14,7 @@ from convert.core import COUNTER
 from convert.formats._torch import as_array
 from convert.network import Layer, layers
 from convert.source import Convention
-from zoo.converting import naming_for, write_network
+from zoo.exporting import naming_for, write_network
 from zoo.foreign import adopted
 from zoo.model import CATALOGUE, Model
 

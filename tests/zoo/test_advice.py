@@ -36,6 +36,7 @@ SPEAKS_IN = {
     "zoo/cli_share.py:_signed": ("unbundle",),
     "zoo/converted.py": ("convert",),
     "zoo/converting.py": ("convert",),
+    "zoo/exporting.py": ("convert",),
     "zoo/embedding/cluster.py": ("embed",),
     "zoo/embedding/flow.py": ("embed",),
     "zoo/embedding/nearest.py": ("search",),

@@ -8,8 +8,8 @@ import torch
 from zoo import ResNet18
 from zoo.bench import embedding as bench
 from zoo.bench import embedding_rates, photographs
+from zoo.finding import find_record
 from zoo.images import decode, open_source
-from zoo.trained import find_record
 
 
 def test_generated_photographs_are_all_different_and_of_imagenets_usual_size(tmp_path: Path) -> None:

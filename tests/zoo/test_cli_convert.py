@@ -14,6 +14,7 @@ from roundtrips import built
 
 from convert.formats import safetensors
 from convert.steps import flip
+from weights import header
 from zoo.cli import main
 from zoo.foreign import NOTES
 from zoo.model import Model
@@ -208,9 +209,9 @@ def test_a_file_that_is_there_is_replaced_only_by_force(run: Run, ours: Path, tm
     (tmp_path / "b.npz").write_bytes(b"precious")
     code, _, err = run("convert", ours, tmp_path / "b.npz", "-m", "ResNet20")
     assert code == 1
-    assert "--force" in err
+    assert "--replace" in err
     assert (tmp_path / "b.npz").read_bytes() == b"precious"
-    assert run("convert", ours, tmp_path / "b.npz", "-m", "ResNet20", "--force")[0] == 0
+    assert run("convert", ours, tmp_path / "b.npz", "-m", "ResNet20", "--replace")[0] == 0
     assert (tmp_path / "b.npz").stat().st_size > 1_000_000
 
 
@@ -267,8 +268,8 @@ def test_the_output_holds_a_files_words_unchanged_but_for_what_moves_the_cursor(
 def test_options_reach_the_network_and_the_notes(run: Run, tmp_path: Path) -> None:
     network = built("MobileNetV1_025", norm_eps=0.01)
     safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
-    assert run("convert", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "-o", "norm_eps=0.01")[0] == 0
-    told = json.loads(safetensors.metadata((tmp_path / "b.safetensors").read_bytes())[NOTES])
+    assert run("convert", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--option", "norm_eps=0.01")[0] == 0
+    told = json.loads(header.metadata((tmp_path / "b.safetensors").read_bytes())[NOTES])
     assert told["options"]["norm_eps"] == 0.01
     code, out, _ = run("inspect", tmp_path / "b.safetensors")
     assert code == 0

@@ -20,6 +20,7 @@ from convert.conversion import Undecided
 from convert.formats import safetensors
 from convert.source import Convention
 from convert.steps import flip
+from weights import header
 from weights.errors import ConvertError, MalformedFile, WeightsMismatch
 from zoo import DenseNet_BC_100_12, InceptionV3, MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
 from zoo.converted import NotProven
@@ -50,7 +51,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 def noted(path: Path) -> dict[str, Any]:
-    return json.loads(safetensors.metadata(path.read_bytes())[NOTES])
+    return json.loads(header.metadata(path.read_bytes())[NOTES])
 
 
 def same(path: Path, network: Model) -> bool:
@@ -86,7 +87,9 @@ def only(folder: Path, *names: str) -> bool:
 
 def test_the_result_says_where_every_tensor_came_from(network: Model, tmp_path: Path) -> None:
     source = nameless(network, tmp_path / "a.npz", turned=True)
-    made = convert(source, tmp_path / "b.safetensors", ResNet20, convention="convolution", reference=reference(network, tmp_path / "r.npz"))
+    made = convert(
+        source, tmp_path / "b.safetensors", ResNet20, kernel_convention="convolution", reference=reference(network, tmp_path / "r.npz")
+    )
     told = noted(tmp_path / "b.safetensors")
     assert told["model"] == "ResNet20"
     assert told["source"]["sha256"] == made.sha256 == hashlib.sha256(source.read_bytes()).hexdigest()
@@ -113,7 +116,7 @@ def test_the_result_says_where_every_tensor_came_from(network: Model, tmp_path: 
 
 
 def test_what_trained_a_kernel_is_recorded_even_where_the_user_said_it(network: Model, tmp_path: Path) -> None:
-    convert(nameless(network, tmp_path / "a.npz", turned=True), tmp_path / "b.safetensors", ResNet20, convention="convolution")
+    convert(nameless(network, tmp_path / "a.npz", turned=True), tmp_path / "b.safetensors", ResNet20, kernel_convention="convolution")
     assert noted(tmp_path / "b.safetensors")["transforms"]["conv1.weight"]["trained_as"] == "convolution"
 
 
@@ -164,7 +167,7 @@ def test_a_reference_with_channels_last_is_understood(network: Model, tmp_path: 
 def test_a_wrong_convention_is_found_by_the_reference_and_named(network: Model, tmp_path: Path) -> None:
     source, outputs = nameless(network, tmp_path / "a.npz"), reference(network, tmp_path / "r.npz")
     with pytest.raises(NotProven, match="kernels flipped") as caught:
-        convert(source, tmp_path / "b.safetensors", ResNet20, convention="convolution", reference=outputs)
+        convert(source, tmp_path / "b.safetensors", ResNet20, kernel_convention="convolution", reference=outputs)
     assert "--kernel-convention" in str(caught.value)
     made = caught.value.conversion
     assert made is not None
@@ -176,7 +179,7 @@ def test_a_wrong_convention_is_found_by_the_reference_and_named(network: Model, 
 
 def test_unproven_writes_what_was_contradicted_and_says_so(network: Model, tmp_path: Path) -> None:
     source, outputs = nameless(network, tmp_path / "a.npz"), reference(network, tmp_path / "r.npz")
-    made = convert(source, tmp_path / "b.safetensors", ResNet20, convention="convolution", reference=outputs, unproven=True)
+    made = convert(source, tmp_path / "b.safetensors", ResNet20, kernel_convention="convolution", reference=outputs, unproven=True)
     assert made.certificate.verdict.startswith("UNPROVEN: contradicted by source outputs")
     assert noted(tmp_path / "b.safetensors")["parity"]["verdict"] == made.certificate.verdict
     assert not same(tmp_path / "b.safetensors", network)
@@ -184,7 +187,7 @@ def test_unproven_writes_what_was_contradicted_and_says_so(network: Model, tmp_p
 
 def test_unproven_writes_another_frameworks_file_too(network: Model, tmp_path: Path) -> None:
     source, outputs = nameless(network, tmp_path / "a.npz"), reference(network, tmp_path / "r.npz")
-    made = convert(source, tmp_path / "b.h5", ResNet20, convention="convolution", reference=outputs, unproven=True)
+    made = convert(source, tmp_path / "b.h5", ResNet20, kernel_convention="convolution", reference=outputs, unproven=True)
     assert made.certificate.verdict.startswith("UNPROVEN: contradicted by source outputs")
     assert (tmp_path / "b.h5").is_file()
 
@@ -225,11 +228,11 @@ def test_a_reference_of_pickled_objects_is_not_unpickled(ours: Path, tmp_path: P
 # Every format and back.
 
 
-@pytest.mark.parametrize("convention", [None, "convolution"])
+@pytest.mark.parametrize("convention", ["auto", "convolution"])
 @pytest.mark.parametrize("ending", ["h5", "weights.h5", "bson", "jld2", "npz", "pkl", "mat", "weights", "pth", "onnx", "msgpack"])
 def test_ours_to_every_format_and_back_is_the_same_bits(network: Model, ours: Path, tmp_path: Path, ending: str, convention: Any) -> None:
     there, back = tmp_path / f"there.{ending}", tmp_path / "back.safetensors"
-    if convention and ending in ("weights.h5", "pth", "onnx", "msgpack"):
+    if convention == "convolution" and ending in ("weights.h5", "pth", "onnx", "msgpack"):
         with pytest.raises(ConvertError, match=r"convolution|correlation"):
             convert(ours, there, ResNet20, to_convention=convention)
         assert only(tmp_path, ours.name)
@@ -237,8 +240,9 @@ def test_ours_to_every_format_and_back_is_the_same_bits(network: Model, ours: Pa
     made = convert(ours, there, ResNet20, to_convention=convention)
     assert "read back" in [each.kind for each in made.certificate.evidence]
     assert not any(each.contradicts for each in made.certificate.evidence)
-    said = (convention or "correlation") if ending == "pkl" else None  # no list of Lasagne's says it
-    convert(there, back, ResNet20, convention=said)
+    silent = ending == "pkl"  # no list of Lasagne's says it
+    said = ("correlation" if convention == "auto" else convention) if silent else "auto"
+    convert(there, back, ResNet20, kernel_convention=said)
     assert same(back, network)
     beside = ["there.cfg"] if ending == "weights" else []
     assert only(tmp_path, ours.name, there.name, back.name, *beside)
@@ -393,10 +397,10 @@ def test_match_derives_a_mapping_from_shapes(network: Model, tmp_path: Path) -> 
 
 def test_a_file_that_is_there_stays_unless_forced(ours: Path, network: Model, tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match="--force"):
+    with pytest.raises(FileExistsError, match="--replace"):
         convert(ours, tmp_path / "b.safetensors", ResNet20)
     assert (tmp_path / "b.safetensors").read_bytes() == b"precious"
-    convert(ours, tmp_path / "b.safetensors", ResNet20, force=True)
+    convert(ours, tmp_path / "b.safetensors", ResNet20, replace=True)
     assert same(tmp_path / "b.safetensors", network)
 
 
@@ -405,12 +409,12 @@ def test_a_sidecar_that_is_there_stays_unless_forced(ours: Path, tmp_path: Path)
     with pytest.raises(FileExistsError, match=r"b\.cfg"):
         convert(ours, tmp_path / "b.weights", ResNet20)
     assert (tmp_path / "b.cfg").read_bytes() == b"precious"
-    convert(ours, tmp_path / "b.weights", ResNet20, force=True)
+    convert(ours, tmp_path / "b.weights", ResNet20, replace=True)
     assert b"[convolutional]" in (tmp_path / "b.cfg").read_bytes()
 
 
 def test_a_file_can_be_replaced_by_its_own_conversion(ours: Path, network: Model, tmp_path: Path) -> None:
-    convert(ours, ours, ResNet20, force=True)
+    convert(ours, ours, ResNet20, replace=True)
     assert same(ours, network)
     assert noted(ours)["source"]["file"] == ours.name
     assert only(tmp_path, ours.name)

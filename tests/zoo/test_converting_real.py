@@ -87,7 +87,7 @@ def test_lasagnes_resnet_needs_evidence_and_labelled_pictures_decide(real: Path,
     assert table["correlation"] > 0.6
     assert table["convolution"] < 0.5
     with pytest.raises(ConvertError, match="the evidence says otherwise"):
-        convert(source, tmp_path / "y.safetensors", zoo.ResNet32, images=tmp_path / "pictures", convention="convolution")
+        convert(source, tmp_path / "y.safetensors", zoo.ResNet32, images=tmp_path / "pictures", kernel_convention="convolution")
 
 
 def test_every_weight_file_opens(real: Path) -> None:

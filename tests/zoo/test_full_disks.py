@@ -17,7 +17,7 @@ source, destination, *limits = sys.argv[1:]
 folder = os.path.dirname(destination)
 
 def convert():
-    code = main(["convert", source, destination, "--model", "ResNet20", "--force"])
+    code = main(["convert", source, destination, "--model", "ResNet20", "--replace"])
     left = open(destination, "rb").read() == b"as it was", os.listdir(folder) == ["out.safetensors"]
     print(code, *left, file=sys.stderr, flush=True)
 

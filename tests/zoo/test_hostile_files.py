@@ -18,7 +18,7 @@ from convert.formats import safetensors
 from weights import Installed, ReaderCrashed, UnsafeFormat, adhoc
 from zoo import ResNet20, trained
 from zoo.cli import main
-from zoo.trained import to_safetensors
+from zoo.finding import to_safetensors
 
 CRASH = sandbox.START.removesuffix("main()\n")
 CRASH += "import ctypes\nimport convert._reader as r\nr._opened = lambda *_: ctypes.string_at(0)\nmain()\n"
@@ -127,7 +127,7 @@ def test_a_crash_in_a_conversion_leaves_the_old_file(
     torch.save(state, tmp_path / "x.pth")
     (tmp_path / "out.safetensors").write_bytes(b"as it was")
     monkeypatch.setattr(sandbox, "START", CRASH)
-    assert main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out.safetensors"), "--model", "ResNet20", "--force"]) == 1
+    assert main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out.safetensors"), "--model", "ResNet20", "--replace"]) == 1
     said = capsys.readouterr().err
     assert "SIGSEGV" in said
     assert "Traceback" not in said
@@ -158,7 +158,7 @@ def test_a_full_disk_in_a_conversion_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(safetensors, "_write", full)
-    assert main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out.safetensors"), "--model", "ResNet20", "--force"]) == 1
+    assert main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out.safetensors"), "--model", "ResNet20", "--replace"]) == 1
     assert "No space left" in capsys.readouterr().err
     assert (tmp_path / "out.safetensors").read_bytes() == b"as it was"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.safetensors", "x.pth"]

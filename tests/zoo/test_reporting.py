@@ -66,7 +66,7 @@ def test_a_real_failure_carries_all_that_a_report_needs(tmp_path: Path, pictures
     with torch.no_grad():
         np.savez(tmp_path / "r.npz", inputs=images.numpy(), outputs=network(images).numpy())
     with pytest.raises(NotProven) as caught:
-        convert(tmp_path / "a.npz", tmp_path / "b.npz", ResNet20, convention="convolution", reference=tmp_path / "r.npz")
+        convert(tmp_path / "a.npz", tmp_path / "b.npz", ResNet20, kernel_convention="convolution", reference=tmp_path / "r.npz")
     assert caught.value.conversion is not None
     write_report(caught.value.conversion, tmp_path / "report.html", pictures)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -13,10 +13,10 @@ from safetensors.torch import load, save
 import weights
 from weights.errors import MalformedFile, OutputsDiffer
 from zoo import ResNet20, trained
+from zoo.adding import add_file
 from zoo.cli import main
 from zoo.golden import TOLERANCE, compare, golden
 from zoo.model import Model
-from zoo.trained import add_file
 
 PACKAGED = Path(weights.__file__).parent
 

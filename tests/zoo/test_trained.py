@@ -36,7 +36,8 @@ from zoo import (
     SqueezeNet1_1,
     trained,
 )
-from zoo.trained import add_file, to_safetensors
+from zoo.adding import add_file
+from zoo.finding import to_safetensors
 
 
 def small_variants() -> list[type[Model]]:

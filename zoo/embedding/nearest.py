@@ -103,10 +103,10 @@ def model_of(embeddings: Embeddings, model: str | None = None, weights: str | No
     cls = CATALOGUE[name] if name in CATALOGUE else model_class(name)
     if cls.__name__ != about.get("model"):
         return trained(cls, weights)
-    return trained(cls, _source(embeddings) if weights is None else weights, **about.get("options", {}))
+    return trained(cls, _weights(embeddings) if weights is None else weights, **about.get("options", {}))
 
 
-def _source(embeddings: Embeddings) -> str | None:
+def _weights(embeddings: Embeddings) -> str | None:
     """Find the weights that embeddings say they were computed with: by their tag if they are registered, else where they were."""
     from weights import checkpoints
 
@@ -122,8 +122,8 @@ def _source(embeddings: Embeddings) -> str | None:
     return place
 
 
-def pictures(embeddings: Embeddings, found: Sequence[Neighbour], source: str | None = None) -> list[bytes | None]:
-    """Read the neighbours' files again from where they were embedded from, or from `source`; None for one that is gone.
+def pictures(embeddings: Embeddings, found: Sequence[Neighbour], data: str | None = None) -> list[bytes | None]:
+    """Read the neighbours' files again from where they were embedded from, or from `data`; None for one that is gone.
 
     Raises:
         FileNotFoundError, ValueError: the source can't be opened.
@@ -131,16 +131,16 @@ def pictures(embeddings: Embeddings, found: Sequence[Neighbour], source: str | N
     from zoo.images import open_source
 
     told: str = embeddings.about.get("source", "")
-    if source is None and not told:
-        raise ValueError(f"{embeddings.path} doesn't say where its images are; say it with --source (source=…)")
+    if data is None and not told:
+        raise ValueError(f"{embeddings.path} doesn't say where its images are; say it with --data (data=…)")
     try:
-        opened = open_source(source if source is not None else told)
+        opened = open_source(data if data is not None else told)
     except FileNotFoundError as error:
-        if source is not None:
+        if data is not None:
             raise
         seen = f", seen from {Path.cwd()}" if "://" not in told and not Path(told).is_absolute() else ""
         raise FileNotFoundError(
-            f"{told}, which the images were embedded from, is not there{seen}; say with --source (source=…) where the images are now"
+            f"{told}, which the images were embedded from, is not there{seen}; say with --data (data=…) where the images are now"
         ) from error
     files: list[bytes | None] = []
     for neighbour in found:

@@ -65,7 +65,7 @@ def read(path: str | os.PathLike[str]) -> Embeddings:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{path} is not there; zoo embed SOURCE -o {path} writes it")
+        raise FileNotFoundError(f"{path} is not there; zoo embed DATA -o {path} writes it")
     if path.is_dir() or path.suffix == ".parquet":
         return _parquet(path)
     if path.suffix == ".npy":

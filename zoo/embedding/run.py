@@ -27,7 +27,7 @@ from zoo.runs import place_of
 
 def embed(
     model: Model,
-    source: str | os.PathLike[str] | Source,
+    data: str | os.PathLike[str] | Source,
     out: str | os.PathLike[str],
     at: str | Sequence[str] = "embedding",
     *,
@@ -42,16 +42,16 @@ def embed(
     engine: Literal["local", "ray"] = "local",
     progress: bool = True,
 ) -> Report:
-    """Compute the features of every image of a source and write them, a row an image, in the source's order.
+    """Compute the features of every image and write them, a row an image, in the images' order.
 
     Finished parts are kept beside the output until all are there; the same call goes on with them after whatever ended the run, and the
-    output is byte for byte that of a run that was not disturbed. Batches are fixed ranges of the source, so no number depends on
+    output is byte for byte that of a run that was not disturbed. Batches are fixed ranges of the images, so no number depends on
     timing, on the count of processes or on where a run was interrupted; another batch size, device or dtype may change last bits, and
     is therefore another job. Images that can't be used have no row; the report and a file beside the output list them.
 
     Args:
         model: what `trained` returns; it is neither moved nor changed.
-        source: what `zoo.images.open_source` takes, or what it returns.
+        data: the images, as `zoo.images.open_source` takes them, or what it returns.
         out: a .parquet, .npy (one tap; its rows' keys are in .npy.index.jsonl beside it) or .safetensors file; with Ray a folder.
         at: taps as `features` takes them; each is a column. A map becomes the mean over its positions.
         batch_size: images that go through the network at once; None is 256 on a GPU, 32 on a CPU.
@@ -71,12 +71,12 @@ def embed(
 
     Raises:
         FileExistsError: the output is finished already.
-        ValueError: an argument, the model's checkpoint or the source can't be used; or finished parts are those of another job.
+        ValueError: an argument, the model's checkpoint or the images' source can't be used; or finished parts are those of another job.
         OSError: a remote source failed for good, or a decoding process died; what is finished is kept.
         FloatingPointError: the network computes NaN or infinity for an image.
     """
     begun = time.perf_counter()
-    source = source if isinstance(source, Source) else open_source(source)
+    source = data if isinstance(data, Source) else open_source(data)
     if engine not in ("local", "ray"):
         raise ValueError(f'the engine is "local" or "ray", got {engine!r}')
     where = _device(device, engine)

@@ -54,7 +54,7 @@ def subject(
     classes: Sequence[str],
     settings: Settings,
     *,
-    source: str | os.PathLike[str] | None,
+    named: str | os.PathLike[str] | None,
     from_scratch: bool,
     options: Mapping[str, Any],
     preprocessing: Preprocessing | None,
@@ -68,7 +68,7 @@ def subject(
         model: a class, or a network of one.
         classes: the data's, sorted.
         settings: the seed, and the images' size.
-        source: of the weights, as `trained` takes it.
+        named: the weights, as `trained` takes them.
         from_scratch: whether the weights are fresh.
         options: constructor keywords.
         preprocessing: instead of the checkpoint's.
@@ -79,9 +79,9 @@ def subject(
         WeightsError: as `trained` raises.
     """
     if inspect.isclass(model) and issubclass(model, Model):
-        network, base, kept = _built(model, classes, settings, source, from_scratch, options)
+        network, base, kept = _built(model, classes, settings, named, from_scratch, options)
     elif isinstance(model, Model):
-        if source is not None or from_scratch or options:
+        if named is not None or from_scratch or options:
             raise ValueError("weights, from_scratch and options go with a network's class; this is a network that has its weights already")
         network, base = copy.deepcopy(model).float(), model.checkpoint
         options = dict(base.options) if base else {}
@@ -127,20 +127,20 @@ def _built(
     model: type[Model],
     classes: Sequence[str],
     settings: Settings,
-    source: str | os.PathLike[str] | None,
+    named: str | os.PathLike[str] | None,
     from_scratch: bool,
     options: Mapping[str, Any],
 ) -> tuple[Model, Checkpoint | None, bool]:
     if from_scratch:
-        if source is not None:
-            raise ValueError(f"from_scratch takes no weights, got {source!r}; leave one of them out")
+        if named is not None:
+            raise ValueError(f"from_scratch takes no weights, got {named!r}; leave one of them out")
         torch.manual_seed(seed_of(settings.seed, "weights"))
         return model(**{**options, "num_classes": len(classes)}), None, True
     try:
-        network = trained(model, source, **options)
+        network = trained(model, named, **options)
     except WeightsMismatch:
         torch.manual_seed(seed_of(settings.seed, "head"))
-        network = trained(model, source, num_classes=len(classes), **options)  # of a file without a classifier
+        network = trained(model, named, num_classes=len(classes), **options)  # of a file without a classifier
         return network, network.checkpoint, False
     return network, network.checkpoint, _fitting(network, classes) is not None
 

@@ -36,13 +36,13 @@ def plan_of(settings: Settings, images: int, processes: int, built: Subject) -> 
         ValueError: the images or the batch can't be divided among processes and turns.
     """
     unit = processes * settings.accumulate * (2 if settings.mixes else 1)
-    batch = settings.batch if settings.batch is not None else min(64, images) // unit * unit
+    batch = settings.batch_size if settings.batch_size is not None else min(64, images) // unit * unit
     if batch > images or batch < unit:
         raise ValueError(f"a step of {max(batch, unit)} images needs as many, and there are {images} to learn from; give a smaller batch")
     if batch % unit:
         pairs = ", and mixing needs pairs" if settings.mixes else ""
         raise ValueError(
-            f"batch={batch} can't be divided by {processes} processes x {settings.accumulate} turns{pairs}: take {unit}'s multiples"
+            f"batch_size={batch} can't be divided by {processes} processes x {settings.accumulate} turns{pairs}: take {unit}'s multiples"
         )
     per_epoch = images // batch
     total = settings.steps if settings.steps is not None else settings.epochs * per_epoch

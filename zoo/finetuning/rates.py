@@ -92,7 +92,7 @@ def find_rate(
             raise ValueError("the learning-rate finder needs one process: start it without torchrun")
         train, measured = open_data(data, val, wanted.layout)
         built = subject(
-            model, classes_of(train, measured), wanted, source=weights, from_scratch=from_scratch, options=options or {}, preprocessing=None
+            model, classes_of(train, measured), wanted, named=weights, from_scratch=from_scratch, options=options or {}, preprocessing=None
         )
         part, _ = split(train, measured, built.classes, wanted)
         unreadable = Unreadable(len(part), wanted.max_unreadable)

@@ -146,7 +146,7 @@ def finetune(
             train, measured = open_data(data, val, wanted.layout)
             classes = classes_of(train, measured)
             built = subject(
-                model, classes, wanted, source=weights, from_scratch=from_scratch, options=options or {}, preprocessing=preprocessing
+                model, classes, wanted, named=weights, from_scratch=from_scratch, options=options or {}, preprocessing=preprocessing
             )
             parts = split(train, measured, built.classes, wanted)
             facts = _facts(built, wanted, data, val, (train, measured), here)

@@ -30,10 +30,10 @@ class Settings:
         steps: optimiser steps instead of epochs.
         head_epochs: epochs of those in which only the classifier learns, before all of it does; None takes one of ten where the
             classifier is new and the body trained.
-        batch: images of one optimiser step, over all processes; None takes 64, or fewer if there are fewer images.
+        batch_size: images of one optimiser step, over all processes; None takes 64, or fewer if there are fewer images.
         accumulate: parts that a process computes one after the other for one step, to need less memory.
         optimizer: "sgd" with Nesterov's momentum of 0.9, or "adamw".
-        lr: the highest learning rate; None takes `OPTIMISERS`, scaled by batch / 64, and more where the weights are fresh.
+        lr: the highest learning rate; None takes `OPTIMISERS`, scaled by batch_size / 64, and more where the weights are fresh.
         weight_decay: of weights; biases and norms have none. None takes `OPTIMISERS`.
         warmup: share of the steps in which the rate rises; afterwards it falls as a cosine to `final_lr` times the highest.
         final_lr: as above.
@@ -72,7 +72,7 @@ class Settings:
     epochs: int = 10
     steps: int | None = None
     head_epochs: int | None = None
-    batch: int | None = None
+    batch_size: int | None = None
     accumulate: int = 1
     optimizer: str = "sgd"
     lr: float | None = None
@@ -115,7 +115,7 @@ class Settings:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        for name in ("epochs", "steps", "batch", "accumulate", "patience", "eval_every", "save_steps", "size"):
+        for name in ("epochs", "steps", "batch_size", "accumulate", "patience", "eval_every", "save_steps", "size"):
             _within(name, getattr(self, name), 1, math.inf)
         for name in ("head_epochs", "workers", "mixup", "cutmix", "seed", "weight_decay"):
             _within(name, getattr(self, name), 0, math.inf)

@@ -1,7 +1,8 @@
 """Sources of many images: folders, tar shards, Parquet files, lists, and each of them by URL."""
 
-from zoo.images.decoding import decode as decode
-from zoo.images.opening import open_source as open_source
-from zoo.images.source import Item as Item
-from zoo.images.source import Source as Source
-from zoo.preprocess import BadImage as BadImage
+from zoo.images.decoding import decode
+from zoo.images.opening import open_source
+from zoo.images.source import Item, Source
+from zoo.preprocess import BadImage
+
+__all__ = ["BadImage", "Item", "Source", "decode", "open_source"]

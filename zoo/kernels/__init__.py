@@ -17,7 +17,7 @@ Beside them lie what several of these use: `parity` (the comparison with the pla
 prints), `errors`; and what `python -m zoo.kernels` does: `__main__` and `checking`.
 """
 
-from zoo.kernels.fast import fast as fast
-from zoo.kernels.fast import plain as plain
-from zoo.kernels.fast import why as why
-from zoo.kernels.network import Fast as Fast
+from zoo.kernels.fast import fast, plain, why
+from zoo.kernels.network import Fast
+
+__all__ = ["Fast", "fast", "plain", "why"]

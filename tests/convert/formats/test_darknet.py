@@ -9,7 +9,7 @@ import pytest
 import seeds_darknet as made
 
 import zoo
-from convert import conversion, execute, network
+from convert import execute, network, writing
 from convert.core import Row, modules
 from convert.formats import darknet, sniff
 from convert.source import Part, in_memory
@@ -197,7 +197,7 @@ def parts_of(cls: type[zoo.Model]) -> list[Part]:
     state = {name: np.random.default_rng(0).normal(0, 1, value.shape).astype("f4") for name, value in model.state_dict().items()}
     rows = [Row(module, module, kind) for module, kind in modules({name: value.shape for name, value in state.items()}).items()]
     layers = network.layers(model, (3, cls.input_size, cls.input_size))
-    return conversion.parts(rows, layers, {name: in_memory(name, value) for name, value in state.items()})
+    return writing.parts(rows, layers, {name: in_memory(name, value) for name, value in state.items()})
 
 
 SMALL = ("SqueezeNet1_1", "ResNet20", "MobileNetV3Small", "MobileNetV1_025", "DenseNet_BC_100_12", "SEResNet18", "DenseNet121")

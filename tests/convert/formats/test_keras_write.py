@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import zoo
-from convert import conversion, formats, names
+from convert import conversion, formats, names, writing
 from convert.core import COUNTER
 from convert.formats import keras as keras_files
 from convert.formats._torch import stored
@@ -49,7 +49,7 @@ def described(made: Model, naming: str = "keras") -> list[Part]:
     tensors = {name: stored(name, tensor) for name, tensor in made.state_dict().items() if not name.endswith(COUNTER)}
     shapes = {name: one.shape for name, one in tensors.items()}
     structure = layers(made, (made.in_channels, made.input_size, made.input_size))
-    return conversion.parts(names.rows(naming, type(made), shapes), structure, tensors)
+    return writing.parts(names.rows(naming, type(made), shapes), structure, tensors)
 
 
 def read(path: Path, made: Model) -> dict[str, np.ndarray]:

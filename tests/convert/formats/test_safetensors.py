@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from convert.formats import safetensors
+from weights import header
 from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -23,9 +24,7 @@ def packed(header: Any, data: bytes = b"\0" * 8, length: int | None = None) -> b
 
 
 def every_dtype() -> dict[str, torch.Tensor]:
-    made = {
-        name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for _, name in safetensors.DTYPES.values() if name != "float8_e8m0fnu"
-    }
+    made = {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for _, name in header.DTYPES.values() if name != "float8_e8m0fnu"}
     return {
         **made,
         "float8_e8m0fnu": torch.tensor([1, 2, 4]).to(torch.float8_e8m0fnu),
@@ -43,7 +42,7 @@ def test_every_dtype_that_we_write_is_read_by_us_and_by_the_library(tmp_path: Pa
     safetensors.save(tensors, tmp_path / "x.safetensors", {"b": "2", "a": "é"})
     data = bytearray((tmp_path / "x.safetensors").read_bytes())
     assert {n: bits(t) for n, t in safetensors.tensors(data).items()} == {n: bits(t) for n, t in tensors.items()}
-    assert safetensors.metadata(data) == {"a": "é", "b": "2"}
+    assert header.metadata(data) == {"a": "é", "b": "2"}
     del tensors["float8_e8m0fnu"]  # the library writes it and cannot read it
     safetensors.save(tensors, tmp_path / "x.safetensors")
     theirs = load((tmp_path / "x.safetensors").read_bytes())
@@ -54,8 +53,8 @@ def test_what_the_library_wrote_is_read() -> None:
     tensors = every_dtype()
     data = bytearray(save(tensors, {"k": "v"}))
     assert {n: bits(t) for n, t in safetensors.tensors(data).items()} == {n: bits(t) for n, t in tensors.items()}
-    assert safetensors.metadata(data) == {"k": "v"}
-    assert safetensors.is_safetensors(data)
+    assert header.metadata(data) == {"k": "v"}
+    assert header.is_safetensors(data)
 
 
 def test_the_same_tensors_give_the_same_bytes(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from applications import LARGE, apart, build, images, logits, logits_of_keras, ours, prepared, randomise
 
 import zoo
-from convert import conversion, formats, names
+from convert import conversion, formats, names, writing
 from convert.core import COUNTER, Row
 from convert.formats import keras as keras_files
 from convert.formats._keras_model import APPLICATIONS
@@ -64,7 +64,7 @@ def filled(network: Model, tensors: dict[str, np.ndarray]) -> Model:
 
 def write(network: Model, path: Path, structure: list[Layer]) -> None:
     tensors: dict[str, Stored] = {name: stored(name, t) for name, t in network.state_dict().items() if not name.endswith(COUNTER)}
-    parts = conversion.parts(names.rows("keras", type(network), shapes(network)), structure, tensors)
+    parts = writing.parts(names.rows("keras", type(network), shapes(network)), structure, tensors)
     notes = {"model": type(network).__name__, "options": names.fact("keras", "options", type(network))}
     notes["preprocessing"] = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}
     keras_files.write(parts, path, metadata={"kernelzoo": json.dumps(notes), "naming": "keras"})

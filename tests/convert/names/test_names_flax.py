@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import zoo
-from convert import conversion, names, network
+from convert import conversion, names, network, writing
 from convert.formats import flax, npz, safetensors
 from convert.source import Part, Source, in_memory
 from zoo.model import Model
@@ -116,7 +116,7 @@ def adopted(source: Source, cls: type[Model], **options: Any) -> Model:
 def parts(model: Model) -> list[Part]:
     state = {name: in_memory(name, tensor.numpy()) for name, tensor in model.state_dict().items()}
     rows = names.rows("flax", type(model), {name: stored.shape for name, stored in state.items()})
-    return conversion.parts(rows, network.layers(model, (3, SIDE, SIDE)), state)
+    return writing.parts(rows, network.layers(model, (3, SIDE, SIDE)), state)
 
 
 @pytest.mark.parametrize(("cls", "bottleneck"), [(zoo.ResNet18, False), (zoo.ResNet50, True)], ids=["ResNet18", "ResNet50"])

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import zoo
-from convert import conversion, names, network
+from convert import conversion, names, network, writing
 from convert.formats import npz, theano
 from convert.source import Source, in_memory
 from zoo.model import Model
@@ -74,7 +74,7 @@ def test_lists_give_every_bit_back(cls: type[Model], options: dict[str, Any], co
     layers, shapes = described(model)
     rows = names.rows("lasagne", cls, shapes)
     state = {name: in_memory(name, tensor.numpy()) for name, tensor in model.state_dict().items()}
-    parts = conversion.parts(rows, layers, state)
+    parts = writing.parts(rows, layers, state)
     npz.write(parts, tmp_path / "list.npz", convention=convention, metadata={"naming": "lasagne"})
     theano.write(parts, tmp_path / "list.pkl", convention=convention, metadata={"naming": "lasagne"})
     for source in (npz.read(tmp_path / "list.npz"), theano.read(tmp_path / "list.pkl")):

@@ -51,7 +51,7 @@ def test_mistakes_are_one_message_and_a_code(photos: Path, tmp_path: Path, capsy
         (["embed", str(photos), "-m", "ResNet20", "-o", out, "--engine", "spark"], 2, "local, ray, not 'spark'"),
         (["embed", str(photos), "-m", "ResNet20", "-o", out, "--dtype", "int8"], 2, "float32, bfloat16, float16, not 'int8'"),
         (["embed", str(photos), "-m", "ResNet20", "-o", str(tmp_path / "o.csv")], 1, "the output is a .parquet"),
-        (["knn", out], 3, "o.npy is not there; zoo embed SOURCE"),
+        (["knn", out], 3, "o.npy is not there; zoo embed DATA"),
     ):
         assert cli.main(arguments) == code
         assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
@@ -86,9 +86,9 @@ def test_a_sheet_of_images_that_moved_says_how_to_find_them(
     command = ["search", str(out), str(photos / "square/004.jpg"), "--picture", str(tmp_path / "s.png")]
     assert cli.main(command) == 3
     assert "is not there" in capsys.readouterr().err
-    assert cli.main([*command, "--source", str(photos / "square")]) == 3
-    assert "say with --source where the images are now" in " ".join(capsys.readouterr().err.split())
-    assert cli.main([*command, "--source", str(tmp_path / "moved")]) == 0
+    assert cli.main([*command, "--data", str(photos / "square")]) == 3
+    assert "say with --data where the images are now" in " ".join(capsys.readouterr().err.split())
+    assert cli.main([*command, "--data", str(tmp_path / "moved")]) == 0
 
 
 def test_vectors_of_another_network_are_not_compared(embedded: Path, photos: Path, network: Model) -> None:
@@ -126,7 +126,7 @@ def test_a_label_of_null_is_none(embedded: Path, tmp_path: Path, capsys: pytest.
 
 def test_a_runs_weights_are_found_again_by_what_the_file_says(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out, asked = tmp_path / "runs/x", tmp_path / "o.parquet", str(photos / "square/004.jpg")
-    told = ["-m", "ResNet20", "--out", str(run), "--steps", "1", "--batch", "8", "--device", "cpu", "-q"]
+    told = ["-m", "ResNet20", "--out", str(run), "--steps", "1", "--batch-size", "8", "--device", "cpu", "-q"]
     assert cli.main(["finetune", str(photos), *told]) == 0
     assert cli.main(["embed", str(photos), "-m", str(run), "-o", str(out), *FAST, "-q"]) == 0
     assert read(out).about["place"] == str(run)
@@ -153,8 +153,8 @@ def test_a_sheet_asked_for_from_another_folder_says_where_the_images_were(
     command = ["search", str(out), asked, "--picture", str(tmp_path / "s.png")]
     assert cli.main(command) == 3
     shown = " ".join(capsys.readouterr().err.split())
-    assert f"square, which the images were embedded from, is not there, seen from {tmp_path}; say with --source" in shown
-    assert cli.main([*command, "--source", str(photos / "square")]) == 0
+    assert f"square, which the images were embedded from, is not there, seen from {tmp_path}; say with --data" in shown
+    assert cli.main([*command, "--data", str(photos / "square")]) == 0
 
 
 @pytest.mark.parametrize(

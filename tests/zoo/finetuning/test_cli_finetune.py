@@ -31,7 +31,7 @@ def test_a_folder_becomes_a_network_that_predicts(ships: Path, tmp_path: Path, c
         str(out),
         "--steps",
         "6",
-        "--batch",
+        "--batch-size",
         "8",
         "--set",
         "warmup=0",
@@ -53,7 +53,7 @@ def test_a_folder_becomes_a_network_that_predicts(ships: Path, tmp_path: Path, c
 
 
 def test_the_finder_draws(ships: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = ["finetune", str(ships), "-m", "ResNet20", "--out", str(tmp_path / "x"), "--find-lr", "--batch", "8"]
+    told = ["finetune", str(ships), "-m", "ResNet20", "--out", str(tmp_path / "x"), "--find-lr", "--batch-size", "8"]
     assert main(told) == 0
     assert "the loss falls fastest at --lr" in capsys.readouterr().out
     assert (tmp_path / "x" / "rates.png").is_file()
@@ -75,8 +75,8 @@ def test_a_mobilenet_for_small_images_is_trained_and_used_by_the_command_alone(
     ships: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "x"
-    small = ["--from-scratch", "--size", "32", "-o", "stem_stride=1", "-o", "early_stride=1"]
-    assert main(["finetune", str(ships), "-m", "MobileNetV2_035", *small, "--out", str(out), "--steps", "1", "--batch", "8"]) == 0
+    small = ["--from-scratch", "--size", "32", "--option", "stem_stride=1", "--option", "early_stride=1"]
+    assert main(["finetune", str(ships), "-m", "MobileNetV2_035", *small, "--out", str(out), "--steps", "1", "--batch-size", "8"]) == 0
     capsys.readouterr()
     assert main(["predict", str(ships / "raft" / "000.png"), "--model", str(out), "--json"]) == 0
     assert {row["label"] for row in json.loads(capsys.readouterr().out)[0]["predictions"]} == {"boat", "raft"}
@@ -99,7 +99,7 @@ def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         ([], 2, "which images?"),
         (["--resume", "x", "DATA"], 2, "leave the others out: DATA"),
         (["--resume", "x", "-m", "ResNet20", "--out", "y"], 2, "leave the others out: --model, --out"),
-        (["--resume", "x", "--val", "v", "-o", "dropout=0.1"], 2, "leave the others out: --val, --option"),
+        (["--resume", "x", "--val", "v", "--option", "dropout=0.1"], 2, "leave the others out: --val, --option"),
         (["DATA", "--set", "warmup"], 2, "a setting looks like warmup=0.1"),
         (["DATA", "--set", "warm=1", "-m", "ResNet20"], 2, "did you mean warmup?"),
         (["--resume", "nowhere"], 3, "holds no run to go on with"),
@@ -118,7 +118,7 @@ def test_mistakes_are_one_message(told: list[str], code: int, words: str, ships:
     [
         (["--set", "data=x"], "there is no setting 'data'"),
         (["--set", "warmupp=0.1"], "did you mean warmup?"),
-        (["-o", "num_classes=7"], "leave num_classes out"),
+        (["--option", "num_classes=7"], "leave num_classes out"),
     ],
 )
 def test_what_is_no_setting_is_misspelt(arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +138,7 @@ def test_a_damaged_record_of_a_run_is_no_traceback(tmp_path: Path, capsys: pytes
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-            "the GPU's memory is full: take a smaller --batch, or parts of a step by --accumulate, or smaller images; other programs",
+            "the GPU's memory is full: take a smaller --batch-size, or parts of a step by --accumulate, or smaller images; other programs",
         ),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "the GPU failed: CUDA error: an illegal memory access"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "the memory is full"),

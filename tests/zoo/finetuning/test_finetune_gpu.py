@@ -25,7 +25,7 @@ STEPS, EAGER = 30, stepping.EAGER_STEPS
 
 def run(folder: Path, out: Path, model: type[Model] = ResNet20, **settings: Any) -> Run:
     """Train for 30 steps of 12 small images, three steps an epoch."""
-    told = {"device": "cuda", "steps": STEPS, "batch": 12, "lr": 0.005, "head_epochs": 0, "workers": 0}
+    told = {"device": "cuda", "steps": STEPS, "batch_size": 12, "lr": 0.005, "head_epochs": 0, "workers": 0}
     return finetune(model, folder, out, **{**told, **settings})
 
 

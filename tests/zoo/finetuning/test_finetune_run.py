@@ -39,7 +39,7 @@ DRIVER = Path(__file__).with_name("small.py")
 
 
 def run(folder: Path, out: Path, **settings: Any) -> Run:
-    told = {"from_scratch": True, "lr": 0.1, "batch": 12, "epochs": 4, "workers": 0}
+    told = {"from_scratch": True, "lr": 0.1, "batch_size": 12, "epochs": 4, "workers": 0}
     return finetune(Tiny, folder, out, **{**told, **settings})
 
 
@@ -79,7 +79,7 @@ def test_the_result_is_what_was_measured(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_run_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None:
-    told = {"data": str(photos), "from_scratch": True, "batch": 12, "epochs": 4, "lr": 0.05, "ema": 0.9, "mixup": 0.2, "save_steps": 2}
+    told = {"data": str(photos), "from_scratch": True, "batch_size": 12, "epochs": 4, "lr": 0.05, "ema": 0.9, "mixup": 0.2, "save_steps": 2}
     told |= {"optimizer": "adamw", "options": {"dropout": 0.2}, "head_epochs": 1, "layer_decay": 0.7, "accumulate": 2}
     killed = started({**told, "out": str(tmp_path / "killed"), "die_at": 5})
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -137,7 +137,7 @@ def test_a_folder_with_a_run_is_not_overwritten_and_a_run_keeps_its_settings(pho
     with pytest.raises(FileExistsError, match="holds a run: resume=True"):
         run(photos, out)
     with pytest.raises(ValueError, match="a resumed run keeps its batch"):
-        finetune(Tiny, out=out, resume=True, batch=6)
+        finetune(Tiny, out=out, resume=True, batch_size=6)
     with pytest.raises(ValueError, match="is a run of Tiny, not of ResNet20"):
         finetune(ResNet20, out=out, resume=True)
     with pytest.raises(ValueError, match="Tiny is no network of the catalogue"):
@@ -163,7 +163,7 @@ def test_a_finished_run_that_is_resumed_gives_the_same_result(photos: Path, tmp_
 def test_fresh_classes_get_a_head_that_learns_first(photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     base = trained(ResNet20)
     with caplog.at_level(logging.WARNING):
-        done = finetune(ResNet20, photos, tmp_path / "x", steps=2, head_epochs=1, batch=12, lr=0.01)
+        done = finetune(ResNet20, photos, tmp_path / "x", steps=2, head_epochs=1, batch_size=12, lr=0.01)
     assert "fc is new and untrained, 3 classes instead of 10" in caplog.text
     assert done.model is not None
     assert torch.equal(done.model.conv1.weight, base.conv1.weight)  # three steps are an epoch
@@ -176,7 +176,7 @@ def test_fresh_classes_get_a_head_that_learns_first(photos: Path, tmp_path: Path
 
 def test_the_checkpoints_own_classes_keep_their_head_and_order(tmp_path: Path) -> None:
     names = [label.name for label in labels("cifar10")]
-    done = finetune(ResNet20, draw(tmp_path / "p", dict.fromkeys(reversed(names), 2)), tmp_path / "x", steps=1, batch=10, lr=1e-9)
+    done = finetune(ResNet20, draw(tmp_path / "p", dict.fromkeys(reversed(names), 2)), tmp_path / "x", steps=1, batch_size=10, lr=1e-9)
     assert done.classes == names
     assert done.model is not None
     assert torch.allclose(done.model.fc.weight, trained(ResNet20).fc.weight)
@@ -185,13 +185,13 @@ def test_the_checkpoints_own_classes_keep_their_head_and_order(tmp_path: Path) -
 def test_an_instance_is_copied_and_one_that_nobody_could_build_again_is_refused(photos: Path, tmp_path: Path) -> None:
     model = Tiny(num_classes=3)
     before = model.fc.weight.clone()
-    finetune(model, photos, tmp_path / "x", steps=2, batch=12)
+    finetune(model, photos, tmp_path / "x", steps=2, batch_size=12)
     assert torch.equal(model.fc.weight, before)
     stem = model.features[0]
     assert isinstance(stem, nn.Conv2d)
     stem.stride = (2, 2)
     with pytest.raises(ValueError, match=r"this Tiny was changed after it was built.*stride=\(2, 2\)"):
-        finetune(model, photos, tmp_path / "y", steps=2, batch=12)
+        finetune(model, photos, tmp_path / "y", steps=2, batch_size=12)
     with pytest.raises(ValueError, match="weights, from_scratch and options go with a network's class"):
         finetune(Tiny(), photos, tmp_path / "y", from_scratch=True)
     with pytest.raises(TypeError, match="takes a network or its class"):
@@ -203,11 +203,11 @@ def test_an_instance_is_copied_and_one_that_nobody_could_build_again_is_refused(
 
 def test_the_head_of_a_network_stays_where_its_labels_are_the_datas(tmp_path: Path) -> None:
     model = trained(ResNet20, classes=["ship", "cat"])
-    done = finetune(model, draw(tmp_path / "p", {"cat": 4, "ship": 4}), tmp_path / "x", steps=1, batch=6, lr=1e-9)
+    done = finetune(model, draw(tmp_path / "p", {"cat": 4, "ship": 4}), tmp_path / "x", steps=1, batch_size=6, lr=1e-9)
     assert done.classes == ["ship", "cat"]
     assert done.model is not None
     assert torch.allclose(done.model.fc.weight, model.fc.weight)
-    done = finetune(model, draw(tmp_path / "q", {"cat": 4, "cow": 4}), tmp_path / "y", steps=1, batch=6, lr=1e-9)
+    done = finetune(model, draw(tmp_path / "q", {"cat": 4, "cow": 4}), tmp_path / "y", steps=1, batch_size=6, lr=1e-9)
     assert done.classes == ["cat", "cow"]
     assert done.model is not None
     assert not torch.allclose(done.model.fc.weight, model.fc.weight)
@@ -215,9 +215,9 @@ def test_the_head_of_a_network_stays_where_its_labels_are_the_datas(tmp_path: Pa
 
 def test_steps_that_can_not_be_divided_are_explained(photos: Path, tmp_path: Path) -> None:
     for told, words in (
-        ({"batch": 100}, "a step of 100 images needs as many, and there are 39 to learn from"),
-        ({"batch": 10, "accumulate": 4}, "batch=10 can't be divided by 1 processes x 4 turns: take 4's multiples"),
-        ({"batch": 9, "mixup": 0.1}, "mixing needs pairs"),
+        ({"batch_size": 100}, "a step of 100 images needs as many, and there are 39 to learn from"),
+        ({"batch_size": 10, "accumulate": 4}, "batch_size=10 can't be divided by 1 processes x 4 turns: take 4's multiples"),
+        ({"batch_size": 9, "mixup": 0.1}, "mixing needs pairs"),
         ({"size": 0}, "size is at least 1"),
         ({"device": "tpu"}, 'a device is "cpu", "cuda" or "cuda:1"'),
         ({"device": "cuda:99"}, "there is no cuda:99"),
@@ -343,7 +343,7 @@ def test_a_restart_throws_the_run_away_and_only_the_run(photos: Path, tmp_path: 
     with pytest.raises(FileExistsError, match=r"holds a run: resume=True .* goes on with it, restart=True \(--restart\) throws it away"):
         run(photos, out, steps=2)
     with pytest.raises(ValueError, match="a step of 500 images"):
-        run(photos, out, steps=2, batch=500, restart=True)
+        run(photos, out, steps=2, batch_size=500, restart=True)
     assert trained(Tiny, out).num_classes == 3  # what can't begin throws nothing away
     done = run(photos, out, steps=2, restart=True)
     assert done.steps == 2
@@ -399,7 +399,7 @@ def test_jumps_at_the_first_rates_suggest_nothing() -> None:
 
 
 def test_the_finder_finds_a_rate_between_too_small_and_too_large(photos: Path, tmp_path: Path) -> None:
-    found = find_rate(Tiny, photos, from_scratch=True, batch=12, tries=60, weight_decay=0.0)
+    found = find_rate(Tiny, photos, from_scratch=True, batch_size=12, tries=60, weight_decay=0.0)
     assert 1e-4 < found.suggested < 3
     assert found.losses[-1] > 1.2 * min(found.losses) or found.rates[-1] > 1
     with Image.open(found.draw(tmp_path / "rates.png")) as picture:
@@ -409,7 +409,7 @@ def test_the_finder_finds_a_rate_between_too_small_and_too_large(photos: Path, t
 def test_a_search_that_can_find_nothing_is_explained(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "loss_of", lambda outputs, target, smoothing: outputs.sum() * torch.nan)
     with pytest.raises(ValueError, match="the loss was no number, or exploded, from the first steps on"):
-        find_rate(Tiny, photos, from_scratch=True, batch=12)
+        find_rate(Tiny, photos, from_scratch=True, batch_size=12)
 
     @contextmanager
     def two(device: str | None) -> Iterator[World]:

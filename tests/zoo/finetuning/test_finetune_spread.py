@@ -41,7 +41,7 @@ def test_two_processes_end_where_one_ends_copied_or_divided(photos: Path, tmp_pa
     told: dict[str, Any] = {
         "data": str(photos),
         "from_scratch": True,
-        "batch": 12,
+        "batch_size": 12,
         "epochs": 3,
         "lr": 0.05,
         "head_epochs": 1,
@@ -50,7 +50,7 @@ def test_two_processes_end_where_one_ends_copied_or_divided(photos: Path, tmp_pa
     told |= {"mixup": 0.2, "ema": 0.9, "balance": True, "clip": 1.0, "label_smoothing": 0.1, "accumulate": 1, "warmup": 0.2}
     (photos / "cat" / "003.png").write_bytes(b"")
     folders = [{"out": str(tmp_path / name), option: True} for name, option in (("divided", "fsdp"), ("stepped", "fast"))]
-    other = {"randaugment": 4, "workers": 0, "batch": 16, "accumulate": 2}
+    other = {"randaugment": 4, "workers": 0, "batch_size": 16, "accumulate": 2}
     decoded = [{"out": str(tmp_path / name), "fast": name == "stepped-decoded", **other} for name in ("decoded", "stepped-decoded")]
     start({**told, "runs": [{"out": str(tmp_path / "copied")}, *folders, *decoded]})
     for name, more in (("alone", {}), ("alone-decoded", other)):

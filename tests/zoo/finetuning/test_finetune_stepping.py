@@ -25,7 +25,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def run(folder: Path, out: Path, model: type[Model] = Tiny, **settings: Any) -> Run:
-    told = {"from_scratch": True, "lr": 0.1, "batch": 12, "epochs": 2, "workers": 0, "device": "cpu"}
+    told = {"from_scratch": True, "lr": 0.1, "batch_size": 12, "epochs": 2, "workers": 0, "device": "cpu"}
     return finetune(model, folder, out, **{**told, **settings})
 
 

@@ -13,6 +13,7 @@ shared        BatchNorms over several processes, which have to decide alike
 step          a whole step of training as one CUDA graph: `optimizing` prepares the optimiser, `exchanging` does DDP's work
 """
 
-from zoo.kernels.training.network import FastTraining as FastTraining
-from zoo.kernels.training.step import FastStep as FastStep
-from zoo.kernels.training.step import fast_step as fast_step
+from zoo.kernels.training.network import FastTraining
+from zoo.kernels.training.step import FastStep, fast_step
+
+__all__ = ["FastStep", "FastTraining", "fast_step"]

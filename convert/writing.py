@@ -1,0 +1,97 @@
+"""A network's tensors for a writer: the way back from `convert.conversion`, by the same rows.
+
+Everything here describes; no tensor is read before `Stored.array`, but for scales and what must be ones or zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from convert.core import COUNTER, KINDS, Row
+from convert.network import Layer
+from convert.source import Part, Stored, constant, in_memory
+from convert.steps import ScaleOutputs
+from weights.errors import ConvertError
+
+SHOWN = 10
+
+
+def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, Stored]) -> list[Part]:
+    """Describe a network for a writer, in the order of `rows`: the way back, derived from the way here.
+
+    A BatchNorm that has no scale there has its own folded into the convolution before it, see `fold_scales`.
+
+    Raises:
+        ConvertError: a tensor has no row, or their module has no place for what ours holds.
+    """
+    known = {layer.name: layer for layer in layers}
+    tensors = fold_scales(rows, layers, tensors)
+    used: set[str] = set()
+    found: list[Part] = []
+    for row in rows:
+        layer = known.get(row.ours)
+        kind = layer.kind if layer is not None and row.kind in ("conv", "linear", "norm", "transposed") else row.kind
+        kind = {"linear_from_conv": "conv", "conv_from_linear": "linear"}.get(kind, kind)
+        leaves: dict[str, Stored] = {}
+        for leaf in KINDS[row.kind].leaves:
+            ours = f"{row.ours}.{leaf}" if row.ours else leaf
+            if ours not in tensors:
+                continue
+            used.add(ours)
+            stored = tensors[ours]
+            if leaf in row.lacks:
+                _check_neutral(stored, leaf, row)
+            elif leaf != COUNTER:
+                leaves[leaf] = _as_theirs(stored, row) if leaf == "weight" else stored
+        for leaf in row.adds:
+            width = leaves["weight"].shape[0]
+            leaves[leaf] = in_memory("(none: zeros)", np.zeros(width, leaves["weight"].dtype))
+        if leaves:
+            eps, groups, grid = (layer.eps, layer.groups, layer.grid) if layer is not None else (None, 1, None)
+            found.append(Part(row.theirs, kind, leaves, groups, eps, grid, row.ours))
+    if left := [name for name in tensors if name not in used and not name.endswith(COUNTER)]:
+        raise ConvertError(f"no row leads to {len(left)} tensors of the network: {', '.join(left[:SHOWN])}")
+    return found
+
+
+def fold_scales(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Multiply the scale of each BatchNorm that has none in a naming into the convolution and the mean before it.
+
+    gamma * (W x - mean) / deviation is (gamma W x - gamma mean) / deviation: exact but for rounding. Scales of one are left alone.
+    """
+    made = dict(tensors)
+    known = {layer.name: layer for layer in layers}
+    for row in rows:
+        name = f"{row.ours}.weight"
+        layer = known.get(row.ours)
+        if "weight" not in row.lacks or row.kind != "norm" or layer is None or name not in made:
+            continue
+        gamma = made[name].array()
+        before = layer.inputs[0] if len(layer.inputs) == 1 else ""
+        alone = sum(before in other.inputs for other in layers) == 1
+        if (gamma == 1).all() or not alone or f"{before}.weight" not in made:
+            continue
+        for leaf in (f"{before}.weight", f"{before}.bias", f"{row.ours}.running_mean"):
+            if leaf in made:
+                made[leaf] = made[leaf].then(ScaleOutputs(gamma, f"{name}, which has no place there"))
+        made[name] = constant(1, made[name].shape, made[name].dtype, "(folded into the convolution: ones)")
+    return made
+
+
+def _check_neutral(stored: Stored, leaf: str, row: Row) -> None:
+    value = 1 if leaf == "weight" else 0
+    if not (stored.array() == value).all():
+        raise ConvertError(
+            f"{row.theirs} has no {leaf} there, and {row.ours}.{leaf} is not all {value}: the same network can't be written in that naming"
+        )
+
+
+def _as_theirs(stored: Stored, row: Row) -> Stored:
+    """Give a dense weight the shape of the 1x1 convolution that it is there, and the other way round."""
+    if row.kind == "conv_from_linear" and len(stored.shape) == 4:
+        return stored.reshape(stored.shape[0], int(np.prod(stored.shape[1:])))
+    if row.kind == "linear_from_conv" and len(stored.shape) == 2:
+        return stored.reshape(*stored.shape, 1, 1)
+    return stored

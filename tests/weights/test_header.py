@@ -1,0 +1,66 @@
+"""Whoever reads a safetensors file believes the same of its header: a file that one refuses, all refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convert.formats import safetensors
+from weights.errors import ConvertError
+from weights.fingerprint import fingerprint
+from weights.finite import check_file
+from weights.header import MAX_HEADER_BYTES, check_complete
+
+F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+READERS: dict[str, Callable[[Path], object]] = {
+    "download": lambda path: check_complete(path, "here"),
+    "values": lambda path: check_file(path, "here"),
+    "lock": lambda path: fingerprint(memoryview(path.read_bytes()), "here"),
+    "network": lambda path: safetensors.tensors(path.read_bytes()),
+    "conversion": lambda path: safetensors.read(path).close(),
+}
+
+
+def packed(header: Any, data: bytes = bytes(8)) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        packed({"x": F32})[:30],
+        packed({"x": F32})[:-1],
+        packed({"x": F32}, bytes(9)),
+        packed({"x": F32, "y": F32}),
+        packed({"x": {**F32, "data_offsets": [1, 9]}}, bytes(9)),
+        packed({"x": {**F32, "shape": [3]}}),
+        packed({"x": {**F32, "dtype": "F33"}}),
+        packed(b'{"x": {"dtype":"F32","shape":[2],"data_offsets":[0,8]}, "x": {}}'),
+        packed(b"[" * 400_000),
+        packed(b" " * (MAX_HEADER_BYTES + 1)),
+    ],
+    ids=["empty", "half a header", "short", "long", "overlap", "hole", "shape", "dtype", "twice", "deep", "huge"],
+)
+def test_a_file_that_one_reader_refuses_all_refuse(data: bytes, reader: str, tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(data)
+    with pytest.raises(ConvertError):
+        READERS[reader](tmp_path / "w")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_that_is_whole_all_take(reader: str, tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(packed({"__metadata__": {"by": "me"}, "x": F32}))
+    READERS[reader](tmp_path / "w")
+
+
+def test_what_is_another_kind_of_file_comes_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(b"PK\3\4" * 100)
+    with pytest.raises(ConvertError, match=r'here is no safetensors file: .*; for a \.pth, say format = "pytorch"\.$'):
+        check_complete(tmp_path / "w", "here")

@@ -1,0 +1,109 @@
+"""A checkpoint of the user's own gets a record, so that `trained` finds it by its tag; `zoo add` is its command."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import weights
+from convert import formats
+from weights import Checkpoint
+from zoo.finding import to_safetensors
+from zoo.model import Model
+from zoo.runs import is_run
+from zoo.trained import settled, trained
+
+
+def add_file(
+    model: type[Model],
+    path: str | os.PathLike[str],
+    tag: str,
+    *,
+    license: str | None = None,
+    labels: str | None = None,
+    default: bool | None = None,
+    replace: bool = False,
+    preprocessing: Mapping[str, Any] | None = None,
+    framework: str = "auto",
+    match: bool = False,
+    kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
+    spatial: Literal["auto", "hw", "wh"] = "auto",
+    **options: Any,
+) -> Checkpoint:
+    """Register a checkpoint of the user's own, so that ``trained(model, tag)`` finds it; its tensors must be the network's.
+
+    What is left out is taken from the record of the same bytes, if the registry knows them. Another framework's file is converted as by
+    `zoo convert`, and refused where the proof fails; what proves it stands in the record.
+
+    Args:
+        model: a class of the catalogue.
+        path: a weight file of any framework; the cache keeps a copy, of another framework's what it was converted to.
+        tag: the checkpoint's name among the variant's.
+        license: SPDX identifier, or "unstated".
+        labels: the name of its list of labels, "imagenet1k" or "cifar10".
+        default: whether ``trained(model)`` takes it; None if the variant has no other.
+        replace: whether an earlier checkpoint of the user's own with this tag may go.
+        preprocessing: fields of `weights.Preprocessing`; those that are missing or None are the default checkpoint's.
+        framework, match, kernel_convention, spatial: how another framework's file is read, as `zoo.converting.convert` takes them.
+        **options: constructor keywords without which these weights compute something else, `activation="leaky_relu_0.1"`.
+
+    Returns:
+        The new record.
+
+    Raises:
+        WeightsMismatch: the file's tensors are not the network's; nothing was registered.
+        NotProven, Undecided: another framework's file does not compute what it should, or does not say how it is to be read.
+        BadRecord: the tag is taken, or a fact is wrong.
+    """
+    facts: dict[str, Any] = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": preprocessing}
+    path, told = Path(path).expanduser(), (framework, match, kernel_convention, spatial) != ("auto", False, "auto", "auto")
+    if path.exists() and not is_run(path) and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
+        from zoo.converting import convert
+
+        read: dict[str, Any] = {"kernel_convention": kernel_convention, "spatial": spatial, "match": match}
+        with tempfile.TemporaryDirectory(prefix="zoo-add-") as folder:
+            place = Path(folder) / f"{path.stem}.safetensors"
+            made = convert(path, place, model, framework=framework, **read, **options)
+            said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.certificate.verdict}"
+            return _added(model, place, tag, said, path, **facts, **options)
+    return _added(model, path, tag, "added by the user", None, **facts, **options)
+
+
+def _added(
+    model: type[Model],
+    path: Path,
+    tag: str,
+    provenance: str,
+    origin: Path | None,
+    *,
+    license: str | None,
+    labels: str | None,
+    default: bool | None,
+    replace: bool,
+    preprocessing: Mapping[str, Any] | None,
+    **options: Any,
+) -> Checkpoint:
+    network = trained(model, path, progress=False, **options)
+    known = network.checkpoint
+    if known is None:
+        raise TypeError(f"trained() gave {model.__name__} no record")
+    steps = dataclasses.replace(known.preprocessing, **{k: v for k, v in (preprocessing or {}).items() if v is not None})
+    facts: dict[str, Any] = {
+        "license": license or known.license,
+        "labels": labels or known.labels,
+        "names": known.names,
+        "num_classes": network.num_classes,
+        "preprocessing": steps,
+        "options": {**known.options, **options},
+        "provenance": provenance,
+    }
+    if steps == known.preprocessing and not options:  # metrics hold for what they were measured with
+        facts |= {"metrics": known.metrics, "metrics_data": known.metrics_data}
+    if default is not None:
+        facts["default"] = default
+    settled(weights.adhoc(known.model, os.fspath(path), tag=tag, **facts), network, {})
+    return weights.add(path, known.model, tag, to_safetensors=to_safetensors, replace=replace, origin=origin, **facts)

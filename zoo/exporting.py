@@ -1,0 +1,205 @@
+"""A network goes out to another framework: written in its words, read back bit for bit, and run there where it is installed."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from convert import certificate, home, names, sandbox
+from convert.certificate import Certificate, Evidence
+from convert.core import COUNTER
+from convert.source import Convention, Source, Stored
+from convert.writing import parts
+from weights import Preprocessing
+from weights.errors import ConvertError
+from zoo.converted import Conversion, metadata, not_proven
+from zoo.foreign import NOTES, Foreign, adopted, load
+from zoo.model import Model
+from zoo.pictures import Pictures, natural, prepared
+from zoo.proving import TOLERANCE
+
+DEFAULT_NAMING = {"keras": "keras", "bson": "metalhead", "jld2": "metalhead", "flax": "flax", "theano": "lasagne"}
+"""The naming that a framework's users expect; ours in every other format."""
+
+
+def export(
+    foreign: Foreign,
+    network: Model,
+    writer: Any,
+    path: Path,
+    to_naming: str,
+    to_convention: Convention | None,
+    made: Conversion,
+    inside: Preprocessing | None,
+    isolated: bool,
+) -> None:
+    """Write the network for another framework, and prove it by reading it back bit for bit."""
+    name = writer.__name__.rpartition(".")[2]
+    state = {n: t for n, t in network.state_dict().items() if not n.endswith(COUNTER)}
+    if getattr(writer, "EXPORTS", False):
+        side = made.preprocessing.crop or network.input_size
+        shape = (network.in_channels, side, side)
+        writer.export(network, path, input_shape=shape, metadata=metadata(made), preprocessing=inside)
+    else:
+        chosen = naming_for(name, to_naming, foreign.model, network)
+        if unlike := _unlike(chosen, foreign):
+            made.notes.append(f"the networks that {chosen} names have {unlike}: in those these weights compute something else")
+        write_network(network, path, writer, chosen, to_convention, metadata(made), foreign.layers)
+    settled = stamp(path)
+    try:
+        added = _read_back(foreign, network, path, name, state, to_convention, made, inside, isolated)
+    finally:
+        check_same(path, settled)
+    made.certificate = Certificate([*made.certificate.evidence, *added])
+    if any(each.contradicts for each in added):
+        raise not_proven(made)
+
+
+def _read_back(
+    foreign: Foreign,
+    network: Model,
+    path: Path,
+    name: str,
+    state: Mapping[str, Tensor],
+    to_convention: Convention | None,
+    made: Conversion,
+    inside: Preprocessing | None,
+    isolated: bool,
+) -> list[Evidence]:
+    """Compare what was written with what was to be written, and let its framework run it."""
+    with sandbox.read(path, name, isolated=isolated) as written:
+        said, headless = _convention_of(written, to_convention), isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
+        again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **_constructor(foreign, network))
+        differing = _differing(again.adopted.tensors, state)
+        if not differing:
+            detail = f"the {name} file read again gives every one of {len(state)} tensors bit for bit"
+            proof = Evidence("read back", True, 0.0, detail, [])
+        else:  # a BatchNorm's scale had to be folded: other numbers, the same network
+            image = prepared(natural(1, network.in_channels, network.input_size).double() / 255, made.preprocessing).float()
+            with torch.no_grad():
+                wanted = network(image).numpy()
+            proof = replace(certificate.against_outputs(load(again, copy.deepcopy(network)), image.numpy(), wanted, 1e-5), kind="read back")
+            if not proof.proven:
+                raise ConvertError(f"{path.name} does not read back as it was written: {differing}. Nothing was kept.")
+        return [
+            proof,
+            *([] if inside else _there(again, network, made, isolated)),
+        ]  # export runs a file with its preprocessing inside itself
+
+
+def _there(written: Foreign, network: Model, made: Conversion, isolated: bool) -> list[Evidence]:
+    """Let the destination's framework run what was written, where it is installed, and compare it with our network."""
+    how = (network, made.preprocessing, made.preprocessing, written.takes_pixels)
+    theirs, ours = Pictures().inputs(*how, side=written.image_size)
+    there = home.outputs(written.source, theirs, classes=network.num_classes, isolated=isolated)
+    if isinstance(there, str):
+        return []
+    found = certificate.against_outputs(network, ours.numpy(), there.outputs, TOLERANCE)
+    found = replace(found, kind="destination outputs", detail=f"{there.by} runs what was written: {found.detail}")
+    plain = made.naming == "torchvision" and not made.options and not any("steps" in told for told in made.transforms.values())
+    native = plain or NOTES in made.source.facts  # torchvision's files, and our own, are of the very network that is written
+    if found.proven and not native and not made.certificate.proven:
+        found = replace(
+            found, proven=False, worst=None, detail=f"{found.detail}; that ours computes what the source did is not shown by it"
+        )
+    return [found]
+
+
+def _unlike(naming: str, foreign: Foreign) -> str:
+    """Say in which constructor keywords a naming's own network differs from the one at hand; "" where in none."""
+    bases = [base.__init__ for base in foreign.model.__mro__ if "__init__" in vars(base)]
+    here = {name: p.default for init in reversed(bases) for name, p in inspect.signature(init).parameters.items()} | foreign.options
+    eps = {layer.eps for layer in foreign.layers if layer.kind == "norm"}
+    here |= {"norm_eps": eps.pop()} if len(eps) == 1 else {}
+    usual = names.fact(naming, "options", foreign.model)
+    return ", ".join(f"{key} {value!r} and not {here[key]!r}" for key, value in usual.items() if key in here and value != here[key])
+
+
+def _convention_of(written: Source, wanted: Convention | None) -> Convention | None:
+    """Tell how a file that was just written is to be read: as it says itself, or as was asked for where it says nothing."""
+    if written.positional or "unknown" in written.conventions:
+        return wanted or "correlation"
+    if wanted is not None and written.conventions and wanted not in written.conventions:
+        raise ConvertError(
+            f"every reader takes kernels in a {written.format} file for those of {written.conventions.pop()}: leave --to-convention out"
+        )
+    return None
+
+
+def _constructor(foreign: Foreign, network: Model) -> dict[str, Any]:
+    return {**foreign.options, "num_classes": network.num_classes, "in_channels": network.in_channels}
+
+
+def _differing(found: Mapping[str, Stored], state: Mapping[str, Tensor]) -> str:
+    """Name the first tensor that is not the same bits; "" when all are."""
+    from convert.formats._torch import as_array
+
+    for name, tensor in state.items():
+        if name not in found:
+            return f"{name} is missing"
+        there, here = found[name].array(), as_array(tensor)
+        if there.shape != here.shape or np.ascontiguousarray(there, here.dtype).tobytes() != np.ascontiguousarray(here).tobytes():
+            return f"{name} is not the same"
+    return ""
+
+
+def write_network(
+    network: Model,
+    path: Path,
+    writer: Any,
+    naming: str,
+    convention: Convention | None,
+    metadata: Mapping[str, str],
+    structure: Sequence[Any],
+) -> None:
+    """Write a network's tensors in another format and naming: the rows are those that lead here, and `parts` goes them backwards."""
+    from convert.formats._torch import stored
+
+    tensors = {name: stored(name, tensor) for name, tensor in network.state_dict().items() if not name.endswith(COUNTER)}
+    shapes = {name: one.shape for name, one in tensors.items()}
+    rows = names.rows(naming, type(network), shapes)
+    if hasattr(names.NAMINGS[naming], "order"):
+        place = {module: i for i, module in enumerate(names.NAMINGS[naming].order(names.lineage(type(network)), shapes))}
+        rows = sorted(rows, key=lambda row: place.get(row.ours, len(place)))
+    described = parts(rows, structure, tensors)
+    own = {} if convention is None else {"convention": convention}  # else the format's usual one
+    writer.write(described, path, metadata={**metadata, "naming": naming}, **own)
+
+
+def naming_for(format: str, to_naming: str, model: type[Model], network: Model) -> str:
+    """Choose the naming to write: the asked one, the framework's usual one where it knows the network, else ours."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    if to_naming != "auto":
+        if to_naming not in names.NAMINGS:
+            raise ConvertError(f"no naming {to_naming!r}; there are {', '.join(names.NAMINGS)}")
+        if not names.rows(to_naming, model, shapes):
+            raise ConvertError(f"the naming {to_naming} has no {model.__name__}; --to names another, or a format")
+        return to_naming
+    usual = DEFAULT_NAMING.get(format, "torchvision")
+    rows, state = names.rows(usual, model, shapes), network.state_dict()
+    # Metalhead's VGG with BatchNorm has no biases in its convolutions, so a network that has some can't take its names
+    lost = any("bias" in row.lacks and row.kind != "norm" and bool(state[f"{row.ours}.bias"].any()) for row in rows)
+    return usual if rows and not lost else "torchvision"
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """Tell a file from whatever another program makes of it."""
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def check_same(path: Path, settled: tuple[int, ...]) -> None:
+    """See that nobody wrote to a file since it was settled: what is proven must be what is kept."""
+    if not path.exists() or stamp(path) != settled:
+        raise ConvertError(
+            f"{path.name} was changed in {path.parent} while it was being proven, by another program. Nothing was kept. Convert it into a "
+            "folder of your own."
+        )
