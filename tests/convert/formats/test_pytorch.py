@@ -20,6 +20,7 @@ from convert.formats._picklearrays import Call, Name
 from convert.formats._torch import as_tensor
 from convert.formats._torchpickle import opened
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
+from zoo.finding import to_safetensors
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.zeros(2, dtype=torch.float16)}
 
@@ -253,5 +254,5 @@ def test_real_files_read_and_go_through_safetensors_bit_for_bit(real: Path, tmp_
     for path in files:
         tensors = read(path)
         assert not any(name.startswith("module.") for name in tensors)
-        pytorch.to_safetensors(path, tmp_path / "x.safetensors")
+        to_safetensors(path, tmp_path / "x.safetensors")
         assert same(safetensors.tensors(bytearray((tmp_path / "x.safetensors").read_bytes())), tensors)
