@@ -38,7 +38,7 @@ from weights.registry import TAG
 
 log = logging.getLogger("weights")
 MANIFEST, LOCK, LICENCES = "bundle.json", "weights.lock", "LICENCES.txt"
-VERSION = 1
+VERSION = 2
 MANIFEST_LIMIT = 4 << 20
 SMALL_LIMIT = 256 << 20
 """Bytes of all members together that are held in memory: records, labels, golden outputs."""
@@ -192,8 +192,9 @@ def read_contents(text: bytes, place: str) -> Contents:
     """
     try:
         facts = json.loads(text)
-        if facts["kernelzoo_bundle"] != VERSION:
-            raise MalformedFile(f"{place} has layout {facts['kernelzoo_bundle']!r} and this version reads {VERSION}: update kernelzoo.")
+        if (version := facts["kernelzoo_bundle"]) != VERSION:
+            todo = "make it again with zoo bundle" if version in range(VERSION) else "update kernelzoo"
+            raise MalformedFile(f"{place} has layout {version!r} and this version reads {VERSION}: {todo}.")
         contents = Contents(tuple(Carried(**one) for one in facts["weights"]), tuple(Member(**one) for one in facts["members"]))
         if contents.text() != text:
             raise ValueError("it is not written as kernelzoo writes it")

@@ -33,7 +33,7 @@ from weights.sources import Remote
 INDEX = "index.json"
 ASIDE = ".damaged."
 """What is put before the name of a file that changed, when it is moved aside."""
-VERSION = 1
+VERSION = 2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}")
 
 
@@ -160,7 +160,7 @@ def _index(folder: Path) -> tuple[list[Mirrored], list[Mirrored]]:
     try:
         facts = json.loads((folder / INDEX).read_bytes())
         if facts["kernelzoo_mirror"] != VERSION:
-            raise ValueError(f"its layout is {facts['kernelzoo_mirror']!r}, this version writes {VERSION}")
+            raise ValueError(f"its layout is {facts['kernelzoo_mirror']!r}, this version reads {VERSION}")
         return [_mirrored(one) for one in facts["files"]], [_mirrored(one) for one in facts.get("missing", [])]
     except FileNotFoundError:
         return [], []

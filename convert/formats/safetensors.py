@@ -28,7 +28,7 @@ WRITES = True
 
 def sniff(path: Path, head: bytes) -> bool:
     """Tell a safetensors file by its beginning."""
-    return is_safetensors(head, path.stat().st_size)
+    return path.is_file() and is_safetensors(head, path.stat().st_size)
 
 
 def read(path: Path) -> Source:

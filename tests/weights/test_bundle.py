@@ -401,7 +401,8 @@ def test_a_member_of_another_kind_is_refused(tar: Path, tmp_path: Path, made: ta
         (lambda facts: facts["weights"].append(dict(facts["weights"][0])), MalformedFile),
         (lambda facts: facts["weights"].clear(), MalformedFile),
         (lambda facts: facts.update(weights={}), MalformedFile),
-        (lambda facts: facts.update(kernelzoo_bundle=2), MalformedFile),
+        (lambda facts: facts.update(kernelzoo_bundle=1), MalformedFile),
+        (lambda facts: facts.update(kernelzoo_bundle=3), MalformedFile),
         (lambda facts: facts.update(more=1), MalformedFile),
     ],
 )

@@ -208,9 +208,10 @@ NUMBERED = {"name": "w", "size_bytes": 1, "sha256": "0" * 64, "format": "pytorch
     [
         "",
         "[]",
-        '{"kernelzoo_mirror": 1, "files": [{"name": "../x"}]}',
+        '{"kernelzoo_mirror": 2, "files": [{"name": "../x"}]}',
         '{"kernelzoo_mirror": 9, "files": []}',
-        json.dumps({"kernelzoo_mirror": 1, "files": [NUMBERED]}),
+        '{"kernelzoo_mirror": 1, "files": []}',
+        json.dumps({"kernelzoo_mirror": 2, "files": [NUMBERED]}),
     ],
 )
 def test_a_folder_with_another_index_is_left_alone(tmp_path: Path, text: str) -> None:

@@ -24,6 +24,7 @@ NAMED = re.compile(rf"\bzoo ({'|'.join(OPTIONS)})\b")
 SPEAKS_IN = {
     "convert/formats": ("convert",),  # of writing
     "convert/evidence.py": ("convert",),
+    "convert/sandbox.py:_Reader": ("convert",),  # who runs a framework there
     "weights/sbom.py": ("sbom",),
     "weights/serving.py": ("mirror",),
     "zoo/bench": ("bench",),

@@ -94,9 +94,9 @@ def test_a_server_says_at_its_start_which_files_nobody_asks_it_for(
     for number, name in enumerate(("ResNet50:imagenet1k_v2", "ResNet20:akamaster")):
         (work / "m" / f"{number}.pth").write_bytes(b"x")
         files.append(
-            {"name": f"{number}.pth", "size": 1, "sha256": f"{number}" * 64, "format": "pytorch", "license": "MIT", "weights": [name]}
+            {"name": f"{number}.pth", "size_bytes": 1, "sha256": f"{number}" * 64, "format": "pytorch", "license": "MIT", "weights": [name]}
         )
-    (work / "m" / "index.json").write_text(json.dumps({"kernelzoo_mirror": 1, "files": files}))
+    (work / "m" / "index.json").write_text(json.dumps({"kernelzoo_mirror": 2, "files": files}))
 
     def ends(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

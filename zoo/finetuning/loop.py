@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -119,8 +119,11 @@ class Trainer:
             try:
                 while not self.done:
                     self._train(self._phase()[1])
-            finally:
-                self._close()
+            except BaseException:
+                with suppress(RuntimeError):  # a device that failed fails again, and hides what it failed of
+                    self._close()
+                raise
+            self._close()
             self._check_all()
 
     def _phase(self) -> tuple[int, int, bool]:

@@ -50,7 +50,7 @@ def test_mistakes_are_one_message_and_a_code(photos: Path, tmp_path: Path, capsy
         (["embed", str(photos), "-m", "ResNet20", "-o", out, "--decode", "tpu"], 2, "cpu, gpu, not 'tpu'"),
         (["embed", str(photos), "-m", "ResNet20", "-o", out, "--engine", "spark"], 2, "local, ray, not 'spark'"),
         (["embed", str(photos), "-m", "ResNet20", "-o", out, "--dtype", "int8"], 2, "float32, bfloat16, float16, not 'int8'"),
-        (["embed", str(photos), "-m", "ResNet20", "-o", str(tmp_path / "o.csv")], 1, "the output is a .parquet"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", str(tmp_path / "o.csv")], 2, "the output is a .parquet"),
         (["knn", out], 3, "o.npy is not there; zoo embed DATA"),
     ):
         assert cli.main(arguments) == code

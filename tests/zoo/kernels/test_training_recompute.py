@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 from zoo import MobileNetV2, MobileNetV3Large, ResNet50
 from zoo.kernels import differentiable
@@ -58,8 +59,9 @@ class Alive(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and leaf.dim() == 4:
+            if isinstance(leaf, Tensor) and leaf.dim() == 4 and leaf.untyped_storage()._cdata not in given:  # no view of a weight
                 storage = leaf.untyped_storage()
                 self.made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         return out
@@ -117,3 +119,40 @@ def test_recomputing_is_chosen_where_it_frees_a_quarter(network: type[Model], ch
     assert bool(plan(built, x, None).remade) == chosen
     assert plan(built, x, True).remade
     assert not plan(built, x, False).remade
+
+
+def test_a_checkpoint_around_keeps_what_it_keeps_and_the_gradients_are_the_same(device: torch.device) -> None:
+    torch.manual_seed(0)
+    network, x = Inverted().to(device).train(), torch.randn(1, 8, 4, 4).to(device).requires_grad_()
+    replay = plan(network, x.detach(), True)
+    assert replay.remade
+    found = []
+    for call in (replay, lambda *parts: checkpoint(replay, *parts, use_reentrant=False)):
+        (gradient,) = torch.autograd.grad(call(replay.at(network), [x]).square().sum(), x)
+        found.append(gradient)
+    torch.testing.assert_close(*found)
+
+
+def test_a_weight_that_is_changed_before_the_way_back_is_an_error_as_without(device: torch.device) -> None:
+    network, x = Inverted().to(device).train(), torch.randn(1, 8, 4, 4).to(device).requires_grad_()
+    out = plan(network, x.detach(), True)
+    out = out(out.at(network), [x])
+    with torch.no_grad():
+        network.first[3].weight.mul_(3)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(("side", "maps"), [(1, 1), (2, 0)])
+def test_a_pool_to_one_pixel_keeps_nothing_and_one_to_more_keeps_its_map(side: int, maps: int, device: torch.device) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1)
+            self.pool = nn.AdaptiveAvgPool2d(side)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.relu(self.norm(x))
+            return self.last(y).sum() + self.pool(y).sum()
+
+    assert len(plan(Pooled().to(device).train(), torch.randn(2, 8, 4, 4).to(device), True).remade) == maps

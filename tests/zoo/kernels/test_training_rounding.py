@@ -69,6 +69,22 @@ def test_a_weight_that_something_else_reads_too_stays_as_it_is() -> None:
     assert [recording.values[number].place for number in numbers] == [("linear", "bias")]
 
 
+def test_a_weight_that_the_network_hands_out_stays_as_it_is() -> None:
+    class Open(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.linear(x), self.linear.weight
+
+    x = torch.randn(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        recording = record(Open(), (x,), {}, x.device)
+    numbers, _ = to_round(recording, steps_of(recording, {})[0])
+    assert [recording.values[number].place for number in numbers] == [("linear", "bias")]
+
+
 def test_without_autocast_nothing_is_rounded() -> None:
     x = torch.empty(2, 3, 32, 32)
     recording = record(ResNet18().train(), (x,), {}, x.device)

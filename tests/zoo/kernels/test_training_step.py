@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from zoo import fast, fast_step
 from zoo.kernels.training import FastStep, choosing
+from zoo.kernels.training import step as step_module
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.optimizing import Prepared
 from zoo.kernels.training.record import record
@@ -208,6 +209,44 @@ def test_a_step_in_parts_with_a_tree_of_targets_is_replayed_and_learns_the_same(
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
     assert steps[1].replayed == 5
     torch.testing.assert_close(quick.state_dict(), eager.state_dict(), rtol=1e-2, atol=1e-3)
+
+
+def test_a_replay_behind_zero_grad_learns_what_it_would_have_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a graph's stand-in: the optimiser is outside of it, and finds the gradients where the graph writes them."""
+    torch.manual_seed(0)
+    network, images, labels = nn.Linear(4, 2), torch.randn(8, 4), torch.randint(0, 2, (8,))
+    twin = copy.deepcopy(network)
+    written = [torch.zeros_like(p) for p in network.parameters()]
+
+    class Graph:
+        def replay(self) -> None:
+            found = torch.autograd.grad(F.cross_entropy(network(images), labels), list(network.parameters()))
+            torch._foreach_copy_(written, found)  # pyright: ignore[reportPrivateImportUsage]
+
+    class Outside:
+        inside = False
+
+        def __init__(self, optimizer: Any) -> None: ...
+
+        def renew(self) -> bool:
+            return False
+
+        def numbers(self) -> tuple[()]:
+            return ()
+
+    monkeypatch.setattr(step_module, "EAGER_STEPS", 0)
+    monkeypatch.setattr(FastStep, "_capture", lambda *_: step_module._Graph(Graph(), [images, labels], torch.zeros(()), written))
+    optimizer, plain = torch.optim.RMSprop(network.parameters(), 0.1), torch.optim.RMSprop(twin.parameters(), 0.1)
+    step = fast_step(network, nn.CrossEntropyLoss(), optimizer)
+    step.unchanged, step._prepared = "", Outside(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
+    for _ in range(3):
+        optimizer.zero_grad()
+        step(images, labels)
+        plain.zero_grad()
+        F.cross_entropy(twin(images), labels).backward()
+        plain.step()
+    assert step.replayed == 3
+    torch.testing.assert_close(network.state_dict(), twin.state_dict())
 
 
 @pytest.mark.gpu

@@ -43,6 +43,8 @@ class Verdict:
     """What a check has found: chains that are left alone, by their `key`, and the errors of the whole."""
 
     without: Without = field(default_factory=dict)
+    beside: bool = True
+    """Whether maps are made again and weights rounded together, which no chain does."""
     errors: dict[str, Parity] = field(default_factory=dict)
 
 
@@ -51,6 +53,11 @@ class _Results:
     """What a step makes, in the order of `KINDS`."""
 
     groups: tuple[list[Tensor], ...]
+
+
+_LADDER = ((0.0, True), (0.0, False), (0.25, True), (0.5, True), (1.0, False))
+"""What is tried until the whole is right: the share of the chains that goes, the worst first, for it may be worse though no chain alone
+is; and whether what is done beside chains stays."""
 
 
 class Check:
@@ -72,10 +79,10 @@ class Check:
             wrong = ""
             ratios, verdict.without = self._chains()
             suspects = sorted(ratios, key=lambda key: -ratios[key])
-            for share in (0.0, 0.25, 0.5, 1.0):  # the whole may be worse though each chain alone is not: the worst go first
+            for share, verdict.beside in _LADDER:
                 blamed = suspects[: math.ceil(share * len(suspects))] if share < 1 else self._all()
                 without = dict.fromkeys(blamed, f"the whole network was wrong with it: {wrong}") | verdict.without
-                verdict.errors, wrong = self._whole(without)
+                verdict.errors, wrong = self._whole(without, verdict.beside)
                 if not wrong:
                     verdict.without = without
                     return verdict
@@ -123,14 +130,15 @@ class Check:
         groups = [[out.detach() for out in outputs], list(of_inputs), list(of_parameters), statistics]
         return _Results(tuple([t if t is not None else torch.zeros(()) for t in group] for group in groups))
 
-    def _whole(self, without: Without) -> tuple[dict[str, Parity], str]:
+    def _whole(self, without: Without, beside: bool = True) -> tuple[dict[str, Parity], str]:
         """Return the errors of the replay and of the plain network by kind, over more and more sets of images until they pass.
 
         Of several tensors it is the geometric mean of their errors that is compared, which one tensor's luck moves little; and no
         single tensor may be `OUTLIER` times worse.
         """
         steps, _, counted = steps_of(self.recording, without)
-        replay = Replay(self.recording, steps, counted, remade(self.recording, steps, self.recompute))
+        maps = remade(self.recording, steps, self.recompute) if beside else {}
+        replay = Replay(self.recording, steps, counted, maps, rounds=beside)
         _, spec = pytree.tree_flatten((self.args, self.kwargs))
 
         def plainly(module: nn.Module) -> Callable[[list[Any]], Any]:

@@ -18,6 +18,7 @@ from zoo.kernels.errors import Untraceable
 from zoo.kernels.report import PlanReport, Report
 from zoo.kernels.training.choosing import Timer, timer
 from zoo.kernels.training.planning import Checked, Known, checked
+from zoo.kernels.training.recompute import as_is
 from zoo.kernels.training.replay import Moved, Places, Replay
 
 KEPT_PLANS = 8
@@ -134,7 +135,7 @@ class FastTraining(nn.Module):
                 return plan
             shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             try:
-                hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+                hooks = torch.autograd.graph.saved_tensors_hooks(as_is, as_is)
                 with torch.inference_mode(False), hooks:  # what the check saves is not for a checkpoint around this call
                     found = checked(self.network, args, kwargs, self._known, self._clock(args, kwargs))
                 plan = _Plan(found.replay, found.replay.at(self.network), _report(shapes, found))

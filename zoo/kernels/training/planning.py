@@ -91,10 +91,10 @@ def checked(
         ours, theirs = choosing.measured(recording, chain, known.times)
         name, shape = "aten" if chain.note else chain.op, recording.values[chain.makes].shape
         rows.append(Row(chain.layers, name, shape, theirs if chain.note else ours, theirs, note=chain.note))
-    maps = remade(recording, steps, known.recompute)
+    maps = remade(recording, steps, known.recompute) if verdict.beside else {}
     if maps:
         notes.append(f"{sum(map(len, maps.values()))} maps are not kept but computed again on the way back")
-    return Checked(Replay(recording, steps, counted, maps), rows, worst, notes)
+    return Checked(Replay(recording, steps, counted, maps, verdict.beside), rows, worst, notes)
 
 
 def _check(

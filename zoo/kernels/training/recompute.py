@@ -19,8 +19,8 @@ from zoo.kernels.training.record import Call, Recording, Ref
 SHARE = 0.25
 """Of the maps of a step: recomputing pays where it frees as much. Below, as in bottlenecks whose sums stay, it costs more than it gives."""
 
-_LOOK = {"adaptive_avg_pool2d", "mean", "add", "add_", "__add__", "__iadd__"}
-"""Calls whose gradients need nothing of the maps that they read."""
+_LOOK = {"mean", "add", "add_", "__add__", "__iadd__"}
+"""Calls whose gradients need nothing of the maps that they read; a pool to one pixel is a mean, one to more keeps its map."""
 
 
 def remade(recording: Recording, steps: Sequence[Any], asked: bool | None) -> dict[int, tuple[int, ...]]:
@@ -48,7 +48,7 @@ def remade(recording: Recording, steps: Sequence[Any], asked: bool | None) -> di
             continue
         if step.row_out is not None or step.branch_out is not None:
             continue
-        who = [(index, _keeps(steps[index], step.makes)) for index in readers.get(step.makes, [])]
+        who = [(index, _keeps(recording, steps[index], step.makes)) for index in readers.get(step.makes, [])]
         if not any(keeps is None for _, keeps in who) and sum(bool(keeps) for _, keeps in who) == 1:
             found.setdefault(next(index for index, keeps in who if keeps), []).append(step.makes)
             freed += _bytes(recording, step.makes)
@@ -62,12 +62,13 @@ _OF_A_NORM = 5
 """What a BatchNorm alone reads: the map, weight, bias and both running statistics. A convolution joined to it reads more."""
 
 
-def _keeps(step: Any, number: int) -> bool | None:
+def _keeps(recording: Recording, step: Any, number: int) -> bool | None:
     """Tell whether a step keeps a map that it reads for its gradient; None where that is not known."""
     if isinstance(step, Call):
         if step.name == "conv2d":
             return list(step.reads).count(number) == 1 and int(step.args[0]) == number if step.args else None
-        return False if step.name in _LOOK else None
+        mean = step.name == "adaptive_avg_pool2d" and recording.values[step.result].shape[2:] == (1, 1)
+        return False if mean or step.name in _LOOK else None
     if step.branch_out is not None or number not in step.reads:
         return None
     if step.norm is not None:
@@ -83,23 +84,50 @@ def _bytes(recording: Recording, number: int) -> int:
     return prod(recording.values[number].shape) * recording.values[number].dtype.itemsize
 
 
+def as_is(tensor: Tensor) -> Tensor:
+    """Keep a tensor, or give it back: the hook of a check, beside which nobody else's may pack what it saves."""
+    return tensor
+
+
 def without_keeping(run: Callable[[list[Any]], None], numbers: tuple[int, ...]) -> Callable[[list[Any]], None]:
-    """Return a step that keeps, of the maps with these numbers, how to make them again."""
+    """Return a step that keeps, of the maps with these numbers, how to make them again.
+
+    Where somebody packs what is saved, a checkpoint or one who moves it elsewhere, everything is theirs.
+    """
 
     def step(slots: list[Any]) -> None:
-        how = {}
-        for number in numbers:
-            value = slots[number]
-            if (node := kernels.kept_of(value)) is not None:
-                how[value.data_ptr(), value.shape, value.dtype] = node
+        how = {} if _packed_elsewhere() else _how(slots, numbers)
         if not how:
             run(slots)
             return
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: how.get((t.data_ptr(), t.shape, t.dtype), t), _unpacked):
+
+        def pack(tensor: Tensor) -> Any:  # detached: an output would keep the node that keeps it
+            found = how.get((tensor.data_ptr(), tensor.shape, tensor.dtype))
+            return (tensor.detach(), tensor._version) if found is None else found
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
             run(slots)
 
     return step
 
 
+def _packed_elsewhere() -> bool:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(False)  # pyright: ignore[reportAttributeAccessIssue]
+    return top is not None and top[0] is not as_is
+
+
+def _how(slots: list[Any], numbers: tuple[int, ...]) -> dict[Any, Any]:
+    made = [(slots[number], kernels.kept_of(slots[number])) for number in numbers]
+    return {(value.data_ptr(), value.shape, value.dtype): node for value, node in made if node is not None}
+
+
 def _unpacked(kept: Any) -> Tensor:
-    return kept if isinstance(kept, Tensor) else kernels.made_again(kept)
+    if not isinstance(kept, tuple):
+        return kernels.made_again(kept)
+    tensor, version = kept
+    if tensor._version != version:  # hooks take autograd's own question away
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation between forward and backward: "
+            f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
+        )
+    return tensor

@@ -116,19 +116,21 @@ class Replay:
         steps: calls and chains that stand for them.
         counters: parameters and buffers that each call only adds an integer to, by the integer.
         remade: maps that steps, by their places, don't keep but make again on the way back.
+        rounds: whether weights are rounded for autocast many at once.
     """
 
     recording: Recording
     steps: list[Step]
     counters: dict[int, list[int]] = field(default_factory=dict)
     remade: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    rounds: bool = True
 
     def __post_init__(self) -> None:
         self._bound = bind(self.steps, [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
         for index, numbers in self.remade.items():
             self._bound[index].run = without_keeping(self._bound[index].run, numbers)
         self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in values_of(chain))])
-        self._rounds, self._to = to_round(self.recording, self.steps)
+        self._rounds, self._to = to_round(self.recording, self.steps) if self.rounds else ([], None)
         self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
 
     def _kept(self) -> set[int]:

@@ -68,7 +68,8 @@ def to_round(recording: Recording, steps: Sequence[Any]) -> tuple[list[int], tor
             readers.setdefault(number, set()).add(number in taken)
             if number in taken:
                 dtypes[number] = recording.values[step.result if isinstance(step, Call) else step.makes].dtype
-    learnt = [number for number in dtypes if recording.values[number].place is not None and readers[number] == {True}]
+    seen = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
+    learnt = [n for n in dtypes if recording.values[n].place is not None and readers[n] == {True} and n not in seen]
     learnt = [n for n in learnt if recording.values[n].dtype == torch.float32 and dtypes[n] in (torch.bfloat16, torch.float16)]
     kinds = {dtypes[number] for number in learnt}
     return (learnt, kinds.pop()) if len(kinds) == 1 else ([], None)

@@ -72,7 +72,6 @@ class FastStep:
         self._eager: dict[Any, int] = {}
         self._pool: Any = None
         self._stream: Any = None
-        self._last: _Graph | None = None
 
     @property
     def inside(self) -> bool:
@@ -119,10 +118,8 @@ class FastStep:
             for own, given in zip(captured.given, _tensors(leaves), strict=True):
                 own.copy_(given, non_blocking=True)
         self._graphs.move_to_end(key)
-        if captured is not self._last:
-            for parameter, gradient in zip(self._parameters(), captured.gradients, strict=True):
-                parameter.grad = gradient
-            self._last = captured
+        for parameter, gradient in zip(self._parameters(), captured.gradients, strict=True):
+            parameter.grad = gradient  # another graph may have been the last, or somebody's zero_grad has let it go
         captured.graph.replay()
         if new and bool(captured.loss == UNTOUCHED):
             return self._never(parts)
@@ -200,7 +197,6 @@ class FastStep:
         for tensor in _tensors(pytree.tree_leaves(parts)):
             if tensor.is_cuda:
                 tensor.record_stream(stream)
-        self._last = None
         return loss
 
     def _capture(self, leaves: list[Any], spec: Any) -> _Graph | None:
@@ -255,7 +251,6 @@ class FastStep:
             captured.graph.reset()  # not when all who know it are gone, which cycles of references put off
         self._graphs.clear()
         self._eager.clear()
-        self._last = None
 
 
 def _first_line(error: BaseException) -> str:
