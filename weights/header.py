@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
@@ -25,6 +26,9 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 100_000
 MAX_RANK = 8
 MAX_DIM = 2**31 - 1
+MAX_OFFSET = 2**63 - 1
+SHOWN = 100
+"""Characters of a name or a value that a message repeats: a header may hold millions."""
 
 # name in the header: bytes of an element, name in torch
 DTYPES = {
@@ -117,7 +121,7 @@ def entries(buffer: Buffer, size_bytes: int | None = None) -> dict[str, Entry]:
     for name, entry in sorted(found.items(), key=lambda item: (item[1].start, item[1].stop)):
         if entry.start != end:
             what = "overlaps the tensor before it" if entry.start < end else "leaves a hole before it"
-            raise MalformedFile(f"tensor {name!r} begins at byte {entry.start} where {end} was due: it {what}")
+            raise MalformedFile(f"tensor {_shown(name)} begins at byte {entry.start} where {end} was due: it {what}")
         end = entry.stop
     if end != size:
         what = "is cut short" if size < end else "goes on after the last tensor"
@@ -126,9 +130,9 @@ def entries(buffer: Buffer, size_bytes: int | None = None) -> dict[str, Entry]:
 
 
 def metadata(buffer: Buffer, size_bytes: int | None = None) -> dict[str, str]:
-    """Read the file's free-form notes, {} if it has none; takes and raises what `entries` does."""
+    """Read the file's free-form notes, {} if it has none or they are null; takes and raises what `entries` does."""
     header, _, _ = parsed(buffer, size_bytes)
-    return header.get("__metadata__", {})
+    return header.get("__metadata__") or {}
 
 
 def parsed(buffer: Buffer, size_bytes: int | None = None) -> tuple[dict[str, Any], int, int]:
@@ -154,26 +158,46 @@ def parsed(buffer: Buffer, size_bytes: int | None = None) -> tuple[dict[str, Any
     if not isinstance(header, dict):
         raise MalformedFile(f"the header is a JSON {type(header).__name__}, not an object")
     found = cast("dict[str, Any]", header)
-    notes: Any = found.get("__metadata__", {})
+    if not text.startswith(b"{"):  # as the format has it, and as `is_safetensors` tells such files
+        raise MalformedFile("the header does not begin with {")
+    notes: Any = {} if found.get("__metadata__") is None else found["__metadata__"]
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in cast("dict[str, Any]", notes).values()):
         raise MalformedFile("__metadata__ is not an object of strings")
+    _see_text((*found, *(word for pair in cast("dict[str, str]", notes).items() for word in pair)))
     return found, 8 + length, size
 
 
 def _entry(name: str, told: object, data: int) -> Entry:
-    shown, fields = str(told)[:100], cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    who, has = f"tensor {_shown(name)}", _shown(told)
+    fields = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
     if fields.keys() != {"dtype", "shape", "data_offsets"}:
-        raise MalformedFile(f"tensor {name!r} needs dtype, shape and data_offsets, and has {shown}")
+        raise MalformedFile(f"{who} needs dtype, shape and data_offsets, and has {has}")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise UnsupportedFormat(f"tensor {name!r} has dtype {str(dtype)[:20]!r}; there are {', '.join(DTYPES)}")
+        raise UnsupportedFormat(f"{who} has dtype {str(dtype)[:20]!r}; there are {', '.join(DTYPES)}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
-        raise MalformedFile(f"tensor {name!r}: shape {str(shape)[:100]} and data_offsets {str(offsets)[:100]} must be lists of naturals")
+        raise MalformedFile(f"{who}: shape {_shown(shape)} and data_offsets {_shown(offsets)} must be lists of naturals")
     if len(shape) > MAX_RANK or any(dim > MAX_DIM for dim in shape):
-        raise LimitExceeded(f"tensor {name!r} has shape {shape}; at most {MAX_RANK} dimensions of at most {MAX_DIM} are read")
+        raise LimitExceeded(f"{who} has shape {_shown(shape)}; at most {MAX_RANK} dimensions of at most {MAX_DIM} are read")
+    if max(offsets) > MAX_OFFSET:
+        raise MalformedFile(f"{who}: data_offsets {_shown(offsets)} lie beyond the end of any file")
     if math.prod(shape) * DTYPES[dtype][0] != offsets[1] - offsets[0]:
-        raise MalformedFile(f"tensor {name!r}: {dtype} of shape {shape} does not fill bytes {offsets[0]} to {offsets[1]}")
+        raise MalformedFile(f"{who}: {dtype} of shape {shape} does not fill bytes {offsets[0]} to {offsets[1]}")
     return Entry(dtype, tuple(shape), data + offsets[0], data + offsets[1])
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of what a stranger wrote, a name in quotes."""
+    return repr(value[:SHOWN]) if isinstance(value, str) else str(value)[:SHOWN]
+
+
+def _see_text(words: Iterable[str]) -> None:
+    """See that all are text: JSON may spell halves of characters, which no file and no terminal takes."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise MalformedFile(f"the header names {word[:SHOWN]!a}, which is no text") from None
 
 
 def _naturals(values: Any) -> bool:
@@ -184,7 +208,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise MalformedFile(f"the header names {twice!r} twice")
+        raise MalformedFile(f"the header names {_shown(twice)} twice")
     return found
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load
 
 from convert.formats import safetensors
 from weights.errors import ConvertError
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
-from weights.header import MAX_HEADER_BYTES, check_complete
+from weights.header import MAX_HEADER_BYTES, check_complete, entries, metadata
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 READERS: dict[str, Callable[[Path], object]] = {
@@ -45,8 +46,30 @@ def packed(header: Any, data: bytes = bytes(8)) -> bytes:
         packed(b'{"x": {"dtype":"F32","shape":[2],"data_offsets":[0,8]}, "x": {}}'),
         packed(b"[" * 400_000),
         packed(b" " * (MAX_HEADER_BYTES + 1)),
+        packed({"x": {**F32, "data_offsets": [0, 10**4299]}}),
+        packed({"x": {**F32, "shape": [0], "data_offsets": [10**4299] * 2}}),
+        packed(b" " + json.dumps({"x": F32}).encode()),
+        packed({"\ud800": F32}),
+        packed({"__metadata__": {"by": "\udfff"}, "x": F32}),
     ],
-    ids=["empty", "half a header", "short", "long", "overlap", "hole", "shape", "dtype", "twice", "deep", "huge"],
+    ids=[
+        "empty",
+        "half a header",
+        "short",
+        "long",
+        "overlap",
+        "hole",
+        "shape",
+        "dtype",
+        "twice",
+        "deep",
+        "huge",
+        "far",
+        "far and empty",
+        "blank",
+        "no text",
+        "no text in notes",
+    ],
 )
 def test_a_file_that_one_reader_refuses_all_refuse(data: bytes, reader: str, tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(data)
@@ -58,6 +81,24 @@ def test_a_file_that_one_reader_refuses_all_refuse(data: bytes, reader: str, tmp
 def test_a_file_that_is_whole_all_take(reader: str, tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(packed({"__metadata__": {"by": "me"}, "x": F32}))
     READERS[reader](tmp_path / "w")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_notes_that_are_null_are_none_as_for_safetensors_itself(reader: str, tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(packed({"__metadata__": None, "x": F32}))
+    READERS[reader](tmp_path / "w")
+    assert set(load((tmp_path / "w").read_bytes())) == {"x"}
+    assert metadata((tmp_path / "w").read_bytes()) == {}
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {**F32, "dtype": "F33"}, {**F32, "shape": [-1]}, {**F32, "shape": [3]}, {**F32, "data_offsets": [2, 10]}]
+)
+def test_a_message_repeats_no_more_of_a_name_than_one_reads(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConvertError) as error:
+        entries(packed({"x" * 100_000: fields}, bytes(10)))
+    assert "xxx" in str(error.value)
+    assert len(str(error.value)) < 500
 
 
 def test_what_is_another_kind_of_file_comes_with_the_way_out(tmp_path: Path) -> None:
