@@ -1,6 +1,7 @@
 """Strangers' networks in their own frameworks: the work of a process that may do nothing else, see `convert.sandbox.run`.
 
-No code of a file is run: one that names anything but Keras's own classes is not given to Keras.
+No code of a file is run: one that names anything but the layers that our own reader knows, and what Keras builds them with, is not given to
+Keras, which has layers that load other files.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import warnings
 import zipfile
 from pathlib import Path
@@ -15,14 +17,31 @@ from typing import Any
 
 import numpy as np
 
+from convert.formats._keras_ops import LAYERS
 from convert.kinds import is_dict
 
 log = logging.getLogger("convert")
 
 LIBRARIES = {"onnx": "onnxruntime", "keras": "keras"}
 """By format: what runs its files."""
+MAX_WORDS = 160
+"""Of what a framework says, and of what is said of a file."""
 BACKEND = "torch"
 """Of Keras, where the user's environment names none: it is installed here anyway."""
+
+
+_BUILT_WITH = re.compile(r"keras\.(initializers|regularizers|constraints|losses|metrics|optimizers(\.schedules)?|src\.ops\.(nn|numpy))")
+"""Modules all classes of which do nothing but compute."""
+_MODELS = {
+    "keras": ("Sequential", "Functional", "Model", "DTypePolicy"),
+    "keras.models": ("Sequential", "Functional", "Model"),
+    "keras.src.models.sequential": ("Sequential",),
+    "keras.src.models.functional": ("Functional",),
+    "keras.src.models.model": ("Model",),
+    "keras.dtype_policies": ("DTypePolicy", "DTypePolicyMap"),
+}
+_VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__tuple__", "__slice__", "__ellipsis__", "__bytes__")
+"""What Keras writes of values that JSON has no words for; `__lambda__` and `__typespec__` are not among them."""
 
 
 def prepare(format: str) -> None:
@@ -38,7 +57,7 @@ def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.
             return {"onnx": _onnx, "keras": _keras}[format](path, np.ascontiguousarray(images, np.float32), last)
     except Exception as error:  # a framework refuses a file in any way whatever; that is no fault of the conversion
         log.debug("%s could not be run at home", path, exc_info=True)
-        return f"its framework refuses it: {str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__}"
+        return f"its framework refuses it: {str(error).strip().splitlines()[0][:MAX_WORDS] if str(error).strip() else type(error).__name__}"
 
 
 def _onnx(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
@@ -64,17 +83,23 @@ def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]
 
 
 def _strange(path: Path) -> str:
-    """Name the first thing in a .keras file's configuration that is not Keras's own, "" where all is."""
+    """Name the first thing in a .keras file's configuration that is not known to do nothing but compute, "" where all is."""
     with zipfile.ZipFile(path) as archive:
         left: list[Any] = [json.loads(archive.read("config.json"))]
     while left:
         item = left.pop()
         if is_dict(item):
-            module, name = item.get("module"), item.get("class_name")
-            elsewhere = isinstance(module, str) and module.split(".")[0] not in ("keras", "builtins")
-            if elsewhere or name in ("Lambda", "__lambda__", "function"):
-                return f"{module}.{name}"
+            if "class_name" in item and not _known(item.get("module"), item["class_name"]):
+                return f"{item.get('module')}.{item['class_name']}"[:MAX_WORDS]
             left += item.values()
         elif isinstance(item, list):
             left += item
     return ""
+
+
+def _known(module: object, name: object) -> bool:
+    if not isinstance(name, str) or not isinstance(module, str):
+        return module is None and name in _VALUES
+    if module == "keras.layers":
+        return name == "InputLayer" or name in LAYERS
+    return name in _MODELS.get(module, ()) or (_BUILT_WITH.fullmatch(module) is not None and name.isidentifier() and name[0].isupper())

@@ -59,6 +59,8 @@ MAX_WORDS = 200
 """Of what is said of a framework."""
 MAX_TOLD_BYTES = 128 * 2**20
 """Of a description: a hundred thousand tensors with their steps need half."""
+MAX_TOLD_PARTS = 4_000_000
+"""Lists and objects of a description: forty for each of so many tensors."""
 COMPANIONS = ("caffe", "darknet", "deepcompression", "onnx", "tensorflow")
 """Formats whose files lie beside one another: their readers may read the folder."""
 MOST_COMPANIONS = 1000
@@ -219,7 +221,7 @@ class _Reader:
 
         def give_up() -> None:
             late.set()
-            self.process.kill()
+            _kill(self.process)
 
         timer = threading.Timer(seconds, give_up)
         timer.daemon = True
@@ -235,16 +237,22 @@ class _Reader:
             if length > MAX_TOLD_BYTES:
                 self.close()
                 raise LimitExceeded(f"{self.path} holds more than can be told of it: {length} bytes of names and shapes")
-            told = json.loads(_exactly(answers, length))
+            text = _exactly(answers, length)
+            if text.count(b"[") + text.count(b"{") > MAX_TOLD_PARTS:  # counted before parsing: brackets cost 30 times their bytes
+                raise ValueError("it consists of too many parts")
+            told = json.loads(text)
             if not is_dict(told):
                 raise TypeError("no answer")
             if "error" not in told and into is not None and told["bytes"] == into.nbytes:
                 _fill(answers, into)
+        except KeyboardInterrupt:  # which a process in a group of its own doesn't hear
+            self.close()
+            raise
         except (EOFError, OSError) as error:
             raise self._crashed(seconds if late.is_set() else None) from error
         except ConvertError:
             raise
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
             raise self._nonsense(error) from error
         finally:
             timer.cancel()
@@ -362,11 +370,21 @@ def _started(fds: tuple[int, ...], more: Mapping[str, str]) -> subprocess.Popen[
     environment = {name: os.environ[name] for name in KEPT if name in os.environ} | ALONE | dict(more)
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", START, root, json.dumps(places)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, pass_fds=fds)
+    return subprocess.Popen(
+        command, env=environment, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, pass_fds=fds, start_new_session=True
+    )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all that it has started: one of those could hold the pipe open that is waited at."""
+    if process.poll() is None and sys.platform != "win32":
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
+    _kill(process)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):

@@ -18,6 +18,7 @@ from zoo.console import (
     build_options,
     err,
     escape,
+    makeable,
     names,
     out,
     png,
@@ -49,7 +50,7 @@ def embed(
     ],
     path: Annotated[
         Path,
-        typer.Option("--out", "-o", metavar="FILE", callback=writable, help="A .parquet, .npy or .safetensors file; with Ray a folder."),
+        typer.Option("--out", "-o", metavar="FILE", help="A .parquet, .npy or .safetensors file; with Ray a folder."),
     ],
     model: ModelOption = "ResNet50",
     tag: WeightsOption = None,
@@ -83,6 +84,7 @@ def embed(
             raise typer.BadParameter(f"{', '.join(allowed)}, not {value!r}", param_hint=hint)
     if engine == "local" and path.suffix not in WRITERS:
         raise typer.BadParameter(f"the output is a {', '.join(WRITERS)} file, not {path.name!r}", param_hint="--out")
+    makeable(path) if engine == "ray" else writable(path)
     model, tag = named(model, tag)
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))

@@ -374,3 +374,6 @@ _READERS: dict[str, Callable[[Setting, Find], Iterator[Op]]] = {
     "Rescaling": _rescale,
     "Normalization": _normalize,
 }
+
+LAYERS = frozenset((*_READERS, *IDENTITIES, *MERGES))
+"""All that are understood here, by their names since Keras 2."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from convert import formats, sandbox
+from convert import _framework, formats, sandbox
 from convert.graph import Graph, Node
 from convert.home import AtHome, architectures, outputs
 from convert.source import Source
@@ -30,6 +32,38 @@ def exported(tmp_path: Path) -> tuple[nn.Module, Path]:
     network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).eval()
     onnx.export(network, tmp_path / "a.onnx", input_shape=(3, 32, 32), metadata={}, verify=False)
     return network, tmp_path / "a.onnx"
+
+
+LAYER = {"module": "keras.layers", "class_name": "Conv2D", "config": {}, "registered_name": None}
+ZEROS = {"module": "keras.initializers", "class_name": "Zeros", "config": {}, "registered_name": None}
+
+
+@pytest.mark.parametrize(
+    ("item", "named"),
+    [
+        (LAYER | {"config": {"bias_initializer": ZEROS}}, ""),
+        ({"class_name": "__keras_tensor__", "config": {"shape": [1]}}, ""),
+        ({"module": "keras.src.models.functional", "class_name": "Functional", "config": {"layers": [LAYER]}}, ""),
+        ({"module": "keras.optimizers.schedules", "class_name": "CosineDecay", "config": {}}, ""),
+        (LAYER | {"class_name": "Lambda"}, "keras.layers.Lambda"),
+        (LAYER | {"class_name": "TFSMLayer"}, "keras.layers.TFSMLayer"),
+        (LAYER | {"class_name": "TorchModuleWrapper"}, "keras.layers.TorchModuleWrapper"),
+        (LAYER | {"module": "keras.src.layers.core.lambda_layer", "class_name": "Lambda"}, "keras.src.layers.core.lambda_layer.Lambda"),
+        (LAYER | {"module": "keras.utils", "class_name": "get_file"}, "keras.utils.get_file"),
+        (LAYER | {"module": "keras.config", "class_name": "enable_unsafe_deserialization"}, "keras.config.enable_unsafe_deserialization"),
+        (LAYER | {"module": "keras.losses", "class_name": "deserialize"}, "keras.losses.deserialize"),
+        (LAYER | {"config": {"activation": {"module": "os", "class_name": "function", "config": "system"}}}, "os.function"),
+        ({"module": "builtins", "class_name": "function", "config": "relu"}, "builtins.function"),
+        ({"class_name": "__lambda__", "config": {"value": "x"}}, "None.__lambda__"),
+        ({"class_name": "Conv2D", "config": {}}, "None.Conv2D"),
+        ({"module": "keras.layers", "class_name": ["Conv2D"], "config": {}}, "keras.layers.['Conv2D']"),
+        ({"module": ["keras"], "class_name": "Model", "config": {}}, "['keras'].Model"),
+    ],
+)
+def test_keras_is_given_nothing_that_could_do_more_than_compute(item: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"config": {"layers": [LAYER, item]}}))
+    assert _framework._strange(tmp_path / "a.keras") == named
 
 
 @pytest.mark.reference

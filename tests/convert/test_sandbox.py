@@ -220,6 +220,32 @@ def test_a_reader_that_hangs_is_ended_at_the_deadline(file: Path, reader: Any, m
     assert crash.value.limit is not None
 
 
+def test_what_a_reader_has_started_ends_with_it_at_the_deadline(file: Path, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only without a filter of calls; such a process would hold the pipe open that is waited at."""
+    monkeypatch.setattr(sandbox, "OPENING_S", 0.5)
+    reader("import subprocess, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\ntime.sleep(60)")
+    begun = time.monotonic()
+    with pytest.raises(ReaderCrashed, match=r"the deadline of \d s"):
+        sandbox.read(file)
+    assert time.monotonic() - begun < 10
+
+
+def test_an_interrupt_ends_the_reader_too(file: Path, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader("import time\ntime.sleep(60)")
+    before, found = children(os.getpid()), set[int]()
+
+    def interrupted(*_: Any) -> None:
+        found.update(children(os.getpid()) - before)
+        raise KeyboardInterrupt
+
+    exactly, answers = sandbox._exactly, iter(range(3))
+    monkeypatch.setattr(sandbox, "_exactly", lambda *parts: exactly(*parts) if next(answers) < 2 else interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.read(file)
+    assert len(found) == 1
+    assert children(os.getpid()) == before
+
+
 def test_a_reader_that_asks_for_more_memory_than_its_file_needs_gets_none(file: Path, reader: Any) -> None:
     reader(
         "confine([], 10, 9)\nimport convert._reader as r\ndef big():\n    return bytearray(3 * 2**30)\n"
@@ -237,6 +263,7 @@ def test_a_reader_that_asks_for_more_memory_than_its_file_needs_gets_none(file: 
         "'{}'",
         "json.dumps({'source': {}, 'log': []})",
         "'[' * 100000",
+        "'{\"a\": [' + '[],' * 5_000_000 + '[]]}'",
         "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [2**50], '<f4', [], None]]}, 'log': []})",
         "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [-1], '<f4', [], None]]}, 'log': []})",
         "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [2], '|O8', [], None]]}, 'log': []})",

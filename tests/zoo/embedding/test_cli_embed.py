@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo import ResNet32, cli
+from zoo import ResNet32, cli, embedding
 from zoo.embedding import nearest, read
+from zoo.embedding.report import Report
 from zoo.model import Model
 
 FAST = ["--no-fast", "--workers", "0", "--batch-size", "16"]
@@ -55,6 +56,22 @@ def test_mistakes_are_one_message_and_a_code(photos: Path, tmp_path: Path, capsy
     ):
         assert cli.main(arguments) == code
         assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_a_folder_is_an_output_with_ray_and_a_file_without(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the cluster's part stood in for: only what is refused before anything is computed is asked here."""
+    monkeypatch.setattr(embedding, "embed", lambda _network, _data, path, _at, **_options: Report(path))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").write_text("")
+    command = ["embed", str(photos), "-m", "ResNet20", "-q", "-o"]
+    assert cli.main([*command, str(tmp_path / "there"), "--engine", "ray"]) == 0
+    assert cli.main([*command, str(tmp_path / "file"), "--engine", "ray"]) == 1
+    assert "file can't be made" in capsys.readouterr().err
+    (tmp_path / "there.npy").mkdir()
+    assert cli.main([*command, str(tmp_path / "there.npy")]) == 1
+    assert "it is a folder; name a file in it" in capsys.readouterr().err
 
 
 def test_search_finds_the_image_itself_first_and_draws_a_sheet(
