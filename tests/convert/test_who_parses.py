@@ -45,6 +45,18 @@ def network(format: str) -> type[Model]:
     return MobileNetV1_025 if format == "keras" else ResNet20
 
 
+LACKING = (
+    sandbox.START.removesuffix("main()\n")
+    + """
+import convert._framework as f
+def prepare(_): raise ImportError
+f.prepare = prepare
+main()
+"""
+)
+"""A process that has no framework to run files with, which others need seconds to import."""
+
+
 class Absent(types.ModuleType):
     """Stands for a library in this process: it seems to be installed, and whoever asks for anything in it is noted."""
 
@@ -101,7 +113,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 torch.manual_seed(0)
                 made[format], model = folder / WRITTEN[format], network(format)
                 formats.formats()["safetensors"].save(model().state_dict(), folder / "ours.safetensors")
-                convert(folder / "ours.safetensors", made[format], model, prove=False, **(AS_KERAS if format == "keras" else {}))
+                with pytest.MonkeyPatch.context() as lacking:
+                    lacking.setattr(sandbox, "START", LACKING)
+                    convert(folder / "ours.safetensors", made[format], model, prove=False, **(AS_KERAS if format == "keras" else {}))
             else:
                 (folder / format).mkdir()
                 made[format] = seeds(format, folder / format)[0]
@@ -116,6 +130,7 @@ def test_the_asking_process_parses_no_foreign_file_at_any_door(
     files: Callable[[str], Path],
     tmp_path: Path,
     watched: Callable[[], list[tuple[str, int]]],
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, out, model = files(format), tmp_path / "out.safetensors", network(format)
@@ -130,6 +145,7 @@ def test_the_asking_process_parses_no_foreign_file_at_any_door(
     converted = main(["convert", str(path), str(out), "-m", model.__name__, "--json"])
     assert (converted == 0) == out.exists()
     proof = capsys.readouterr().out
+    monkeypatch.setattr(sandbox, "START", LACKING)  # the framework has been at work once
     added = main(["add", str(path), "-m", model.__name__, "--tag", "mine"])
     assert (added == 0) == (converted == 0)
     assert main(["diff", str(path), str(path)]) == 0
@@ -173,8 +189,7 @@ def test_a_framework_that_does_not_start_is_said_and_no_word_against_the_file(
     files: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = files("onnx")
-    broken = "import convert._framework as f\ndef prepare(_): raise ImportError\nf.prepare = prepare\nmain()\n"
-    monkeypatch.setattr(sandbox, "START", sandbox.START.removesuffix("main()\n") + broken)
+    monkeypatch.setattr(sandbox, "START", LACKING)
     made = convert(path, tmp_path / "out.safetensors", ResNet20)
     assert any("ended with exit code 1 before it was ready" in note for note in made.notes)
     assert made.certificate.verdict.startswith("PROVEN by float64 execution")

@@ -28,6 +28,7 @@ def start(told: dict[str, Any]) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared.pop("TRITON_INTERPRET", None)  # as on users' processors; kernels over processes have a test of their own
     launch = [sys.executable, "-W", "error", str(DRIVER), json.dumps(told)]
     both = [
         subprocess.Popen(launch, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
