@@ -61,7 +61,7 @@ def child(args: argparse.Namespace) -> None:
         device=args.device,
         fsdp=args.fsdp,
         fast=args.fast,
-        precision="bfloat16",
+        dtype="bfloat16",
         progress=False,
         lr=1e-4,
     )

@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 TIMES = """
-import time, torch
+import time
 start = time.process_time()
+import torch
+between = time.process_time()
 import zoo
-print(time.process_time() - start)
+print((time.process_time() - between) / (between - start))
 """
 
 QUIET = """
@@ -29,8 +31,9 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_import_adds_less_than_a_third_of_a_second_to_torch() -> None:
-    assert any(float(run(TIMES)) < 0.3 for _ in range(3))  # a busy machine may need another try
+def test_import_adds_less_than_an_eighth_to_torch() -> None:
+    """About a quarter of a second; as a share, for a busy machine takes longer for both."""
+    assert any(float(run(TIMES)) < 1 / 8 for _ in range(3))
 
 
 def test_import_opens_no_socket_and_loads_nothing_heavy() -> None:

@@ -73,6 +73,7 @@ def finetune(
     patience: Annotated[int | None, typer.Option(help="Evaluations without a better one that end the run.")] = None,
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
     device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, by autocast, or float32; bfloat16 on a GPU.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode.")] = None,
     fast: Annotated[
         bool | None, typer.Option("--fast/--no-fast", help="Steps on the zoo's kernels; on one GPU, where there are enough of them.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -20,23 +21,23 @@ from zoo.model import Model
 
 ROOT = Path(__file__).parents[2]
 CUT = """
-import os, sys
+import json, os, sys
 from pathlib import Path
 from zoo.converting import convert
 
-source, destination, victim, when = sys.argv[1:]
-left = [True]
+for source, destination, victim, when in json.loads(sys.argv[1]):
+    left = [True]
 
-def cut(said):
-    if said.startswith(when) and left:
-        left.clear()
-        os.truncate(victim if victim == source else next(Path(destination).parent.glob(victim)), 5000)
+    def cut(said):
+        if said.startswith(when) and left:
+            left.clear()
+            os.truncate(victim if victim == source else next(Path(destination).parent.glob(victim)), 5000)
 
-try:
-    convert(Path(source), Path(destination), "ResNet20", progress=cut)
-except Exception as error:
-    print(type(error).__name__, getattr(error, "signal", None), str(error).replace(chr(10), " "))
-print("cut" if not left else "never cut", Path(destination).exists())
+    try:
+        convert(Path(source), Path(destination), "ResNet20", progress=cut)
+    except Exception as error:
+        print(type(error).__name__, getattr(error, "signal", None), str(error).replace(chr(10), " "))
+    print("cut" if not left else "never cut", Path(destination).exists(), flush=True)
 """
 KINDS = {"safetensors": "MalformedFile None", **dict.fromkeys(("h5", "npz", "onnx", "pth"), "ReaderCrashed ")}
 
@@ -52,40 +53,43 @@ def ours(network: Model, tmp_path: Path) -> Path:
     return tmp_path / "ours.safetensors"
 
 
-def converted(*arguments: str) -> list[str]:
-    """Convert in a process of its own, which a signal may end."""
+def converted(*jobs: tuple[Path, Path, str, str]) -> list[str]:
+    """Convert, one after the other, in a process of its own, which a signal may end: an error and a state of each."""
+    told = json.dumps([[str(part) for part in job] for job in jobs])
     done = subprocess.run(
-        [sys.executable, "-c", CUT, *arguments], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300
+        [sys.executable, "-c", CUT, told], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300
     )
     assert done.returncode == 0, f"ended by {done.returncode}: {done.stderr}"
-    return done.stdout.splitlines()
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * len(jobs), done.stdout
+    return lines
 
 
-@pytest.mark.parametrize("ending", KINDS)
-def test_a_source_that_is_cut_while_it_is_converted_is_an_error(ending: str, network: Model, ours: Path) -> None:
-    source = ours.with_name(f"source.{ending}")
-    if ending == "pth":
-        torch.save(network.state_dict(), source)
-    elif ending == "safetensors":
-        ours.rename(source)
-    else:
-        convert(ours, source, "ResNet20")
-    error, state = converted(str(source), str(source.with_name("out.safetensors")), str(source), "writing out")
-    assert error.startswith(KINDS[ending])
-    assert "was cut short while it was read" in error
-    assert str(source) in error
-    assert state == "cut False"
-    assert not list(source.parent.glob(".converting-*"))
+def test_a_source_that_is_cut_while_it_is_converted_is_an_error(network: Model, ours: Path) -> None:
+    sources = [ours.with_name(f"source.{ending}") for ending in KINDS]
+    for source in sources:
+        if source.suffix == ".pth":
+            torch.save(network.state_dict(), source)
+        else:
+            convert(ours, source, "ResNet20", prove=False)
+    said = converted(
+        *((source, source.with_name(f"out-{source.suffix[1:]}.safetensors"), str(source), "writing out") for source in sources)
+    )
+    for source, error, state in zip(sources, said[::2], said[1::2], strict=True):
+        assert error.startswith(KINDS[source.suffix[1:]])
+        assert "was cut short while it was read" in error
+        assert str(source) in error
+        assert (source.name, state) == (source.name, "cut False")
+    assert not list(ours.parent.glob(".converting-*"))
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "npz"])
-def test_what_is_written_and_cut_while_it_is_proven_is_not_kept(ending: str, ours: Path) -> None:
-    written = {"safetensors": "out.safetensors", "npz": "out.npz.network"}[ending]
-    out = ours.with_name(f"out.{ending}")
-    error, state = converted(str(ours), str(out), f".converting-*/{written}", "proving")
-    assert error.startswith(f"ConvertError None {written} was changed in {ours.parent}/.converting-")
-    assert "Nothing was kept. Convert it into a folder of your own." in error
-    assert state == "cut False"
+def test_what_is_written_and_cut_while_it_is_proven_is_not_kept(ours: Path) -> None:
+    written = {"out.safetensors": "out.safetensors", "out.npz": "out.npz.network"}
+    said = converted(*((ours, ours.with_name(out), f".converting-*/{first}", "proving") for out, first in written.items()))
+    for first, error, state in zip(written.values(), said[::2], said[1::2], strict=True):
+        assert error.startswith(f"ConvertError None {first} was changed in {ours.parent}/.converting-")
+        assert "Nothing was kept. Convert it into a folder of your own." in error
+        assert (first, state) == (first, "cut False")
 
 
 @pytest.mark.parametrize("ending", ["npz", "onnx"])

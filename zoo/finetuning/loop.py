@@ -79,7 +79,7 @@ class Trainer:
     ) -> None:
         self.model, self.train, self.val, self.settings, self.plan, self.here = model, train, val, settings, plan, here
         self.folder, self.unreadable, self._tell, self._busy = folder, unreadable, tell, busy
-        self.half = settings.precision == "bfloat16" or (settings.precision == "auto" and here.device.type == "cuda")
+        self.half = in_half(settings, here)
         if here.size > 1 and not settings.freeze_norm:
             share_norms(model)
         if settings.fsdp:
@@ -260,7 +260,7 @@ class Trainer:
         self.model.eval()
         size = max(1, min(256, 2 * self.plan.batch // self.here.size))
         inside = self.average.inside(self.model) if self.average is not None else nullcontext()
-        with inside, torch.no_grad(), nullcontext() if precise else self._precision():
+        with inside, torch.no_grad(), nullcontext() if precise else self._casting():
             measured = evaluate(self.model, self.val, self.here, size, self._laid_out)
         if not np.isfinite(measured.probabilities).all():
             raise NotFinite(self._not_finite(self.step, math.nan))
@@ -283,7 +283,7 @@ class Trainer:
                 for key, reason in reasons.items():
                     self.unreadable.add(key, reason)
 
-    def _precision(self) -> Any:
+    def _casting(self) -> Any:
         return torch.autocast(self.here.device.type, torch.bfloat16, enabled=self.half)
 
     def _laid_out(self, x: Tensor) -> Tensor:
@@ -298,11 +298,11 @@ class Trainer:
         last = self.folder / checkpoint.LAST
         if last.is_file():
             kept = f"the last good state is kept: step {checkpoint.read(last)[1]['step']}, {last}"
-        bf16 = ", precision='float32'" if self.half else ""
+        bf16 = ", dtype='float32'" if self.half else ""
         return (
             f"the loss is {value} at step {step} of {self.plan.total} (epoch {step / self.plan.per_epoch:.2f}, rate {rate:.3g}); "
             f"{kept}. Try lr={self.plan.rate / 10:.2g}, clip=1{bf16}, or look for a rate with `zoo finetune --find-lr`; a resumed run "
-            f"takes a new lr, clip and precision: zoo finetune --resume {self.folder} --lr {self.plan.rate / 10:.2g}"
+            f"takes a new lr, clip and dtype: zoo finetune --resume {self.folder} --lr {self.plan.rate / 10:.2g}"
         )
 
     def _log(self, row: dict[str, Any]) -> None:
@@ -344,6 +344,11 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def in_half(settings: Settings, here: World) -> bool:
+    """Say whether steps are autocast to bfloat16."""
+    return settings.dtype == "bfloat16" or (settings.dtype == "auto" and here.device.type == "cuda")
 
 
 def channels_last(settings: Settings, here: World) -> bool:

@@ -17,6 +17,7 @@ from zoo.finetuning.batches import Batches, Unreadable, in_memory
 from zoo.finetuning.chance import seed_of
 from zoo.finetuning.distributed import world
 from zoo.finetuning.drawing import Curve, chart, save
+from zoo.finetuning.loop import in_half
 from zoo.finetuning.losses import loss_of
 from zoo.finetuning.network import subject
 from zoo.finetuning.plan import plan_of
@@ -107,12 +108,11 @@ def find_rate(
         rates: list[float] = []
         losses: list[float] = []
         mean = 0.0
-        half = wanted.precision == "bfloat16" or (wanted.precision == "auto" and here.device.type == "cuda")
         step_once = fast_step(
             network,
             lambda outputs, target: loss_of(outputs, target, wanted.label_smoothing),
             optimizer,
-            dtype=torch.bfloat16 if half else None,
+            dtype=torch.bfloat16 if in_half(wanted, here) else None,
             unchanged="there are few of them",
         )
         stream = batches.training(0, tries, plan.batch)

@@ -33,7 +33,7 @@ from zoo.trained import trained
 log = logging.getLogger("zoo")
 
 CHANGEABLE = (
-    "lr", "clip", "precision", "workers", "device", "save_steps", "save_minutes", "compile", "fast", "max_unreadable", "patience",
+    "lr", "clip", "dtype", "workers", "device", "save_steps", "save_minutes", "compile", "fast", "max_unreadable", "patience",
 )  # fmt: skip
 """Options that a resumed run may change; all others would make it another run."""
 FACTS = ("model", "options", "num_classes", "in_channels", "classes", "base", "new_head", "data", "val", "fingerprints")

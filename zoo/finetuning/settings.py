@@ -14,7 +14,7 @@ SCRATCH = {"sgd": 5.0, "adamw": 2.0}
 """How many times that rate a network takes whose weights are fresh."""
 CHOICES = {
     "optimizer": tuple(OPTIMISERS),
-    "precision": ("auto", "float32", "bfloat16"),
+    "dtype": ("auto", "float32", "bfloat16"),
     "augment": ("auto", "none", "pad", "resized"),
     "monitor": ("accuracy", "balanced_accuracy", "f1", "kappa", "loss"),
     "layout": ("classes", "studies"),
@@ -49,7 +49,7 @@ class Settings:
         ema: decay of the running mean of the weights, which is then what is measured and kept; 0 has none.
         freeze_norm: whether BatchNorm keeps the statistics that it came with.
         clip: greatest norm of the gradient; None doesn't clip.
-        precision: "bfloat16" by autocast, "float32", or "auto": bfloat16 on a GPU.
+        dtype: "bfloat16" by autocast, "float32", or "auto": bfloat16 on a GPU.
         channels_last: memory format; None takes it on a GPU.
         compile: whether torch.compile is to make the steps faster.
         fast: whether steps run on the zoo's kernels, replayed as one CUDA graph each; None does so on one GPU, in phases of at least
@@ -91,7 +91,7 @@ class Settings:
     ema: float = 0.0
     freeze_norm: bool = False
     clip: float | None = None
-    precision: str = "auto"
+    dtype: str = "auto"
     channels_last: bool | None = None
     compile: bool = False
     fast: bool | None = None

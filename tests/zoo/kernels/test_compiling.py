@@ -112,7 +112,7 @@ def test_a_compiler_that_dies_takes_its_own_task_along_and_no_other(cache: Path,
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.setattr(Deadly, "__module__", "test_compiling")
     monkeypatch.setitem(sys.modules, "test_compiling", sys.modules[__name__])
-    works = [norm_of(16), norm_of(16), norm_of(16), Deadly(), Deadly(), norm_of(32), norm_of(48)]
+    works = [norm_of(16), norm_of(16), norm_of(16), Deadly(), Deadly(), norm_of(16), norm_of(16)]
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile(works) == {0, 1, 2, 5, 6}
 

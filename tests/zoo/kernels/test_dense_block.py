@@ -98,16 +98,24 @@ def test_half_precision_is_as_near_to_float64_as_torch_is(dtype: torch.dtype, de
 def test_the_reference_has_the_gradient_of_its_values() -> None:
     x, tensors = block(2, dtype=torch.float64, size=3)
     learnt: list[Any] = [t.requires_grad_() if place % TENSORS not in RUNNING else None for place, t in enumerate(tensors)]
-    assert torch.autograd.gradcheck(lambda *given: ours(*given, layers=layers(2, "silu")), [x.requires_grad_(), *learnt])
+    assert torch.autograd.gradcheck(lambda *given: ours(*given, layers=layers(2, "silu")), [x.requires_grad_(), *learnt], fast_mode=True)
 
 
-@pytest.mark.parametrize("of_x", [True, False])
-@pytest.mark.parametrize("learning", [(), (0,), (4,), (9,), (15, 16), (24,), (20,), (29,), (5, 6, 24)], ids=str)
-def test_only_the_gradients_that_are_asked_for_are_returned(learning: tuple[int, ...], of_x: bool, device: torch.device) -> None:
-    if not learning and not of_x:
-        return
+@pytest.fixture(scope="module")
+def every() -> dict[str, Tensor]:
+    """All results of three layers, on the device of the tests."""
+    x, tensors = block(3, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return results(ours, x, tensors, layers(3))
+
+
+ASKED = [((), True), ((5, 6, 24), True), *((which, False) for which in ((0,), (4,), (9,), (15, 16), (20,), (24,), (29,)))]
+
+
+@pytest.mark.parametrize(("learning", "of_x"), ASKED, ids=str)
+def test_only_the_gradients_that_are_asked_for_are_returned(
+    learning: tuple[int, ...], of_x: bool, every: dict[str, Tensor], device: torch.device
+) -> None:
     x, tensors = block(3, device)
-    every = results(ours, x, tensors, layers(3))
     some = results(ours, x, tensors, layers(3), set(range(len(tensors))) - set(learning), of_x)
     asked = {f"of {NAMES[place % TENSORS]} of {place // TENSORS}" for place in learning} | ({"of x"} if of_x else set())
     assert {name for name in some if name.startswith("of ")} == asked

@@ -343,7 +343,7 @@ def on_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "conv_bias_act", lambda x, w, b, **options: ops.conv_bias_act(x, w, b, **options))
 
 
-@pytest.mark.parametrize("frozen", ["", "first.weight", "second.bias", "dilated.weight dilated.bias", "first.bias leaky.bias"])
+@pytest.mark.parametrize("frozen", ["", "first.weight second.bias", "dilated.weight dilated.bias leaky.bias"])
 def test_a_network_of_convolutions_learns_as_eager_does(frozen: str, on_kernels: None) -> None:
     eager, quick, model = pair()
     assert [row.kernel for row in why(model).rows] == CHAINS
