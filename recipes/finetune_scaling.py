@@ -50,11 +50,11 @@ def child(args: argparse.Namespace) -> None:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     done = finetune(
         CATALOGUE[args.model],
-        Noise(max(args.images, 2 * args.batch * size), args.side),
+        Noise(max(args.images, 2 * args.batch_size * size), args.side),
         args.out,
         from_scratch=True,
         steps=args.steps,
-        batch_size=args.batch * size,
+        batch_size=args.batch_size * size,
         size=args.side,
         val_share=0.0,
         eval_every=1_000_000,
@@ -74,7 +74,7 @@ def measure(args: argparse.Namespace, gpus: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}", __file__, "--child"]
-        told = ["--model", args.model, "--batch", args.batch, "--side", args.side, "--steps", args.steps, "--images", args.images]
+        told = ["--model", args.model, "--batch-size", args.batch_size, "--side", args.side, "--steps", args.steps, "--images", args.images]
         told += ["--out", out] + (["--fsdp"] if args.fsdp else []) + (["--device", args.device] if args.device else [])
         told += [] if args.fast is None else ["--fast" if args.fast else "--no-fast"]
         subprocess.run([*launch, *map(str, told)], check=True)
@@ -83,7 +83,13 @@ def measure(args: argparse.Namespace, gpus: int) -> dict[str, float]:
     looked = {row["time"]: row["step"] for row in rows if row["kind"] == "train" and row["step"] > args.steps / 3}  # losses come in bunches
     (begin, first), *_, (end, last) = looked.items()
     rate = (last - first) / (end - begin)
-    return {"gpus": gpus, "images_s": gpus * args.batch * rate, "ms_a_step": 1000 / rate, "loss": rows[-1]["loss"], "replayed": replayed}
+    return {
+        "gpus": gpus,
+        "images_s": gpus * args.batch_size * rate,
+        "ms_a_step": 1000 / rate,
+        "loss": rows[-1]["loss"],
+        "replayed": replayed,
+    }
 
 
 def main() -> None:
@@ -91,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", default="1,2,4")
     parser.add_argument("--model", default="ResNet50")
-    parser.add_argument("--batch", type=int, default=512, help="images of a step on each GPU")
+    parser.add_argument("--batch-size", type=int, default=512, help="images of a step on each GPU")
     parser.add_argument("--side", type=int, default=64)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--images", type=int, default=4096)
@@ -111,7 +117,14 @@ def main() -> None:
         row["efficiency"] = row["images_s"] / (rows[0]["images_s"] * row["gpus"] / rows[0]["gpus"])
         print(json.dumps(row), flush=True)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
-    about = {"device": device, "torch": torch.__version__, "model": args.model, "batch": args.batch, "side": args.side, "fsdp": args.fsdp}
+    about = {
+        "device": device,
+        "torch": torch.__version__,
+        "model": args.model,
+        "batch": args.batch_size,
+        "side": args.side,
+        "fsdp": args.fsdp,
+    }
     args.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

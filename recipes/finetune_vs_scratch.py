@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--test", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--eval-every", type=int, default=30)
     parser.add_argument("--device")
     args = parser.parse_args()
@@ -65,7 +65,7 @@ def main() -> None:
             data,
             args.out / name.replace(" ", "_"),
             steps=args.steps,
-            batch_size=args.batch,
+            batch_size=args.batch_size,
             eval_every=args.eval_every,
             device=args.device,
             **start,

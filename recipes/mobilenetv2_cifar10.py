@@ -75,7 +75,7 @@ def train(args: argparse.Namespace) -> Run:
         from_scratch=True,
         options={"dropout": args.dropout, **SMALL},
         preprocessing=STEPS,
-        batch_size=args.batch,
+        batch_size=args.batch_size,
         optimizer="sgd",
         lr=args.lr,
         weight_decay=args.weight_decay,
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/mobilenetv2_cifar10"))
     parser.add_argument("--epochs", type=int, default=80)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--lr", type=float, default=0.2)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--label-smoothing", type=float, default=0.1)

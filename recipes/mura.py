@@ -36,7 +36,7 @@ def train(args: argparse.Namespace) -> Run:
         preprocessing=replace(usual(cls), resize=args.size, crop=args.size),
         augment="none",
         rotate=30.0,
-        batch_size=args.batch,
+        batch_size=args.batch_size,
         optimizer="adamw",
         lr=args.lr,
         weight_decay=0.0,
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--from-scratch", action="store_true")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--size", type=int, default=320)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--patience", type=int)

@@ -88,8 +88,8 @@ def make_step(model: nn.Module, optimizer: torch.optim.Optimizer, args: argparse
 
     if args.device == "cpu":
         return step
-    inputs = torch.zeros(args.batch, 3, 32, 32, device=args.device)
-    targets = torch.zeros(args.batch, dtype=torch.long, device=args.device)
+    inputs = torch.zeros(args.batch_size, 3, 32, 32, device=args.device)
+    targets = torch.zeros(args.batch_size, dtype=torch.long, device=args.device)
     start = {name: value.clone() for name, value in model.state_dict().items()}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -134,12 +134,12 @@ def train(args: argparse.Namespace) -> dict[str, object]:
     rate = torch.tensor(0.0, device=args.device)
     optimizer = torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
     step = make_step(model, optimizer, args)
-    steps = len(labels) // args.batch
+    steps = len(labels) // args.batch_size
     epochs, started = [], time.time()
     for epoch in range(args.epochs):
         losses = torch.zeros((), device=args.device)
-        order = torch.randperm(len(labels), device=args.device)[: steps * args.batch]
-        batches = zip(augment(images[order]).split(args.batch), labels[order].split(args.batch), strict=True)
+        order = torch.randperm(len(labels), device=args.device)[: steps * args.batch_size]
+        batches = zip(augment(images[order]).split(args.batch_size), labels[order].split(args.batch_size), strict=True)
         for index, (batch, wanted) in enumerate(batches):
             done = (epoch * steps + index) / (args.epochs * steps)
             warm = min(1.0, done * args.epochs / 5)
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder with the CIFAR-10 images")
     parser.add_argument("--out", type=Path, default=Path("resnet20_cifar10.safetensors"))
     parser.add_argument("--epochs", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--weight-decay", type=float, default=5e-4)
     parser.add_argument("--label-smoothing", type=float, default=0.0)

@@ -53,13 +53,13 @@ def trained_by(way: str, cls: type[Model], seed: int, images: Tensor, labels: Te
     optimizer = torch.optim.SGD(network.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
     loss_of = nn.CrossEntropyLoss()
     casts = torch.bfloat16 if way.endswith("bfloat16") else None
-    step = _stepper(network, loss_of, optimizer, casts, images[: args.batch] if way.startswith("fast") else None)
+    step = _stepper(network, loss_of, optimizer, casts, images[: args.batch_size] if way.startswith("fast") else None)
     order = torch.Generator().manual_seed(1000 + seed)
     found = []
     for number in range(args.steps):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, (number + 1) / 50) * (1 - number / args.steps)
-        chosen = torch.randint(len(images), (args.batch,), generator=order).to(images.device)
+        chosen = torch.randint(len(images), (args.batch_size,), generator=order).to(images.device)
         found.append(step(images[chosen], labels[chosen]))
     return torch.stack(found).float().tolist()
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--model", default="ResNet20")
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -119,7 +119,7 @@ def main() -> None:
         "fast from eager bfloat16": max(abs(a - b) for a, b in zip(last[fast_way], last[WAYS[1]], strict=True)),
         "seed from seed": max(last[WAYS[0]]) - min(last[WAYS[0]]),
     }
-    about = {**facts(device), "date": today(), "model": args.model, "steps": args.steps, "batch": args.batch}
+    about = {**facts(device), "date": today(), "model": args.model, "steps": args.steps, "batch": args.batch_size}
     args.out.with_suffix(".json").write_text(json.dumps({**about, **told, "losses": losses}) + "\n")
     lines = [Curve(way, smoothed(losses[way][0])) for way in WAYS]
     save(chart(f"{args.model}: loss, mean of {SMOOTH} steps, seed 0", lines, "step"), args.out.with_suffix(".png"))

@@ -1,6 +1,6 @@
 """Measure how fast `fast_step` trains on 1, 2, 4 … GPUs of this machine, under DistributedDataParallel over NCCL, and draw it.
 
-    torchrun --standalone --nproc-per-node 4 recipes/training_scaling.py --model ResNet50 --batch 256 --out scaling
+    torchrun --standalone --nproc-per-node 4 recipes/training_scaling.py --model ResNet50 --batch-size 256 --out scaling
 
 Each GPU has a batch of its own, so four do four times the work in a step. All counts are measured by the same processes, the first of
 them alone, then the first two, and so on, several rounds in turns; a step is timed from a barrier to the slowest process's end.
@@ -35,7 +35,7 @@ def stepper(args: argparse.Namespace, group: Any, device: torch.device) -> FastS
     """Make a step of a network that a group of processes trains."""
     torch.manual_seed(0)
     network = CATALOGUE[args.model](num_classes=1000).train().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    images = torch.randn(args.batch, 3, args.side, args.side, device=device).contiguous(memory_format=torch.channels_last)
+    images = torch.randn(args.batch_size, 3, args.side, args.side, device=device).contiguous(memory_format=torch.channels_last)
     casts = torch.bfloat16 if device.type == "cuda" else None
     with torch.autocast(device.type, casts, casts is not None):
         model = fast(network, train=True, example=images, progress=False)
@@ -62,7 +62,7 @@ def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="ResNet50")
-    parser.add_argument("--batch", type=int, default=256, help="images of a step on each GPU")
+    parser.add_argument("--batch-size", type=int, default=256, help="images of a step on each GPU")
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="of a round")
@@ -78,8 +78,8 @@ def main() -> None:
     groups = {count: dist.new_group(list(range(count))) for count in counts}
     generator = torch.Generator().manual_seed(rank)
     batch = (
-        torch.randn(args.batch, 3, args.side, args.side, generator=generator).to(device).contiguous(memory_format=torch.channels_last),
-        torch.randint(1000, (args.batch,), generator=generator).to(device),
+        torch.randn(args.batch_size, 3, args.side, args.side, generator=generator).to(device).contiguous(memory_format=torch.channels_last),
+        torch.randint(1000, (args.batch_size,), generator=generator).to(device),
     )
     samples: dict[int, list[float]] = {count: [] for count in counts}
     steps = {count: stepper(args, groups[count], device) for count in counts if rank < count}
@@ -93,12 +93,12 @@ def main() -> None:
             if rank < count:
                 samples[count].append(span(steps[count], batch, args.steps, device, groups[count]))
     if rank == 0:
-        rates = {count: count * args.batch / statistics.median(times) for count, times in samples.items()}
+        rates = {count: count * args.batch_size / statistics.median(times) for count, times in samples.items()}
         rows = [{"gpus": count, "images_s": rate, "a_gpu": rate / rates[1] / count} for count, rate in rates.items()]
-        about = {**facts(device), "date": today(), "model": args.model, "batch": args.batch, "side": args.side}
+        about = {**facts(device), "date": today(), "model": args.model, "batch": args.batch_size, "side": args.side}
         args.out.with_suffix(".json").write_text(json.dumps({**about, "unchanged": steps[1].unchanged, "rows": rows}, indent=1) + "\n")
         lines = [Curve("measured", [(r["gpus"], r["images_s"]) for r in rows]), Curve("ideal", [(c, c * rates[1]) for c in counts])]
-        save(chart(f"{args.model}: images/s trained, {args.batch} a GPU", lines, "GPUs"), args.out.with_suffix(".png"))
+        save(chart(f"{args.model}: images/s trained, {args.batch_size} a GPU", lines, "GPUs"), args.out.with_suffix(".png"))
         print(json.dumps(rows))
     dist.barrier()
     for step in steps.values():

@@ -52,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_mobilenetv2_with_a_stem_for_small_images_trains_and_is_measured_once(cifar: Path, tmp_path: Path, run: Callable[..., str]) -> None:
     out = tmp_path / "x"
-    told = json.loads(run("mobilenetv2_cifar10.py", cifar, "--out", out, "--steps", 1, "--batch", 10, "--device", "cpu"))
+    told = json.loads(run("mobilenetv2_cifar10.py", cifar, "--out", out, "--steps", 1, "--batch-size", 10, "--device", "cpu"))
     assert told["steps"] == 1
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["images"] == 10
@@ -65,7 +65,7 @@ def test_fine_tuning_and_training_from_scratch_are_drawn_at_equal_steps(cifar: P
     out = tmp_path / "x"
     told = json.loads(
         run("finetune_vs_scratch.py", cifar, "cifar10", "--model", "ResNet20", "--out", out, "--images", 40, "--test", 10, "--steps", 2,
-            "--batch", 8, "--eval-every", 1, "--device", "cpu")
+            "--batch-size", 8, "--eval-every", 1, "--device", "cpu")
     )  # fmt: skip
     assert {name: [step for step, _ in found["curve"]] for name, found in told.items()} == {"fine-tuned": [1, 2], "from scratch": [1, 2]}
     assert (out / "compared.png").is_file()
@@ -73,8 +73,8 @@ def test_fine_tuning_and_training_from_scratch_are_drawn_at_equal_steps(cifar: P
 
 def test_scaling_is_measured_between_processes(tmp_path: Path, run: Callable[..., str]) -> None:
     out = tmp_path / "scaling.json"
-    run("finetune_scaling.py", "--gpus", "1", "--model", "ResNet20", "--batch", 4, "--side", 32, "--steps", 9, "--images", 20, "--device",
-        "cpu", "--out", out)  # fmt: skip
+    run("finetune_scaling.py", "--gpus", "1", "--model", "ResNet20", "--batch-size", 4, "--side", 32, "--steps", 9, "--images", 20,
+        "--device", "cpu", "--out", out)  # fmt: skip
     (row,) = json.loads(out.read_text())["rows"]
     assert row["efficiency"] == 1
     assert row["images_s"] == pytest.approx(4 * 1000 / row["ms_a_step"])

@@ -50,7 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_folder_of_images_becomes_a_checkpoint_and_its_log(pictures: Path, tmp_path: Path, run: Callable[..., str]) -> None:
     out = tmp_path / "made" / "net.safetensors"
-    run(pictures, "--out", out, "--epochs", 8, "--batch", 20, "--device", "cpu")
+    run(pictures, "--out", out, "--epochs", 8, "--batch-size", 20, "--device", "cpu")
     log = json.loads(out.with_suffix(".json").read_text())
     assert log["test_top1"] > 60
     assert log["settings"]["seed"] == 0
@@ -61,7 +61,7 @@ def test_a_folder_of_images_becomes_a_checkpoint_and_its_log(pictures: Path, tmp
 def test_a_holdout_never_reads_the_test_split(pictures: Path, tmp_path: Path, run: Callable[..., str]) -> None:
     (pictures / "test").rename(pictures / "elsewhere")
     out = tmp_path / "n.safetensors"
-    assert "holdout_top1" in run(pictures, "--out", out, "--epochs", 1, "--batch", 20, "--device", "cpu", "--holdout", 50)
+    assert "holdout_top1" in run(pictures, "--out", out, "--epochs", 1, "--batch-size", 20, "--device", "cpu", "--holdout", 50)
 
 
 def test_a_folder_without_images_is_explained(tmp_path: Path, run: Callable[..., str]) -> None:
