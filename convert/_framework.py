@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats._keras_ops import LAYERS
+from convert.formats._keras_ops import LAYERS, PLAIN
 from convert.kinds import is_dict
 
 log = logging.getLogger("convert")
@@ -85,11 +85,13 @@ def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]
 def _strange(path: Path) -> str:
     """Name the first thing in a .keras file's configuration that is not known to do nothing but compute, "" where all is."""
     with zipfile.ZipFile(path) as archive:
-        left: list[Any] = [json.loads(archive.read("config.json"))]
+        config = json.loads(archive.read("config.json"))
+    left: list[Any] = [{k: v for k, v in config.items() if k != "compile_config"} if is_dict(config) else config]  # that one is not built
     while left:
         item = left.pop()
         if is_dict(item):
-            if "class_name" in item and not _known(item.get("module"), item["class_name"]):
+            plain = item.get("class_name") == "function" and item.get("module") == "builtins" and item.get("config") in PLAIN
+            if "class_name" in item and not plain and not _known(item.get("module"), item["class_name"]):
                 return f"{item.get('module')}.{item['class_name']}"[:MAX_WORDS]
             left += item.values()
         elif isinstance(item, list):

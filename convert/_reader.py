@@ -13,7 +13,10 @@ import json
 import logging
 import mmap
 import os
+import select
+import signal
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -45,6 +48,7 @@ class _Heard(logging.Handler):
 
 def main() -> None:
     """Get ready for the file that the first line names, open it at the second, and serve its tensors until nobody asks any more."""
+    _end_with_who_asks()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     questions = sys.stdin.buffer
@@ -63,6 +67,23 @@ def main() -> None:
     while source is not None and (line := questions.readline()):
         _give(answers, source, json.loads(line)["tensor"])
     os._exit(0)  # nothing is left to tidy up, and a library's own ending could only fail
+
+
+def _end_with_who_asks() -> None:
+    """End this process, busy or not, when nobody is left who could ask: it hears neither the terminal's signals nor its group's."""
+    if not hasattr(select, "poll"):
+        return
+    left = select.poll()
+    left.register(0, 0)  # for its end alone, which is always told
+
+    def wait() -> None:
+        left.poll()
+        if os.getpid() == os.getpgrp():
+            with suppress(OSError):  # refused, once this process is confined: then it has started nothing
+                os.killpg(0, signal.SIGKILL)
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _confined(asked: dict[str, Any]) -> list[str]:

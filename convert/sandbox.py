@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -59,8 +60,8 @@ MAX_WORDS = 200
 """Of what is said of a framework."""
 MAX_TOLD_BYTES = 128 * 2**20
 """Of a description: a hundred thousand tensors with their steps need half."""
-MAX_TOLD_PARTS = 4_000_000
-"""Lists and objects of a description: forty for each of so many tensors."""
+TOLD_BYTES, TOLD_OF_A_BYTE = 4 * 2**20, 64
+"""What is told of a small file at most, and more for each of its bytes: parsed, words take thirty times their room."""
 COMPANIONS = ("caffe", "darknet", "deepcompression", "onnx", "tensorflow")
 """Formats whose files lie beside one another: their readers may read the folder."""
 MOST_COMPANIONS = 1000
@@ -123,7 +124,7 @@ def run(path: Path, format: str, images: np.ndarray, *, last: bool, isolated: bo
     Raises:
         ReaderCrashed: the framework was ended by a signal or a limit, or answered nonsense.
         ReaderUnavailable: this machine started no such process; the file was not looked at.
-        ConvertError: the file is gone.
+        FileNotFoundError: the file is gone.
     """
     if not isolated:
         return _framework.run(Path(path), format, images, last=last)
@@ -233,18 +234,15 @@ class _Reader:
             left = memoryview(json.dumps(question).encode() + b"\n")
             while left:
                 left = left[questions.write(left) or 0 :]
-            length = int.from_bytes(_exactly(answers, 8), "little")
-            if length > MAX_TOLD_BYTES:
+            length = int.from_bytes(_exactly(answers, 8, late), "little")
+            if length > min(MAX_TOLD_BYTES, TOLD_BYTES + TOLD_OF_A_BYTE * self.size_bytes):
                 self.close()
                 raise LimitExceeded(f"{self.path} holds more than can be told of it: {length} bytes of names and shapes")
-            text = _exactly(answers, length)
-            if text.count(b"[") + text.count(b"{") > MAX_TOLD_PARTS:  # counted before parsing: brackets cost 30 times their bytes
-                raise ValueError("it consists of too many parts")
-            told = json.loads(text)
+            told = json.loads(_exactly(answers, length, late))
             if not is_dict(told):
                 raise TypeError("no answer")
             if "error" not in told and into is not None and told["bytes"] == into.nbytes:
-                _fill(answers, into)
+                _fill(answers, into, late)
         except KeyboardInterrupt:  # which a process in a group of its own doesn't hear
             self.close()
             raise
@@ -376,8 +374,8 @@ def _started(fds: tuple[int, ...], more: Mapping[str, str]) -> subprocess.Popen[
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process with all that it has started: one of those could hold the pipe open that is waited at."""
-    if process.poll() is None and sys.platform != "win32":
+    """End a process with all that it has started, which may live on when it has ended itself."""
+    if sys.platform != "win32":
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
@@ -392,19 +390,26 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _exactly(answers: IO[bytes], count: int) -> bytes:
+def _exactly(answers: IO[bytes], count: int, late: threading.Event) -> bytes:
     taken = bytearray(count)
-    _into(answers, memoryview(taken))
+    _into(answers, memoryview(taken), late)
     return bytes(taken)
 
 
-def _fill(answers: IO[bytes], array: np.ndarray) -> None:
+def _fill(answers: IO[bytes], array: np.ndarray, late: threading.Event) -> None:
     if array.size:
-        _into(answers, array.reshape(-1).view(np.uint8).data)
+        _into(answers, array.reshape(-1).view(np.uint8).data, late)
 
 
-def _into(answers: Any, left: memoryview) -> None:
+def _into(answers: Any, left: memoryview, late: threading.Event) -> None:
+    """Read until all is there; not past the deadline, whoever still holds the pipe."""
+    ready = select.poll() if hasattr(select, "poll") else None
+    if ready is not None:
+        ready.register(answers, select.POLLIN)
     while left:
+        while ready is not None and not ready.poll(500):
+            if late.is_set():
+                raise EOFError
         count = answers.readinto(left)
         if not count:
             raise EOFError

@@ -28,6 +28,12 @@ assert pathlib.Path(zoo.__file__).is_relative_to(sys.argv[1]), zoo.__file__
 with torch.device("meta"):
     assert sum(p.numel() for p in zoo.ResNet26().parameters()) == zoo.ResNet26.params
 
+nin = zoo.NiN(num_classes=4, in_channels=1).eval()
+assert sum(p.numel() for p in zoo.NiN().parameters()) == zoo.NiN.params
+assert nin(torch.zeros(2, 1, 32, 32)).shape == (2, 4)
+assert zoo.reset_head(nin, 7)(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
+assert zoo.features(nin, at=["stride/4"])(torch.zeros(2, 1, 32, 32))["stride/4"].shape[2:] == (8, 8)
+
 assert weights.find("ResNet26").tag == "ours"
 
 assert resolve("s3://acme/wheels/a b.safetensors").url == "https://acme.s3.amazonaws.com/wheels/a%20b.safetensors"
@@ -72,7 +78,7 @@ def apply(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_addition_applies_and_works(copy: Path) -> None:
     diffs = documents.blocks(DOCS / "adding.md", "diff")
-    assert len(diffs) >= 6
+    assert len(diffs) >= 7
     for diff in diffs:
         applied = apply(diff.text, copy)
         assert applied.returncode == 0, f"{diff}: {applied.stderr}"

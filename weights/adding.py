@@ -16,6 +16,7 @@ from weights.errors import BadRecord, NotLocked, UnknownWeights
 from weights.install import Converter, get, renew
 from weights.part import disk
 from weights.pinning import frozen_by
+from weights.places import at_home
 from weights.record import Checkpoint, Preprocessing
 from weights.registry import TAG, adhoc, checkpoints, located, named_folder, user_folder
 
@@ -68,7 +69,7 @@ def add(
     installed = (renew if local else get)(row, to_safetensors=to_safetensors)
     row = dataclasses.replace(row, sha256=installed.source_sha256)
     if origin is not None:
-        row = dataclasses.replace(row, sources=(origin.expanduser().absolute().as_uri(),))
+        row = dataclasses.replace(row, sources=(at_home(origin).absolute().as_uri(),))
         Cache().rename(installed, row.sources[0])
     with disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)

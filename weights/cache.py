@@ -27,6 +27,7 @@ import re
 import secrets
 import stat
 import sys
+import threading
 import time
 from collections.abc import Generator
 from dataclasses import dataclass, fields, replace
@@ -46,6 +47,10 @@ PACKAGE = Path(__file__).parent
 LAYOUT = 1
 BUNDLE = "bundle"
 """Stands for a version of the converter where another machine converted."""
+_HERE: dict[tuple[Path, str], threading.Lock] = {}
+"""Locks of this process's threads, which need no file; a process that is forked has none of its parent's."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_HERE.clear)
 LOCK_IDLE_S = 20.0
 """How long another process may hold the lock while nothing of its file arrives; then we fetch beside it."""
 NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -258,7 +263,7 @@ class Cache:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Generator[None]:
-        """Wait while another process fetches the same file: it saves the second download, nothing depends on it."""
+        """Wait while another process or thread fetches the same file: it saves the second download, nothing depends on it."""
         import filelock
 
         # The native lock only: a soft one outlives its owner. Recent versions fall back to it unless told not to.
@@ -266,8 +271,13 @@ class Cache:
         hard: dict[str, Any] = {"fallback_to_soft": False} if "fallback_to_soft" in inspect.signature(kind).parameters else {}
         seen, since = newest(self.partial, name), time.monotonic()  # that it changes counts: clocks jump, and a server has its own
         lock = kind(self.root / "locks" / f"{name}.lock", timeout=1, **hard)
+        here = _HERE.setdefault((self.root, name), threading.Lock())  # of this process, where no file can be locked
+        ours = False
         while True:
             try:
+                ours = ours or here.acquire(timeout=1)
+                if not ours:
+                    raise filelock.Timeout(name)
                 lock.acquire()
                 break
             except filelock.Timeout:
@@ -284,6 +294,8 @@ class Cache:
         finally:
             with contextlib.suppress(OSError, NotImplementedError):
                 lock.release()
+            if ours:
+                here.release()
 
     def temporary(self, name: str) -> Path:
         """Name a file in `partial` that is swept away if this process dies."""

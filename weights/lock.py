@@ -1,6 +1,6 @@
 """`weights.lock`: which bytes a name means. One form of writing it, and a reader that takes no other.
 
-    version = 1
+    version = 2
     serial = 7                          # grows with every change, so that an older lock is noticed
     checksum = "…"                      # of all rows: notices one that is gone
     [[weights]]                         # sorted by key
@@ -34,7 +34,7 @@ from weights.regular import read_regular
 
 NAME = "weights.lock"
 SHIPPED_LOCK = Path(__file__).parent / NAME
-VERSION = 1
+VERSION = 2
 MOST_BYTES = 16 << 20
 HEAD = "# Which bytes a name means. Written by `zoo lock`, checked at every reading; an edit by hand is refused.\n"
 FULL = "full hash"
@@ -169,7 +169,10 @@ def parse(text: str, path: Path) -> Lock:
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines, 1) if line == "[[weights]]"]
     if (version := table.get("version")) != VERSION:
-        raise _bad(path, _line(lines, "version", 0), f"version is {VERSION}, got {version!r}; a later kernelzoo may read it")
+        why = f"version is {VERSION}, got {version!r}"
+        if version in range(VERSION):  # from before the first release
+            raise BadLock(f"{path}: {why}. Keep it aside, let `zoo lock` write the same names anew, and compare the hashes of both.")
+        raise _bad(path, _line(lines, "version", 0), f"{why}; a later kernelzoo may read it")
     for name in table:
         if name not in ("version", "serial", "checksum", "weights"):
             raise _bad(path, _line(lines, name, 0), f"unknown key {name!r}")

@@ -26,6 +26,7 @@ from weights.delivery import Delivery
 from weights.errors import BadRecord, CorruptCache, UnknownWeights
 from weights.part import Part, disk, sweep
 from weights.pinning import Pin, admit, hearsay, remember_served
+from weights.places import at_home
 from weights.reading import hashes
 from weights.record import Checkpoint
 from weights.sources import Remote
@@ -94,7 +95,7 @@ def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = T
         NotLocked: a file has no full hash in a record or a lock, and ZOO_FROZEN is set. What is admitted for the first time is pinned.
         WeightsError: a file could not be had; what was finished before stays, and is in the index.
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = at_home(folder).absolute()
     if not rows:
         _check_there(folder)
     with disk(folder):
@@ -159,8 +160,9 @@ def _index(folder: Path) -> tuple[list[Mirrored], list[Mirrored]]:
     """Read which files a mirror has, and which it should have and has not."""
     try:
         facts = json.loads((folder / INDEX).read_bytes())
-        if facts["kernelzoo_mirror"] != VERSION:
-            raise ValueError(f"its layout is {facts['kernelzoo_mirror']!r}, this version reads {VERSION}")
+        if (version := facts["kernelzoo_mirror"]) != VERSION:
+            todo = "delete it and make the mirror again with zoo mirror" if version in range(VERSION) else "update kernelzoo"
+            raise BadRecord(f"{folder / INDEX} has layout {version!r} and this version reads {VERSION}: {todo}.")
         return [_mirrored(one) for one in facts["files"]], [_mirrored(one) for one in facts.get("missing", [])]
     except FileNotFoundError:
         return [], []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from functools import lru_cache
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ELSEWHERE = "file:///in-a-bundle/"
@@ -15,6 +17,11 @@ _HUB = re.compile(r"(hf://[\w.-]+/[\w.-]+)(@[^/]+)?(/.+)?")
 _PORTS = {"http": 80, "https": 443}
 _USUAL = "model.safetensors"
 """The file that a repository's own name means, where it has one of that name."""
+
+
+def at_home(named: str | os.PathLike[str]) -> Path:
+    """Return a path with ~ and ~somebody written out; of nobody's home it stays as it is, and so is not there."""
+    return Path(os.path.expanduser(named))  # noqa: PTH111  Path.expanduser raises
 
 
 def public(source: str) -> str:

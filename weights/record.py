@@ -171,6 +171,8 @@ def _is_percentage(value: object) -> bool:
 
 
 def _consistent(row: Checkpoint, classes_known: bool) -> None:
+    from weights.sources import SCHEMES  # which opens what records name
+
     for name in ("tag", "license"):
         if not re.fullmatch(r"\S(.*\S)?", getattr(row, name)):
             raise BadRecord(f"{name} is one line of text without spaces around it, got {getattr(row, name)!r}")
@@ -187,7 +189,7 @@ def _consistent(row: Checkpoint, classes_known: bool) -> None:
             raise InsecureSource(
                 "a source with a password in it would leave it in logs and notes: use a Hub repository with HF_TOKEN, or a file"
             )
-        if scheme not in ("hf", "https", "file", "package") and not loopback:
+        if scheme not in SCHEMES:
             raise BadRecord(f"a source starts with hf://, https:// or file://, got {source!r}")
         if scheme == "package" and row.format != "safetensors":
             raise BadRecord(f"{source} ships with the package and must be safetensors")

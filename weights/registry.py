@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from weights.errors import BadRecord, NoPretrainedWeights, UnknownWeights
+from weights.places import at_home
 from weights.record import Checkpoint, record
 from weights.regular import read_regular
 
@@ -131,7 +132,7 @@ def adhoc(model: str, source: str, **facts: Any) -> Checkpoint:
         BadRecord: a fact has the wrong name or type, or the source is of no allowed kind.
         InsecureSource: the source is http:// on another machine.
     """
-    url = source if _SCHEME.match(source) else Path(source).expanduser().absolute().as_uri()
+    url = source if _SCHEME.match(source) else at_home(source).absolute().as_uri()
     last = url.partition("?")[0].rsplit("/", 1)[-1]
     safe = last.endswith(".safetensors") or (url.startswith("hf://") and url.removeprefix("hf://").count("/") == 1)
     usual = {"resize": 256, "crop": 224, "interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}

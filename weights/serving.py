@@ -24,6 +24,7 @@ from urllib.parse import unquote
 from weights.cache import Cache
 from weights.errors import BadRecord, NoSuchFile, SourceUnavailable
 from weights.mirror import INDEX, VERSION, index
+from weights.places import at_home
 
 log = logging.getLogger("weights")
 CHUNK = 1 << 20
@@ -56,7 +57,7 @@ def files_of(folder: str | Path | None) -> Callable[[], Mapping[str, Served]]:
     """
     if folder is None:
         return _blobs
-    place = Path(folder).expanduser().absolute()
+    place = at_home(folder).absolute()
     if not (place / INDEX).is_file():
         raise NoSuchFile(f"{place} is no mirror, it has no {INDEX}: zoo mirror {folder} MODEL... makes one.")
     known: list[Any] = [None, {}]

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from weights import patience
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
 from weights.patience import Again, check_status, proxies, within
-from weights.places import ELSEWHERE
+from weights.places import ELSEWHERE, at_home
 from weights.wording import clause
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def mirror_note(checkpoint: Checkpoint) -> str:
 def _mirror() -> tuple[str, Path | None]:
     """Read ZOO_MIRROR; the second is its folder, if it is one."""
     mirror = os.environ.get("ZOO_MIRROR", "").rstrip("/")
-    return mirror, Path(mirror).expanduser().absolute() if mirror and "://" not in mirror else None
+    return mirror, at_home(mirror).absolute() if mirror and "://" not in mirror else None
 
 
 def _bare(mirror: str) -> bool:
@@ -316,3 +316,4 @@ def check_announced(remote: Remote, sha256: str | None) -> None:
 
 
 _OPENERS = {"hf": _hub, "https": _plain, "http": _plain, "file": _file, "package": _package}
+SCHEMES = frozenset(_OPENERS)

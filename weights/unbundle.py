@@ -25,7 +25,7 @@ from weights.header import check_complete
 from weights.lock import Entry, Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
-from weights.places import plain
+from weights.places import at_home, plain
 from weights.reading import hashes, read_file
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
@@ -92,7 +92,7 @@ def unbundle(
         BadRecord: a record contradicts the one that is here.
         NoSpace, CacheNotWritable: the cache or the registry can't take it.
     """
-    path, cache = Path(path).expanduser(), Cache()
+    path, cache = at_home(path), Cache()
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(_opened(path))
         reader = Reader(file, str(path), progress)

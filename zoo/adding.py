@@ -12,6 +12,7 @@ from typing import Any, Literal
 import weights
 from convert import formats
 from weights import Checkpoint
+from weights.places import at_home
 from zoo.finding import to_safetensors
 from zoo.model import Model
 from zoo.runs import is_run
@@ -60,7 +61,7 @@ def add_file(
         BadRecord: the tag is taken, or a fact is wrong.
     """
     facts: dict[str, Any] = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": preprocessing}
-    path, told = Path(path).expanduser(), (framework, match, kernel_convention, spatial) != ("auto", False, "auto", "auto")
+    path, told = at_home(path), (framework, match, kernel_convention, spatial) != ("auto", False, "auto", "auto")
     if path.exists() and not is_run(path) and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
         from zoo.converting import convert
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import weights
 from weights.cache import LAYOUT, Cache, read_json
 from weights.patience import proxies
+from weights.places import at_home
 from weights.registry import named_folder, user_folder
 from weights.sources import LOOPBACK, offline
 from weights.wording import counted
@@ -220,7 +221,7 @@ def _mirror(mirror: str) -> Iterator[Finding]:
     parts = urlsplit(mirror)
     shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in mirror else mirror
     if "://" not in mirror:
-        there = Path(mirror).expanduser().is_dir()
+        there = at_home(mirror).is_dir()
         yield Finding(
             "network", "ZOO_MIRROR", "ok" if there else "broken", shown, "" if there else "there is no such folder: mend or unset it"
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,19 @@ import weights
 from convert import formats, sandbox
 from convert.formats import safetensors
 from convert.source import Convention, Spatial, Stored
-from weights import Checkpoint, HashMismatch, NoPretrainedWeights, Preprocessing, UnknownWeights, UnsupportedFormat, WeightsMismatch, header
+from weights import (
+    Checkpoint,
+    ConvertError,
+    HashMismatch,
+    NoPretrainedWeights,
+    Preprocessing,
+    UnknownWeights,
+    UnsupportedFormat,
+    WeightsMismatch,
+    header,
+)
 from weights.finite import check_values
+from weights.places import at_home
 from zoo.model import CATALOGUE, Model
 from zoo.runs import WEIGHTS, is_run, read_row, unfinished
 from zoo.search import model_class
@@ -80,7 +92,7 @@ def find(
     """
     name = model.variant().__name__
     if named is not None and "://" not in os.fspath(named) and _is_path(name, named):
-        path = Path(named).expanduser()
+        path = at_home(named)
         if not path.exists():
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
             raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
@@ -101,8 +113,10 @@ def find(
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer) as opened:
                 return _recognised(record, sha256), _loaded(opened.tensors, path)
-        noted = _noted(record, header.metadata(buffer), model)
-        return noted or _recognised(record, sha256), _finite(safetensors.tensors(buffer), path)
+        with _about(path):
+            noted = _noted(record, header.metadata(buffer), model)
+            tensors = safetensors.tensors(buffer)
+        return noted or _recognised(record, sha256), _finite(tensors, path)
     record = find_record(model, None if named is None else os.fspath(named))
     buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes:
@@ -174,11 +188,20 @@ def _loaded(tensors: Mapping[str, Stored], path: Path) -> dict[str, Tensor]:
     return _finite({name: as_tensor(stored.array()).contiguous() for name, stored in tensors.items()}, path)
 
 
+@contextmanager
+def _about(path: Path) -> Generator[None]:
+    """Say in errors of a file's content whose it is."""
+    try:
+        yield
+    except ConvertError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
 def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return tensors of a file that nothing was installed of, which is where NaN is refused otherwise."""
     called = {dtype: name for name, (_, dtype) in header.DTYPES.items()}
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.numel():
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
             flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
             check_values(flat.data, called[str(tensor.dtype).removeprefix("torch.")], name, str(path))
     return tensors
@@ -202,7 +225,7 @@ def _steps(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_path(model: str, named: str | os.PathLike[str]) -> bool:
     """Tell a path from a tag: a registered tag is one, even where a file of that name lies around."""
-    path = Path(named).expanduser()
+    path = at_home(named)
     if isinstance(named, os.PathLike) or os.sep in named:
         return True
     if named in {c.tag for c in weights.checkpoints(model)}:

@@ -14,6 +14,7 @@ from urllib.request import url2pathname
 
 from weights import BadRecord, Checkpoint, Preprocessing, UnknownWeights
 from weights.adding import to_toml
+from weights.places import at_home
 from weights.record import record
 from zoo.labels import labels
 
@@ -45,12 +46,16 @@ def named(model: str, weights: str | None) -> tuple[str, str | None]:
         UnknownWeights: the run is not finished, or none lies where a folder was named.
         BadRecord: its record is damaged.
     """
-    folder = Path(model).expanduser().absolute()
+    folder = at_home(model).absolute()
     if weights is None and folder.is_dir():
         if why := unfinished(folder):
             raise UnknownWeights(why)
         if is_run(folder):
             return read_row(folder).model, str(folder)
+    if weights is not None and is_run(folder):
+        raise UnknownWeights(
+            f"{model} is a run, which has weights of its own: leave out {weights}, or name the network, {read_row(folder).model}"
+        )
     if "/" in model or os.sep in model:
         raise UnknownWeights(
             f"{model}: no run of zoo finetune lies there, and no network is called so; `zoo list` shows the networks, and a run lies where "

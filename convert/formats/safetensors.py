@@ -60,6 +60,8 @@ def read(path: Path) -> Source:
             array = np.empty(entry.shape, dtype)
             if array.size:
                 file.fill(array.reshape(-1).view(np.uint8).data, entry.start, name)
+            if dtype == np.bool_:
+                _see_booleans(array.reshape(-1).view(np.uint8).tobytes(), name)
             return array
 
         return Stored(name, entry.shape, dtype, load, convention="correlation" if kernel else None)
@@ -67,6 +69,11 @@ def read(path: Path) -> Source:
     tensors = {name: stored(name, entry) for name, entry in found.items()}
     source = Source(path, "safetensors", "PyTorch", tensors, facts=notes, close=file.close)
     return flax.canonical(source) if flax.looks_like_flax({name: entry.shape for name, entry in found.items()}) else source
+
+
+def _see_booleans(data: bytes, name: str) -> None:
+    if data.strip(b"\0\1"):
+        raise MalformedFile(f"tensor {name!r} is boolean and holds bytes other than 0 and 1")
 
 
 class _Kept:
@@ -126,8 +133,8 @@ def tensors(buffer: Buffer) -> dict[str, Tensor]:
         if entry.start == entry.stop:
             read[name] = torch.empty(entry.shape, dtype=dtype)
             continue
-        if entry.dtype == "BOOL" and view[entry.start : entry.stop].tobytes().strip(b"\0\1"):
-            raise MalformedFile(f"tensor {name!r} is boolean and holds bytes other than 0 and 1")
+        if entry.dtype == "BOOL":
+            _see_booleans(view[entry.start : entry.stop].tobytes(), name)
         if address is None or (address + entry.start) % itemsize:
             flat = torch.frombuffer(bytearray(view[entry.start : entry.stop]), dtype=dtype)
         else:

@@ -43,6 +43,7 @@ ZEROS = {"module": "keras.initializers", "class_name": "Zeros", "config": {}, "r
     [
         (LAYER | {"config": {"bias_initializer": ZEROS}}, ""),
         ({"class_name": "__keras_tensor__", "config": {"shape": [1]}}, ""),
+        (LAYER | {"config": {"activation": {"module": "builtins", "class_name": "function", "config": "relu"}}}, ""),
         ({"module": "keras.src.models.functional", "class_name": "Functional", "config": {"layers": [LAYER]}}, ""),
         ({"module": "keras.optimizers.schedules", "class_name": "CosineDecay", "config": {}}, ""),
         (LAYER | {"class_name": "Lambda"}, "keras.layers.Lambda"),
@@ -53,7 +54,8 @@ ZEROS = {"module": "keras.initializers", "class_name": "Zeros", "config": {}, "r
         (LAYER | {"module": "keras.config", "class_name": "enable_unsafe_deserialization"}, "keras.config.enable_unsafe_deserialization"),
         (LAYER | {"module": "keras.losses", "class_name": "deserialize"}, "keras.losses.deserialize"),
         (LAYER | {"config": {"activation": {"module": "os", "class_name": "function", "config": "system"}}}, "os.function"),
-        ({"module": "builtins", "class_name": "function", "config": "relu"}, "builtins.function"),
+        ({"module": "builtins", "class_name": "function", "config": "deserialize"}, "builtins.function"),
+        (LAYER | {"compile_config": {"optimizer": {"module": "os", "class_name": "Adam"}}}, "os.Adam"),
         ({"class_name": "__lambda__", "config": {"value": "x"}}, "None.__lambda__"),
         ({"class_name": "Conv2D", "config": {}}, "None.Conv2D"),
         ({"module": "keras.layers", "class_name": ["Conv2D"], "config": {}}, "keras.layers.['Conv2D']"),
@@ -64,6 +66,14 @@ def test_keras_is_given_nothing_that_could_do_more_than_compute(item: dict[str, 
     with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
         archive.writestr("config.json", json.dumps({"config": {"layers": [LAYER, item]}}))
     assert _framework._strange(tmp_path / "a.keras") == named
+
+
+def test_how_a_file_was_trained_is_nothing_that_keras_builds(tmp_path: Path) -> None:
+    """An optimiser of the backend's own is written there, in every file that was compiled."""
+    adam = {"module": "keras.src.backend.torch.optimizers.torch_adam", "class_name": "Adam", "config": {}}
+    with zipfile.ZipFile(tmp_path / "a.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"config": {"layers": [LAYER]}, "compile_config": {"optimizer": adam, "loss": "mse"}}))
+    assert _framework._strange(tmp_path / "a.keras") == ""
 
 
 @pytest.mark.reference

@@ -230,6 +230,38 @@ def test_what_a_reader_has_started_ends_with_it_at_the_deadline(file: Path, read
     assert time.monotonic() - begun < 10
 
 
+@pytest.mark.parametrize("own", ["", ", start_new_session=True"])
+def test_a_reader_that_ended_itself_leaves_nothing_running_and_nobody_waiting(
+    own: str, file: Path, reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has started holds the pipe; where even that has a group of its own, the deadline is kept all the same."""
+    monkeypatch.setattr(sandbox, "OPENING_S", 1.0)
+    sleeps = f"[sys.executable, '-c', 'import time; time.sleep({30 if own else 300})']{own}"
+    reader(
+        f"import subprocess\nstarted = subprocess.Popen({sleeps}, stdin=subprocess.DEVNULL)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(started.pid))\nos._exit(3)"
+    )
+    begun = time.monotonic()
+    with pytest.raises(ReaderCrashed):
+        sandbox.read(file)
+    assert time.monotonic() - begun < 10
+    pid = int((tmp_path / "pid").read_text())
+    if own:
+        os.kill(pid, 9)
+    else:
+        for _ in range(100):
+            if not Path(f"/proc/{pid}").exists() or "(zombie)" in Path(f"/proc/{pid}/status").read_text():
+                return
+            time.sleep(0.05)
+        pytest.fail(f"{pid} still runs")
+
+
+def test_a_small_file_of_which_much_is_told_is_refused(file: Path, reader: Any) -> None:
+    reader(answering("'[' + '0.1,' * 2_000_000 + '1]'"))
+    with pytest.raises(LimitExceeded, match="more than can be told of it"):
+        sandbox.read(file)
+
+
 def test_an_interrupt_ends_the_reader_too(file: Path, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reader("import time\ntime.sleep(60)")
     before, found = children(os.getpid()), set[int]()
@@ -263,7 +295,6 @@ def test_a_reader_that_asks_for_more_memory_than_its_file_needs_gets_none(file: 
         "'{}'",
         "json.dumps({'source': {}, 'log': []})",
         "'[' * 100000",
-        "'{\"a\": [' + '[],' * 5_000_000 + '[]]}'",
         "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [2**50], '<f4', [], None]]}, 'log': []})",
         "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [-1], '<f4', [], None]]}, 'log': []})",
         "json.dumps({'source': {**GOOD, 'tensors': [['a', 'a', [2], '|O8', [], None]]}, 'log': []})",
@@ -368,8 +399,16 @@ def test_a_closed_file_and_a_dropped_one_leave_no_process(file: Path) -> None:
     assert second not in children(os.getpid())
 
 
-def test_a_reader_ends_with_the_process_that_asked(file: Path) -> None:
-    code = f"import pathlib; from convert import sandbox; s = sandbox.read(pathlib.Path({str(file)!r}))\nprint('open', flush=True)\ninput()"
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_reader_ends_with_the_process_that_asked(busy: bool, file: Path) -> None:
+    code = "import pathlib, threading, time; from convert import sandbox\n"
+    if busy:
+        works = "import convert._reader as r\ndef give(*_):\n    while True: pass\nr._give = give\nmain()"
+        code += f"sandbox.START = {BEHIND + works!r}\n"
+    code += f"s = sandbox.read(pathlib.Path({str(file)!r}))\n"
+    if busy:
+        code += "threading.Thread(target=s.tensors['a.bias'].load, daemon=True).start()\ntime.sleep(0.5)\n"
+    code += "print('open', flush=True)\ninput()"
     here = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[1])}
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=here) as asking:
         assert asking.stdout is not None

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load
 
 from convert.formats import safetensors
-from weights.errors import ConvertError
+from weights.errors import ConvertError, MalformedFile
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
 from weights.header import MAX_HEADER_BYTES, check_complete, entries, metadata
@@ -81,6 +81,14 @@ def test_a_file_that_one_reader_refuses_all_refuse(data: bytes, reader: str, tmp
 def test_a_file_that_is_whole_all_take(reader: str, tmp_path: Path) -> None:
     (tmp_path / "w").write_bytes(packed({"__metadata__": {"by": "me"}, "x": F32}))
     READERS[reader](tmp_path / "w")
+
+
+def test_a_boolean_that_is_neither_is_refused_by_both_who_make_tensors(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(packed({"x": {"dtype": "BOOL", "shape": [2], "data_offsets": [0, 2]}}, b"\1\7"))
+    with safetensors.read(tmp_path / "w") as source, pytest.raises(MalformedFile, match="other than 0 and 1"):
+        source.tensors["x"].array()
+    with pytest.raises(MalformedFile, match="other than 0 and 1"):
+        safetensors.tensors((tmp_path / "w").read_bytes())
 
 
 @pytest.mark.parametrize("reader", READERS)

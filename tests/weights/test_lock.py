@@ -109,7 +109,7 @@ EDITS: dict[str, tuple[Callable[[str], str], str]] = {
     "an unknown key": (lambda t: t.replace("size_bytes = 123", 'sizes = "x"', 1), r"line 9: unknown key 'sizes'"),
     "an unknown key above the rows": (lambda t: t.replace("serial = 7", "serial = 7\nowner = 1"), r"line 4: unknown key 'owner'"),
     "a key twice": (lambda t: t.replace("size_bytes = 123", "size_bytes = 123\nsize_bytes = 123", 1), r"can't be read: .*line 10"),
-    "a later version": (lambda t: t.replace("version = 1", "version = 2"), r"line 2: version is 1, got 2"),
+    "a later version": (lambda t: t.replace("version = 2", "version = 3"), r"line 2: version is 2, got 3"),
     "another serial": (lambda t: t.replace("serial = 7", "serial = 9"), r"line 4: the checksum"),
     "a serial that is none": (lambda t: t.replace("serial = 7", "serial = -7"), r"line 3: serial is a number of at least 1"),
     "a status that promises more": (
@@ -146,6 +146,12 @@ def test_an_edited_lock_is_refused_with_its_line(lock: Path, edit: str) -> None:
     with pytest.raises(BadLock, match=rf"{lock}.*{message}") as caught:
         Lock.read(lock)
     assert "Restore it from version control, or delete it and let `zoo lock` write it anew" in str(caught.value)
+
+
+def test_a_lock_of_an_earlier_version_is_kept_aside_for_its_hashes(lock: Path) -> None:
+    lock.write_text(lock.read_text().replace("version = 2", "version = 1"))
+    with pytest.raises(BadLock, match=r"version is 2, got 1\. Keep it aside, let `zoo lock` write the same names anew, and compare"):
+        Lock.read(lock)
 
 
 def test_a_lock_that_is_no_text_is_refused(lock: Path) -> None:

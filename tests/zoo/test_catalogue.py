@@ -104,8 +104,8 @@ def leaves(network: nn.Module) -> dict[str, nn.Module]:
     return {name: layer for name, layer in network.named_modules() if not list(layer.children())}
 
 
-def test_the_catalogue_is_what_was_asked_for() -> None:
-    assert CATALOGUE.keys() == EVERY_NAME
+def test_the_catalogue_has_what_was_promised() -> None:
+    assert CATALOGUE.keys() >= EVERY_NAME
     assert all(getattr(zoo, name) is cls for name, cls in CATALOGUE.items())
 
 

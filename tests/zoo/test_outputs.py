@@ -86,6 +86,28 @@ def test_a_fault_of_the_system_is_a_sentence_with_the_path_and_what_to_do(
     assert "Errno" not in said
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", "x.jpg", "--model", "~nosuch/x"],
+        ["embed", "~nosuch/photos", "-m", "ResNet20", "-o", "o.npy"],
+        ["embed", "photos", "-m", "~nosuch/x", "-o", "o.npy"],
+        ["unbundle", "~nosuch/b.tar"],
+        ["mirror", "~nosuch/m"],
+        ["add", "~nosuch/x.pth", "-m", "ResNet20", "--tag", "mine"],
+        ["predict", "x.jpg", "-m", "ResNet20", "--weights", "~nosuch/w.pth"],
+    ],
+    ids=" ".join,
+)
+def test_the_home_of_nobody_is_a_place_that_is_not_there(arguments: list[str], work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(work.iterdir())
+    assert main(arguments) in (1, 3)
+    said = capsys.readouterr().err
+    assert "~nosuch" in said
+    assert "Traceback" not in said
+    assert sorted(work.iterdir()) == before
+
+
 def test_a_server_says_at_its_start_which_files_nobody_asks_it_for(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

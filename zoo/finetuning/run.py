@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from weights import Preprocessing
+from weights.places import at_home
 from zoo.finetuning import checkpoint, report
 from zoo.finetuning.batches import Batches, Unreadable, in_memory
 from zoo.finetuning.distributed import World, world
@@ -121,7 +122,7 @@ def finetune(
         Stopped: Ctrl-C; the state is in `out`.
         WeightsError: the weights can't be had.
     """
-    folder = Path(out).expanduser()
+    folder = at_home(out)
     with world(settings.get("device")) as here, quiet_random(), _one_voice(here):
         if resume:
             told = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 
 from zoo.images import files
 from zoo.images.folder import Folder
@@ -36,7 +35,7 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     """
     where = os.fspath(where)
     if not files.is_url(where):
-        where = str(Path(where).expanduser())
+        where = os.path.expanduser(where)  # noqa: PTH111  Path.expanduser raises where there is no such home
     named = files.expand(where)
     if not named or (len(named) == 1 and files.kind(named[0]) == "nothing"):
         raise FileNotFoundError(f"{where} is not there; a source is {KINDS}")

@@ -46,6 +46,9 @@ def test_a_folder_becomes_a_network_that_predicts(ships: Path, tmp_path: Path, c
     assert main(["predict", str(ships / "raft" / "000.png"), "--model", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)[0]["predictions"]
     assert {row["label"] for row in found} == {"boat", "raft"}
+    assert main(["predict", str(ships / "raft" / "000.png"), "--model", str(out), "--weights", "akamaster"]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is a run, which has weights of its own: leave out akamaster, or name the network, ResNet20" in said
     assert main(["finetune", "--resume", str(out), "--fast", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 6
     assert main(told) == 1
