@@ -12,7 +12,7 @@ from weights.errors import MalformedFile, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock
 from weights.pinning import frozen_by, key_of
-from weights.places import Place, asked_at, pinned_at, place_of
+from weights.places import ELSEWHERE, Place, asked_at, pinned_at, place_of
 from weights.reading import read_file
 from weights.record import Checkpoint
 from weights.registry import checkpoints
@@ -129,8 +129,9 @@ def _record(entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:
         ("record license", entry.license, row.license),
         ("record sources", tuple(map(place_of, entry.sources)), tuple(map(place_of, row.sources))),
     )
+    carried = bool(row.sha256) and row.sha256 == entry.sha256 and any(source.startswith(ELSEWHERE) for source in row.sources)
     for what, locked, recorded in pairs:
-        if locked != recorded:
+        if locked != recorded and not (carried and what == "record sources"):  # a bundle tells no place of the machine that wrote it
             yield Difference(entry.key, what, _text(locked), _text(recorded))
 
 

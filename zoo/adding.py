@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import weights
 from convert import formats
-from weights import Checkpoint
+from weights import BadRecord, Checkpoint
 from weights.places import at_home
 from zoo.finding import to_safetensors
 from zoo.model import Model
@@ -58,11 +58,16 @@ def add_file(
     Raises:
         WeightsMismatch: the file's tensors are not the network's; nothing was registered.
         NotProven, Undecided: another framework's file does not compute what it should, or does not say how it is to be read.
-        BadRecord: the tag is taken, or a fact is wrong.
+        BadRecord: the tag is taken, a fact is wrong, or the path is a run, which is a source as it is.
     """
     facts: dict[str, Any] = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": preprocessing}
     path, told = at_home(path), (framework, match, kernel_convention, spatial) != ("auto", False, "auto", "auto")
-    if path.exists() and not is_run(path) and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
+    if is_run(path):
+        raise BadRecord(
+            f"{path} is a run of zoo finetune, which needs no adding: --model {path} and trained({model.__name__}, {str(path)!r}) take it "
+            "as it is, with its classes and preprocessing, and so they do elsewhere, where the folder was copied to."
+        )
+    if path.exists() and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
         from zoo.converting import convert
 
         read: dict[str, Any] = {"kernel_convention": kernel_convention, "spatial": spatial, "match": match}

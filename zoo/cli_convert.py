@@ -90,8 +90,8 @@ def convert(
     """Convert weights between frameworks, and prove that every number arrived.
 
     The proof is the strongest that is possible: outputs of the source network (--reference, or its framework if that is
-    installed), an execution in float64 of the graph that the file carries, accuracy on labelled photographs; or none, which is
-    printed as UNPROVEN. Exit code 1 if a proof fails; OUT is then not written.
+    installed), an execution in float64 of the graph that the file carries; or none, which is printed as UNPROVEN, with the
+    accuracy on labelled photographs where --images has some. Exit code 1 if a proof fails; OUT is then not written.
     """
     from convert.formats import for_writing
     from zoo.converted import NotProven

@@ -11,7 +11,7 @@ import typer
 
 from weights import MalformedFile
 from weights.wording import counted
-from zoo.console import JsonOption, QuietOption, err, escape, makeable, names, out, print_json, writable
+from zoo.console import JsonOption, QuietOption, err, escape, makeable, names, out, print_json, unused, writable
 
 if TYPE_CHECKING:
     from weights.mirror import Report
@@ -25,12 +25,14 @@ ModelsArgument = Annotated[
 def bundle(
     models: ModelsArgument,
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", callback=writable, help="The file to write.")] = Path("zoo.tar"),
+    replace: Annotated[bool, typer.Option("--replace", help="Replace FILE if it is there.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write checkpoints into one file for a machine without a network: weights, labels, records, licences, golden outputs."""
     from zoo import sharing
 
+    unused(output, replace)
     contents = sharing.bundle(models, output, progress=not quiet)
     size = output.stat().st_size
     if as_json:
@@ -212,6 +214,7 @@ def sbom(
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", callback=writable, help="The file to write; - prints it.")] = Path(
         "sbom.json"
     ),
+    replace: Annotated[bool, typer.Option("--replace", help="Replace FILE if it is there.")] = False,
     lock: Annotated[Path | None, typer.Option(metavar="FILE", help="The lock; the nearest weights.lock upwards if left out.")] = None,
 ) -> None:
     """Write the bill of materials of what a lock uses: hashes, licences, origins, as CycloneDX 1.6."""
@@ -222,6 +225,7 @@ def sbom(
     from weights.sbom import lock_entries
     from weights.sbom import sbom as write
 
+    unused(output, replace)
     path, entries = lock_entries(lock)
     text = write(path.absolute().parent.name or "project", entries, zoo.__version__)
     if str(output) == "-":

@@ -80,6 +80,16 @@ def writable(place: Path | None) -> Path | None:
     return place
 
 
+def unused(place: Path, replace: bool) -> None:
+    """Refuse an output that is there already, which may be anything, unless it is to be replaced.
+
+    Raises:
+        CannotWrite: it is there.
+    """
+    if not replace and str(place) != "-" and place.exists():
+        raise CannotWrite(f"{place} is there already; --replace puts the new one in its place")
+
+
 def png(place: Path | None) -> Path | None:
     """Refuse a picture that is no PNG, and one that can't be written."""
     if place is not None and place.suffix.lower() != ".png":

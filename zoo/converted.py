@@ -91,7 +91,10 @@ def not_proven(made: Conversion) -> NotProven:
     cause = f"\n{made.diagnosis}" if made.diagnosis is not None else ""
     why = "the network does not compute what the file's does."
     if made.diagnosis is None and not any(one.contradicts for one in made.certificate.evidence):
-        why = "nothing proved that the network computes what the file's does: give --reference or --images, or leave --require-proof out."
+        why = (
+            "nothing proved that the network computes what the file's does: give --reference, what the network computed at home, for "
+            "labelled images prove nothing alone; or leave --require-proof out."
+        )
     error = NotProven(f"{made.source.path} was not converted: {why}\n{made.certificate}{cause}")
     error.conversion = made
     return error

@@ -53,7 +53,11 @@ def sniff(path: Path) -> str:
             return name
     if path.is_file() and not head:
         raise UnsupportedFormat(f"{path} is no weight file: it is empty; fetch it again")
-    shown = head[:16].hex(" ") or "a folder"
+    if path.is_dir():
+        raise UnsupportedFormat(
+            f"{path} is no weight file: it is a folder, and none that a reader here knows (TensorFlow's, Orbax's); name the file in it"
+        )
+    shown = head[:16].hex(" ")
     raise UnsupportedFormat(f"{path} is no weight file that a reader here knows; it begins with {shown}. Formats: {', '.join(formats())}")
 
 

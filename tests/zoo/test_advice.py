@@ -33,6 +33,7 @@ SPEAKS_IN = {
     "zoo/cli_finetune.py": ("finetune",),
     "zoo/cli.py:_print_predictions": ("predict",),
     "zoo/cli.py:demo": ("predict",),
+    "zoo/console.py:unused": ("bundle", "sbom"),
     "zoo/cli_embed.py:_draw": ("search",),
     "zoo/cli_share.py:_signed": ("unbundle",),
     "zoo/converted.py": ("convert",),

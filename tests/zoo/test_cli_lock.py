@@ -273,6 +273,7 @@ def test_an_update_renews_a_source_under_every_name_that_the_lock_has_for_it(
     assert capsys.readouterr().out.count("changed") == 2
     assert {entry.sha256 for entry in Lock.read(project).entries.values()} == {digest(new)}
     assert frozen("pull", "ResNet20", "-w", "mine") == 0
+    assert frozen("lock", "--check") == 0, said(capsys)  # though no place of that machine's came along
 
 
 def test_an_update_does_not_contradict_the_record_of_another_name(

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 
 import weights
 from weights.errors import MalformedFile, OutputsDiffer
+from weights.lock import Lock
 from zoo import ResNet20, trained
 from zoo.adding import add_file
 from zoo.cli import main
@@ -248,3 +249,14 @@ def test_a_bill_of_materials_is_written(tar: Path, tmp_path: Path, capsys: pytes
     capsys.readouterr()
     assert main(["sbom", "--lock", str(tmp_path / "weights.lock"), "-o", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == made
+
+
+def test_what_is_there_is_replaced_when_asked_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Lock({}, 1).write(tmp_path / "weights.lock")
+    for command in (["bundle", "ResNet20", "-q"], ["sbom", "--lock", str(tmp_path / "weights.lock")]):
+        (tmp_path / "mine").write_text("mine")
+        assert main([*command, "-o", str(tmp_path / "mine")]) == 1
+        assert "mine is there already; --replace puts the new one in its place" in capsys.readouterr().err
+        assert (tmp_path / "mine").read_text() == "mine"
+        assert main([*command, "-o", str(tmp_path / "mine"), "--replace"]) == 0
+        assert (tmp_path / "mine").read_bytes() != b"mine"

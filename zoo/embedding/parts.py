@@ -100,8 +100,11 @@ class Workplace:
             raise ValueError(f"{self._manifest} is damaged ({error}); --restart (restart=True) begins anew") from None
         probe = found.pop("probe", None)
         differ = [name for name in facts if name != "place" and facts[name] != found.get(name)]
+        kept = sum(1 for _ in self.folder.glob("part-*"))
+        if differ and not kept:  # nothing was finished, so nothing is thrown away
+            write_whole(self._manifest, json.dumps(facts, indent=1))
+            return None
         if differ:
-            kept = sum(1 for _ in self.folder.glob("part-*"))
             lines = [f"\n  {name}: {_shown(found.get(name))} then, {_shown(facts[name])} now" for name in differ]
             raise ValueError(
                 f"{self.folder} holds {kept} finished parts of another job:{''.join(lines)}\n"

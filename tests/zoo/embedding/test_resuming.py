@@ -111,6 +111,16 @@ def test_a_torn_file_of_a_killed_run_is_not_taken_for_a_part(
     assert out.read_bytes() == whole.read_bytes()
 
 
+def test_a_job_that_finished_nothing_is_in_nobodys_way(
+    network: Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "o.npy"
+    stopped(network, photos, out, monkeypatch)
+    for part in out.with_name("o.npy.parts").glob("part-*"):
+        part.unlink()
+    assert embed(network, photos, out, **{**PLAIN, "batch_size": 8}).rows == 120
+
+
 def test_parts_of_another_job_are_refused_with_what_differs(
     network: Model, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
