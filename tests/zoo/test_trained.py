@@ -6,6 +6,7 @@ import copy
 import hashlib
 import logging
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from zoo import (
     trained,
 )
 from zoo.adding import add_file
-from zoo.finding import to_safetensors
+from zoo.finding import _finite, to_safetensors
 
 
 def small_variants() -> list[type[Model]]:
@@ -518,3 +519,15 @@ def test_the_bytes_that_were_proven_are_the_ones_that_are_converted(tmp_path: Pa
     assert to_safetensors(path, tmp_path / "made") == sha256
     assert load_file(tmp_path / "made").keys() == state.keys()
     assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(tmp_path / "made").items())
+
+
+def test_an_error_of_a_files_content_says_whose_it_is(tmp_path: Path) -> None:
+    text = b'{"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}'
+    (tmp_path / "bad.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    with pytest.raises(MalformedFile, match=rf"{re.escape(str(tmp_path))}/bad\.safetensors: tensor 'x': F32 of shape \[3\]"):
+        trained(ResNet20, tmp_path / "bad.safetensors")
+
+
+def test_a_complex_number_that_is_none_is_refused_too(tmp_path: Path) -> None:
+    with pytest.raises(NonFinite, match="'x' holds NaN or an infinity"):
+        _finite({"x": torch.full((2,), complex(0, float("nan")))}, tmp_path / "a.safetensors")
