@@ -90,7 +90,7 @@ def _strange(path: Path) -> str:
     while left:
         item = left.pop()
         if is_dict(item):
-            plain = item.get("class_name") == "function" and item.get("module") == "builtins" and item.get("config") in PLAIN
+            plain = item.get("class_name") == "function" and item.get("module") == "builtins" and item.get("config") in tuple(PLAIN)
             if "class_name" in item and not plain and not _known(item.get("module"), item["class_name"]):
                 return f"{item.get('module')}.{item['class_name']}"[:MAX_WORDS]
             left += item.values()

@@ -160,16 +160,16 @@ def _index(folder: Path) -> tuple[list[Mirrored], list[Mirrored]]:
     """Read which files a mirror has, and which it should have and has not."""
     try:
         facts = json.loads((folder / INDEX).read_bytes())
-        if (version := facts["kernelzoo_mirror"]) != VERSION:
-            todo = "delete it and make the mirror again with zoo mirror" if version in range(VERSION) else "update kernelzoo"
-            raise BadRecord(f"{folder / INDEX} has layout {version!r} and this version reads {VERSION}: {todo}.")
-        return [_mirrored(one) for one in facts["files"]], [_mirrored(one) for one in facts.get("missing", [])]
+        if (version := facts["kernelzoo_mirror"]) == VERSION:
+            return [_mirrored(one) for one in facts["files"]], [_mirrored(one) for one in facts.get("missing", [])]
     except FileNotFoundError:
         return [], []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadRecord(
             f"{folder / INDEX} is no index of a mirror ({type(error).__name__}: {error}): delete it, or name another folder."
         ) from error
+    todo = "delete it and make the mirror again with zoo mirror" if version in range(VERSION) else "update kernelzoo"
+    raise BadRecord(f"{folder / INDEX} has layout {version!r} and this version reads {VERSION}: {todo}.")
 
 
 def _mirrored(facts: Any) -> Mirrored:

@@ -55,6 +55,7 @@ ZEROS = {"module": "keras.initializers", "class_name": "Zeros", "config": {}, "r
         (LAYER | {"module": "keras.losses", "class_name": "deserialize"}, "keras.losses.deserialize"),
         (LAYER | {"config": {"activation": {"module": "os", "class_name": "function", "config": "system"}}}, "os.function"),
         ({"module": "builtins", "class_name": "function", "config": "deserialize"}, "builtins.function"),
+        ({"module": "builtins", "class_name": "function", "config": {}}, "builtins.function"),
         (LAYER | {"compile_config": {"optimizer": {"module": "os", "class_name": "Adam"}}}, "os.Adam"),
         ({"class_name": "__lambda__", "config": {"value": "x"}}, "None.__lambda__"),
         ({"class_name": "Conv2D", "config": {}}, "None.Conv2D"),

@@ -209,8 +209,6 @@ NUMBERED = {"name": "w", "size_bytes": 1, "sha256": "0" * 64, "format": "pytorch
         "",
         "[]",
         '{"kernelzoo_mirror": 2, "files": [{"name": "../x"}]}',
-        '{"kernelzoo_mirror": 9, "files": []}',
-        '{"kernelzoo_mirror": 1, "files": []}',
         json.dumps({"kernelzoo_mirror": 2, "files": [NUMBERED]}),
     ],
 )
@@ -219,6 +217,14 @@ def test_a_folder_with_another_index_is_left_alone(tmp_path: Path, text: str) ->
     with pytest.raises(BadRecord, match="is no index of a mirror"):
         mirror(tmp_path, [])
     assert (tmp_path / "index.json").read_text() == text
+
+
+@pytest.mark.parametrize(("version", "todo"), [(1, "delete it and make the mirror again with zoo mirror"), (9, "update kernelzoo")])
+def test_an_index_of_another_layout_says_what_to_do_and_nothing_else(tmp_path: Path, version: int, todo: str) -> None:
+    (tmp_path / "index.json").write_text(json.dumps({"kernelzoo_mirror": version, "files": []}))
+    with pytest.raises(BadRecord, match=rf"index\.json has layout {version} and this version reads 2: {todo}\.$"):
+        mirror(tmp_path, [])
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_file_that_lies_in_the_way_is_not_overwritten(hub: HubServer, data: bytes, record: Make, tmp_path: Path) -> None:

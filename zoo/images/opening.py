@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from weights.places import at_home
 from zoo.images import files
 from zoo.images.folder import Folder
 from zoo.images.listing import Listing
@@ -35,7 +36,7 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     """
     where = os.fspath(where)
     if not files.is_url(where):
-        where = os.path.expanduser(where)  # noqa: PTH111  Path.expanduser raises where there is no such home
+        where = str(at_home(where))
     named = files.expand(where)
     if not named or (len(named) == 1 and files.kind(named[0]) == "nothing"):
         raise FileNotFoundError(f"{where} is not there; a source is {KINDS}")

@@ -21,7 +21,7 @@ from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.recompute import remade
 from zoo.kernels.training.record import Recording, name_of
-from zoo.kernels.training.replay import Beside, Chain, Key, Replay, Without, bind
+from zoo.kernels.training.replay import Beside, Chain, Key, Replay, Step, Without, bind
 
 DRAWS = 4
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
@@ -58,6 +58,11 @@ class _Results:
 _LADDER = ((0.0, True), (0.0, False), (0.25, True), (0.5, True), (1.0, False))
 """What is tried until the whole is right: the share of the chains that goes, the worst first, for it may be worse though no chain alone
 is; and whether what is done beside chains stays."""
+
+
+def replay_of(recording: Recording, steps: list[Step], counted: dict[int, list[int]], recompute: bool | None, beside: bool) -> Replay:
+    """Return the steps as they run: what is done beside chains, maps made again and weights rounded together, all or not at all."""
+    return Replay(recording, steps, counted, remade(recording, steps, recompute) if beside else {}, rounds=beside)
 
 
 class Check:
@@ -137,8 +142,7 @@ class Check:
         single tensor may be `OUTLIER` times worse.
         """
         steps, _, counted = steps_of(self.recording, without)
-        maps = remade(self.recording, steps, self.recompute) if beside else {}
-        replay = Replay(self.recording, steps, counted, maps, rounds=beside)
+        replay = replay_of(self.recording, steps, counted, self.recompute, beside)
         _, spec = pytree.tree_flatten((self.args, self.kwargs))
 
         def plainly(module: nn.Module) -> Callable[[list[Any]], Any]:

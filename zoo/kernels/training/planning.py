@@ -14,9 +14,8 @@ from zoo.kernels.parity import Parity
 from zoo.kernels.report import Row
 from zoo.kernels.training import choosing, shared
 from zoo.kernels.training.chains import steps_of
-from zoo.kernels.training.checking import Check, Verdict, casts_of
+from zoo.kernels.training.checking import Check, Verdict, casts_of, replay_of
 from zoo.kernels.training.compiling import compile_chains
-from zoo.kernels.training.recompute import remade
 from zoo.kernels.training.record import Recording, record
 from zoo.kernels.training.replay import Replay, Without
 
@@ -91,10 +90,10 @@ def checked(
         ours, theirs = choosing.measured(recording, chain, known.times)
         name, shape = "aten" if chain.note else chain.op, recording.values[chain.makes].shape
         rows.append(Row(chain.layers, name, shape, theirs if chain.note else ours, theirs, note=chain.note))
-    maps = remade(recording, steps, known.recompute) if verdict.beside else {}
-    if maps:
-        notes.append(f"{sum(map(len, maps.values()))} maps are not kept but computed again on the way back")
-    return Checked(Replay(recording, steps, counted, maps, verdict.beside), rows, worst, notes)
+    replay = replay_of(recording, steps, counted, known.recompute, verdict.beside)
+    if replay.remade:
+        notes.append(f"{sum(map(len, replay.remade.values()))} maps are not kept but computed again on the way back")
+    return Checked(replay, rows, worst, notes)
 
 
 def _check(

@@ -35,7 +35,7 @@ class Choice:
 def folder() -> Path:
     """Return where choices are kept: `kernels` in the folder that ZOO_CACHE names, else in the user's cache folder."""
     if named := os.environ.get("ZOO_CACHE"):
-        return Path(os.path.expanduser(named)).absolute() / "kernels"  # noqa: PTH111  Path.expanduser raises where there is no such home
+        return Path(named).expanduser().absolute() / "kernels"
     from platformdirs import user_cache_path
 
     return user_cache_path("kernelzoo", appauthor=False) / "kernels"
