@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
+from zoo.kernels.growing import growing
 from zoo.kernels.ops._layout import reachable
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.plans.program import Program
@@ -98,11 +99,12 @@ class Plan:
                 self._run()
                 torch.cuda.synchronize(self.setting.device)
                 clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    self._outputs = self._run()
-                finally:
-                    graph.capture_end()
+                with growing():
+                    graph.capture_begin(capture_error_mode="thread_local")
+                    try:
+                        self._outputs = self._run()
+                    finally:
+                        graph.capture_end()
         finally:
             if collecting:
                 gc.enable()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.growing import growing
 from zoo.kernels.training.exchanging import Exchange, quiet
 from zoo.kernels.training.optimizing import Prepared
 
@@ -210,7 +211,7 @@ class FastStep:
         mode = "thread_local"  # others may pin memory meanwhile
         try:
             now = torch.cuda.stream(torch.cuda.current_stream(self.device))  # a capture that fails leaves its own stream behind
-            with now, torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
+            with now, growing(), torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
                 loss = self._learn(parts)
                 if self.inside:
                     self._clip()

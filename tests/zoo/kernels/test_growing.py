@@ -1,0 +1,107 @@
+"""While a graph is captured the allocator's segments grow; what the user told it stays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from zoo.kernels import growing as module
+from zoo.kernels.growing import growing
+
+pytestmark = pytest.mark.skipif(not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="this PyTorch doesn't tell its settings")
+
+
+class Allocator:
+    """Keeps what it is told, as PyTorch's does."""
+
+    def __init__(self, settings: str) -> None:
+        self.told = [settings]
+
+    def tell(self, settings: str) -> None:
+        self.told.append(settings)
+
+    def ask(self) -> str:
+        return self.told[-1]
+
+
+def allocator(monkeypatch: pytest.MonkeyPatch, settings: str, backend: str = "native") -> Allocator:
+    made = Allocator(settings)
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", made.ask)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", made.tell)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    return made
+
+
+@pytest.mark.parametrize("settings", ["", "max_split_size_mb:64"])
+def test_segments_grow_in_the_body_alone(monkeypatch: pytest.MonkeyPatch, settings: str) -> None:
+    made = allocator(monkeypatch, settings)
+    with growing():
+        assert set(made.ask().split(",")) == {"expandable_segments:True", *filter(None, [settings])}
+        with growing():  # a capture within another one's
+            pass
+        assert "expandable_segments:True" in made.ask()
+    assert "expandable_segments:False" in made.told[-2]
+    assert made.ask() == settings
+
+
+def test_an_error_puts_the_settings_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = allocator(monkeypatch, "")
+    with pytest.raises(RuntimeError), growing():
+        raise RuntimeError
+    assert made.ask() == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend"),
+    [("expandable_segments:False", "native"), ("expandable_segments:True", "native"), ("", "cudaMallocAsync")],
+)
+def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch, settings: str, backend: str) -> None:
+    made = allocator(monkeypatch, settings, backend)
+    with growing():
+        assert made.told == [settings]
+
+
+def test_pytorch_itself_takes_the_settings() -> None:
+    ask, tell = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
+    before = ask()
+    tell(module._joined(before, "True"))
+    assert ask().endswith("expandable_segments:True")
+    tell(module._joined(before, "False"))
+    tell(before)
+    assert ask() == before
+
+
+@pytest.mark.gpu
+def test_a_captured_step_keeps_little_more_than_what_lives_at_once() -> None:
+    """Maps of many sizes: segments of one size each would stay beside each other."""
+
+    def work(scale: int) -> torch.Tensor:
+        kept = []
+        for i in range(12):
+            big = torch.ones(scale * (12 - i), 1 << 20, device="cuda")
+            kept.append(big.mean(1))
+            del big
+        return torch.cat(kept)
+
+    def pool() -> int:
+        segments = torch.cuda.memory_snapshot()
+        return sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0))
+
+    def captured() -> int:
+        graph, before = torch.cuda.CUDAGraph(), pool()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for scale in (1, 2, 4):
+                work(scale)
+        held = pool() - before
+        graph.reset()
+        return held
+
+    work(1)
+    plain = captured()
+    with growing():
+        tight = captured()
+    largest = 48 << 22  # the largest map, 48 x 2^20 float32
+    assert tight <= 1.3 * largest < plain
