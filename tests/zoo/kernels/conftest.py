@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import interpreting
+
+    interpreting.install()
 
 
 @pytest.fixture
