@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 import weights
 from weights.errors import BadLock, NoSuchFile
@@ -29,6 +28,14 @@ ENTRIES = (
 )
 
 
+@cache
+def validator() -> Any:
+    from cyclonedx.schema import SchemaVersion  # these take two seconds, which every run of any test would wait for
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    return JsonStrictValidator(SchemaVersion.V1_6)
+
+
 @pytest.fixture
 def lock(tmp_path: Path) -> Path:
     path = tmp_path / "project" / "weights.lock"
@@ -43,7 +50,7 @@ def made(lock: Path) -> dict[str, Any]:
 
 def check(text: str) -> dict[str, Any]:
     """Hold it against the published schema, formats of its URLs and dates included, and see that its references lead somewhere."""
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert validator().validate_str(text) is None
     bom = json.loads(text)
     refs = [bom["metadata"]["component"]["bom-ref"], *(one["bom-ref"] for one in bom["components"])]
     assert len(set(refs)) == len(refs)
@@ -71,7 +78,7 @@ def test_the_schema_refuses_what_is_no_bill(lock: Path, place: tuple[Any, ...], 
     for step in place[:-1]:
         inner = inner[step]
     inner[place[-1]] = value
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is not None
+    assert validator().validate_str(json.dumps(bom)) is not None
 
 
 def test_it_says_what_is_used_from_where_under_which_licence(lock: Path) -> None:
