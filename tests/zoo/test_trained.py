@@ -105,7 +105,8 @@ def test_every_family_takes_a_new_head_and_other_channels(cls: type[Model], tmp_
     assert model(images(cls, 1)).shape == (2, 7)
     assert (model.num_classes, model.in_channels) == (7, 1)
     body = [n for n in state if not n.startswith((*cls.classifiers, cls.stem + "."))]
-    assert all(torch.equal(model.state_dict()[n], state[n]) for n in body)
+    made = model.state_dict()
+    assert all(torch.equal(made[n], state[n]) for n in body)
     assert model.checkpoint is not None
     assert model.checkpoint.labels is None
     assert len(model.checkpoint.preprocessing.mean) == 1
@@ -271,11 +272,12 @@ def cifar_accuracy(model: Model, packed: Path) -> float:
     arrays = np.load(packed)
     raw, offset, label = arrays["jpeg"].tobytes(), arrays["offset"], torch.from_numpy(arrays["label"].astype(np.int64))
     right = 0
-    with torch.no_grad():
-        for start in range(0, len(label), 500):
-            ends = zip(offset[start : start + 500], offset[start + 1 : start + 501], strict=True)
-            batch = model.preprocess([Image.open(io.BytesIO(raw[a:b])) for a, b in ends])
-            right += int((model(batch).argmax(1) == label[start : start + 500]).sum())
+    model.to(memory_format=torch.channels_last)  # with batches that stay in the processor's cache less than half of the time
+    with torch.inference_mode():
+        for start in range(0, len(label), 100):
+            ends = zip(offset[start : start + 100], offset[start + 1 : start + 101], strict=True)
+            batch = model.preprocess([Image.open(io.BytesIO(raw[a:b])) for a, b in ends]).contiguous(memory_format=torch.channels_last)
+            right += int((model(batch).argmax(1) == label[start : start + 100]).sum())
     return 100 * right / len(label)
 
 
