@@ -93,18 +93,19 @@ class Blocks(nn.Sequential):
 
 
 class Wider(nn.Module):
-    """A bottleneck that halves the map, and its shortcut with it; `looks` at its input once more."""
+    """A bottleneck that halves the map, and its shortcut with it, which is computed last or first; `looks` at its input once more."""
 
-    def __init__(self, looks: bool = False) -> None:
+    def __init__(self, looks: bool = False, shortcut_first: bool = False) -> None:
         super().__init__()
-        self.looks = looks
+        self.looks, self.shortcut_first = looks, shortcut_first
         self.one, self.first = nn.Conv2d(16, 8, 1, bias=False), nn.BatchNorm2d(8)
         self.two, self.second = nn.Conv2d(8, 24, 3, 2, 1, bias=False), nn.BatchNorm2d(24)
         self.beside, self.third = nn.Conv2d(16, 24, 1, 2, bias=False), nn.BatchNorm2d(24)
 
     def forward(self, x: Tensor) -> Tensor:
+        beside = self.third(self.beside(x)) if self.shortcut_first else None
         y = self.second(self.two(torch.relu(self.first(self.one(x)))))
-        y = torch.relu(y + self.third(self.beside(x)))
+        y = torch.relu(y + (self.third(self.beside(x)) if beside is None else beside))
         return y * x.mean() if self.looks else y
 
 
@@ -153,9 +154,13 @@ def test_blocks_learn_as_eager_does(frozen: tuple[str, ...], handed: None) -> No
 
 
 @pytest.mark.parametrize("frozen", [(), ("3.one.weight",), ("3.beside.weight",), ("0.weight", "1.weight", "1.bias")])
-def test_a_shortcut_that_changes_the_shape_has_its_gradient_added_in_the_same_product(frozen: tuple[str, ...], handed: None) -> None:
+@pytest.mark.parametrize("shortcut_first", [False, True])
+def test_a_shortcut_that_changes_the_shape_has_its_gradient_added_in_the_same_product(
+    shortcut_first: bool, frozen: tuple[str, ...], handed: None
+) -> None:
     torch.manual_seed(0)
-    eager = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), Wider()).train()
+    wider = Wider(shortcut_first=shortcut_first)
+    eager = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), wider).train()
     for name in frozen:
         eager.get_parameter(name).requires_grad_(False)
     quick = copy.deepcopy(eager)
@@ -169,6 +174,21 @@ def test_a_shortcut_that_changes_the_shape_has_its_gradient_added_in_the_same_pr
             assert p.grad is None or q.grad is None or off(q.grad, p.grad) < 0.03, name
     assert not model.unchanged
     torch.testing.assert_close(quick.state_dict(), eager.state_dict())
+
+
+def test_a_convolution_is_not_done_before_its_kernel_is_there(handed: None) -> None:
+    """Its kernel is computed behind the shortcut's convolution, which would have to come later."""
+
+    class Late(Wider):
+        def forward(self, x: Tensor) -> Tensor:
+            beside = self.third(self.beside(x))
+            kernel = self.one.weight + 0 * beside.mean()
+            y = self.second(self.two(torch.relu(self.first(nn.functional.conv2d(x, kernel.to(x.dtype))))))
+            return torch.relu(y + beside)
+
+    network = nn.Sequential(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), Late()).train()
+    model = fast(network, train=True, dtype=torch.bfloat16, example=images())
+    assert not any("shortcut" in row.kernel for row in why(model).rows)
 
 
 def test_a_map_that_three_read_is_handed_on_to_none(handed: None) -> None:

@@ -57,10 +57,13 @@ def steps_of(recording: Recording, without: Without) -> tuple[list[Step], list[C
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
     gone = gone.union(*(indices for chain, indices in found if not chain.note))
     handed = {chain.beside: chain.branch_out for chain in at.values() if chain.beside is not None and chain.branch_out is not None}
+    early = {chain.beside: index for index, chain in at.items() if chain.beside is not None and chain.beside < index}
     steps: list[Step] = []
     for index, call in enumerate(recording.calls):
+        if index in early:  # what reads the map that it hands on comes behind it
+            steps.append(at[early[index]])
         if index in at:
-            steps.append(at[index])
+            steps += [] if index in early.values() else [at[index]]
         elif index not in gone:
             steps.append(Beside.of(call, handed[index]) if index in handed else call)
     return steps, [chain for chain, _ in found], counted

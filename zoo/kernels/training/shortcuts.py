@@ -38,10 +38,12 @@ def shortcuts(finder: Finder, found: list[Placed], without: Without) -> list[Pla
             chain.branch_in = free
             free += 1
     for x, readers in finder.readers.items():
-        if len(readers) == 2 and readers[1] not in owners and not _hands_on(made, x) and _fresh(finder, finder.calls[readers[1]], x):
-            joined = _handing_on(finder, x, readers[0], owners, without, made, free)
+        for index, beside in (readers, readers[::-1]) if len(readers) == 2 else ():
+            if beside in owners or _hands_on(made, x) or not _fresh(finder, finder.calls[beside], x) or not _movable(finder, index, beside):
+                continue
+            joined = _handing_on(finder, x, index, owners, without, made, free)
             if joined is not None:
-                joined.beside = readers[1]
+                joined.beside = beside
                 free += 1
     return sorted(made, key=lambda place: place[1][-1] if place[1] else -1)
 
@@ -74,6 +76,15 @@ def _handing_on(
 
 def _hands_on(made: list[Placed], x: int) -> bool:
     return any(chain.branch_out is not None and chain.reads[0] == x for chain, _ in made)
+
+
+def _movable(finder: Finder, index: int, beside: int) -> bool:
+    """Tell whether a convolution may be done before the call beside it, which reads what it hands on."""
+    reads = finder.calls[index].reads
+    return index < beside or (
+        all(n in finder.calls[beside].reads or finder.values[n].place is not None for n in reads)
+        and finder.untouched(reads, (beside, index))
+    )
 
 
 def _fresh(finder: Finder, call: Call, x: int) -> bool:
