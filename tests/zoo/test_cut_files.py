@@ -6,11 +6,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from preloaded import python
 from roundtrips import built
 
 from convert import sandbox
@@ -57,7 +57,7 @@ def converted(*jobs: tuple[Path, Path, str, str]) -> list[str]:
     """Convert, one after the other, in a process of its own, which a signal may end: an error and a state of each."""
     told = json.dumps([[str(part) for part in job] for job in jobs])
     done = subprocess.run(
-        [sys.executable, "-c", CUT, told], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300
+        [*python(), "-c", CUT, told], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300
     )
     assert done.returncode == 0, f"ended by {done.returncode}: {done.stderr}"
     lines = done.stdout.splitlines()

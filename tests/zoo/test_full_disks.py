@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
+from preloaded import python
 
 from zoo import ResNet20
 
@@ -39,7 +40,7 @@ def test_a_conversion_that_can_not_be_written_leaves_the_old_file(tmp_path: Path
     (tmp_path / "out").mkdir()
     destination = tmp_path / "out" / "out.safetensors"
     destination.write_bytes(b"as it was")
-    command = [sys.executable, "-c", CONVERTS, str(tmp_path / "x.pth"), str(destination), "0", "1000", "1000000"]
+    command = [*python(), "-c", CONVERTS, str(tmp_path / "x.pth"), str(destination), "0", "1000", "1000000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if line.endswith("True")] == ["1 True True"] * 4 + ["0 False True"]

@@ -1,4 +1,4 @@
-"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, and processes as users start them."""
+"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, and processes, one of them as users start it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from hubserver import HubServer
+from preloaded import python
 
 from convert.formats import safetensors
 from weights import HashMismatch
@@ -45,7 +46,7 @@ def total(model: torch.nn.Module) -> float:
 
 def load(hub: HubServer, source: str, **environment: str) -> subprocess.CompletedProcess[str]:
     settings = {**os.environ, "HF_ENDPOINT": hub.url, "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, "-c", LOAD, source], capture_output=True, text=True, env=settings)
+    return subprocess.run([*python(), "-c", LOAD, source], capture_output=True, text=True, env=settings)
 
 
 def test_a_hub_repository_loads_once_and_then_without_network(hub: HubServer, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from preloaded import python
 from safetensors.torch import load_file
 from small import Tiny, draw
 from torch import nn
@@ -45,7 +45,7 @@ def run(folder: Path, out: Path, **settings: Any) -> Run:
 
 def started(told: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, str(DRIVER), json.dumps(told)], capture_output=True, text=True, env=alone)
+    return subprocess.run([*python(), str(DRIVER), json.dumps(told)], capture_output=True, text=True, env=alone)
 
 
 def test_a_run_learns_and_its_folder_is_a_source(photos: Path, tmp_path: Path) -> None:

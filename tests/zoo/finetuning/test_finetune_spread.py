@@ -6,12 +6,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from preloaded import python
 from safetensors.torch import load_file
 from small import Tiny
 from torch import distributed as dist
@@ -29,7 +29,7 @@ def start(told: dict[str, Any]) -> None:
         port = free.getsockname()[1]
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shared.pop("TRITON_INTERPRET", None)  # as on users' processors; kernels over processes have a test of their own
-    launch = [sys.executable, "-W", "error", str(DRIVER), json.dumps(told)]
+    launch = [*python(), "-W", "error", str(DRIVER), json.dumps(told)]
     both = [
         subprocess.Popen(launch, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
         for rank in (0, 1)

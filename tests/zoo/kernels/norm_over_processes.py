@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -51,4 +52,8 @@ def main(rank: int, store: str, out: str) -> None:
 
 
 if __name__ == "__main__":
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        import interpreting  # beside this file
+
+        interpreting.install()
     main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

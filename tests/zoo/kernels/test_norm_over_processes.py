@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from preloaded import python
 
 from tests.zoo.kernels import norm_over_processes
 
@@ -17,7 +17,7 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     script = Path(norm_over_processes.__file__)
     out, environment = tmp_path / "found", os.environ | {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
     running = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path / "store"), str(out)], env=environment) for rank in range(2)
+        subprocess.Popen([*python(), str(script), str(rank), str(tmp_path / "store"), str(out)], env=environment) for rank in range(2)
     ]
     try:
         assert [process.wait(timeout=300) for process in running] == [0, 0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from preloaded import python
 
 SCRIPT = Path(__file__).with_name("training_over_processes.py")
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("training_over_processes.py")
 def test_two_processes_learn_what_eager_ones_learn(tmp_path: Path) -> None:
     out, environment = tmp_path / "found", os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     running = [
-        subprocess.Popen([sys.executable, str(SCRIPT), str(rank), str(tmp_path / "store"), str(out)], env=environment) for rank in range(2)
+        subprocess.Popen([*python(), str(SCRIPT), str(rank), str(tmp_path / "store"), str(out)], env=environment) for rank in range(2)
     ]
     try:
         assert [process.wait(timeout=300) for process in running] == [0, 0]

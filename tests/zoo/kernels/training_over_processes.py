@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import warnings
 from typing import Any
@@ -96,4 +97,8 @@ def main(rank: int, store: str, out: str) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        import interpreting  # beside this file
+
+        interpreting.install()
     main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

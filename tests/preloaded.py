@@ -1,0 +1,167 @@
+"""Processes that have torch and the zoo already, for tests that need one of their own and not its start, which takes four seconds.
+
+`python()` stands for `sys.executable`: behind it a small client gives its arguments, environment, folder and standard streams to one
+process of this worker that has imported torch and the zoo, which forks, and the client ends as the fork does. Who kills the client
+kills the fork.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+import warnings
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = str(Path(__file__).parents[1])
+MOST_BYTES = 2**17
+"""Of what a client says: its arguments and environment."""
+
+
+@cache
+def place() -> str:
+    """Start the process that forks, once a worker, and tell where it listens; it ends with this one, whose pipe it reads."""
+    folder = tempfile.mkdtemp(prefix="preloaded")
+    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "serve", f"{folder}/socket"]
+    serving = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    assert serving.stdin is not None
+    assert serving.stdout is not None
+    atexit.register(ended, serving, folder)
+    assert serving.stdout.readline() == b"ready\n"
+    return f"{folder}/socket"
+
+
+def ended(serving: subprocess.Popen[bytes], folder: str) -> None:
+    assert serving.stdin is not None
+    serving.stdin.close()
+    serving.wait(10)
+    Path(folder, "socket").unlink(missing_ok=True)
+    Path(folder).rmdir()
+
+
+def python() -> list[str]:
+    """The beginning of a command, before `-c`, `-m` or a file."""
+    return [sys.executable, "-I", "-S", __file__, "ask", place()]
+
+
+def ask(where: str, arguments: list[str]) -> NoReturn:
+    """Be the client: end as the fork ends."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
+        link.connect(where)
+        told = {"arguments": arguments, "environment": dict(os.environ), "folder": str(Path.cwd())}
+        socket.send_fds(link, [json.dumps(told).encode()], [0, 1, 2])
+        status = json.loads(link.recv(100))
+    if os.WIFSIGNALED(status):
+        if os.WTERMSIG(status) != signal.SIGKILL:
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def serve(where: str) -> None:
+    """Import, then fork for each client, until the worker that started this is gone."""
+    import zoo  # noqa: F401
+
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(where)
+    listening.listen()
+    hears, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    os.write(1, b"ready\n")
+    links: dict[socket.socket, int] = {}
+    while True:
+        ready, _, _ = select.select([0, hears, listening, *links], [], [])
+        if 0 in ready:
+            for child in links.values():
+                os.kill(child, signal.SIGKILL)
+            os._exit(0)
+        if hears in ready:
+            os.read(hears, 1000)
+            for link, child in list(links.items()):
+                ended_child, status = os.waitpid(child, os.WNOHANG)
+                if ended_child:
+                    del links[link]
+                    with suppress(OSError):  # where the client was killed, and this child then too
+                        link.send(str(status).encode())
+                    link.close()
+        for link in [link for link in ready if link in links]:
+            os.kill(links[link], signal.SIGKILL)  # the client has nothing to say but that it is gone
+        if listening in ready:
+            link, _ = listening.accept()
+            message, streams, _, _ = socket.recv_fds(link, MOST_BYTES, 3)
+            if not (child := os.fork()):
+                try:
+                    run(json.loads(message), streams)
+                finally:
+                    os._exit(70)
+            links[link] = child
+            for stream in streams:
+                os.close(stream)
+
+
+def run(told: dict[str, Any], streams: list[int]) -> NoReturn:
+    """Be the fork: what Python would be behind these arguments."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.closerange(3, 1000)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+    sys.stderr.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    os.chdir(told["folder"])
+    arguments = told["arguments"]
+    while arguments[0] == "-W":
+        action, _, category = arguments[1].partition("::")
+        warnings.simplefilter(action, getattr(builtins, category or "Warning"))
+        arguments = arguments[2:]
+    code = 1
+    try:
+        if arguments[0] == "-c":
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
+            exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+        elif arguments[0] == "-m":
+            sys.argv, sys.path[0] = arguments[1:], str(Path.cwd())
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
+            runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+        if isinstance(left.code, str):
+            sys.stderr.write(f"{left.code}\n")
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ask":
+        ask(sys.argv[2], sys.argv[3:])
+    serve(sys.argv[2])
