@@ -1,4 +1,4 @@
-"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, and processes, one of them as users start it."""
+"""The main job against a Hub: the real huggingface_hub client, a server of this test's own, and processes, one as users start it."""
 
 from __future__ import annotations
 

@@ -129,12 +129,13 @@ def test_the_real_resnet_32_is_right_unflipped_and_by_inverse_deviations(real: P
     mean = pictures(real, "train", 50)[0].mean(0)
     source = npz.read(real / "real" / "lasagne" / "cifar_resnet_n5.npz")
     model = zoo.ResNet32(**names.fact("lasagne", "options", zoo.ResNet32))
-    inputs = torch.from_numpy(images - mean)
+    inputs = torch.from_numpy(images - mean).contiguous(memory_format=torch.channels_last)
 
     def accuracy(tensors: dict[str, np.ndarray]) -> float:
-        network = load(model, tensors)
-        with torch.inference_mode():
-            return float((network(inputs).argmax(1).numpy() == labels).mean())
+        network = load(model, tensors).to(memory_format=torch.channels_last)
+        with torch.inference_mode():  # a hundred at a time, which stay in the processor's cache
+            found = torch.cat([network(some).argmax(1) for some in inputs.split(100)])
+        return float((found.numpy() == labels).mean())
 
     right = adopt(source, model, "correlation").tensors
     values = {name: stored.array() for name, stored in right.items()}
