@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -40,8 +41,13 @@ def _joined(settings: str, value: str) -> str:
 
 
 def _settings() -> str | None:
-    """Return what the allocator was told; None where segments can't grow, or nobody can ask."""
-    ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
-    if sys.platform != "linux" or ask is None or not torch.cuda.is_available() or torch.cuda.get_allocator_backend() != "native":
+    """Return what the allocator was told; None where segments can't grow, or nobody can be told."""
+    if sys.platform != "linux" or not hasattr(torch._C, "_accelerator_setAllocatorSettings"):
         return None
-    return ask()
+    if not torch.cuda.is_available() or torch.cuda.get_allocator_backend() != "native":
+        return None
+    ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
+    if ask is not None:
+        return ask()
+    told = torch.cuda.memory._snapshot()["allocator_settings"]  # torch 2.11 says it there alone
+    return told.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""

@@ -138,7 +138,15 @@ def test_a_mean_far_larger_than_the_deviation_cancels_nothing(mean: float, devic
 def test_results_repeat_bit_for_bit_and_any_division_agrees(columns: int, programs: int, device: torch.device) -> None:
     x, gradient = noise(2, 10, 5, 4, device=device), noise(2, 10, 5, 4, seed=5, device=device)
     given = layer(10, device)
-    config = {"columns": columns, "warps": 1, "unroll": 2, "programs": programs, "apply_warps": 2, "apply_unroll": 3 - programs % 2}
+    config = {
+        "columns": columns,
+        "warps": 1,
+        "unroll": 2,
+        "programs": programs,
+        "apply_columns": 16,
+        "apply_warps": 2,
+        "apply_unroll": 3 - programs % 2,
+    }
     there = [forward.launch(x, **given, act="relu", config=config) for _ in range(2)]
     back = [backward.launch(gradient, x, given["weight"], given["bias"], there[0][1], act="relu", config=config) for _ in range(2)]
     assert all(torch.equal(one, other) for pair in (there, back) for one, other in zip(*pair, strict=True))

@@ -8,8 +8,6 @@ import torch
 from zoo.kernels import growing as module
 from zoo.kernels.growing import growing
 
-pytestmark = pytest.mark.skipif(not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="this PyTorch doesn't tell its settings")
-
 
 class Allocator:
     """Keeps what it is told, as PyTorch's does."""
@@ -26,7 +24,7 @@ class Allocator:
 
 def allocator(monkeypatch: pytest.MonkeyPatch, settings: str, backend: str = "native") -> Allocator:
     made = Allocator(settings)
-    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", made.ask)
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", made.ask, raising=False)
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", made.tell)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: backend)
@@ -63,6 +61,9 @@ def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch, settings: st
         assert made.told == [settings]
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="this PyTorch tells its settings in a snapshot alone"
+)
 def test_pytorch_itself_takes_the_settings() -> None:
     ask, tell = torch._C._accelerator_getAllocatorSettings, torch._C._accelerator_setAllocatorSettings
     before = ask()
@@ -71,6 +72,15 @@ def test_pytorch_itself_takes_the_settings() -> None:
     tell(module._joined(before, "False"))
     tell(before)
     assert ask() == before
+
+
+def test_an_older_pytorch_is_asked_for_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = allocator(monkeypatch, "max_split_size_mb:64")
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": made.ask()}})
+    with growing():
+        assert made.ask() == "max_split_size_mb:64,expandable_segments:True"
+    assert made.ask() == "max_split_size_mb:64"
 
 
 @pytest.mark.gpu

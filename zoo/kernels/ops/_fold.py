@@ -96,8 +96,11 @@ def tile_rows(cut: Cut, warps: int, itemsize: int, unroll: int) -> tuple[int, in
 
 
 def shares(cut: Cut, rows: int, programs: int) -> int:
-    """Return how many programs share the rows of a column block, each with `rows` of them at a time."""
-    return max(1, min(triton.cdiv(cut.rows, rows), triton.cdiv(programs, cut.blocks), MOST_PARTIALS // cut.pixels))
+    """Return how many programs share the rows of a column block, each with `rows` of them at a time.
+
+    All blocks together have no more than are wanted: as many as the device holds at once, and a few more would come when they are done.
+    """
+    return max(1, min(triton.cdiv(cut.rows, rows), programs // cut.blocks, MOST_PARTIALS // cut.pixels))
 
 
 def second_reading(*maps: Tensor | None) -> int:

@@ -24,6 +24,9 @@ from zoo.kernels.ops._activation import activate
 from zoo.kernels.ops._fold import cut, shares, tile_rows
 from zoo.kernels.ops._overlap import begin, overlap
 
+PASSES = ("columns", "warps", "unroll", "programs", "apply_columns", "apply_warps", "apply_unroll")
+"""Launch parameters of the pass that sums, then of the one that applies."""
+
 
 @triton.jit
 def inside(row, col, rows, total, width, RAGGED: tl.constexpr, FOLD: tl.constexpr):
@@ -59,18 +62,28 @@ def statistics_kernel(
     parts = tl.num_programs(1)
     col = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
     lane = tl.arange(0, BR)[:, None]
-    row = part * (BR * U) + lane
-    shift = tl.load(x + (row * step + col), mask=inside(row, col, rows, total, width, RAGGED, FOLD), other=0.0).to(tl.float32)
+    first = ()
+    for u in tl.static_range(U):
+        row = part * (BR * U) + u * BR + lane
+        first = first + (tl.load(x + (row * step + col), mask=inside(row, col, rows, total, width, RAGGED, FOLD), other=0.0),)  # noqa: RUF005
+    shift = first[0].to(tl.float32)
     sums = tl.zeros([BR, BC], tl.float32)
     squares = tl.zeros([BR, BC], tl.float32)
-    for tile in range(part, full, parts):
+    count = tl.zeros([BR, BC], tl.float32)
+    for u in tl.static_range(U):
+        there = inside(part * (BR * U) + u * BR + lane, col, rows, total, width, RAGGED, FOLD)
+        off = tl.where(there, first[u].to(tl.float32) - shift, 0.0)
+        sums += off
+        squares += off * off
+        count += there.to(tl.float32)
+    for tile in range(part + parts, full, parts):
         values = whole_rows(x, tile * (BR * U) + lane, col, step, width, RAGGED, BR, U)
         for u in tl.static_range(U):
             off = values[u].to(tl.float32) - shift
             sums += off
             squares += off * off
-    count = tl.zeros([BR, BC], tl.float32) + (tl.maximum(full - part + parts - 1, 0) // parts * U).to(tl.float32)
-    if (full % parts == part) & (full * (BR * U) < rows):
+    count += (tl.maximum(full - part - 1, 0) // parts * U).to(tl.float32)
+    if (full % parts == part) & (full > part) & (full * (BR * U) < rows):
         for u in tl.static_range(U):
             row = full * (BR * U) + u * BR + lane
             there = inside(row, col, rows, total, width, RAGGED, FOLD)
@@ -216,7 +229,7 @@ def apply(
     x: Tensor, residual: Tensor | None, stats: Tensor, weight: Tensor | None, bias: Tensor | None, act: str, out: Tensor, config: Any
 ) -> None:  # fmt: skip
     """Write what the statistics make of `x`."""
-    c = cut(config["columns"], x, x if residual is None else residual, out)
+    c = cut(config["apply_columns"], x, x if residual is None else residual, out)
     rows, unroll = tile_rows(c, config["apply_warps"], x.element_size(), config["apply_unroll"])
     apply_kernel[(c.blocks * triton.cdiv(c.rows, rows * unroll),)](
         x, residual, stats, weight, bias, out, c.rows, c.total, x.shape[1] // c.run, c.width // c.vector, *c.steps, ACT=act,

@@ -199,7 +199,7 @@ def back(
     config: dict[str, int],
 ) -> None:
     """Write the gradient of x."""
-    c = cut(config["columns"], gradient, x, x if kept is None else kept, out)
+    c = cut(config["apply_columns"], gradient, x, x if kept is None else kept, out)
     rows, unroll = tile_rows(c, config["apply_warps"], x.element_size(), config["apply_unroll"])
     back_kernel[(c.blocks * triton.cdiv(c.rows, rows * unroll),)](
         gradient, x, kept, stats, weight, bias, sums, out, c.rows, c.total, x.shape[1] // c.run, c.width // c.vector, *c.steps,

@@ -17,7 +17,7 @@ from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
 from zoo.kernels.ops._exchange import gathered
 from zoo.kernels.ops._fold import second_reading
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._norm import apply, join, partial_statistics
+from zoo.kernels.ops._norm import PASSES, apply, join, partial_statistics
 from zoo.kernels.ops._overlap import followed_by_ours
 from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
@@ -125,14 +125,17 @@ def supports(
 
 
 def configs(x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first: columns of a tile, then warps and tiles in flight of both passes, and programs."""
-    full = x.numel() * x.element_size() > 8_000_000
-    sizes = [(64, 8, 4, 396, 4, 4), (64, 4, 4, 792, 4, 4), (128, 8, 4, 396, 4, 4), (64, 8, 8, 264, 4, 8), (128, 8, 2, 528, 8, 2)]
-    sizes += [(256, 8, 4, 396, 4, 4), (64, 16, 4, 132, 8, 4), (64, 4, 8, 528, 4, 8), (32, 8, 4, 396, 4, 4)]
-    if not full:
-        sizes = [(64, 8, 2, 264, 4, 1), (64, 4, 2, 396, 4, 2), (32, 8, 2, 264, 4, 1), (64, 8, 4, 132, 4, 2), (32, 4, 4, 264, 2, 2)]
-    keys = ("columns", "warps", "unroll", "programs", "apply_warps", "apply_unroll")
-    return [dict(zip(keys, size, strict=True)) for size in sizes]
+    """Return launch parameters, the best guess first: of the pass that sums and of the one that applies.
+
+    For each the columns of a tile, warps and tiles in flight; and the programs that sum.
+    """
+    small = x.numel() * x.element_size() < 10_000_000  # then one round of loads does, and what joins fewer programs' sums is quicker
+    sizes = [(64, 4, 8, 396, 128, 4, 2), (64, 4, 8, 264, 128, 4, 4), (64, 8, 8, 264, 128, 8, 8), (64, 8, 4, 396, 64, 4, 4)]
+    sizes += [(64, 4, 4, 792, 64, 8, 8), (64, 4, 2, 792, 128, 4, 1), (64, 16, 4, 132, 64, 8, 4), (32, 8, 4, 396, 32, 4, 4)]
+    if small:
+        sizes = [(64, 4, 8, 132, 128, 4, 4), (64, 4, 8, 264, 128, 4, 2), (64, 4, 8, 396, 64, 4, 8), (64, 4, 2, 264, 64, 4, 1)]
+        sizes += [(32, 8, 2, 264, 32, 4, 1), (64, 8, 4, 132, 64, 4, 2)]
+    return [dict(zip(PASSES, size, strict=True)) for size in sizes]
 
 
 def take_statistics(

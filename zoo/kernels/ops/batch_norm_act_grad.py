@@ -16,6 +16,7 @@ from zoo.kernels.ops._activation import BY_OUTPUT, SLOPES
 from zoo.kernels.ops._exchange import added
 from zoo.kernels.ops._fold import second_reading
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._norm import PASSES
 from zoo.kernels.ops._norm_grad import back, reduce
 from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
@@ -110,14 +111,15 @@ def supports(
     return "" if reachable(*maps) and x.numel() < 2**31 - 2**22 else "larger than 32-bit indices reach"
 
 
-def configs(gradient: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first: columns of a tile, then warps and tiles in flight of both passes, and programs."""
-    sizes = [(64, 8, 2, 396, 4, 4), (64, 4, 2, 792, 4, 2), (128, 8, 2, 396, 4, 4), (64, 8, 4, 264, 4, 4), (128, 4, 2, 792, 8, 1)]
-    sizes += [(64, 8, 1, 528, 8, 2), (256, 8, 2, 396, 4, 2), (64, 16, 2, 132, 8, 2), (32, 8, 2, 396, 4, 2)]
-    if x.numel() * x.element_size() <= 8_000_000:
-        sizes = [(64, 8, 1, 264, 4, 1), (64, 4, 1, 396, 4, 1), (32, 8, 1, 264, 4, 1), (64, 8, 2, 132, 4, 2), (32, 4, 2, 264, 2, 2)]
-    keys = ("columns", "warps", "unroll", "programs", "apply_warps", "apply_unroll")
-    return [dict(zip(keys, size, strict=True)) for size in sizes]
+def configs(gradient: Tensor, x: Tensor, *rest: Any, kept: Tensor | None = None, **options: Any) -> list[dict[str, int]]:
+    """Return launch parameters, the best guess first; see `batch_norm_act.configs`."""
+    small, kept = x.numel() * x.element_size() < 16_000_000, rest[3] if len(rest) > 3 else kept
+    sizes = [(64, 4, 4, 396, 128, 4, 2), (64, 8, 4, 264, 128, 4, 2), (128, 4, 4, 264, 128, 4, 4), (64, 4, 2, 792, 128, 4, 1)]
+    sizes += [(64, 4, 1, 792, 128, 4, 4), (64, 8, 1, 264, 64, 4, 1), (32, 8, 1, 264, 32, 4, 1), (64, 8, 2, 132, 64, 4, 2)]
+    if not small:  # three maps are read where one is kept: fewer tiles hide their waiting
+        first, second = (2, 1) if kept is not None else (1, 2)
+        sizes = [sizes[first], sizes[second], *(size for index, size in enumerate(sizes) if index not in (first, second))]
+    return [dict(zip(PASSES, size, strict=True)) for size in sizes]
 
 
 def launch(
@@ -155,7 +157,7 @@ def launch(
         config = chosen(
             "batch_norm_act_grad",
             (gradient, x, kept, act),
-            lambda: configs(gradient, x),
+            lambda: configs(gradient, x, kept=kept),
             lambda c: launch(*tensors, act=act, config=c),
         )
     if x.numel():
