@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import itertools
 import os
 import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import loopback
 import numpy as np
@@ -20,6 +24,30 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton, which reads it once
 gc.disable()  # until everything is imported: see pytest_collection_finish
 loopback.only()
+
+
+def undrawn(fill: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Let an initialisation leave alone what has no numbers: on the meta device it costs as much as the rest of a network."""
+
+    @functools.wraps(fill)
+    def filled(tensor: torch.Tensor, *how: Any, **more: Any) -> torch.Tensor:
+        return tensor if tensor.is_meta else fill(tensor, *how, **more)
+
+    return filled
+
+
+for name in (
+    "uniform_",
+    "normal_",
+    "trunc_normal_",
+    "constant_",
+    "ones_",
+    "zeros_",
+    "kaiming_uniform_",
+    "kaiming_normal_",
+    "xavier_uniform_",
+):
+    setattr(torch.nn.init, name, undrawn(getattr(torch.nn.init, name)))
 
 HOMES = itertools.count()
 REAL = Path(os.environ.get("ZOO_REAL", Path(__file__).parents[2] / "shared"))
@@ -62,6 +90,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # JAX and Hypothesis listen to each collection, and cost more than it
+    if main := sys.modules.get("typer.main"):
+        main.get_command = functools.cache(main.get_command)  # the zoo's whole command, made anew for each line of it
 
 
 @pytest.hookimpl(tryfirst=True)
