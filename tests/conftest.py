@@ -36,17 +36,8 @@ def undrawn(fill: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return filled
 
 
-for name in (
-    "uniform_",
-    "normal_",
-    "trunc_normal_",
-    "constant_",
-    "ones_",
-    "zeros_",
-    "kaiming_uniform_",
-    "kaiming_normal_",
-    "xavier_uniform_",
-):
+FILLS = "uniform_ normal_ trunc_normal_ constant_ ones_ zeros_ kaiming_uniform_ kaiming_normal_ xavier_uniform_"
+for name in FILLS.split():
     setattr(torch.nn.init, name, undrawn(getattr(torch.nn.init, name)))
 
 HOMES = itertools.count()
@@ -106,7 +97,7 @@ def pytest_runtest_setup() -> None:
         torch.default_generator.manual_seed(0)  # the other notes each time, with the whole stack, what to do once there is a GPU
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def real() -> Path:
     return REAL
 
