@@ -14,8 +14,9 @@ $(BIN)/.installed: pyproject.toml
 demo: $(BIN)/.installed
 	$(BIN)/zoo demo
 
+# With bytecode kept, whatever the environment says of it: the tests start Python by the hundred.
 test: $(BIN)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Faults by the thousand, with a report in docs/faults.md; interrupted, each goes on where it stopped.
 faults: faults-files faults-network faults-long
