@@ -35,8 +35,8 @@ LIMIT, EXACT_LIMIT = 1.5, 2e-2
 """Allowed error of a step over plain autocast's, and of float32 steps, whose sums have another order."""
 CELL_US = 30e6
 
-MODULE = "fast-module"
-"""Ours without the graph."""
+MODULE, SMALL = "fast-module", "fast-recompute"
+"""Ours without the graph; ours in as little room as it can."""
 
 Step = Callable[[], Tensor]
 
@@ -87,12 +87,12 @@ def _first(outputs: Any) -> Tensor:
     return outputs if isinstance(outputs, Tensor) else outputs[0]
 
 
-def _ours(learner: Learner, tune: str) -> Step:
+def _ours(learner: Learner, tune: str, recompute: bool | None = None) -> Step:
     from zoo.kernels import fast
     from zoo.kernels.training import fast_step
 
     with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
-        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images)
+        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images, recompute=recompute)
     step = fast_step(model, learner.loss, learner.optimizer, dtype=learner.dtype)
     return lambda: step(learner.images, learner.labels)
 
@@ -132,6 +132,13 @@ _WAYS = (
         "fast_step()",
         "`fast_step(fast(network, train=True), …)`; copying the images into its graph counts",
         cast(Any, _ours),
+    ),
+    Way(
+        SMALL,
+        "recomputing",
+        "`fast_step(fast(network, train=True, recompute=True), …)`, which makes maps again rather than keep them",
+        cast(Any, partial(_ours, recompute=True)),
+        standard=False,
     ),
     Way(MODULE, "fast()", "`fast(network, train=True)` in a step as people write it", cast(Any, _module), standard=False),
     Way("eager-cl", "eager {dtype} cl", "eager, {dtype} autocast, channels_last", cast(Any, _eager)),
@@ -197,7 +204,7 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
         row = cell["ways"][name]
         row["us"], row["us_low"], row["us_high"] = median_and_spread(samples)
         row["images_s"] = 1e6 * batch / row["us"]
-    compare(cell, (MODULE,))
+    compare(cell, (MODULE, SMALL))
     ours, theirs = (cell["ways"].get(name, {}).get("memory_mib") for name in (OURS, "compile"))
     if ours and theirs:
         cell["memory_ratio"] = ours / theirs
@@ -207,7 +214,7 @@ def _build(way: Way, s: Subject, half: torch.dtype | None, tune: str, row: dict[
     """Build a way, prove a step of it, weigh it; raises ValueError where it learns something else."""
     memory = Memory(s.device)
     start = time.monotonic()
-    learner = learner_of(s, s.own if way.name in (OURS, MODULE) else s.peer, half)
+    learner = learner_of(s, s.own if way.name in (OURS, MODULE, SMALL) else s.peer, half)
     begun = _state(learner)
     step = cast(Any, way.build)(learner, tune)
     for _ in range(WARMUPS):

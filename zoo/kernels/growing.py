@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 
@@ -49,5 +50,5 @@ def _settings() -> str | None:
     ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     if ask is not None:
         return ask()
-    told = torch.cuda.memory._snapshot()["allocator_settings"]  # torch 2.11 says it there alone
+    told: Any = cast("Any", torch.cuda.memory._snapshot())["allocator_settings"]  # torch 2.11 says it there alone
     return told.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""

@@ -111,7 +111,7 @@ def test_a_map_that_somebody_else_keeps_is_kept(device: torch.device) -> None:
             return self.first[3:](wide) * wide.square().mean()
 
     network, x = Watched().to(device).train(), torch.randn(1, 8, 4, 4).to(device)
-    assert len(plan(network, x, True).remade) == 1  # the depthwise convolution's, not the first
+    assert len(plan(network, x, True).remade.maps) == 1  # the depthwise convolution's, not the first
 
 
 @pytest.mark.parametrize(("network", "chosen"), [(MobileNetV2, True), (MobileNetV3Large, True), (ResNet50, False)])
@@ -121,6 +121,61 @@ def test_recomputing_is_chosen_where_it_frees_a_quarter(network: type[Model], ch
     assert bool(plan(built, x, None).remade) == chosen
     assert plan(built, x, True).remade
     assert not plan(built, x, False).remade
+
+
+class Bottleneck(nn.Module):
+    """Of ResNets, halving the map, its shortcut before or behind; `shows` what the last convolution makes."""
+
+    def __init__(self, shows: bool = False) -> None:
+        super().__init__()
+        self.shows = shows
+        self.one, self.first = nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4)
+        self.two, self.second = nn.Conv2d(4, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4)
+        self.three, self.third = nn.Conv2d(4, 16, 1, bias=False), nn.BatchNorm2d(16)
+        self.beside, self.fourth = nn.Conv2d(8, 16, 1, 2, bias=False), nn.BatchNorm2d(16)
+
+    def forward(self, x: Tensor) -> Any:
+        y = torch.relu(self.second(self.two(torch.relu(self.first(self.one(x))))))
+        wide = self.three(y)
+        y = torch.relu(self.third(wide) + self.fourth(self.beside(x)))
+        return y + wide.mean() if self.shows else y
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_what_a_narrow_map_is_widened_to_is_made_again_by_the_same_product(
+    dtype: torch.dtype | None, kernel: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With BatchNorm's kernels and with PyTorch's own, under autocast and without."""
+    if not kernel:
+        monkeypatch.undo()
+    torch.manual_seed(0)
+    network, x = Bottleneck(), torch.randn(1, 8, 8, 8).to(device).contiguous(memory_format=torch.channels_last)
+    with torch.autocast(device.type, dtype, dtype is not None):
+        remade = plan(network.to(device), x, True).remade
+        assert len(remade.convs) == 2  # the last one's and the shortcut's; three by three is no product
+        assert not plan(network, x, None).remade.convs  # which costs arithmetic: only who asks for room gets it
+        kept, room = step(network, x, False)
+        again, less = step(network, x, True)
+    assert len(kept) == 2 + 12 + 8
+    for a, b in zip(kept, again, strict=True):
+        assert torch.equal(a, b)
+    wide = 16 * 4 * 4 * (4 if dtype is None else 2)
+    assert room - less >= 2 * wide
+
+
+def test_a_widened_map_that_somebody_else_reads_is_kept(device: torch.device) -> None:
+    network, x = Bottleneck(shows=True).to(device).train(), torch.randn(1, 8, 8, 8).to(device)
+    assert len(plan(network, x, True).remade.convs) == 1  # the shortcut's
+
+
+def test_what_a_widened_map_is_made_of_may_not_change_before_the_way_back(device: torch.device) -> None:
+    network, x = Bottleneck().to(device).train(), torch.randn(1, 8, 8, 8).to(device)
+    replay = plan(network, x, True)
+    out = replay(replay.at(network), [x])
+    x.mul_(2)  # the shortcut's convolution reads it
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_a_checkpoint_around_keeps_what_it_keeps_and_the_gradients_are_the_same(device: torch.device) -> None:

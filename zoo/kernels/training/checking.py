@@ -19,7 +19,7 @@ from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity
 from zoo.kernels.precision import products
 from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
-from zoo.kernels.training.recompute import remade
+from zoo.kernels.training.recompute import Remade, remade
 from zoo.kernels.training.record import Recording, name_of
 from zoo.kernels.training.replay import Beside, Chain, Key, Replay, Step, Without, bind
 
@@ -62,7 +62,7 @@ is; and whether what is done beside chains stays."""
 
 def replay_of(recording: Recording, steps: list[Step], counted: dict[int, list[int]], recompute: bool | None, beside: bool) -> Replay:
     """Return the steps as they run: what is done beside chains, maps made again and weights rounded together, all or not at all."""
-    return Replay(recording, steps, counted, remade(recording, steps, recompute) if beside else {}, rounds=beside)
+    return Replay(recording, steps, counted, remade(recording, steps, recompute) if beside else Remade(), rounds=beside)
 
 
 class Check:

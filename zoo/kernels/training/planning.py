@@ -92,7 +92,7 @@ def checked(
         rows.append(Row(chain.layers, name, shape, theirs if chain.note else ours, theirs, note=chain.note))
     replay = replay_of(recording, steps, counted, known.recompute, verdict.beside)
     if replay.remade:
-        notes.append(f"{sum(map(len, replay.remade.values()))} maps are not kept but computed again on the way back")
+        notes.append(f"{len(replay.remade)} maps are not kept but computed again on the way back")
     return Checked(replay, rows, worst, notes)
 
 

@@ -2,18 +2,22 @@
 
 PyTorch keeps two maps for a convolution with BatchNorm and activation: one for BatchNorm's gradient, one for that of the next layer's
 weights. The second follows from the first in one pass of the memory, so that a step that keeps only the first trades time for room.
+So does, in one product, what a 1x1 convolution makes of few channels that are kept anyway: the widest maps of a bottleneck.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import CONV2D, arguments, pair, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
 
 SHARE = 0.25
@@ -23,19 +27,36 @@ _LOOK = {"mean", "add", "add_", "__add__", "__iadd__"}
 """Calls whose gradients need nothing of the maps that they read; a pool to one pixel is a mean, one to more keeps its map."""
 
 
-def remade(recording: Recording, steps: Sequence[Any], asked: bool | None) -> dict[int, tuple[int, ...]]:
+WIDER = 2
+"""Times the channels that a 1x1 convolution reads: what it makes is made again where it has as many, or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """Maps that are not kept.
+
+    Attributes:
+        maps: of each step that would keep such maps, by its place, their numbers.
+        convs: of each BatchNorm that would keep what a 1x1 convolution made of fewer channels, by its place, the convolution's place.
+    """
+
+    maps: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    convs: dict[int, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.maps.values())) + len(self.convs)
+
+
+def remade(recording: Recording, steps: Sequence[Any], asked: bool | None) -> Remade:
     """Choose the maps that are not kept.
 
     Args:
         recording: of a network.
         steps: what runs: calls and chains.
-        asked: True for all that can be made again, False for none; None for all or none, as `SHARE` says.
-
-    Returns:
-        of each step that would keep such maps, by its place, their numbers.
+        asked: True for all that can be made again, False for none; None for none, or for those that one pass makes, as `SHARE` says.
     """
     if asked is False:
-        return {}
+        return Remade()
     readers: dict[int, list[int]] = {}
     for index, step in enumerate(steps):
         for number in dict.fromkeys(step.reads):
@@ -54,8 +75,30 @@ def remade(recording: Recording, steps: Sequence[Any], asked: bool | None) -> di
             freed += _bytes(recording, step.makes)
     maps = {number for step in steps for number in (step.makes if isinstance(step, Call) else (step.makes,))}
     if asked is None and freed < SHARE * sum(_bytes(recording, number) for number in maps):
-        return {}
-    return {index: tuple(numbers) for index, numbers in found.items()}
+        return Remade()
+    return Remade({index: tuple(numbers) for index, numbers in found.items()}, _widened(recording, steps, readers) if asked else {})
+
+
+def _widened(recording: Recording, steps: Sequence[Any], readers: dict[int, list[int]]) -> dict[int, int]:
+    """Find the BatchNorms that alone read what a 1x1 convolution makes of fewer channels, and those convolutions, by their places."""
+    outputs = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
+    makers = {int(s.result): index for index, s in enumerate(steps) if isinstance(s, Call) and _widens(recording, s)}
+    norms = [(index, step.reads[0]) for index, step in enumerate(steps) if not isinstance(step, Call) and step.norm is not None]
+    return {index: makers[x] for index, x in norms if x in makers and readers[x] == [index] and x not in outputs}
+
+
+def _widens(recording: Recording, call: Call) -> bool:
+    given = arguments(call, CONV2D) if call.name == "conv2d" and plainly(call) and isinstance(call.result, Ref) else None
+    if (
+        given is None
+        or given["bias"] is not None
+        or given["groups"] != 1
+        or not all(isinstance(given[n], Ref) for n in ("input", "weight"))
+    ):
+        return False
+    out, fewer, *kernel = recording.values[given["weight"]].shape
+    padded = isinstance(given["padding"], str) or pair(given["padding"]) != (0, 0)
+    return kernel == [1, 1] and not padded and out >= WIDER * fewer and len(recording.values[given["input"]].shape) == 4
 
 
 _OF_A_NORM = 5
@@ -89,26 +132,70 @@ def as_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def without_keeping(run: Callable[[list[Any]], None], numbers: tuple[int, ...]) -> Callable[[list[Any]], None]:
+@dataclass(frozen=True, slots=True)
+class Widened:
+    """What a 1x1 convolution read, or what that is made again from; its weight; and what it makes."""
+
+    x: Any
+    weight: Tensor
+    stride: tuple[int, int]
+    dtype: torch.dtype
+
+    def made(self) -> Tensor:
+        """Convolve once more."""
+        with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
+            return F.conv2d(_unpacked(self.x).to(self.dtype), self.weight.to(self.dtype), stride=self.stride)
+
+
+def noting(run: Callable[[list[Any]], None], call: Call, how: int, dtype: torch.dtype, again: bool) -> Callable[[list[Any]], None]:
+    """Return a convolution that leaves in the slot `how` what it makes its map from; `again`: of its input, too, no more is kept."""
+    given = arguments(call, CONV2D)
+    assert given is not None
+    x, weight, stride = int(given["input"]), int(given["weight"]), pair(given["stride"])
+
+    def step(slots: list[Any]) -> None:
+        run(slots)
+        node = kernels.kept_of(slots[x]) if again else None
+        slots[how] = Widened(_kept(slots[x]) if node is None else node, slots[weight].detach(), stride, dtype)
+
+    return step
+
+
+def without_keeping(
+    run: Callable[[list[Any]], None], numbers: tuple[int, ...], widened: tuple[int, int] | None = None
+) -> Callable[[list[Any]], None]:
     """Return a step that keeps, of the maps with these numbers, how to make them again.
 
     Where somebody packs what is saved, a checkpoint or one who moves it elsewhere, everything is theirs.
+
+    Args:
+        run: the step.
+        numbers: of maps that `batch_norm_act` made.
+        widened: the number of what a convolution made, and of the slot that says how, which is empty behind the step.
     """
 
     def step(slots: list[Any]) -> None:
         how = {} if _packed_elsewhere() else _how(slots, numbers)
+        if widened is not None:
+            value, recipe, slots[widened[1]] = slots[widened[0]], slots[widened[1]], None
+            if not _packed_elsewhere():
+                how[value.data_ptr(), value.shape, value.dtype] = recipe
         if not how:
             run(slots)
             return
 
         def pack(tensor: Tensor) -> Any:  # detached: an output would keep the node that keeps it
             found = how.get((tensor.data_ptr(), tensor.shape, tensor.dtype))
-            return (tensor.detach(), tensor._version) if found is None else found
+            return _kept(tensor) if found is None else found
 
         with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
             run(slots)
 
     return step
+
+
+def _kept(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor.detach(), tensor._version
 
 
 def _packed_elsewhere() -> bool:
@@ -122,6 +209,8 @@ def _how(slots: list[Any], numbers: tuple[int, ...]) -> dict[Any, Any]:
 
 
 def _unpacked(kept: Any) -> Tensor:
+    if isinstance(kept, Widened):
+        return kept.made()
     if not isinstance(kept, tuple):
         return kernels.made_again(kept)
     tensor, version = kept

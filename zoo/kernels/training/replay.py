@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.training.recompute import without_keeping
+from zoo.kernels.training.recompute import Remade, noting, without_keeping
 from zoo.kernels.training.record import Call, Recording, Ref, name_of
 from zoo.kernels.training.rounding import rounded, to_round
 
@@ -115,23 +115,35 @@ class Replay:
         recording: of a network.
         steps: calls and chains that stand for them.
         counters: parameters and buffers that each call only adds an integer to, by the integer.
-        remade: maps that steps, by their places, don't keep but make again on the way back.
+        remade: maps that steps don't keep but make again on the way back.
         rounds: whether weights are rounded for autocast many at once.
     """
 
     recording: Recording
     steps: list[Step]
     counters: dict[int, list[int]] = field(default_factory=dict)
-    remade: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    remade: Remade = field(default_factory=Remade)
     rounds: bool = True
 
     def __post_init__(self) -> None:
         self._bound = bind(self.steps, [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
-        for index, numbers in self.remade.items():
-            self._bound[index].run = without_keeping(self._bound[index].run, numbers)
         self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in values_of(chain))])
+        for index, numbers in self.remade.maps.items():
+            self._bound[index].run = without_keeping(self._bound[index].run, numbers)
+        for norm, conv in self.remade.convs.items():
+            self._make_again(norm, conv)
         self._rounds, self._to = to_round(self.recording, self.steps) if self.rounds else ([], None)
         self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
+
+    def _make_again(self, norm: int, conv: int) -> None:
+        """Let a BatchNorm not keep what a convolution made, and that one leave in a slot of theirs how."""
+        call = self.steps[conv]
+        assert isinstance(call, Call)
+        makes, how, self._room = int(call.result), self._room, self._room + 1
+        moved = call.moved if isinstance(call, Beside) else call
+        dtype, again = self.recording.values[makes].dtype, moved.reads[0] in self.remade.maps.get(conv, ())
+        self._bound[conv].run = noting(self._bound[conv].run, moved, how, dtype, again)
+        self._bound[norm].run = without_keeping(self._bound[norm].run, (), (makes, how))
 
     def _kept(self) -> set[int]:
         return {v.number for v in self.recording.values if v.place is not None or v.constant is not None}

@@ -252,6 +252,7 @@ class FastStep:
             captured.graph.reset()  # not when all who know it are gone, which cycles of references put off
         self._graphs.clear()
         self._eager.clear()
+        self._pool = None  # nobody's any more, so the allocator refuses to take it up again
 
 
 def _first_line(error: BaseException) -> str:
