@@ -81,7 +81,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # JAX and Hypothesis listen to each collection, and cost more than it
+    gc.set_threshold(10_000, 10, 10)  # JAX and Hypothesis listen to each collection, and cost more than it
     if main := sys.modules.get("typer.main"):
         main.get_command = functools.cache(main.get_command)  # the zoo's whole command, made anew for each line of it
 

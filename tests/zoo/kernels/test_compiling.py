@@ -90,9 +90,9 @@ def norm_of(channels: int) -> ChainWork:
 
 
 def test_norms_of_any_number_of_channels_are_compiled_there_and_back(cache: Path) -> None:
-    works = [norm_of(channels) for channels in (7, 16, 24, 100, 256)]
+    works = [norm_of(channels) for channels in (7, 24, 100, 256)]
     with closing(Compilers((9, 0))) as compilers:
-        assert compilers.compile(works) == set(range(5))
+        assert compilers.compile(works) == set(range(4))
     kernels_made = {path.stem for path in cache.rglob("*.cubin")}
     assert kernels_made == {"statistics_kernel", "join_kernel", "apply_kernel", "reduce_kernel", "add_kernel", "back_kernel"}
 
