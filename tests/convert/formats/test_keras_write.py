@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from convert import conversion, formats, names, writing
 from convert.core import COUNTER
 from convert.formats import keras as keras_files
 from convert.formats._torch import stored
-from convert.network import layers
+from convert.network import Layer, layers
 from convert.source import Part, in_memory
 from convert.steps import FlattenOrder
 from weights.errors import ConvertError, MissingLibrary
@@ -45,19 +46,23 @@ def network(cls: type[Model], **options: Any) -> Model:
     return made
 
 
+@lru_cache(1)
+def structure(made: Model) -> list[Layer]:
+    """The layers of the network that a test has: finding them takes longer than writing them."""
+    return layers(made, (made.in_channels, made.input_size, made.input_size))
+
+
 def described(made: Model, naming: str = "keras") -> list[Part]:
     tensors = {name: stored(name, tensor) for name, tensor in made.state_dict().items() if not name.endswith(COUNTER)}
     shapes = {name: one.shape for name, one in tensors.items()}
-    structure = layers(made, (made.in_channels, made.input_size, made.input_size))
-    return writing.parts(names.rows(naming, type(made), shapes), structure, tensors)
+    return writing.parts(names.rows(naming, type(made), shapes), structure(made), tensors)
 
 
 def read(path: Path, made: Model) -> dict[str, np.ndarray]:
     source = formats.read(path)
     try:
         shapes = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
-        structure = layers(made, (made.in_channels, made.input_size, made.input_size))
-        adopted = conversion.adopt(source, structure, shapes, family=type(made))
+        adopted = conversion.adopt(source, structure(made), shapes, family=type(made))
         assert adopted.report.ok, conversion.explain(adopted, shapes)
         return {name: np.ascontiguousarray(one.array()) for name, one in adopted.tensors.items()}
     finally:

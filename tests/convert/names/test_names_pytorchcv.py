@@ -77,7 +77,15 @@ def lively(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-@pytest.mark.parametrize(("name", "cls", "says", "side"), PAIRS, ids=[pair[0] for pair in PAIRS])
+AGAIN = ("vgg11", "seresnet50b", "densenet100_k12_bc_cifar10", "squeezenet_v1_0")
+"""Whose logits another one of the family stands for; names and shapes are compared of these too."""
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "says", "side"),
+    [pytest.param(*pair, marks=pytest.mark.long) if pair[0] in AGAIN else pair for pair in PAIRS],
+    ids=[pair[0] for pair in PAIRS],
+)
 def test_logits_are_pytorchcvs(name: str, cls: type[Model], says: dict[str, object], side: int) -> None:
     other = lively(theirs(name)).double()  # in which two orders of the same sums differ by nothing that counts
     options = {**names.fact("pytorchcv", "options", cls), **says}
@@ -102,7 +110,10 @@ def test_logits_are_pytorchcvs(name: str, cls: type[Model], says: dict[str, obje
     assert (found - expected).abs().max() < 1e-4 * scale
 
 
-@pytest.mark.parametrize(("name", "cls"), LONGER, ids=[pair[0] for pair in LONGER])
+REST = [*LONGER, *((name, cls) for name, cls, _, _ in PAIRS if name in AGAIN)]
+
+
+@pytest.mark.parametrize(("name", "cls"), REST, ids=[pair[0] for pair in REST])
 def test_names_and_shapes_are_pytorchcvs(name: str, cls: type[Model]) -> None:
     with torch.device("meta"):
         other, model = theirs(name).state_dict(), cls(**names.fact("pytorchcv", "options", cls)).state_dict()
