@@ -76,7 +76,7 @@ def finetune(
     dtype: Annotated[str | None, typer.Option(help="bfloat16, by autocast, or float32; bfloat16 on a GPU.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode.")] = None,
     fast: Annotated[
-        bool | None, typer.Option("--fast/--no-fast", help="Steps on the zoo's kernels; on one GPU, where there are enough of them.")
+        bool | None, typer.Option("--fast/--no-fast", help="Steps on the zoo's kernels; on a GPU, where there are enough of them.")
     ] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Divide the network among the processes of torchrun.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,

@@ -52,7 +52,7 @@ class Settings:
         dtype: "bfloat16" by autocast, "float32", or "auto": bfloat16 on a GPU.
         channels_last: memory format; None takes it on a GPU.
         compile: whether torch.compile is to make the steps faster.
-        fast: whether steps run on the zoo's kernels, replayed as one CUDA graph each; None does so on one GPU, in phases of at least
+        fast: whether steps run on the zoo's kernels, replayed as one CUDA graph each; None does so on a GPU, in phases of at least
             `stepping.LEAST_STEPS` steps. Where that can't be done the run goes on as PyTorch computes it, and says why.
         monitor: what decides on the best state and on stopping.
         patience: evaluations without a better one after which the run stops; None never does.

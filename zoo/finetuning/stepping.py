@@ -28,14 +28,13 @@ FIRST_STEPS = EAGER_STEPS + 1
 """Steps in which a kernel that was prepared can fail: behind them the same graph runs again."""
 
 
-def declined(settings: Settings, device: torch.device, steps: int, processes: int = 1) -> str:
+def declined(settings: Settings, device: torch.device, steps: int) -> str:
     """Say why the steps of a phase are done as PyTorch does them; empty where kernels are to be prepared.
 
     Args:
         settings: of the run.
         device: where it runs.
         steps: that the phase has still to do.
-        processes: of the run.
     """
     if settings.fsdp:
         return "FSDP gathers parameters outside of a graph"
@@ -45,8 +44,6 @@ def declined(settings: Settings, device: torch.device, steps: int, processes: in
         return "the run was told so"
     if settings.fast is None and device.type != "cuda":
         return "a CPU has no CUDA graphs"
-    if settings.fast is None and processes > 1:
-        return "graphs of several GPUs are new; --fast asks for them"
     if settings.fast is None and steps < LEAST_STEPS:
         return f"preparing kernels pays from {LEAST_STEPS:,} steps on, and there are {steps:,}; --fast prepares them anyway"
     return ""
@@ -80,7 +77,7 @@ class Stepper:
         says: bool,
     ) -> None:
         self._model, self._optimizer, self._settings, self._here, self._dtype = model, optimizer, settings, here, dtype
-        self.reason, self.done = declined(settings, here.device, steps, here.size), 0
+        self.reason, self.done = declined(settings, here.device, steps), 0
         self._quick: FastTraining | None = None
         self._step: FastStep | None = None
         if self.reason and says and settings.fast is None and here.device.type == "cuda" and not settings.compile:

@@ -95,8 +95,6 @@ def test_a_run_may_go_on_without_the_kernels_that_it_began_with_and_the_other_wa
     ("told", "device", "steps", "why"),
     [
         ({}, CUDA, stepping.LEAST_STEPS, ""),
-        ({"processes": 2}, CUDA, 10**6, "several GPUs are new; --fast"),
-        ({"processes": 2, "fast": True}, CUDA, 1, ""),
         ({}, CUDA, stepping.LEAST_STEPS - 1, "pays from 2,000 steps on, and there are 1,999; --fast"),
         ({"fast": True}, CUDA, 1, ""),
         ({"fast": False}, CUDA, 10**6, "told so"),
@@ -109,8 +107,7 @@ def test_a_run_may_go_on_without_the_kernels_that_it_began_with_and_the_other_wa
 def test_kernels_are_prepared_on_a_gpu_where_there_are_steps_enough(
     told: dict[str, Any], device: torch.device, steps: int, why: str
 ) -> None:
-    settings = {name: value for name, value in told.items() if name != "processes"}
-    reason = stepping.declined(Settings(**settings), device, steps, told.get("processes", 1))
+    reason = stepping.declined(Settings(**told), device, steps)
     assert (why in reason) if why else not reason
 
 
