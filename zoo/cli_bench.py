@@ -164,8 +164,6 @@ def _batches(text: str | None) -> list[int]:
 
 
 def _show(record: Record, as_json: bool) -> None:
-    from zoo.bench.peers import label
-
     if as_json:
         sys.stdout.write(record.text())
         return
@@ -177,7 +175,7 @@ def _show(record: Record, as_json: bool) -> None:
             row = cell["ways"].get(name)
             if row is None:
                 continue
-            where = cell["model"], str(cell["batch"]), escape(label(name, record.about["dtype"]))
+            where = cell["model"], str(cell["batch"]), escape(record.label(name))
             if "failed" in row:
                 table.add_row(*where, f"[red]{escape(row['failed'])}[/red]")
                 continue

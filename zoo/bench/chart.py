@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.bench.peers import OURS, label
+from zoo.bench.peers import OURS
 from zoo.bench.record import Record, trains
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ COLOURS = {
     "onnxruntime": "#8d6bb8",
     "openvino": "#e08e2b",
     OURS: OURS_COLOUR,
+    "fast-recompute": "#8fc7a8",
 }
 OTHER = "#c58aa5"
 
@@ -84,12 +85,12 @@ def grouped(record: Record, models: Sequence[str]) -> Image:
     height = top + len(caption) * 16 + 14
     page, draw = _page(height)
     _text(draw, MARGIN, 24, f"Images a second{' of training' if trains(record) else ''}, {_title(record)}", 20, INK)
-    _text(draw, MARGIN, 48, "higher is better; no bar where a way failed or computed something else", 12, FAINT)
+    _text(draw, MARGIN, 48, "higher is better; no bar where a way was not measured; x: it failed, or computed something else", 12, FAINT)
     for row, names in enumerate(legend):
         for x, name in names:
             y = HEAD + row * LEGEND + LEGEND / 2
             _box(draw, x, y - 6, x + 12, y + 6, _colour(name))
-            _text(draw, x + 18, y, label(name, record.about["dtype"]), 12, INK)
+            _text(draw, x + 18, y, record.label(name), 12, INK)
     for batch, (panel_top, ceiling) in panels.items():
         base = panel_top + PLOT
         for step in _ticks(ceiling):
@@ -100,7 +101,8 @@ def grouped(record: Record, models: Sequence[str]) -> Image:
     for bar in bars:
         middle = (bar.left + bar.right) / 2
         if bar.value is None:
-            _text(draw, middle, bar.base - 8, "x", 13, BAD, "mm")
+            if bar.way in (record.cell(bar.model, bar.batch) or {}).get("ways", {}):
+                _text(draw, middle, bar.base - 8, "x", 13, BAD, "mm")
             continue
         _box(draw, bar.left, bar.top, bar.right, bar.base, _colour(bar.way))
         _text(draw, middle, bar.top - 7, _short(bar.value), 11 if bar.right - bar.left > 24 else 9, INK, "mm")
@@ -111,7 +113,7 @@ def grouped(record: Record, models: Sequence[str]) -> Image:
         if "failed" in cell.get("ways", {}).get(OURS, {}):
             _text(draw, middle, base + 31, "fast() failed", 11, BAD, "mm")
         elif "ratio" in cell:
-            words = f"{cell['ratio']:.2f}x the fastest peer ({label(cell['fastest_peer'], record.about['dtype'])})"
+            words = f"{cell['ratio']:.2f}x the fastest peer ({record.label(cell['fastest_peer'])})"
             _text(draw, middle, base + 31, words, 11, OURS_COLOUR if cell["ratio"] >= 1 else BAD, "mm")
     for index, line in enumerate(caption):
         _text(draw, MARGIN, top + 8 + 16 * index, line, 11, FAINT)
@@ -260,7 +262,7 @@ def _legend_rows(record: Record) -> list[list[tuple[float, str]]]:
     rows: list[list[tuple[float, str]]] = [[]]
     x = float(MARGIN)
     for name in record.ways:
-        wide = 18 + _font(12).getlength(label(name, record.about["dtype"])) / SCALE + 22
+        wide = 18 + _font(12).getlength(record.label(name)) / SCALE + 22
         if x + wide > WIDTH - MARGIN and rows[-1]:
             rows.append([])
             x = float(MARGIN)

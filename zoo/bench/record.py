@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo.bench.peers import OURS, WAYS
+from zoo.bench.peers import OURS, WAYS, label
 
 FORMAT = 1
 SAME = ("what", "type", "device", "dtype", "tune")
@@ -98,6 +98,15 @@ class Record:
         found = dict.fromkeys(name for c in self.cells for name in c["ways"])
         known = [name for name in WAYS if name in found and name != OURS]
         return [*known, *(name for name in found if name not in WAYS), *([OURS] if OURS in found else [])]
+
+    def label(self, way: str) -> str:
+        """Return what tables and pictures call a way: of those that train where they do."""
+        ways = WAYS
+        if trains(self):
+            from zoo.bench import training
+
+            ways = training.WAYS
+        return label(way, self.about["dtype"], ways)
 
     def dates(self) -> str:
         """Return the day of the cells, or the first and the last."""

@@ -75,8 +75,8 @@ def fast(
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
         progress: shows a bar while tuning, when stderr is a terminal.
-        recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, in less room
-            and a little more time; None where that frees a quarter of the maps, as in MobileNets.
+        recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, and what 1x1
+            convolutions widen, in less room and a tenth more time; None does the first where that frees a quarter of the maps, as in MobileNets.
 
     Returns:
         A `Fast` module: call it like `model`, with inputs on `device` in any floating dtype; outputs have the model's own dtype.
