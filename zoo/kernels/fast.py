@@ -76,7 +76,8 @@ def fast(
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
         progress: shows a bar while tuning, when stderr is a terminal.
         recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, and what 1x1
-            convolutions widen, in less room and a tenth more time; None does the first where that frees a quarter of the maps, as in MobileNets.
+            convolutions widen, in less room and a tenth more time; None does the first where that frees a quarter of the maps, as in
+            MobileNets.
 
     Returns:
         A `Fast` module: call it like `model`, with inputs on `device` in any floating dtype; outputs have the model's own dtype.
