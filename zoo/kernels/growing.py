@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -29,8 +29,9 @@ def growing() -> Iterator[None]:
             yield
             return
         tell = torch._C._accelerator_setAllocatorSettings  # pyright: ignore[reportAttributeAccessIssue]
-        tell(_joined(settings, "True"))
         try:
+            with suppress(ValueError, RuntimeError):  # it saves room, and is worth no graph
+                tell(_joined(settings, "True"))
             yield
         finally:
             tell(_joined(settings, "False"))
@@ -38,12 +39,13 @@ def growing() -> Iterator[None]:
 
 
 def _joined(settings: str, value: str) -> str:
-    return ",".join(part for part in (settings, f"{NAME}:{value}") if part)
+    """Return the settings and this one; what PyTorch takes may end with a comma, and empty parts it does not take."""
+    return ",".join([*filter(None, (part.strip() for part in settings.split(","))), f"{NAME}:{value}"])
 
 
 def _settings() -> str | None:
     """Return what the allocator was told; None where segments can't grow, or nobody can be told."""
-    if sys.platform != "linux" or not hasattr(torch._C, "_accelerator_setAllocatorSettings"):
+    if sys.platform != "linux" or torch.version.hip or not hasattr(torch._C, "_accelerator_setAllocatorSettings"):
         return None
     if not torch.cuda.is_available() or torch.cuda.get_allocator_backend() != "native":
         return None

@@ -44,6 +44,27 @@ def test_segments_grow_in_the_body_alone(monkeypatch: pytest.MonkeyPatch, settin
     assert made.ask() == settings
 
 
+def test_settings_that_end_with_a_comma_are_told_without_and_put_back_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = allocator(monkeypatch, "max_split_size_mb:64,")
+    with growing():
+        assert made.ask() == "max_split_size_mb:64,expandable_segments:True"
+    assert made.ask() == "max_split_size_mb:64,"
+
+
+def test_an_allocator_that_refuses_costs_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = allocator(monkeypatch, "")
+
+    def refuses(settings: str) -> None:
+        if settings.endswith("True"):
+            raise ValueError(settings)
+        made.tell(settings)
+
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuses)
+    with growing():
+        pass
+    assert made.ask() == ""
+
+
 def test_an_error_puts_the_settings_back(monkeypatch: pytest.MonkeyPatch) -> None:
     made = allocator(monkeypatch, "")
     with pytest.raises(RuntimeError), growing():

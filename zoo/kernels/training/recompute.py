@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import CONV2D, arguments, pair, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
+from zoo.kernels.training.rounding import to_round
 
 SHARE = 0.25
 """Of the maps of a step: recomputing pays where it frees as much. Below, as in bottlenecks whose sums stay, it costs more than it gives."""
@@ -82,12 +83,17 @@ def remade(recording: Recording, steps: Sequence[Any], asked: bool | None) -> Re
 def _widened(recording: Recording, steps: Sequence[Any], readers: dict[int, list[int]]) -> dict[int, int]:
     """Find the BatchNorms that alone read what a 1x1 convolution makes of fewer channels, and those convolutions, by their places."""
     outputs = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
-    makers = {int(s.result): index for index, s in enumerate(steps) if isinstance(s, Call) and _widens(recording, s)}
+    together = set(to_round(recording, steps)[0])
+    makers = {int(s.result): index for index, s in enumerate(steps) if isinstance(s, Call) and _widens(recording, s, together)}
     norms = [(index, step.reads[0]) for index, step in enumerate(steps) if not isinstance(step, Call) and step.norm is not None]
     return {index: makers[x] for index, x in norms if x in makers and readers[x] == [index] and x not in outputs}
 
 
-def _widens(recording: Recording, call: Call) -> bool:
+def _widens(recording: Recording, call: Call, together: set[int]) -> bool:
+    """Tell a 1x1 convolution of few channels into more; what it reads is in its result's dtype, or in `together`, rounded to that.
+
+    Where autocast casts for it alone, PyTorch keeps that copy, and whoever changes the original meanwhile may.
+    """
     given = arguments(call, CONV2D) if call.name == "conv2d" and plainly(call) and isinstance(call.result, Ref) else None
     if (
         given is None
@@ -98,7 +104,9 @@ def _widens(recording: Recording, call: Call) -> bool:
         return False
     out, fewer, *kernel = recording.values[given["weight"]].shape
     padded = isinstance(given["padding"], str) or pair(given["padding"]) != (0, 0)
-    return kernel == [1, 1] and not padded and out >= WIDER * fewer and len(recording.values[given["input"]].shape) == 4
+    x, weight, dtype = recording.values[given["input"]], recording.values[given["weight"]], recording.values[call.result].dtype
+    cast = x.dtype != dtype or (weight.dtype != dtype and weight.number not in together)
+    return kernel == [1, 1] and not padded and not cast and out >= WIDER * fewer and len(x.shape) == 4
 
 
 _OF_A_NORM = 5
@@ -132,31 +140,57 @@ def as_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Widened:
-    """What a 1x1 convolution read, or what that is made again from; its weight; and what it makes."""
+    """What a 1x1 convolution read, or what that is made again from, and its weight, as they are kept; and what it makes.
+
+    Where what BatchNorm makes of it is made again too, it is asked for twice, and there in between.
+    """
 
     x: Any
-    weight: Tensor
+    weight: tuple[Tensor, int]
     stride: tuple[int, int]
     dtype: torch.dtype
+    twice: bool
+    there: Tensor | None = None
 
     def made(self) -> Tensor:
-        """Convolve once more."""
-        with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
-            return F.conv2d(_unpacked(self.x).to(self.dtype), self.weight.to(self.dtype), stride=self.stride)
+        """Convolve once more, or give what the last time made."""
+        if self.there is not None:
+            made, self.there = self.there, None
+            return made
+        with torch.no_grad(), torch.autocast(self.weight[0].device.type, enabled=False):
+            made = F.conv2d(_unpacked(self.x).to(self.dtype), _unpacked(self.weight).to(self.dtype), stride=self.stride)
+        self.there = made if self.twice else None
+        return made
 
 
-def noting(run: Callable[[list[Any]], None], call: Call, how: int, dtype: torch.dtype, again: bool) -> Callable[[list[Any]], None]:
-    """Return a convolution that leaves in the slot `how` what it makes its map from; `again`: of its input, too, no more is kept."""
+def noting(
+    run: Callable[[list[Any]], None], call: Call, how: int, dtype: torch.dtype, again: bool, twice: bool
+) -> Callable[[list[Any]], None]:
+    """Return a convolution that leaves in a slot what it makes its map from; nothing where that is no gain.
+
+    Args:
+        run: the convolution.
+        call: it.
+        how: the slot.
+        dtype: of what it makes.
+        again: of its input, too, no more is kept than how it is made.
+        twice: what BatchNorm makes of its map is made again too.
+    """
     given = arguments(call, CONV2D)
     assert given is not None
-    x, weight, stride = int(given["input"]), int(given["weight"]), pair(given["stride"])
+    x, weight, stride, makes = int(given["input"]), int(given["weight"]), pair(given["stride"]), int(call.result)
 
     def step(slots: list[Any]) -> None:
         run(slots)
-        node = kernels.kept_of(slots[x]) if again else None
-        slots[how] = Widened(_kept(slots[x]) if node is None else node, slots[weight].detach(), stride, dtype)
+        slots[how] = None
+        if not torch.is_grad_enabled() or _packed_elsewhere():
+            return
+        kept_anyway = slots[weight].requires_grad  # for the weight's own gradient
+        if kept_anyway or slots[makes].numel() > slots[x].numel():
+            node = kernels.kept_of(slots[x]) if again else None
+            slots[how] = Widened(_kept(slots[x]) if node is None else node, _kept(slots[weight]), stride, dtype, twice)
 
     return step
 
@@ -178,7 +212,7 @@ def without_keeping(
         how = {} if _packed_elsewhere() else _how(slots, numbers)
         if widened is not None:
             value, recipe, slots[widened[1]] = slots[widened[0]], slots[widened[1]], None
-            if not _packed_elsewhere():
+            if recipe is not None:
                 how[value.data_ptr(), value.shape, value.dtype] = recipe
         if not how:
             run(slots)

@@ -142,7 +142,9 @@ class Replay:
         makes, how, self._room = int(call.result), self._room, self._room + 1
         moved = call.moved if isinstance(call, Beside) else call
         dtype, again = self.recording.values[makes].dtype, moved.reads[0] in self.remade.maps.get(conv, ())
-        self._bound[conv].run = noting(self._bound[conv].run, moved, how, dtype, again)
+        behind = self.steps[norm]
+        twice = isinstance(behind, Chain) and any(behind.makes in numbers for numbers in self.remade.maps.values())
+        self._bound[conv].run = noting(self._bound[conv].run, moved, how, dtype, again, twice)
         self._bound[norm].run = without_keeping(self._bound[norm].run, (), (makes, how))
 
     def _kept(self) -> set[int]:
