@@ -13,9 +13,10 @@ from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, kept_of
 from zoo.kernels.differentiable.pools import avg_pool, max_pool
 from zoo.kernels.differentiable.shortcut import shortcut_conv
 from zoo.kernels.differentiable.stem import stem_conv
+from zoo.kernels.differentiable.widening import conv_norm_act
 from zoo.kernels.ops._tuned import tuning
 
 __all__ = [
-    "avg_pool", "batch_norm_act", "conv_bias_act", "conv_stats", "cross_entropy", "dense_block", "dense_layers", "depthwise_conv",
-    "kept_of", "made_again", "max_pool", "norm_act_conv", "scale_channels", "shortcut_conv", "stem_conv", "tuning",
+    "avg_pool", "batch_norm_act", "conv_bias_act", "conv_norm_act", "conv_stats", "cross_entropy", "dense_block", "dense_layers",
+    "depthwise_conv", "kept_of", "made_again", "max_pool", "norm_act_conv", "scale_channels", "shortcut_conv", "stem_conv", "tuning",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Beside, Chain, Step, Without, counters
 from zoo.kernels.training.shortcuts import shortcuts
+from zoo.kernels.training.widening import widened
 
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 _AVG_POOL = {
@@ -51,7 +52,8 @@ def steps_of(recording: Recording, without: Without) -> tuple[list[Step], list[C
                 found.append(made)
                 taken.update(made[1])
                 break
-    found = join(finder, stems(finder, pooled(finder, found, without), without), without)
+    found = stems(finder, pooled(finder, found, without), without)
+    found = join(finder, widened(finder, found, without), without)
     found = shortcuts(finder, found, without)
     found = dense_blocks(finder, found, without)
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
@@ -107,7 +109,7 @@ def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
     }
     words = call.name + ("" if residual is None else " + residual") + ("" if act == "none" else f" + {act}")
     chain, indices = _chain(finder, words, run, reads, number, indices)
-    chain.norm = options
+    chain.norm, chain.fresh = options, residual is not None and act != "none" and len(chain.calls) > 1
     return chain, indices
 
 

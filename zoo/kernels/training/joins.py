@@ -29,8 +29,9 @@ def join(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
     rows = count(len(finder.values))
     finder.taken = set()
     joined = list(found)
+    theirs = {index for chain, indices in found if not chain.norm for index in indices}
     for index, call in enumerate(finder.calls):
-        if not pointwise(finder, call):
+        if index in theirs or not pointwise(finder, call):
             continue
         x, kernel, makes = int(call.args[0]), int(call.args[1]), int(call.result)
         norm = norms.get(x)

@@ -21,6 +21,9 @@ Pair = tuple[int, int]
 HALF = (torch.bfloat16, torch.float16)
 """Types that tensor cores multiply as they are: products of kernels in float32 would be no faster than PyTorch's."""
 
+WIDER = 2
+"""Times the channels that a 1x1 convolution reads: a BatchNorm behind it takes its sums of those where there are so many, or more."""
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "none": None,
     "relu": F.relu,
@@ -112,6 +115,24 @@ def made_again(kept: Any) -> Tensor:
     from zoo.kernels import differentiable as ops
 
     return ops.made_again(kept)
+
+
+def conv_norm_act(x: Tensor, kernel: Tensor, *tensors: Tensor, **options: Any) -> Tensor:
+    """Convolve with a 1x1 kernel, normalise by the result's statistics, add a residual if there is one, apply an activation."""
+    from zoo.kernels import differentiable as ops
+
+    return ops.conv_norm_act(x, kernel, *tensors, **options)
+
+
+def conv_norm_act_refuses(device: torch.device, x: Tensor, kernel: Tensor, *tensors: Tensor, act: str) -> str:
+    """Say why; tensors without data."""
+    if not on_kernels(device):
+        return "PyTorch's functions are as good"
+    if len(kernel) < WIDER * x.shape[1]:
+        return "no more channels than come in, or hardly more"
+    from zoo.kernels.ops import pointwise_norm as op
+
+    return op.supports(x, kernel, *tensors, act=act)
 
 
 def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -28,10 +28,6 @@ _LOOK = {"mean", "add", "add_", "__add__", "__iadd__"}
 """Calls whose gradients need nothing of the maps that they read; a pool to one pixel is a mean, one to more keeps its map."""
 
 
-WIDER = 2
-"""Times the channels that a 1x1 convolution reads: what it makes is made again where it has as many, or more."""
-
-
 @dataclass(frozen=True, slots=True)
 class Remade:
     """Maps that are not kept.
@@ -106,7 +102,7 @@ def _widens(recording: Recording, call: Call, together: set[int]) -> bool:
     padded = isinstance(given["padding"], str) or pair(given["padding"]) != (0, 0)
     x, weight, dtype = recording.values[given["input"]], recording.values[given["weight"]], recording.values[call.result].dtype
     cast = x.dtype != dtype or (weight.dtype != dtype and weight.number not in together)
-    return kernel == [1, 1] and not padded and not cast and out >= WIDER * fewer and len(x.shape) == 4
+    return kernel == [1, 1] and not padded and not cast and out >= kernels.WIDER * fewer and len(x.shape) == 4
 
 
 _OF_A_NORM = 5
@@ -125,6 +121,8 @@ def _keeps(recording: Recording, step: Any, number: int) -> bool | None:
     if step.norm is not None:
         added = step.norm["residual"] and step.norm["act"] == "none" and step.reads[-1] == number != step.reads[0]
         return False if added else None
+    if step.fresh and step.reads[-1] == number != step.reads[0]:
+        return False
     return True if step.reads[0] == number and (step.op == "scale_channels" or step.calls[0].name == "conv2d") else None
 
 

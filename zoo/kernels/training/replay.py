@@ -46,6 +46,7 @@ class Chain:
         pieces: chains and calls that it could be divided into.
         rank: tells it apart from other chains that make the same value.
         whole: it is so many layers that it is compared as a network is, all tensors of a kind together.
+        fresh: what it reads last is a residual, whose gradient it makes anew for nobody else.
     """
 
     op: str
@@ -63,6 +64,7 @@ class Chain:
     pieces: tuple[Any, ...] = ()
     rank: int = 0
     whole: bool = False
+    fresh: bool = False
 
     @property
     def key(self) -> Key:

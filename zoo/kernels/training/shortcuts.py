@@ -30,8 +30,7 @@ def shortcuts(finder: Finder, found: list[Placed], without: Without) -> list[Pla
     owners = {index: place for place in found if not place[0].note for index in place[1]}
     for place in found:
         chain, indices = place
-        norm = chain.norm
-        if chain.note or norm is None or not norm["residual"] or norm["act"] == "none" or len(chain.calls) < 2:
+        if chain.note or not chain.fresh:
             continue
         index = next((i for i in finder.readers.get(chain.reads[-1], []) if i not in indices), -1)
         if 0 <= index < indices[-1] and _handing_on(finder, chain.reads[-1], index, owners, without, made, free) is not None:

@@ -1,0 +1,219 @@
+"""A 1x1 convolution that widens, with its BatchNorm: sums taken of the few channels that come in are those of the many that go out."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo import fast, why
+from zoo.kernels import differentiable
+from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
+from zoo.kernels.training import kernels
+
+ACTS: dict[str, Any] = {"none": lambda z: z, "relu": F.relu, "relu6": F.relu6, "leaky_relu_0.1": lambda z: F.leaky_relu(z, 0.1)}
+
+
+def noise(*shape: int, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(device)
+    return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
+
+
+def off(result: Tensor, expected: Tensor) -> float:
+    assert result.shape == expected.shape
+    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def learnt(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
+
+
+def parts(
+    channels: int = 12, outputs: int = 40, size: tuple[int, int] = (5, 3), device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, kernel = noise(3, channels, *size, device=device) + 0.7, noise(outputs, channels, 1, 1, device=device) / channels**0.5
+    return x, kernel, 1 + 0.3 * noise(outputs, device=device), noise(outputs, seed=1, device=device)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("act", list(ACTS))
+def test_map_statistics_and_gradients_are_those_of_convolution_and_batch_norm(act: str, residual: bool, device: torch.device) -> None:
+    given = [*parts(device=device), *([noise(3, 40, 5, 3, seed=2, device=device)] if residual else [])]
+    running = [noise(40, device=device), noise(40, device=device).abs()]
+    mine, theirs, moved = learnt(*given), learnt(*(g.double() for g in given)), [r.clone() for r in running]
+    x, kernel, weight, bias, *rest = mine
+    y = differentiable.conv_norm_act(x, kernel, weight, bias, moved[0], moved[1], rest[0] if rest else None, act=act)
+    wanted = [r.double() for r in running]
+    z = F.batch_norm(F.conv2d(theirs[0], theirs[1]), wanted[0], wanted[1], theirs[2], theirs[3], True, 0.1, 1e-5)
+    z = ACTS[act](z + theirs[4] if residual else z)
+    assert off(y, z) < 2e-6
+    assert all(off(a, b) < 2e-6 for a, b in zip(moved, wanted, strict=True))
+    gradient = noise(3, 40, 5, 3, seed=3, device=device)
+    for found, expected in zip(torch.autograd.grad(y, mine, gradient), torch.autograd.grad(z, theirs, gradient.double()), strict=True):
+        assert off(found, expected) < 2e-5
+
+
+@pytest.mark.parametrize("learns", range(5))
+def test_only_what_learns_gets_a_gradient(learns: int, device: torch.device) -> None:
+    given = [*parts(device=device), noise(3, 40, 5, 3, seed=2, device=device)]
+    mine = [g.clone().requires_grad_(place == learns) for place, g in enumerate(given)]
+    theirs = [g.clone().requires_grad_(place == learns) for place, g in enumerate(given)]
+    running = [torch.zeros(40, device=device), torch.ones(40, device=device)]
+    x, kernel, weight, bias, residual = mine
+    y = differentiable.conv_norm_act(x, kernel, weight, bias, running[0], running[1], residual, act="relu")
+    z = F.relu(F.batch_norm(F.conv2d(theirs[0], theirs[1]), None, None, theirs[2], theirs[3], True) + theirs[4])
+    for out in (y, z):
+        out.backward(noise(3, 40, 5, 3, seed=3, device=device))
+    for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        assert (a.grad is None) == (place != learns)
+        if a.grad is not None and b.grad is not None:
+            assert off(a.grad, b.grad) < 2e-5
+
+
+@pytest.mark.parametrize("op", [pointwise_norm, pointwise_norm_grad], ids=lambda op: op.__name__)
+def test_references_are_right_in_double_precision(op: Any) -> None:
+    x, kernel, weight, bias = (p.double() for p in parts(channels=3, outputs=5))
+    running, residual = (torch.zeros(5).double(), torch.ones(5).double()), noise(3, 5, 5, 3, seed=2).double()
+
+    def forward(*tensors: Tensor) -> Tensor:
+        x, kernel, weight, bias, residual = tensors
+        return pointwise_norm.reference(x, kernel, weight, bias, running[0], running[1], residual, act="relu")[0]
+
+    given = learnt(x, kernel, weight, bias, residual)
+    if op is pointwise_norm:
+        assert torch.autograd.gradcheck(forward, given)
+        return
+    y, stats, spread, level, *_ = pointwise_norm.reference(x, kernel, weight, bias, *running, residual, act="relu")
+    gradient = noise(3, 5, 5, 3, seed=3).double()
+    of_x, of_kernel, sums, of_residual = op.reference(gradient, x, kernel, weight, stats, spread, level, y, act="relu")
+    wanted = torch.autograd.grad(forward(*given), given, gradient)
+    for found, expected in zip((of_x, of_kernel[:, :, None, None], sums[1], sums[0], of_residual), wanted, strict=True):
+        assert off(found, expected) < 1e-12
+
+
+def test_a_mean_far_from_zero_costs_no_more_than_rounding_the_map_does(device: torch.device) -> None:
+    """Means of ten deviations, in bfloat16: PyTorch's variance is of a rounded map, ours of sums in float32."""
+    x, kernel, weight, bias = parts(16, 64, (16, 16), device)
+    x = (x + 10).bfloat16()
+    running = [torch.zeros(64, device=device), torch.ones(64, device=device)]
+    y = differentiable.conv_norm_act(x, kernel, weight, bias, *running)
+    exact = F.batch_norm(F.conv2d(x.double(), kernel.bfloat16().double()), None, None, weight.double(), bias.double(), True)
+    eager = F.batch_norm(F.conv2d(x, kernel.bfloat16()), None, None, weight, bias, True)
+    assert off(y, exact) <= off(eager, exact)
+    assert off(y, exact) < 4e-3
+
+
+def test_one_value_a_channel_is_an_error(device: torch.device) -> None:
+    x, kernel, weight, bias = parts(size=(1, 1), device=device)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        differentiable.conv_norm_act(x[:1], kernel, weight, bias, torch.zeros(40), torch.ones(40))
+
+
+class Block(nn.Module):
+    """A bottleneck, with a shortcut that widens too."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.one, self.first = nn.Conv2d(width, 8, 1, bias=False), nn.BatchNorm2d(8)
+        self.two, self.second = nn.Conv2d(8, 32, 1, bias=False), nn.BatchNorm2d(32)
+        self.widens = width < 32
+        if self.widens:
+            self.three, self.third = nn.Conv2d(width, 32, 1, bias=False), nn.BatchNorm2d(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(self.one(x)))
+        return torch.relu(self.second(self.two(y)) + (self.third(self.three(x)) if self.widens else x))
+
+
+class Blocks(nn.Sequential):
+    """Two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), Block(), Block(32))
+
+
+@pytest.fixture
+def widening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let convolutions that widen be found as on a GPU."""
+
+    def refuses(device: torch.device, x: Tensor, kernel: Tensor, *tensors: Tensor, act: str) -> str:
+        return "narrow" if len(kernel) < kernels.WIDER * x.shape[1] else pointwise_norm.supports(x, kernel, *tensors, act=act)
+
+    monkeypatch.setattr(kernels, "conv_norm_act_refuses", refuses)
+
+
+def images(seed: int = 0) -> Tensor:
+    return torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def ready(recompute: bool | None = None) -> tuple[nn.Module, nn.Module, Any]:
+    torch.manual_seed(0)
+    eager = Blocks().train()
+    quick = copy.deepcopy(eager)
+    return eager, quick, fast(quick, train=True, dtype=torch.bfloat16, example=images(), recompute=recompute)
+
+
+FOUND = ["1x1 + batch_norm", "1x1 + batch_norm + residual + relu", "1x1 + batch_norm + residual + relu"]
+
+
+@pytest.mark.parametrize("recompute", [None, True])
+@pytest.mark.parametrize("frozen", [(), ("3.two.weight",), ("3.third.weight", "3.third.bias", "0.weight")])
+def test_blocks_learn_as_eager_does(frozen: tuple[str, ...], recompute: bool | None, widening: None) -> None:
+    """Both lose digits to bfloat16; over all parameters and three batches, ours no more than eager does."""
+    eager, quick, model = ready(recompute)
+    exact = copy.deepcopy(eager)
+    assert sorted(row.kernel for row in why(model).rows if row.kernel.startswith("1x1 +")) == FOUND
+    for network in (eager, quick, exact):
+        for name in frozen:
+            network.get_parameter(name).requires_grad_(False)
+    ratios: list[float] = []
+    for seed in range(3):
+        for called, network, casts in ((eager, eager, True), (model, quick, True), (exact, exact, False)):
+            with torch.autocast("cpu", torch.bfloat16, casts):
+                loss = called(images(seed)).float().square().mean()
+            network.zero_grad()
+            loss.backward()
+        for (name, p), q, r in zip(eager.named_parameters(), quick.parameters(), exact.parameters(), strict=True):
+            if p.grad is None or q.grad is None or r.grad is None:
+                assert name in frozen
+                assert p.grad is q.grad is r.grad is None
+            else:
+                assert off(q.grad, r.grad) < 0.15, name
+                ratios.append(math.log(off(q.grad, r.grad) / off(p.grad, r.grad)))
+        for (name, p), q in zip(exact.named_buffers(), quick.buffers(), strict=True):
+            assert off(q, p) < 0.01, name
+    assert math.exp(sum(ratios) / len(ratios)) < 1.2
+
+
+def test_what_somebody_else_reads_is_left_alone(widening: None) -> None:
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 16, 1, bias=False), nn.BatchNorm2d(16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.conv(x)
+            return torch.relu(self.norm(z)) * z.sigmoid()
+
+    model = fast(Looking().train(), train=True, dtype=torch.bfloat16, example=images())
+    assert [row.kernel for row in why(model).rows if row.kernel.startswith("1x1 +")] == []
+
+
+@pytest.mark.usefixtures("widening")
+def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = pointwise_norm_grad.launch
+
+    def planted(*args: Any, **options: Any) -> Any:
+        results = launch(*args, **options)
+        results[1].mul_(1.2)
+        return results
+
+    monkeypatch.setattr(pointwise_norm_grad, "launch", planted)
+    _, _, model = ready()
+    rows = [row for row in why(model).rows if row.note and "1x1 +" in row.note + row.kernel]
+    assert not any(row.kernel.startswith("1x1 +") and not row.note for row in why(model).rows), rows

@@ -1,0 +1,94 @@
+"""A 1x1 convolution with BatchNorm behind it, differentiably, whose own map is never in memory and is not kept.
+
+It pays where the convolution widens: BatchNorm's sums are then taken of the few channels that come in, both ways. What is kept is the
+input, the output, which the next convolution keeps anyway, and matrices of a weight's size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.differentiable.norms import batch_norm_act
+from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
+from zoo.kernels.ops._layout import empty_map
+from zoo.kernels.ops.pointwise import kernels_run
+
+
+class _ConvNormAct(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        x: Tensor,
+        kernel: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        residual: Tensor | None,
+        options: dict[str, Any],
+    ) -> Tensor:
+        (n, cin, h, w), cout, running = x.shape, len(kernel), (running_mean, running_var)
+        kept = [torch.empty(size, dtype=torch.float32, device=x.device) for size in ((3, cout), (cout, cin), (cin,))]
+        y = empty_map(n, cout, h, w, x)
+        pointwise_norm.launch(x, _flat(kernel), weight, bias, *running, residual, **options, out=(y, *kept, *running))
+        torch.autograd.graph.increment_version(running)
+        ctx.act = options["act"]
+        ctx.save_for_backward(x, kernel, weight, *kept, None if ctx.act == "none" else y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, kernel, weight, stats, spread, level, y = ctx.saved_tensors
+        needed, gradient = ctx.needs_input_grad, rows(gradient)
+        of_kernel = torch.empty(kernel.shape, dtype=kernel.dtype, device=x.device)
+        out = (empty_map(*x.shape, like=x), of_kernel.view(spread.shape), torch.empty_like(stats[:2]))
+        out += () if y is None else (empty_map(*gradient.shape, like=gradient),)
+        tensors = (gradient, x, _flat(kernel), weight, stats, spread, level, y)
+        of_x, _, sums, *more = pointwise_norm_grad.launch(*tensors, act=ctx.act, of_x=needed[0], out=out)
+        of_weight, of_bias = (sums[place].to(weight.dtype) if needed[3 - place] else None for place in (1, 0))
+        of_residual = (more[0] if more else gradient) if needed[6] else None
+        return of_x if needed[0] else None, of_kernel if needed[1] else None, of_weight, of_bias, None, None, of_residual, None
+
+
+def _flat(kernel: Tensor) -> Tensor:
+    return kernel.flatten(1).contiguous()
+
+
+def conv_norm_act(
+    x: Tensor,
+    kernel: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    residual: Tensor | None = None,
+    *,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    act: str = "none",
+) -> Tensor:
+    """Compute ``act(batch_norm(conv(x)) + residual)`` for a 1x1 kernel, differentiably; running statistics move in place, as PyTorch's do.
+
+    Args: as in `pointwise_norm.reference`, on any device and in any memory format; `kernel` (K, C, 1, 1) of any floating dtype is rounded
+        to that of `x`, and its gradient comes back unrounded.
+
+    Returns:
+        The map (N, K, H, W) in channels_last memory, in the dtype of `x`.
+
+    Raises:
+        ValueError: there is one value a channel, which has no variance, as PyTorch says.
+    """
+    x, residual = rows(x), None if residual is None else rows(residual)
+    if x.shape[0] * x.shape[2] * x.shape[3] == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {(1, len(kernel), 1, 1)}")
+    tensors, options = (weight, bias, running_mean, running_var, residual), {"momentum": momentum, "eps": eps, "act": act}
+    if not kernels_run(x) or pointwise_norm.supports(x, kernel, *tensors, **options):
+        return batch_norm_act(F.conv2d(x, kernel.to(x.dtype)), *tensors, **options)
+    return _ConvNormAct.apply(x, kernel, *tensors, options)  # pyright: ignore[reportReturnType]

@@ -1,0 +1,58 @@
+"""Find 1x1 convolutions that widen, with the BatchNorm behind each: together they need not write what is between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from zoo.kernels.training import kernels
+from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.joins import pointwise
+from zoo.kernels.training.replay import Chain, Without
+
+RANK = 1
+"""Of what makes a BatchNorm's value with the convolution before it."""
+
+
+def widened(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
+    """Return the chains with BatchNorms put together with the 1x1 convolutions before them that widen.
+
+    Args:
+        finder: of the recording.
+        found: the chains so far.
+        without: chains to leave as they are, by their `key`, and why.
+    """
+    norms = {chain.reads[0]: place for place in found if (chain := place[0]).norm and not chain.note}
+    made = list(found)
+    finder.taken = set()
+    for index, call in enumerate(finder.calls):
+        if not pointwise(finder, call) or (place := norms.get(int(call.result))) is None:
+            continue
+        chain = _together(finder, index, place)
+        if chain is None:
+            continue
+        if chain.key in without:
+            made.append((replace(chain, note=without[chain.key]), ()))
+            continue
+        made.remove(place)
+        made.append((chain, (index, *place[1])))
+    return sorted(made, key=lambda place: place[1][-1] if place[1] else -1)
+
+
+def _together(finder: Finder, index: int, place: Placed) -> Chain | None:
+    """Return a convolution and the chain of a BatchNorm as one, if nobody else reads what is between them."""
+    norm, indices = place
+    call, options = finder.calls[index], norm.norm
+    if options is None or options["group"] is not None or finder.follower(norm.reads[0]) != indices[0]:
+        return None
+    x, kernel = int(call.args[0]), int(call.args[1])
+    together, reads = (index, *indices), (x, kernel, *norm.reads[1:])
+    inner = [number for i in together[:-1] for number in finder.calls[i].makes]
+    if not finder.untouched(reads, together) or not finder.hidden(inner, together[-1]):
+        return None
+    parts = [finder.like(number) for number in reads]
+    told = {name: options[name] for name in ("momentum", "eps", "act")}
+    if kernels.conv_norm_act_refuses(finder.device, *parts, act=told["act"]):
+        return None
+    run, calls = partial(kernels.conv_norm_act, **told), (call, *norm.calls)
+    return Chain(f"1x1 + {norm.op}", run, reads, norm.makes, calls, pieces=(call, norm), rank=RANK, fresh=norm.fresh)
