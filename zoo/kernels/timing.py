@@ -116,8 +116,20 @@ def _between(call: Call, stream: torch.cuda.Stream, count: int = 1) -> float:
 
 
 def _inner(call: Call, stream: torch.cuda.Stream) -> int:
-    """Choose how many calls make a sample of 2 ms, long beside an event's resolution and the first launch's latency."""
-    return max(1, min(50, round(2000 / max(_between(call, stream), 1.0))))
+    """Choose how many calls make a sample."""
+    return calls_of_a_sample(_between(call, stream))
+
+
+def calls_of_a_sample(us: float) -> int:
+    """Return how many calls behind each other make a sample: 2 ms, long beside an event's resolution, and four where 100 ms allow.
+
+    The first of them begins on an idle GPU, which waits while the CPU prepares it; in a loop the GPU has the call before to do.
+
+    Args:
+        us: what a call takes, microseconds.
+    """
+    us = max(us, 1.0)
+    return max(1, min(50, max(round(2_000 / us), min(4, round(100_000 / us)))))
 
 
 def _replays(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, count: int) -> list[float]:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.growing import growing
 from zoo.kernels.training.exchanging import Exchange, quiet
 from zoo.kernels.training.optimizing import Prepared
+from zoo.kernels.training.watching import Watch
 
 EAGER_STEPS = 3
 """Steps of a new shape that run as they are before one is captured: libraries and optimisers make what they keep in the first ones."""
@@ -73,6 +74,7 @@ class FastStep:
         self._eager: dict[Any, int] = {}
         self._pool: Any = None
         self._stream: Any = None
+        self._watch = Watch(model)
 
     @property
     def inside(self) -> bool:
@@ -101,14 +103,14 @@ class FastStep:
             return self._plainly(parts)
         if self._prepared.renew():
             self._forget()
-        leaves, spec = pytree.tree_flatten(parts)
-        key = self._key(leaves, spec)
+        leaves, kind = _leaves(parts)
+        key = self._key(leaves, kind)
         new = (captured := self._graphs.get(key)) is None
         if captured is None:
             if self._eager.get(key, 0) < EAGER_STEPS:
                 self._eager[key] = self._eager.get(key, 0) + 1
                 return self._aside(parts)
-            captured = self._capture(leaves, spec)
+            captured = self._capture(parts)
             if captured is None:
                 return self._plainly(parts)
             self._graphs[key] = captured
@@ -131,14 +133,11 @@ class FastStep:
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _key(self, leaves: list[Any], spec: Any) -> Any:
+    def _key(self, leaves: list[Any], kind: Any) -> Any:
         """Return what a graph holds for: shapes, modes, numbers that are part of it, and where everything lies."""
         assert self._prepared is not None
-        shapes = repr(spec), tuple((x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else repr(x) for x in leaves)
-        modes = tuple(module.training for module in self.model.modules())
-        memory = tuple(p.data_ptr() for p in self.model.parameters())
-        learns = tuple(p.requires_grad for p in self.model.parameters())
-        return shapes, modes, memory, learns, self._prepared.numbers()
+        shapes = tuple((x.shape, x.dtype, x.stride()) if isinstance(x, Tensor) else repr(x) for x in leaves)
+        return kind, shapes, self._watch.state(), self._prepared.numbers()
 
     def _casts(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.dtype, self.dtype is not None, cache_enabled=False)
@@ -200,8 +199,9 @@ class FastStep:
                 tensor.record_stream(stream)
         return loss
 
-    def _capture(self, leaves: list[Any], spec: Any) -> _Graph | None:
+    def _capture(self, parts: Parts) -> _Graph | None:
         """Capture a step, which is not done thereby; None where that is impossible."""
+        leaves, spec = pytree.tree_flatten(parts)
         self._pool = torch.cuda.graph_pool_handle() if self._pool is None else self._pool
         own = [x.detach().to(self.device, copy=True) if isinstance(x, Tensor) else x for x in leaves]
         parts = pytree.tree_unflatten(own, spec)
@@ -257,6 +257,15 @@ class FastStep:
 
 def _first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _leaves(parts: Parts) -> tuple[list[Any], Any]:
+    """Return what is in the parts, in order, and their structure; of tensors alone, which is usual, without asking what there could be."""
+    leaves = [leaf for part in parts for leaf in part]
+    if all(isinstance(leaf, Tensor) for leaf in leaves):
+        return leaves, len(parts)
+    leaves, spec = pytree.tree_flatten(parts)
+    return leaves, repr(spec)
 
 
 def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
