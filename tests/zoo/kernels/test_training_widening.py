@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from zoo import fast, why
 from zoo.kernels import differentiable
 from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
-from zoo.kernels.training import kernels
+from zoo.kernels.training import choosing, kernels
+from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.record import record
 
 ACTS: dict[str, Any] = {"none": lambda z: z, "relu": F.relu, "relu6": F.relu6, "leaky_relu_0.1": lambda z: F.leaky_relu(z, 0.1)}
 
@@ -216,3 +218,24 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row for row in why(model).rows if row.kernel.startswith("1x1 +")]
     assert all(row.note for row in rows), rows
     assert any("gradient" in row.note for row in why(model).rows)
+
+
+@pytest.mark.usefixtures("widening")
+@pytest.mark.parametrize(("ours", "stays"), [(9.0, True), (10.1, True), (10.3, False)])
+def test_a_chain_that_keeps_a_map_less_needs_only_be_as_fast(ours: float, stays: bool) -> None:
+    network = nn.Sequential(nn.Conv2d(16, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        recording = record(network, (torch.randn(2, 16, 4, 4).bfloat16(),), {}, torch.device("cpu"))
+    left = [ours, 10.0, 12.0, 5.0, 9.0]
+
+    def clock(call: Any) -> float:
+        call()
+        return left.pop(0)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        without = choosing.slower(recording, {}, {}, clock)
+    chains = steps_of(recording, without)[1]
+    assert [(chain.op, bool(chain.note)) for chain in chains] == [("1x1 + batch_norm + relu", not stays)] + [
+        ("batch_norm + relu", False)
+    ] * (not stays)
+    assert left == [5.0, 9.0] * stays

@@ -47,6 +47,7 @@ class Chain:
         rank: tells it apart from other chains that make the same value.
         whole: it is so many layers that it is compared as a network is, all tensors of a kind together.
         fresh: what it reads last is a residual, whose gradient it makes anew for nobody else.
+        frees: a map that what it stands for would keep for the way back is not kept.
     """
 
     op: str
@@ -65,6 +66,7 @@ class Chain:
     rank: int = 0
     whole: bool = False
     fresh: bool = False
+    frees: bool = False
 
     @property
     def key(self) -> Key:
