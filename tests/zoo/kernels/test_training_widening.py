@@ -239,3 +239,16 @@ def test_a_chain_that_keeps_a_map_less_needs_only_be_as_fast(ours: float, stays:
         ("batch_norm + relu", False)
     ] * (not stays)
     assert left == [5.0, 9.0] * stays
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_no_number_stays_none(value: float, device: torch.device) -> None:
+    x, kernel, weight, bias = parts(device=device)
+    x = x.clone()
+    x[1, 3, 2, 1] = value
+    running, wanted = ([torch.zeros(40, device=device), torch.ones(40, device=device)] for _ in range(2))
+    y = differentiable.conv_norm_act(x, kernel, weight, bias, running[0], running[1], act="relu")
+    z = F.relu(F.batch_norm(F.conv2d(x, kernel), wanted[0], wanted[1], weight, bias, True))
+    assert torch.equal(y.isnan(), z.isnan())
+    assert [r.isfinite().any().item() for r in running] == [r.isfinite().any().item() for r in wanted] == [False, False]

@@ -129,7 +129,7 @@ def finish_kernel(
         at = sums + (2 * group * cout + rn)
         mean += tl.load(at, mask=live, other=0.0)
         var += tl.load(at + cout, mask=live, other=0.0)
-    var = tl.maximum(var, 0.0)
+    var = tl.maximum(var, 0.0, propagate_nan=tl.PropagateNan.ALL)
     inverse = 1.0 / tl.sqrt_rn(var + eps)
     scale = inverse * tl.load(factor + rn, mask=live, other=0.0).to(tl.float32)
     offset = tl.load(shift + rn, mask=live, other=0.0).to(tl.float32) - mean * scale
