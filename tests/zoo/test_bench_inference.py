@@ -317,9 +317,16 @@ def test_an_unknown_peer_names_the_nearest_and_all() -> None:
 
 def test_a_peer_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs the package openvino"):
+    with pytest.raises(ValueError, match="needs the package openvino, which is not installed: pip install openvino"):
         peers.select(["openvino"], CPU, torch.float32)
     assert "openvino" not in {w.name for w in peers.select(None, CPU, torch.float32)}
+
+
+def test_a_peer_that_needs_two_packages_says_which_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else object())
+    with pytest.raises(ValueError, match="needs the package onnxscript, which is not installed: pip install onnxscript"):
+        peers.select(["onnxruntime"], CPU, torch.float32)
+    assert "onnxruntime" not in {w.name for w in peers.select(None, CPU, torch.float32)}
 
 
 @pytest.mark.parametrize(

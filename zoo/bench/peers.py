@@ -38,7 +38,7 @@ class Way:
         exact: computes in float32, whatever the measured dtype.
         uses_tf32: its float32 products are TF32's.
         standard: measured unless `--peers` says otherwise.
-        needs: the package without which it is left out.
+        needs: the packages without which it is left out.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Way:
     exact: bool = False
     uses_tf32: bool = False
     standard: bool = True
-    needs: str | None = None
+    needs: tuple[str, ...] = ()
 
 
 class _Halves(nn.Module):
@@ -214,8 +214,8 @@ _WAYS = (
         _recipe,
         devices=("cuda",),
     ),
-    Way("onnxruntime", "onnxruntime", "onnxruntime, float32", _onnxruntime, devices=("cpu",), needs="onnxruntime"),
-    Way("openvino", "OpenVINO", "OpenVINO, {dtype}, latency hint", _openvino, devices=("cpu",), needs="openvino"),
+    Way("onnxruntime", "onnxruntime", "onnxruntime, float32", _onnxruntime, devices=("cpu",), needs=("onnxruntime", "onnxscript")),
+    Way("openvino", "OpenVINO", "OpenVINO, {dtype}, latency hint", _openvino, devices=("cpu",), needs=("openvino",)),
 )
 WAYS: dict[str, Way] = {way.name: way for way in _WAYS}
 
@@ -246,8 +246,8 @@ def select(peers: Iterable[str] | None, device: torch.device, dtype: torch.dtype
             hint = f"; did you mean {near[0]}?" if near else ""
             on = f"{device.type} in {str(dtype).removeprefix('torch.')}"
             raise ValueError(f"no peer {name!r} on {on}{hint or '.'} There are {', '.join(n for n in here if n != OURS)}.")
-        if _missing(here[name]):
-            raise ValueError(f"the peer {name} needs the package {here[name].needs}, which is not installed")
+        if missing := _missing(here[name]):
+            raise ValueError(f"the peer {name} needs the package {missing[0]}, which is not installed: pip install {' '.join(missing)}")
     return [way for name, way in here.items() if name in asked]
 
 
@@ -257,8 +257,9 @@ def label(name: str, dtype: str, ways: dict[str, Way] | None = None) -> str:
     return table[name].label.format(dtype=short.get(dtype, dtype)) if name in table else name
 
 
-def _missing(way: Way) -> bool:
-    return way.needs is not None and importlib.util.find_spec(way.needs) is None
+def _missing(way: Way) -> list[str]:
+    """Return the packages that a way needs and that are not installed."""
+    return [package for package in way.needs if importlib.util.find_spec(package) is None]
 
 
 def _fits(way: Way, dtype: torch.dtype) -> bool:
