@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from zoo import fast, why
 from zoo.kernels import differentiable
+from zoo.kernels.differentiable.widening import refused
 from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
 from zoo.kernels.training import choosing, kernels
 from zoo.kernels.training.chains import steps_of
@@ -192,18 +194,102 @@ def test_blocks_learn_as_eager_does(frozen: tuple[str, ...], recompute: bool | N
     assert math.exp(sum(ratios) / len(ratios)) < 1.2
 
 
-def test_what_somebody_else_reads_is_left_alone(widening: None) -> None:
-    class Looking(nn.Module):
+class Tail(nn.Module):
+    """A convolution that widens, its BatchNorm, and what a test puts behind them."""
+
+    def __init__(self, behind: Any) -> None:
+        super().__init__()
+        self.before, self.conv, self.norm, self.behind = (
+            nn.Conv2d(3, 8, 3, bias=False),
+            nn.Conv2d(8, 32, 1, bias=False),
+            nn.BatchNorm2d(32),
+            behind,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.conv(self.before(x))
+        return self.behind(z, self.norm(z))
+
+
+TAILS: dict[str, tuple[Any, list[str]]] = {
+    "found": (lambda z, y: torch.relu(y) * 2, ["1x1 + batch_norm + relu"]),
+    "read by somebody else": (lambda z, y: torch.relu(y) * z.sigmoid(), []),
+    "relu, written later, as PyTorch refuses": (lambda z, y: torch.relu(y) + 1, ["1x1 + batch_norm + relu"]),
+    "relu6, not written": (lambda z, y: F.relu6(y) * 2, ["1x1 + batch_norm + relu6"]),
+    "relu6, written later": (lambda z, y: F.relu6(y).mul_(2), []),
+    "leaky, added to later": (lambda z, y: F.leaky_relu(y, 0.1).add_(1), []),
+    "relu6, the network's output": (lambda z, y: F.relu6(y), []),
+}
+
+
+@pytest.mark.parametrize("behind", list(TAILS))
+def test_it_is_found_where_nobody_notices(behind: str, widening: None) -> None:
+    network = Tail(TAILS[behind][0]).train()
+    model = fast(network, train=True, dtype=torch.bfloat16, example=images())
+    assert [row.kernel for row in why(model).rows if row.kernel.startswith("1x1 +")] == TAILS[behind][1]
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(images())
+    if behind == "relu6, the network's output":
+        y.mul_(2)
+    y.float().square().mean().backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("act", "names"),
+    [("relu6", ["batch_norm + residual"]), ("silu", ["batch_norm + residual + silu"]), ("relu", ["batch_norm + residual + relu"])],
+)
+def test_a_sum_behind_batch_norm_that_is_written_later_keeps_its_activation_apart(act: str, names: list[str]) -> None:
+    """PyTorch keeps the sum for the slope, or relu's own result, which nobody may write; kernels the result, or the residual."""
+
+    class Adds(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 16, 1, bias=False), nn.BatchNorm2d(16)
+            self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3)
 
         def forward(self, x: Tensor) -> Tensor:
-            z = self.conv(x)
-            return torch.relu(self.norm(z)) * z.sigmoid()
+            y = getattr(F, act)(self.norm(self.conv(x)) + x)
+            return y.mul_(2) if act == "relu6" else y * 2
 
-    model = fast(Looking().train(), train=True, dtype=torch.bfloat16, example=images())
-    assert [row.kernel for row in why(model).rows if row.kernel.startswith("1x1 +")] == []
+    network = Adds().train()
+    model = fast(network, train=True, dtype=torch.float32, example=images())
+    assert [row.kernel for row in why(model).rows if row.kernel.startswith("batch_norm")] == names
+    model(images()).square().mean().backward()
+
+
+@pytest.mark.parametrize("which", ["conv_norm_act", "norm_act_conv"])
+def test_maps_that_a_hook_lays_out_anew_are_read_as_they_lie(which: str, device: torch.device) -> None:
+    """`save_on_cpu` gives what was saved back in the order of its axes."""
+    x, kernel, weight, bias = parts(device=device)
+    weight, bias = (weight, bias) if which == "conv_norm_act" else (weight[:12], bias[:12])
+
+    def gradients(hooked: bool) -> tuple[Tensor, ...]:
+        given = learnt(x, kernel, weight, bias)
+        running = [torch.zeros(len(weight), device=device), torch.ones(len(weight), device=device)]
+        again = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t)
+        with again if hooked else contextlib.nullcontext():
+            if which == "conv_norm_act":
+                y = differentiable.conv_norm_act(*given, running[0], running[1], act="relu")  # pyright: ignore[reportCallIssue]
+            else:
+                y, _ = differentiable.norm_act_conv(given[0], given[2], given[3], running[0], running[1], given[1], act="relu")
+        return torch.autograd.grad(y, given, noise(*y.shape, seed=3, device=device))
+
+    for found, expected in zip(gradients(True), gradients(False), strict=True):
+        assert off(found, expected) < 1e-6
+
+
+def test_float16_is_left_to_others() -> None:
+    x, kernel, *tensors = (kernels.stand_in(shape, torch.float16) for shape in ((2, 8, 4, 4), (32, 8, 1, 1), *[(32,)] * 4))
+    assert "range" in refused(x, kernel, *tensors, act="relu")
+    assert not refused(x.bfloat16(), kernel.bfloat16(), *(t.float() for t in tensors), act="relu")
+
+
+def test_a_convolution_that_another_chain_has_is_left_to_it(widening: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "stem_conv_refuses", lambda *args, **options: "")
+    network = nn.Sequential(nn.Conv2d(4, 16, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        recording = record(network, (torch.randn(2, 4, 4, 4).bfloat16(),), {}, torch.device("cpu"))
+    assert [chain.op for chain in steps_of(recording, {})[1]] == ["stem conv 1x1", "batch_norm + relu"]
 
 
 @pytest.mark.usefixtures("widening")

@@ -59,3 +59,13 @@ def test_what_comes_back_is_what_was() -> None:
     assert watch.state() != before
     network.train()
     assert watch.state() == before
+
+
+def test_a_module_that_gets_the_address_of_one_that_is_gone_is_another() -> None:
+    network = model()
+    watch = Watch(network)
+    seen = set()
+    for number in range(20):
+        network[1][1] = nn.GELU() if number % 2 else nn.SiLU()
+        seen.add(watch.state())
+    assert len(seen) == 20

@@ -176,7 +176,7 @@ class _ConvStats(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias, kernel, stats = ctx.saved_tensors
-        gradient, flat = rows(gradient), _flat(kernel, x)
+        gradient, x, flat = rows(gradient), rows(x), _flat(kernel, x)  # hooks may lay out anew what was saved
         of_x = of_weight = of_bias = of_kernel = None
         if stats is None:
             if ctx.needs_input_grad[0]:

@@ -46,7 +46,12 @@ class _ConvNormAct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, kernel, weight, stats, spread, level, y = ctx.saved_tensors
-        needed, gradient = ctx.needs_input_grad, rows(gradient)
+        needed, gradient, x, y = (
+            ctx.needs_input_grad,
+            rows(gradient),
+            rows(x),
+            None if y is None else rows(y),
+        )  # hooks may lay them out anew
         of_kernel = torch.empty(kernel.shape, dtype=kernel.dtype, device=x.device)
         out = (empty_map(*x.shape, like=x), of_kernel.view(spread.shape), torch.empty_like(stats[:2]))
         out += () if y is None else (empty_map(*gradient.shape, like=gradient),)
@@ -59,6 +64,13 @@ class _ConvNormAct(torch.autograd.Function):
 
 def _flat(kernel: Tensor) -> Tensor:
     return kernel.flatten(1).contiguous()
+
+
+def refused(x: Tensor, kernel: Tensor, *tensors: Any, act: str) -> str:
+    """Return "" where kernels do this, else the reason why not; of shapes and dtypes alone, arguments as for `conv_norm_act`."""
+    if x.dtype == torch.float16:
+        return "float16, in whose range the matrices of the way back don't fit where gradients are small"
+    return pointwise_norm.supports(x, kernel, *tensors, act=act)
 
 
 def conv_norm_act(
@@ -89,6 +101,6 @@ def conv_norm_act(
     if x.shape[0] * x.shape[2] * x.shape[3] == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {(1, len(kernel), 1, 1)}")
     tensors, options = (weight, bias, running_mean, running_var, residual), {"momentum": momentum, "eps": eps, "act": act}
-    if not kernels_run(x) or pointwise_norm.supports(x, kernel, *tensors, **options):
+    if not kernels_run(x) or refused(x, kernel, *tensors, act=act):
         return batch_norm_act(F.conv2d(x, kernel.to(x.dtype)), *tensors, **options)
     return _ConvNormAct.apply(x, kernel, *tensors, options)  # pyright: ignore[reportReturnType]

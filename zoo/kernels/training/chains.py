@@ -92,8 +92,10 @@ def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
         name = activation_of(finder.calls[after])
         grown = [*indices, after], [*inner, number]
         reads = [x, weight, bias, mean, var, *([] if residual is None else [residual])]
-        if name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after):
-            (indices, inner), act, number = grown, name, int(finder.calls[after].result)
+        made = int(finder.calls[after].result)
+        seen = name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after)
+        if seen and name is not None and (residual is None or name == "relu" or not finder.written(_kept(name, residual, made), after)):
+            (indices, inner), act, number = grown, name, made
     parameters: list[Tensor | None] = [finder.like(part) for part in (weight, bias, mean, var)]
     other = None if residual is None else finder.like(residual)
     if kernels.batch_norm_act_refuses(finder.device, finder.like(x), parameters, other, act):
@@ -111,6 +113,11 @@ def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
     chain, indices = _chain(finder, words, run, reads, number, indices)
     chain.norm, chain.fresh = options, residual is not None and act != "none" and len(chain.calls) > 1
     return chain, indices
+
+
+def _kept(act: str, residual: int, made: int) -> int:
+    """Return what the kernel keeps for an activation's slope behind a sum, where PyTorch keeps the sum."""
+    return residual if act in ("hardswish", "silu") else made
 
 
 def _added(finder: Finder, call: Call, number: int) -> int | None:

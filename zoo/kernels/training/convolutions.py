@@ -28,7 +28,7 @@ def conv_bias_act(finder: Finder, index: int, call: Call) -> Placed | None:
         name, grown = activation_of(finder.calls[after]), [index, after]
         if name in kernels.ACTIVATIONS and finder.untouched(reads, grown) and finder.hidden([number], after):
             indices, act, number = grown, name, int(finder.calls[after].result)
-    if act not in ("none", "relu") and _written(finder, number, indices[-1]):
+    if act not in ("none", "relu") and finder.written(number, indices[-1]):
         return None  # what is kept for the way back would be changed, where PyTorch has kept something else
     options = {"act": act, **{name: pair(given[name]) for name in ("stride", "padding", "dilation")}, "groups": given["groups"]}
     out = finder.like(int(call.result))
@@ -47,13 +47,6 @@ def out_of(finder: Finder, weight: int) -> str:
 
 def _run(x: Tensor, weight: Tensor, bias: Tensor, *, dtype: Any, **options: Any) -> Tensor:
     return kernels.conv_bias_act(x.to(dtype), weight, bias, **options)  # what autocast does before a convolution
-
-
-def _written(finder: Finder, number: int, last: int) -> bool:
-    """Tell whether anybody may write into the memory of a value behind the call that makes it: into outputs the network's caller may."""
-    memory = finder.values[number].memory
-    mine = {finder.values[leaf].memory for leaf in finder.outputs}
-    return memory in mine or any(memory in call.writes for call in finder.calls[last + 1 :])
 
 
 def pooled(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
@@ -76,7 +69,7 @@ def pooled(finder: Finder, found: list[Placed], without: Without) -> list[Placed
         inner = [number for i in indices for number in finder.calls[i].makes]
         options, pool = _options(chain), _options(behind[0])
         seen = finder.hidden(inner, together[-1]) and finder.untouched(chain.reads, together)
-        if not seen or (options["act"] != "none" and _written(finder, behind[0].makes, together[-1])):
+        if not seen or (options["act"] != "none" and finder.written(behind[0].makes, together[-1])):
             continue
         parts = [finder.like(part) for part in (*chain.reads, int(chain.calls[0].result))]
         if kernels.conv_bias_act_refuses(finder.device, *parts, **options, pool=pool):

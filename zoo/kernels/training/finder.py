@@ -55,3 +55,9 @@ class Finder:
             if call.writes & memory or (call.name in ("batch_norm", "shared_batch_norm") and buffers & set(call.reads)):
                 return False
         return True
+
+    def written(self, number: int, last: int) -> bool:
+        """Tell whether anybody may write into the memory of a value behind a call: into outputs the network's caller may."""
+        memory = self.values[number].memory
+        mine = {self.values[leaf].memory for leaf in self.outputs}
+        return memory in mine or any(memory in call.writes for call in self.calls[last + 1 :])

@@ -130,9 +130,9 @@ def conv_norm_act_refuses(device: torch.device, x: Tensor, kernel: Tensor, *tens
         return "PyTorch's functions are as good"
     if len(kernel) < WIDER * x.shape[1]:
         return "no more channels than come in, or hardly more"
-    from zoo.kernels.ops import pointwise_norm as op
+    from zoo.kernels.differentiable import widening
 
-    return op.supports(x, kernel, *tensors, act=act)
+    return widening.refused(x, kernel, *tensors, act=act)
 
 
 def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:

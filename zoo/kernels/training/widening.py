@@ -25,8 +25,9 @@ def widened(finder: Finder, found: list[Placed], without: Without) -> list[Place
     norms = {chain.reads[0]: place for place in found if (chain := place[0]).norm and not chain.note}
     made = list(found)
     finder.taken = set()
+    theirs = {index for chain, indices in found if not chain.note and not chain.norm for index in indices}
     for index, call in enumerate(finder.calls):
-        if not pointwise(finder, call) or (place := norms.get(int(call.result))) is None:
+        if index in theirs or not pointwise(finder, call) or (place := norms.get(int(call.result))) is None:
             continue
         chain = _together(finder, index, place)
         if chain is None:
@@ -50,6 +51,8 @@ def _together(finder: Finder, index: int, place: Placed) -> Chain | None:
     inner = [number for i in together[:-1] for number in finder.calls[i].makes]
     if not finder.untouched(reads, together) or not finder.hidden(inner, together[-1]):
         return None
+    if options["act"] not in ("none", "relu") and finder.written(norm.makes, together[-1]):
+        return None  # the output is kept, where PyTorch keeps what the activation reads
     parts = [finder.like(number) for number in reads]
     told = {name: options[name] for name in ("momentum", "eps", "act")}
     if kernels.conv_norm_act_refuses(finder.device, *parts, act=told["act"]):
