@@ -19,6 +19,8 @@ from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
 from zoo.kernels.ops._layout import empty_map
 from zoo.kernels.ops.pointwise import kernels_run
 
+_flat = pointwise_norm.PACK["weight"]
+
 
 class _ConvNormAct(torch.autograd.Function):
     @staticmethod
@@ -60,10 +62,6 @@ class _ConvNormAct(torch.autograd.Function):
         of_weight, of_bias = (sums[place].to(weight.dtype) if needed[3 - place] else None for place in (1, 0))
         of_residual = (more[0] if more else gradient) if needed[6] else None
         return of_x if needed[0] else None, of_kernel if needed[1] else None, of_weight, of_bias, None, None, of_residual, None
-
-
-def _flat(kernel: Tensor) -> Tensor:
-    return kernel.flatten(1).contiguous()
 
 
 def refused(x: Tensor, kernel: Tensor, *tensors: Any, act: str) -> str:

@@ -215,7 +215,9 @@ def _finish(
             "pointwise_norm",
             (x, packed, residual, act),
             lambda: tiles(n * h * w, cout, cin, x.element_size()),
-            lambda c: _finish(x, packed, sums, affine, residual, act, rest, empty_map(n, cout, h, w, x), stats.clone(), None, None, c),
+            lambda c: _finish(
+                x, packed, sums, affine, residual, act, rest, empty_map(n, cout, h, w, x), torch.empty_like(stats), None, None, c
+            ),
         )
     x_step, out_step = pixel_stride(x) or cin, pixel_stride(out) or cout
     more = out_step if residual is None else pixel_stride(residual) or cout
