@@ -20,7 +20,7 @@ from zoo.bench.floor import floor_us
 from zoo.bench.peers import OURS, WARMUPS, Call, Way
 from zoo.bench.record import Record
 from zoo.bench.subject import Subject, relative_error, subject
-from zoo.kernels.plans.plan import clear_workspaces
+from zoo.kernels.workspaces import clear_workspaces
 from zoo.model import Model
 
 FIGURE = ("ResNet50", "ResNet101", "VGG19")

@@ -16,7 +16,7 @@ from zoo import fast, why
 from zoo.kernels import differentiable
 from zoo.kernels.differentiable.widening import refused
 from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
-from zoo.kernels.training import choosing, kernels
+from zoo.kernels.training import checking, choosing, kernels, recompute
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
 
@@ -304,6 +304,45 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row for row in why(model).rows if row.kernel.startswith("1x1 +")]
     assert all(row.note for row in rows), rows
     assert any("gradient" in row.note for row in why(model).rows)
+
+
+@pytest.mark.usefixtures("widening")
+@pytest.mark.parametrize("worth", [0, recompute.WORTH])
+def test_what_widens_has_its_input_made_again_where_that_frees_much(worth: int) -> None:
+    def block(inner: int, outer: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(outer, inner, 3, padding=1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(),
+            nn.Conv2d(inner, outer, 1, bias=False), nn.BatchNorm2d(outer), nn.ReLU(),
+        )  # fmt: skip
+
+    others = [nn.Conv2d(64, 64, 3), nn.BatchNorm2d(64), nn.ReLU(), *(nn.Conv2d(64, 64, 3, padding=1) for _ in range(12))]
+    network = nn.Sequential(block(16, 64), *others).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        recording = record(network, (torch.empty(2, 64, 8, 8),), {}, torch.device("cpu"))
+    for without, again in (({}, [] if worth else [16]), ({chain.key: "slow" for chain in steps_of(recording, {})[1] if chain.frees}, [])):
+        steps = steps_of(recording, without)[0]
+        maps = [number for numbers in recompute.remade(recording, steps, None, worth).maps.values() for number in numbers]
+        assert [recording.values[number].shape[1] for number in maps] == again
+        assert len(recompute.remade(recording, steps, True).maps) > 1
+        assert not recompute.remade(recording, steps, False)
+
+
+@pytest.mark.usefixtures("widening")
+def test_a_check_of_few_images_makes_again_what_many_would_be_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def spied(recording: Any, steps: Any, recomputed: bool | None, worth: int) -> recompute.Remade:
+        made = recompute.remade(recording, steps, recomputed, worth)
+        asked.append((worth, len(made)))
+        return made
+
+    monkeypatch.setattr(checking, "remade", spied)
+    monkeypatch.setattr(recompute, "SHARE", 1.0)
+    ready()
+    *checks, run = asked
+    assert checks
+    assert all(worth == 0 and maps for worth, maps in checks)
+    assert run == (recompute.WORTH, 0)
 
 
 @pytest.mark.usefixtures("widening")

@@ -22,7 +22,7 @@ from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.balance import Means, balance, mean_inputs
-from zoo.kernels.plans.plan import Plan, give_back
+from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked, tensors_of
 from zoo.kernels.plans.rows import rows
@@ -33,6 +33,7 @@ from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import choose
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task
+from zoo.kernels.workspaces import give_back
 
 _BUILDING = threading.RLock()
 """Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""

@@ -16,6 +16,7 @@ from zoo.kernels.ops._layout import reachable
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.plans.program import Program
 from zoo.kernels.precision import products
+from zoo.kernels.workspaces import clear_workspaces
 
 PACKED_INSIDE = 8 << 20
 """Bytes of an input up to which packing it is part of the graph: at batch 1 one more launch by the CPU costs more than one more copy."""
@@ -139,17 +140,3 @@ class Plan:
             else:
                 self._graph.replay()
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
-
-
-def give_back(device: torch.device) -> None:
-    """Free what only making plans needed: cuBLAS's workspaces of many streams, and what the allocator keeps."""
-    torch.cuda.synchronize(device)
-    clear_workspaces()
-    torch.cuda.empty_cache()
-
-
-def clear_workspaces() -> None:
-    """Give back cuBLAS's scratch memory, which would outlive what it was needed for."""
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()

@@ -19,7 +19,7 @@ from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity
 from zoo.kernels.precision import products
 from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
-from zoo.kernels.training.recompute import Remade, remade
+from zoo.kernels.training.recompute import WORTH, Remade, remade
 from zoo.kernels.training.record import Recording, name_of
 from zoo.kernels.training.replay import Beside, Chain, Key, Replay, Step, Without, bind
 
@@ -60,9 +60,11 @@ _LADDER = ((0.0, True), (0.0, False), (0.25, True), (0.5, True), (1.0, False))
 is; and whether what is done beside chains stays."""
 
 
-def replay_of(recording: Recording, steps: list[Step], counted: dict[int, list[int]], recompute: bool | None, beside: bool) -> Replay:
+def replay_of(
+    recording: Recording, steps: list[Step], counted: dict[int, list[int]], recompute: bool | None, beside: bool, worth: int = WORTH
+) -> Replay:
     """Return the steps as they run: what is done beside chains, maps made again and weights rounded together, all or not at all."""
-    return Replay(recording, steps, counted, remade(recording, steps, recompute) if beside else Remade(), rounds=beside)
+    return Replay(recording, steps, counted, remade(recording, steps, recompute, worth) if beside else Remade(), rounds=beside)
 
 
 class Check:
@@ -142,7 +144,7 @@ class Check:
         single tensor may be `OUTLIER` times worse.
         """
         steps, _, counted = steps_of(self.recording, without)
-        replay = replay_of(self.recording, steps, counted, self.recompute, beside)
+        replay = replay_of(self.recording, steps, counted, self.recompute, beside, 0)  # more images than here may be worth it
         _, spec = pytree.tree_flatten((self.args, self.kwargs))
 
         def plainly(module: nn.Module) -> Callable[[list[Any]], Any]:

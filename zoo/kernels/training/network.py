@@ -20,6 +20,7 @@ from zoo.kernels.training.choosing import Timer, timer
 from zoo.kernels.training.planning import Checked, Known, checked
 from zoo.kernels.training.recompute import as_is
 from zoo.kernels.training.replay import Moved, Places, Replay
+from zoo.kernels.workspaces import give_back
 
 KEPT_PLANS = 8
 """Kinds of calls whose plans are kept; the one that was not used for longest goes first."""
@@ -114,6 +115,7 @@ class FastTraining(nn.Module):
             except Untraceable as error:
                 self.__dict__["_refused"] = str(error)
                 warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=3)
+            self._give_back(args, {})
 
     def refuse(self, reason: str) -> None:
         """Say that the network will run unchanged."""
@@ -142,14 +144,20 @@ class FastTraining(nn.Module):
             except Untraceable as error:
                 plan = _Plan(None, None, PlanReport(shapes, notes=[f"runs unchanged: {error}"]), str(error))
                 warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=3)
+            self._give_back(args, kwargs)
             self._plans[key] = plan
             while len(self._plans) > KEPT_PLANS:
                 self._plans.popitem(last=False)
             return plan
 
     def _clock(self, args: Any, kwargs: Any) -> Timer | None:
-        device = next((leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
+        device = _device(args, kwargs)
         return None if device is None or self.tune == "none" else timer(device)
+
+    def _give_back(self, args: Any, kwargs: Any) -> None:
+        device = _device(args, kwargs)
+        if device is not None and device.type == "cuda":
+            give_back(device)
 
     @property
     def unchanged(self) -> str:
@@ -201,6 +209,10 @@ class FastTraining(nn.Module):
     def extra_repr(self) -> str:
         """Say how many plans there are, and why none runs."""
         return f"plans={len(self._plans)}" + (f", unchanged: {self.unchanged}" if self.unchanged else "")
+
+
+def _device(args: Any, kwargs: Any) -> torch.device | None:
+    return next((leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
 
 
 def _last(leaf: Any) -> Any:

@@ -18,6 +18,7 @@ from zoo.kernels.growing import growing
 from zoo.kernels.training.exchanging import Exchange, quiet
 from zoo.kernels.training.optimizing import Prepared
 from zoo.kernels.training.watching import Watch
+from zoo.kernels.workspaces import clear_workspaces
 
 EAGER_STEPS = 3
 """Steps of a new shape that run as they are before one is captured: libraries and optimisers make what they keep in the first ones."""
@@ -207,6 +208,7 @@ class FastStep:
         parts = pytree.tree_unflatten(own, spec)
         self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize(self.device)
+        clear_workspaces()
         graph = torch.cuda.CUDAGraph()
         mode = "thread_local"  # others may pin memory meanwhile
         try:
@@ -219,6 +221,8 @@ class FastStep:
         except Exception as error:  # compilers of kernels have errors of their own; the end of the capture may have one above the first
             self._give_up(_first_line(error.__context__ or error))
             return None
+        finally:
+            clear_workspaces()
         loss.fill_(UNTOUCHED)
         return _Graph(graph, _tensors(own), loss, [p.grad for p in self._parameters()])
 
