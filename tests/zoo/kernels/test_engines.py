@@ -215,8 +215,10 @@ def test_the_fastest_is_kept_and_every_engine_was_compared(small: nn.Module) -> 
 @pytest.mark.parametrize(
     ("winner", "kind"), [("openvino", openvino._Requests), ("onnxruntime", onnxruntime._Session), ("eager", engines._Plain)]
 )
-def test_the_engine_of_the_shortest_median_wins(small: nn.Module, monkeypatch: pytest.MonkeyPatch, winner: str, kind: type) -> None:
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [9.0, 0.1, 0.1] if isinstance(call, kind) else [0.01, 0.15, 0.15])
+def test_the_fastest_engine_wins_even_if_more_than_half_of_its_calls_were_disturbed(
+    small: nn.Module, monkeypatch: pytest.MonkeyPatch, winner: str, kind: type
+) -> None:
+    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1, 9.0, 0.1, 9.0, 9.0] if isinstance(call, kind) else [0.15])
     chosen = choose(small, (images(),))
     assert (chosen.name, chosen.copies_weights, bool(chosen.notes)) == (winner, winner != "eager", winner != "eager")
     assert isinstance(chosen.call, kind)

@@ -87,7 +87,7 @@ class Chosen:
         name: its name.
         precision: the type it computes in.
         copies_weights: whether it holds a copy of the weights.
-        seconds: of one call, median, by the name of each engine that was timed.
+        seconds: of one call, as `undisturbed` says, by the name of each engine that was timed.
         errors: (relative error, largest allowed) by the name of each engine that ran; (0, 0) of an "eager" that compares only with itself.
         refused: why not, by the name of each engine that was absent, failed or was wrong.
         notes: what a report should say.
@@ -214,6 +214,11 @@ class _Trial:
         return Chosen(self.calls[name], name, engine.precision, engine.copies_weights, seconds, self.errors, self.refused, tuple(notes))
 
 
+def undisturbed(times: list[float]) -> float:
+    """Return the median of the faster half: what else a machine does makes calls slower, never faster, and may hit half of a few."""
+    return statistics.median(sorted(times)[: (len(times) + 1) // 2])
+
+
 def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> dict[str, float]:
     """Time engines in turns, so that what slows the machine down for a while slows all of them; drop those that can't win."""
     taken: dict[str, list[float]] = {name: [] for name in trial.calls}
@@ -229,13 +234,13 @@ def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> dict[str
                     raise
                 trial.refused[name] = first_line(error)
                 del taken[name]
-        medians = {name: statistics.median(times) for name, times in taken.items()}
-        best = min(medians.values())
-        running = [name for name in medians if name in running and medians[name] <= HOPELESS[count > 1] * best]
+        levels = {name: undisturbed(times) for name, times in taken.items()}
+        best = min(levels.values())
+        running = [name for name in levels if name in running and levels[name] <= HOPELESS[count > 1] * best]
         left = until - time.perf_counter()
         if len(running) == 1 or left < -budget or (count >= FEWEST_ROUNDS and left < 0):
             break
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return {name: undisturbed(times) for name, times in taken.items()}
 
 
 def _turn(call: Callable[..., Any], example: tuple[Tensor, ...]) -> list[float]:
