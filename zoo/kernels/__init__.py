@@ -13,8 +13,8 @@ The way of a call, in reading order:
 `training/` is `fast(model, train=True)` and `fast_step`; it calls `differentiable/`, the ops with their gradients.
 
 Beside them lie what several of these use: `parity` (the comparison with the plain network), `copies` and `images` to compare on,
-`precision`, `growing` and `workspaces` (memory of graphs), `compiling` (in processes of their own), `timing`, `roofline`, `progress`, `built` and `report` (what a plan is, what `why`
-prints), `errors`; and what `python -m zoo.kernels` does: `__main__` and `checking`.
+`precision`, `growing` and `workspaces` (memory of graphs), `compiling` (in processes of their own), `timing`, `roofline`, `progress`,
+`built` and `report` (what a plan is, what `why` prints), `errors`; and what `python -m zoo.kernels` does: `__main__` and `checking`.
 """
 
 from zoo.kernels.fast import fast, plain, why
