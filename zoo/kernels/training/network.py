@@ -156,7 +156,7 @@ class FastTraining(nn.Module):
 
     def _give_back(self, args: Any, kwargs: Any) -> None:
         device = _device(args, kwargs)
-        if device is not None and device.type == "cuda":
+        if device is not None and device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             give_back(device)
 
     @property
