@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.report import PlanReport, Report
 from zoo.kernels.training.choosing import Timer, timer
-from zoo.kernels.training.planning import Checked, Known, checked
+from zoo.kernels.training.planning import Checked, Known, checked, device_of
 from zoo.kernels.training.recompute import as_is
 from zoo.kernels.training.replay import Moved, Places, Replay
 from zoo.kernels.workspaces import give_back
@@ -103,8 +103,7 @@ class FastTraining(nn.Module):
             args: positional arguments of that call.
             casts: the dtype of the autocast that it will run under, None for none.
         """
-        device = next((arg.device.type for arg in args if isinstance(arg, Tensor)), "cpu")
-        with torch.autocast(device, casts, casts is not None):
+        with torch.autocast(device_of(args).type, casts, casts is not None):
             leaves, spec = pytree.tree_flatten((args, {}))
             key, self.__dict__["_seen"] = _kind_of_call(self.network, leaves, spec)
             if self.training and key is not None:
@@ -151,12 +150,11 @@ class FastTraining(nn.Module):
             return plan
 
     def _clock(self, args: Any, kwargs: Any) -> Timer | None:
-        device = _device(args, kwargs)
-        return None if device is None or self.tune == "none" else timer(device)
+        return None if self.tune == "none" else timer(device_of((args, kwargs)))
 
     def _give_back(self, args: Any, kwargs: Any) -> None:
-        device = _device(args, kwargs)
-        if device is not None and device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        device = device_of((args, kwargs))
+        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             give_back(device)
 
     @property
@@ -209,10 +207,6 @@ class FastTraining(nn.Module):
     def extra_repr(self) -> str:
         """Say how many plans there are, and why none runs."""
         return f"plans={len(self._plans)}" + (f", unchanged: {self.unchanged}" if self.unchanged else "")
-
-
-def _device(args: Any, kwargs: Any) -> torch.device | None:
-    return next((leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
 
 
 def _last(leaf: Any) -> Any:

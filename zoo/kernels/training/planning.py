@@ -61,7 +61,7 @@ def checked(
     Raises:
         Untraceable: it can't be recorded, or without any chain a replay still computes something else; here or in another process.
     """
-    device = next((leaf.device for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), torch.device("cpu"))
+    device = device_of((args, kwargs))
     recording = record(network, args, kwargs, device)
     key = _kind(recording, device)
     shapes = (key, *(recording.values[number].shape for _, number in recording.inputs))
@@ -94,6 +94,11 @@ def checked(
     if replay.remade:
         notes.append(f"{len(replay.remade)} maps are not kept but computed again on the way back")
     return Checked(replay, rows, worst, notes)
+
+
+def device_of(arguments: Any) -> torch.device:
+    """Return where the first tensor of a tree lies; a CPU if there is none."""
+    return next((leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)), torch.device("cpu"))
 
 
 def _check(

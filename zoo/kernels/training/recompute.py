@@ -78,8 +78,8 @@ def remade(recording: Recording, steps: Sequence[Any], asked: bool | None, worth
             freed += _bytes(recording, step.makes)
     maps = {number for step in steps for number in (step.makes if isinstance(step, Call) else (step.makes,))}
     if asked is None and freed < SHARE * sum(_bytes(recording, number) for number in maps):
-        found = {index: numbers for index, numbers in found.items() if getattr(steps[index], "frees", False)}
-        if sum(_bytes(recording, number) for numbers in found.values() for number in numbers) < max(worth, 1):
+        found = {index: numbers for index, numbers in found.items() if not isinstance(steps[index], Call) and steps[index].frees}
+        if sum(_bytes(recording, number) for numbers in found.values() for number in numbers) < worth:
             return Remade()
     return Remade({index: tuple(numbers) for index, numbers in found.items()}, _widened(recording, steps, readers) if asked else {})
 
