@@ -255,7 +255,8 @@ def test_a_stem_casts_images_of_any_layout_once_and_keeps_neither_them_nor_its_w
     for found in results:
         assert found[0].dtype == torch.float16
         assert [off(mine, theirs) < 1e-3 for mine, theirs in zip(found, wanted, strict=True)] == [True, True]
-    kept = stem_conv(x, weight, stride=2, padding=1).grad_fn.saved_tensors  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+    y = stem_conv(x, weight, stride=2, padding=1)
+    kept = y.grad_fn.saved_tensors  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
     assert [None if t is None else t.shape[-1] for t in kept] == [4, None, None, None, None]
 
 

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from zoo import MobileNetV2, MobileNetV3Large, ResNet50
 from zoo.kernels import differentiable
+from zoo.kernels.differentiable.stem import refused
 from zoo.kernels.training import kernels, recompute
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.recompute import remade
@@ -146,9 +148,11 @@ class Bottleneck(nn.Module):
 def test_what_a_narrow_map_is_widened_to_is_made_again_by_the_same_product(
     dtype: torch.dtype | None, kernel: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With BatchNorm's kernels and with PyTorch's own, under autocast and without."""
+    """With BatchNorm's kernels and with PyTorch's own, under autocast and without; not those that a GPU has for such layers."""
     if not kernel:
         monkeypatch.undo()
+    for chain in ("conv_norm_act", "conv_stats", "norm_act_conv", "stem_conv"):
+        monkeypatch.setattr(kernels, f"{chain}_refuses", lambda *args, **options: "another test's")
     torch.manual_seed(0)
     network, x = Bottleneck(), torch.randn(1, 8, 8, 8).to(device).contiguous(memory_format=torch.channels_last)
     with torch.autocast(device.type, dtype, dtype is not None):
@@ -222,9 +226,10 @@ def test_in_inference_mode_nothing_is_noted(device: torch.device) -> None:
     network, x = Widening().to(device).train(), torch.randn(1, 8, 4, 4).to(device)
     replay = plan(network, x, True)
     assert replay.remade.convs
-    with torch.inference_mode():
-        out = replay(replay.at(network), [x])
-    torch.testing.assert_close(out, network(x).detach())
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        with torch.inference_mode():
+            out = replay(replay.at(network), [x])
+        torch.testing.assert_close(out, network(x).detach())
 
 
 def test_a_map_that_two_need_is_made_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,3 +292,70 @@ def test_a_pool_to_one_pixel_keeps_nothing_and_one_to_more_keeps_its_map(side: i
             return self.last(y).sum() + self.pool(y).sum()
 
     assert len(plan(Pooled().to(device).train(), torch.randn(2, 8, 4, 4).to(device), True).remade) == maps
+
+
+class Wide(nn.Module):
+    """VGG's first block: what its first convolution makes is its widest map; `shown` to somebody else, or `pooled` where it is made."""
+
+    def __init__(self, act: type[nn.Module] = nn.ReLU, shown: bool = False, pooled: bool = False) -> None:
+        super().__init__()
+        self.first, self.act, self.second, self.third = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            act(),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.Conv2d(8, 4, 3),
+        )
+        self.shown, self.pooled = shown, pooled
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.act(self.first(x))
+        y = F.max_pool2d(y, 2) if self.pooled else y
+        z = torch.relu(self.third(F.max_pool2d(torch.relu(self.second(y)), 2)))
+        return z + y.square().mean() if self.shown else z
+
+
+@pytest.fixture
+def with_stems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let first convolutions be found as on a GPU; the kernels are interpreted."""
+    monkeypatch.setattr(kernels, "stem_conv_refuses", lambda device, x, weight, bias, **options: refused(x, weight, bias, **options))
+
+
+@pytest.mark.parametrize("act", [nn.ReLU, nn.ReLU6])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_made_of_images_is_made_again_to_the_last_bit(
+    act: type[nn.Module], frozen: bool, with_stems: None, device: torch.device
+) -> None:
+    """By the layer behind, for its weight's gradient, and by itself for its activation's slope; images that learn get theirs."""
+    torch.manual_seed(0)
+    network, x = Wide(act), torch.randn(2, 3, 10, 10).to(device)
+    network.second.weight.requires_grad_(not frozen)
+    assert sum(map(len, plan(network.to(device).train(), x, True).remade.maps.values())) == 1
+    kept, room = step(network, x, False)
+    again, less = step(network, x, True)
+    for a, b in zip(kept, again, strict=True):
+        assert torch.equal(a, b)
+    assert room - less == 2 * 8 * 10 * 10 * 4
+    found = []
+    for asked in (False, True):
+        twin = copy.deepcopy(network).to(device).train()
+        replay = plan(twin, x, asked)
+        replay(replay.at(twin), [x]).square().sum().backward()  # the images learn nothing: another kernel
+        found.append([p.grad for p in twin.parameters() if p.grad is not None])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("options", [{"shown": True}, {"pooled": True}])
+def test_what_is_made_of_images_is_kept_where_somebody_else_looks_or_a_pool_has_made_it_small(
+    options: dict[str, Any], with_stems: None, device: torch.device
+) -> None:
+    assert not plan(Wide(**options).to(device).train(), torch.randn(2, 3, 16, 16).to(device), True).remade
+
+
+def test_what_is_made_of_images_is_made_again_unasked_where_it_is_worth_it(with_stems: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recompute, "SHARE", 1)  # of so few maps it is many
+    network, x = Wide().train(), torch.randn(2, 3, 10, 10)
+    recording = record(network, (x,), {}, x.device)
+    steps = steps_of(recording, {})[0]
+    size = 2 * 8 * 10 * 10 * 4
+    assert [len(remade(recording, steps, None, worth)) for worth in (size, size + 1)] == [1, 0]

@@ -4,12 +4,13 @@ Any device and any memory format is taken; maps come back in channels_last memor
 keeps no more than its arguments and what it says; none waits for the device, so a step that calls them can be captured as a CUDA graph.
 """
 
+from zoo.kernels.differentiable.again import kept_of, made_again
 from zoo.kernels.differentiable.convs import conv_bias_act
 from zoo.kernels.differentiable.dense import dense_block, dense_layers
 from zoo.kernels.differentiable.depthwise import depthwise_conv
 from zoo.kernels.differentiable.gates import scale_channels
 from zoo.kernels.differentiable.losses import cross_entropy
-from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, kept_of, made_again, norm_act_conv
+from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, norm_act_conv
 from zoo.kernels.differentiable.pools import avg_pool, max_pool
 from zoo.kernels.differentiable.shortcut import shortcut_conv
 from zoo.kernels.differentiable.stem import stem_conv

@@ -2,6 +2,7 @@
 
 The bias is added and the activation applied where the convolution writes, or in one pass over it. Back, one pass gives the gradient before
 the activation and the bias's; behind a max pool it runs over the pooled map, for a window's winner is positive where the pooled pixel is.
+The weight's gradient comes before the map's, so that what was read, if it was made again, is gone when that is written.
 """
 
 from __future__ import annotations
@@ -47,44 +48,101 @@ def _forward(
 class _ConvBiasAct(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any], pool: dict[str, Any] | None
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]
     ) -> Tensor:
-        config = chosen(
-            "conv_bias_act",
-            (x, weight, act, *window.values()),
-            lambda: _ways(x, weight, bias, act, window["groups"][0]),
-            lambda c: _forward(x, weight, bias, act, window, c),
-        )
-        y, kept = _forward(x, weight, bias, act, window, config)
-        index = None
-        if pool is not None:
-            size = y.shape[2:]
-            y, index = max_pool.launch(rows(y), **pool)
-            kept = y
-            ctx.pool = {"size": size, **{name: pool[name] for name in ("kernel", "stride", "padding")}}
-        ctx.save_for_backward(x, weight, None if act in BY_OUTPUT else bias, kept if act != "none" else None, index)
+        y, kept = _made(x, weight, bias, act, window)
+        ctx.save_for_backward(x, weight, None if act in BY_OUTPUT else bias, kept if act != "none" else None)
         ctx.act, ctx.window, ctx.of_bias = act, window, None if bias is None else bias.dtype
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, kept, index = ctx.saved_tensors
+        x, weight, bias, kept = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         gradient, sums = rows(gradient), None
         if of_bias or ctx.act != "none":
             sums, *through = bias_act_grad.launch(gradient, kept, None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
             gradient = through[0] if through else gradient
-        found: Sequence[Tensor | None] = (None, None, None)
-        if of_x or of_weight:
-            if index is not None:
-                gradient = max_pool_grad.launch(gradient, index, **ctx.pool)
-            window = ([*ctx.window[name]] for name in ("stride", "padding", "dilation"))
-            found = torch.ops.aten.convolution_backward(
-                gradient, x, weight, None, *window, False, [0, 0], ctx.window["groups"][0], [of_x, of_weight, False]
-            )
-        of_b = sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None
-        return found[0], found[1], of_b, None, None, None
+        of_w = _of_weight(gradient, x, weight, ctx.window) if of_weight else None
+        size = x.shape[2:]
+        del x
+        of_map = _of_map(gradient, weight, ctx.window, size) if of_x else None
+        return of_map, of_w, sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None, None, None
+
+
+class _Convolved(torch.autograd.Function):
+    """A convolution with bias and activation that nobody but `_Pooled` reads: what comes back is the gradient before both."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.window = window
+        return _made(x, weight, bias, act, window)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight = ctx.saved_tensors
+        of_x, of_weight = ctx.needs_input_grad[:2]
+        of_w = _of_weight(gradient, x, weight, ctx.window) if of_weight else None
+        size = x.shape[2:]
+        del x
+        return _of_map(gradient, weight, ctx.window, size) if of_x else None, of_w, None, None, None
+
+
+class _Pooled(torch.autograd.Function):
+    """The max pool behind `_Convolved`, a node of its own: what it keeps is gone before the convolution's gradients need room."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, convolved: Tensor, bias: Tensor | None, act: str, pool: dict[str, Any]
+    ) -> Tensor:
+        y, index = max_pool.launch(rows(convolved), **pool)
+        ctx.save_for_backward(y if act != "none" else None, index)
+        ctx.act, ctx.of_bias = act, None if bias is None else bias.dtype
+        ctx.pool = {"size": convolved.shape[2:], **{name: pool[name] for name in ("kernel", "stride", "padding")}}
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept, index = ctx.saved_tensors
+        of_map, of_bias = ctx.needs_input_grad[:2]
+        gradient, sums = rows(gradient), None
+        if of_bias or ctx.act != "none":
+            sums, *through = bias_act_grad.launch(gradient, kept, act=ctx.act)
+            gradient = through[0] if through else gradient
+        of_b = sums.to(ctx.of_bias) if of_bias and sums is not None else None
+        return max_pool_grad.launch(gradient, index, **ctx.pool) if of_map else None, of_b, None, None
+
+
+def _made(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Run `_forward` in the way that was chosen."""
+    config = chosen(
+        "conv_bias_act",
+        (x, weight, act, *window.values()),
+        lambda: _ways(x, weight, bias, act, window["groups"][0]),
+        lambda c: _forward(x, weight, bias, act, window, c),
+    )
+    return _forward(x, weight, bias, act, window, config)
+
+
+def _of_weight(gradient: Tensor, x: Tensor, weight: Tensor, window: dict[str, Any]) -> Tensor:
+    """Return the gradient of a convolution's weight."""
+    shape = ([*window[name]] for name in ("stride", "padding", "dilation"))
+    only = [False, True, False]
+    return torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, False, [0, 0], window["groups"][0], only)[1]
+
+
+def _of_map(gradient: Tensor, weight: Tensor, window: dict[str, Any], size: Sequence[int]) -> Tensor:
+    """Return the gradient of a convolution's map of `size`, for which that map itself is not needed: a transposed convolution."""
+    stride, padding, dilation = ([*window[name]] for name in ("stride", "padding", "dilation"))
+    reach = zip(size, gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    rest = [whole - ((out - 1) * s - 2 * p + d * (taps - 1) + 1) for whole, out, taps, s, p, d in reach]
+    return torch.convolution(gradient, weight, None, stride, padding, dilation, True, rest, window["groups"][0])
 
 
 def conv_bias_act(
@@ -122,7 +180,10 @@ def conv_bias_act(
     window = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation), "groups": (groups,)}
     if kernels_run(x) and not refused(x, weight, bias, act, window, pool):
         x = x.contiguous(memory_format=torch.channels_last)
-        result = _ConvBiasAct.apply(x, weight, bias, act, window, pool)
+        if pool is None:
+            result = _ConvBiasAct.apply(x, weight, bias, act, window)
+        else:
+            result = _Pooled.apply(_Convolved.apply(x, weight, None if bias is None else bias.detach(), act, window), bias, act, pool)
         assert isinstance(result, Tensor)
         return result
     y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups)  # pyright: ignore[reportArgumentType]

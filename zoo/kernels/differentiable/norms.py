@@ -54,7 +54,8 @@ class _BatchNormAct(torch.autograd.Function):
             y, stats = _plain(tensors, options, group)
         kept = None if residual is None or act == "none" else y if act in BY_OUTPUT else residual
         ctx.save_for_backward(x, weight, bias, stats, kept)
-        ctx.act, ctx.group, ctx.summed = act, group if options["training"] else None, residual is not None
+        ctx.act, ctx.group = act, group if options["training"] else None
+        ctx.again = _again if residual is None else None
         return y
 
     @staticmethod
@@ -133,14 +134,8 @@ def batch_norm_act(
     return result
 
 
-def kept_of(y: Tensor) -> Any:
-    """Return what a map of `batch_norm_act` without a residual is made again from, for `made_again`; None where that isn't kept."""
-    node = y.grad_fn
-    return node if isinstance(node, _BatchNormAct._backward_cls) and not node.summed else None  # pyright: ignore
-
-
-def made_again(node: Any) -> Tensor:
-    """Return the map that `kept_of` was asked about once more, as it was; raises where its way back is done and all is let go."""
+def _again(node: Any) -> Tensor:
+    """Make a map of `batch_norm_act` without a residual once more."""
     x, weight, bias, stats, _ = node.saved_tensors
     if kernels_run(x):
         y = empty_map(*x.shape, like=x)

@@ -1,6 +1,7 @@
 """The first convolution of a network, with what stands behind it, differentiably: images are packed once, there and back.
 
-The weight is packed at every call, for it changes at every step: it is small. Images that ask for a gradient get PyTorch's.
+The weight is packed at every call, for it changes at every step: it is small. Images that ask for a gradient get PyTorch's. What is
+made of three channels is the widest map of a network and the cheapest to make again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ def _around(padding: Pair) -> tuple[int, int, int, int]:
 class _Stem(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, options: dict[str, Any], pool: dict[str, Any] | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        options: dict[str, Any],
+        pool: dict[str, Any] | None,
+        again: bool,
     ) -> Tensor:
         act, stride, around = options["act"], options["stride"], _around(options["padding"])
         packed = image.launch(x, padding=stem.packing(weight.shape, stride, around, x.shape)["padding"], dtype=dtype)
@@ -47,7 +55,11 @@ class _Stem(torch.autograd.Function):
         if pool is not None:
             y, index = max_pool.launch(y, **pool)
         of_x = ctx.needs_input_grad[0]  # else neither the images themselves are needed nor the weight
-        ctx.save_for_backward(packed, y if act != "none" else None, index, x if of_x else None, weight if of_x else None)
+        ctx.save_for_backward(
+            packed, y if act != "none" and not again else None, index, x if of_x else None, weight if of_x else None,
+            *(parts[1:] if again else ()),
+        )  # fmt: skip
+        ctx.again, ctx.launch = _again if again else None, (shape, config)
         ctx.options, ctx.pool = options, None if pool is None else {"size": size, **{n: pool[n] for n in ("kernel", "stride", "padding")}}
         ctx.of_weight, ctx.of_bias = (weight.shape, weight.dtype), None if bias is None else bias.dtype
         return y
@@ -55,11 +67,14 @@ class _Stem(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        packed, kept, index, x, weight = ctx.saved_tensors
+        packed, kept, index, x, weight, *_ = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         act, stride, padding = (ctx.options[name] for name in ("act", "stride", "padding"))
         gradient, sums = rows(gradient), None
-        if of_bias or act != "none":
+        if act != "none" and ctx.again is not None:
+            kept = ctx.again(ctx)
+        at_once = of_weight and not of_x and index is None and act in stem_weight_grad.STEPS
+        if not at_once and (of_bias or act != "none"):
             sums, *through = bias_act_grad.launch(gradient, kept, act=act)
             gradient = through[0] if through else gradient
         if index is not None and (of_x or of_weight):
@@ -68,13 +83,26 @@ class _Stem(torch.autograd.Function):
         if of_weight:
             shape, dtype = ctx.of_weight
             found_weight = torch.empty(shape, dtype=dtype, device=gradient.device)
-            stem_weight_grad.launch(gradient, packed, kernel=shape[1:], stride=stride, out=found_weight.view(*shape[:2], -1))
+            how: dict[str, Any] = {"kernel": shape[1:], "stride": stride, "out": found_weight.view(*shape[:2], -1)}
+            if at_once:
+                how |= {"kept": kept, "act": act, "biased": of_bias}
+                if of_bias:
+                    sums = torch.empty(shape[0], dtype=torch.float32, device=gradient.device)
+                    how["out"] = (how["out"], sums)
+            stem_weight_grad.launch(gradient, packed, **how)
         if of_x:
             seen = empty_map(*x.shape, like=packed)  # of which only the shape matters
             found_x = torch.ops.aten.convolution_backward(
                 gradient, seen, weight.to(packed.dtype), None, stride, padding, [1, 1], False, [0, 0], 1, [True, False, False]
             )[0].to(x.dtype)
-        return found_x, found_weight, sums.to(ctx.of_bias) if of_bias and sums is not None else None, None, None, None
+        return found_x, found_weight, sums.to(ctx.of_bias) if of_bias and sums is not None else None, None, None, None, None
+
+
+def _again(node: Any) -> Tensor:
+    """Make a stem's map once more."""
+    packed, *_, weight, bias = node.saved_tensors
+    shape, config = node.launch
+    return stem.launch(packed, weight, bias, **shape, config=config)
 
 
 def stem_conv(
@@ -87,6 +115,7 @@ def stem_conv(
     padding: int | Sequence[int] = 0,
     dtype: torch.dtype | None = None,
     pool: dict[str, Any] | None = None,
+    again: bool = False,
 ) -> Tensor:
     """Compute ``max_pool(act(conv(x) + bias))`` of images, differentiably.
 
@@ -99,15 +128,16 @@ def stem_conv(
         padding: zeros above and below, left and right, in pixels.
         dtype: what images and weight are rounded to; that of `x` by default.
         pool: the window of a max pool behind the activation: `kernel`, `stride`, `padding` and `ceil_mode`; None for none.
+        again: the output is not kept but made again on the way back, here and by whoever asks `kept_of`; without a pool.
 
     Returns:
         The map (N, K, OH, OW) in `dtype`. Kept for the way back are the images, packed four channels to a pixel in `dtype`, and with an
-        activation the output.
+        activation the output, or what it is made again from.
     """
     dtype = dtype or x.dtype
     options = {"act": act, "stride": pair(stride), "padding": pair(padding)}
     if kernels_run(x) and not refused(x, weight, bias, dtype=dtype, **options, pool=pool):
-        result = _Stem.apply(x, weight, bias, dtype, options, pool)
+        result = _Stem.apply(x, weight, bias, dtype, options, pool, again and pool is None)
         assert isinstance(result, Tensor)
         return result
     taken = None if bias is None else bias.to(dtype)

@@ -122,7 +122,8 @@ def _stem_of(finder: Finder, call: Call, chain: Chain) -> Chain | None:
     if kernels.stem_conv_refuses(finder.device, *(finder.like(number) for number in chain.reads), **told):
         return None
     run, rank = partial(kernels.stem_conv, **told), chain.rank + 1
-    return Chain(f"stem {chain.op}", run, chain.reads, chain.makes, chain.calls, pieces=(chain,), rank=rank)
+    remakes = told["pool"] is None
+    return Chain(f"stem {chain.op}", run, chain.reads, chain.makes, chain.calls, pieces=(chain,), rank=rank, remakes=remakes)
 
 
 def _bare_stem(finder: Finder, call: Call) -> Chain | None:

@@ -2,7 +2,8 @@
 
 PyTorch keeps two maps for a convolution with BatchNorm and activation: one for BatchNorm's gradient, one for that of the next layer's
 weights. The second follows from the first in one pass of the memory, so that a step that keeps only the first trades time for room.
-So does, in one product, what a 1x1 convolution makes of few channels that are kept anyway: the widest maps of a bottleneck.
+So does, in one product, what a 1x1 convolution makes of few channels that are kept anyway: the widest maps of a bottleneck. And so does
+what a network's first convolution makes of images: VGG's largest map.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ SHARE = 0.25
 """Of the maps of a step: recomputing pays where it frees as much. Below, as in bottlenecks whose sums stay, it costs more than it gives."""
 
 WORTH = 256 << 20
-"""Bytes: where it frees as much, what a chain widens that `frees` a map is made again whatever the share is. It is a pass over few
-channels, where the chain has saved several over many; ResNet50 gives 2 to 3 % of its time for 8 % of its room (256 images, H200). In small
-steps time is what counts."""
+"""Bytes: where it frees as much, what a chain widens that `frees` a map is made again whatever the share is, and what a chain `remakes`. It
+is a pass over few channels; a chain that `frees` has saved several over many. ResNet50 gives 2 to 3 % of its time for 8 % of its room (256
+images, H200). In small steps time is what counts."""
 
 _LOOK = {"mean", "add", "add_", "__add__", "__iadd__"}
 """Calls whose gradients need nothing of the maps that they read; a pool to one pixel is a mean, one to more keeps its map."""
@@ -67,19 +68,22 @@ def remade(recording: Recording, steps: Sequence[Any], asked: bool | None, worth
     outputs = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
     found: dict[int, list[int]] = {}
     freed = 0
+    cheap: set[int] = set()
     for step in steps:
-        if isinstance(step, Call) or step.norm is None or step.norm["residual"] or len(step.reads) != _OF_A_NORM or step.makes in outputs:
+        if isinstance(step, Call) or not (step.remakes or _norm_alone(step)) or step.makes in outputs:
             continue
         if step.row_out is not None or step.branch_out is not None:
             continue
         who = [(index, _keeps(recording, steps[index], step.makes)) for index in readers.get(step.makes, [])]
         if not any(keeps is None for _, keeps in who) and sum(bool(keeps) for _, keeps in who) == 1:
-            found.setdefault(next(index for index, keeps in who if keeps), []).append(step.makes)
+            keeper = next(index for index, keeps in who if keeps)
+            found.setdefault(keeper, []).append(step.makes)
             freed += _bytes(recording, step.makes)
+            cheap |= {step.makes} if step.remakes or (not isinstance(steps[keeper], Call) and steps[keeper].frees) else set()
     maps = {number for step in steps for number in (step.makes if isinstance(step, Call) else (step.makes,))}
     if asked is None and freed < SHARE * sum(_bytes(recording, number) for number in maps):
-        found = {index: numbers for index, numbers in found.items() if not isinstance(steps[index], Call) and steps[index].frees}
-        if sum(_bytes(recording, number) for numbers in found.values() for number in numbers) < worth:
+        found = {index: kept for index, numbers in found.items() if (kept := [number for number in numbers if number in cheap])}
+        if sum(_bytes(recording, number) for number in cheap) < worth:
             return Remade()
     return Remade({index: tuple(numbers) for index, numbers in found.items()}, _widened(recording, steps, readers) if asked else {})
 
@@ -111,6 +115,10 @@ def _widens(recording: Recording, call: Call, together: set[int]) -> bool:
     x, weight, dtype = recording.values[given["input"]], recording.values[given["weight"]], recording.values[call.result].dtype
     cast = x.dtype != dtype or (weight.dtype != dtype and weight.number not in together)
     return kernel == [1, 1] and not padded and not cast and out >= kernels.WIDER * fewer and len(x.shape) == 4
+
+
+def _norm_alone(step: Any) -> bool:
+    return step.norm is not None and not step.norm["residual"] and len(step.reads) == _OF_A_NORM
 
 
 _OF_A_NORM = 5
@@ -210,7 +218,7 @@ def without_keeping(
 
     Args:
         run: the step.
-        numbers: of maps that `batch_norm_act` made.
+        numbers: of maps that `batch_norm_act` made, or a stem.
         widened: the number of what a convolution made, and of the slot that says how, which is empty behind the step.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class Chain:
         whole: it is so many layers that it is compared as a network is, all tensors of a kind together.
         fresh: what it reads last is a residual, whose gradient it makes anew for nobody else.
         frees: a map that what it stands for would keep for the way back is not kept.
+        remakes: what it makes can be made again from what it keeps anyway; then `run` is told so by `again=True`, and doesn't keep it.
     """
 
     op: str
@@ -67,6 +69,7 @@ class Chain:
     whole: bool = False
     fresh: bool = False
     frees: bool = False
+    remakes: bool = False
 
     @property
     def key(self) -> Key:
@@ -130,7 +133,7 @@ class Replay:
     rounds: bool = True
 
     def __post_init__(self) -> None:
-        self._bound = bind(self.steps, [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
+        self._bound = bind(self._told(), [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
         self._room = 1 + max([len(self.recording.values), *(number for chain in self.chains for number in values_of(chain))])
         for index, numbers in self.remade.maps.items():
             self._bound[index].run = without_keeping(self._bound[index].run, numbers)
@@ -138,6 +141,14 @@ class Replay:
             self._make_again(norm, conv)
         self._rounds, self._to = to_round(self.recording, self.steps) if self.rounds else ([], None)
         self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
+
+    def _told(self) -> list[Step]:
+        """Return the steps, those told that can make again what is not kept."""
+        again = {number for numbers in self.remade.maps.values() for number in numbers}
+        return [
+            replace(step, run=partial(step.run, again=True)) if isinstance(step, Chain) and step.remakes and step.makes in again else step
+            for step in self.steps
+        ]
 
     def _make_again(self, norm: int, conv: int) -> None:
         """Let a BatchNorm not keep what a convolution made, and that one leave in a slot of theirs how."""
