@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.zoo.kernels.tensors import learning, noise, off
 from zoo.kernels.differentiable import batch_norm_act, conv_stats, norm_act_conv, tuning
 from zoo.kernels.ops import _tuned
 from zoo.kernels.ops import batch_norm_act as forward
@@ -16,16 +17,6 @@ from zoo.kernels.ops import batch_norm_act_grad as backward
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES, slope
 
 OPTIONS: dict[str, Any] = {"momentum": 0.1, "eps": 1e-5}
-
-
-def noise(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(device, dtype)
-    return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
-
-
-def off(result: Tensor, expected: Tensor) -> float:
-    assert result.shape == expected.shape
-    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 def layer(channels: int, device: torch.device | str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -36,10 +27,6 @@ def layer(channels: int, device: torch.device | str, dtype: torch.dtype = torch.
         "running_mean": noise(channels, seed=3).to(device, dtype),
         "running_var": noise(channels, seed=4).abs().to(device, dtype),
     }
-
-
-def learning(*tensors: Tensor) -> list[Tensor]:
-    return [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors]
 
 
 @pytest.mark.parametrize("act", SLOPES)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.zoo.kernels.tensors import off
 from zoo.kernels.differentiable.dense import TENSORS, DenseLayer, Norm, dense_block, refuses
 from zoo.kernels.ops._activation import ACTIVATIONS
 
@@ -64,11 +65,6 @@ def results(
         name = f"{NAMES[place % TENSORS]} of {place // TENSORS}"
         found |= {name: t.detach()} if place % TENSORS in RUNNING else {f"of {name}": t.grad} if t.grad is not None else {}
     return found
-
-
-def off(result: Tensor, expected: Tensor) -> float:
-    assert result.shape == expected.shape
-    return float((result.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("act", ["relu", "silu"])

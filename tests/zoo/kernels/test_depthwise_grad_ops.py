@@ -9,19 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.zoo.kernels.tensors import noise, off
 from zoo.kernels.differentiable import depthwise_conv, tuning
 from zoo.kernels.ops import _tuned, depthwise_input_grad, depthwise_weight_grad
 from zoo.kernels.ops._depthwise import pack
-
-
-def noise(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(device, dtype)
-    return drawn.contiguous(memory_format=torch.channels_last)
-
-
-def off(result: Tensor, expected: Tensor) -> float:
-    assert result.shape == expected.shape
-    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (3, 5)], ids=str)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.zoo.kernels.tensors import off
 from zoo.kernels.ops import depthwise, separable
 
 PATCHES = [
@@ -56,11 +57,6 @@ def both(shape: tuple[int, int, int, int], outputs: int, device: torch.device, *
 def packed(args: dict[str, Any]) -> dict[str, Any]:
     pack = separable.PACK if "dw_weight" in args else depthwise.PACK
     return {key: pack[key](value) if key in pack else value for key, value in args.items()}
-
-
-def off(result: Tensor, expected: Tensor) -> float:
-    assert result.shape == expected.shape
-    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 @each_patch_at("stride, size", [(1, (8, 7)), (2, (8, 7)), (1, (1, 5)), (2, (1, 5))])

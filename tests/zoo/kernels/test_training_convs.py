@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.zoo.kernels.tensors import learning, noise, off
 from zoo import VGG11, fast, why
 from zoo.kernels.differentiable import conv_bias_act, stem_conv
 from zoo.kernels.differentiable.convs import refused
@@ -21,20 +22,6 @@ from zoo.kernels.training import choosing, kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Chain
-
-
-def noise(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(device, dtype)
-    return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
-
-
-def off(result: Tensor, expected: Tensor) -> float:
-    assert result.shape == expected.shape
-    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
-
-
-def learning(*tensors: Tensor) -> list[Tensor]:
-    return [t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in tensors]
 
 
 @pytest.mark.parametrize("act", SLOPES)

@@ -9,24 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.nn import functional as F
 
+from tests.zoo.kernels.tensors import noise, off
 from zoo.kernels import checking
 from zoo.kernels.differentiable import avg_pool, cross_entropy, max_pool, scale_channels
 from zoo.kernels.ops import avg_pool_grad, max_pool_grad, scale_channels_grad
 from zoo.kernels.ops import cross_entropy as entropy_op
 from zoo.kernels.ops import max_pool as pool_op
-
-
-def noise(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(device, dtype)
-    return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
-
-
-def off(result: Tensor, expected: Tensor) -> float:
-    assert result.shape == expected.shape
-    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 @st.composite

@@ -10,22 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.zoo.kernels.tensors import noise, off
 from zoo import fast, why
 from zoo.kernels.differentiable.shortcut import shortcut_conv
 from zoo.kernels.training import choosing, kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Chain, Without
-
-
-def noise(*shape: int, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(device)
-    return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
-
-
-def off(result: Tensor, expected: Tensor) -> float:
-    assert result.shape == expected.shape
-    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 @pytest.mark.parametrize("stats", [False, True])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.zoo.kernels.tensors import learning, noise, off
 from zoo import fast, why
 from zoo.kernels import differentiable
 from zoo.kernels.differentiable.widening import refused
@@ -19,22 +20,9 @@ from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
 from zoo.kernels.training import checking, choosing, kernels, recompute
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
+from zoo.kernels.training.replay import Chain, Replay
 
 ACTS: dict[str, Any] = {"none": lambda z: z, "relu": F.relu, "relu6": F.relu6, "leaky_relu_0.1": lambda z: F.leaky_relu(z, 0.1)}
-
-
-def noise(*shape: int, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(device)
-    return drawn.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else drawn
-
-
-def off(result: Tensor, expected: Tensor) -> float:
-    assert result.shape == expected.shape
-    return ((result.double() - expected.double()).norm() / expected.double().norm()).item()
-
-
-def learnt(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
 
 
 def parts(
@@ -49,7 +37,7 @@ def parts(
 def test_map_statistics_and_gradients_are_those_of_convolution_and_batch_norm(act: str, residual: bool, device: torch.device) -> None:
     given = [*parts(device=device), *([noise(3, 40, 5, 3, seed=2, device=device)] if residual else [])]
     running = [noise(40, device=device), noise(40, device=device).abs()]
-    mine, theirs, moved = learnt(*given), learnt(*(g.double() for g in given)), [r.clone() for r in running]
+    mine, theirs, moved = learning(*given), learning(*(g.double() for g in given)), [r.clone() for r in running]
     x, kernel, weight, bias, *rest = mine
     y = differentiable.conv_norm_act(x, kernel, weight, bias, moved[0], moved[1], rest[0] if rest else None, act=act)
     wanted = [r.double() for r in running]
@@ -79,6 +67,26 @@ def test_only_what_learns_gets_a_gradient(learns: int, device: torch.device) -> 
             assert off(a.grad, b.grad) < 2e-5
 
 
+@pytest.mark.parametrize("act", list(ACTS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_map_that_is_made_again_is_the_same_to_the_last_bit(act: str, dtype: torch.dtype, device: torch.device) -> None:
+    x, kernel, weight, bias = parts(device=device)
+    found = []
+    for again in (False, True):
+        given = learning(x.to(dtype), kernel, weight, bias)
+        running = [torch.zeros(40, device=device), torch.ones(40, device=device)]
+        y = differentiable.conv_norm_act(given[0], given[1], given[2], given[3], running[0], running[1], act=act, again=again)
+        saved: Any = y.grad_fn
+        assert any(t is not None and t.shape == y.shape for t in saved.saved_tensors) == (act != "none" and not again)
+        node = differentiable.kept_of(y)
+        assert (node is not None) == again
+        if again:
+            assert torch.equal(differentiable.made_again(node), y)
+        found.append([y.detach(), *running, *torch.autograd.grad(y, given, noise(*y.shape, seed=3, device=device).to(dtype))])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("op", [pointwise_norm, pointwise_norm_grad], ids=lambda op: op.__name__)
 def test_references_are_right_in_double_precision(op: Any) -> None:
     x, kernel, weight, bias = (p.double() for p in parts(channels=3, outputs=5))
@@ -88,7 +96,7 @@ def test_references_are_right_in_double_precision(op: Any) -> None:
         x, kernel, weight, bias, residual = tensors
         return pointwise_norm.reference(x, kernel, weight, bias, running[0], running[1], residual, act="relu")[0]
 
-    given = learnt(x, kernel, weight, bias, residual)
+    given = learning(x, kernel, weight, bias, residual)
     if op is pointwise_norm:
         assert torch.autograd.gradcheck(forward, given)
         return
@@ -264,7 +272,7 @@ def test_maps_that_a_hook_lays_out_anew_are_read_as_they_lie(which: str, device:
     weight, bias = (weight, bias) if which == "conv_norm_act" else (weight[:12], bias[:12])
 
     def gradients(hooked: bool) -> tuple[Tensor, ...]:
-        given = learnt(x, kernel, weight, bias)
+        given = learning(x, kernel, weight, bias)
         running = [torch.zeros(len(weight), device=device), torch.ones(len(weight), device=device)]
         again = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t)
         with again if hooked else contextlib.nullcontext():
@@ -304,6 +312,40 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row for row in why(model).rows if row.kernel.startswith("1x1 +")]
     assert all(row.note for row in rows), rows
     assert any("gradient" in row.note for row in why(model).rows)
+
+
+@pytest.mark.usefixtures("widening")
+def test_what_is_widened_for_a_convolution_is_made_again_where_that_is_asked_for() -> None:
+    """MobileNetV2's blocks: the depthwise convolution would keep it, and so would its activation."""
+
+    def block() -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(8, 48, 1, bias=False), nn.BatchNorm2d(48), nn.ReLU6(),
+            nn.Conv2d(48, 48, 3, 1, 1, groups=48, bias=False), nn.BatchNorm2d(48), nn.ReLU6(),
+            nn.Conv2d(48, 8, 1, bias=False), nn.BatchNorm2d(8),
+        )  # fmt: skip
+
+    torch.manual_seed(0)
+    network, x = nn.Sequential(block(), block()).train(), torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    found = []
+    for asked in (None, True):
+        twin = copy.deepcopy(network)
+        with torch.autocast("cpu", torch.bfloat16):
+            recording = record(twin, (x.bfloat16(),), {}, torch.device("cpu"))
+            steps = steps_of(recording, {})[0]
+            again = recompute.remade(recording, steps, asked)
+            wide = [step.makes for step in steps if isinstance(step, Chain) and step.frees]
+            assert len(wide) == 2
+            made = {number for numbers in again.maps.values() for number in numbers}
+            assert made >= set(wide) if asked else not made & set(wide)
+            replay = Replay(recording, steps, remade=again)
+            y = replay(replay.at(twin), [x.bfloat16()])
+        y.float().square().mean().backward()
+        found.append([y.detach(), *(p.grad for p in twin.parameters())])
+    for a, b in zip(*found, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
 
 
 @pytest.mark.usefixtures("widening")

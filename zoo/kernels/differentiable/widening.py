@@ -1,7 +1,8 @@
 """A 1x1 convolution with BatchNorm behind it, differentiably, whose own map is never in memory and is not kept.
 
 It pays where the convolution widens: BatchNorm's sums are then taken of the few channels that come in, both ways. What is kept is the
-input, the output, which the next convolution keeps anyway, and matrices of a weight's size.
+input, the output, which the next convolution keeps anyway, and matrices of a weight's size. The output can be made again of the few
+channels.
 """
 
 from __future__ import annotations
@@ -34,20 +35,23 @@ class _ConvNormAct(torch.autograd.Function):
         running_var: Tensor,
         residual: Tensor | None,
         options: dict[str, Any],
+        again: bool,
     ) -> Tensor:
         (n, cin, h, w), cout, running = x.shape, len(kernel), (running_mean, running_var)
         kept = [torch.empty(size, dtype=torch.float32, device=x.device) for size in ((3, cout), (cout, cin), (cin,))]
         y = empty_map(n, cout, h, w, x)
-        pointwise_norm.launch(x, _flat(kernel), weight, bias, *running, residual, **options, out=(y, *kept, *running))
+        recipe: list[Tensor] | None = [] if again else None
+        pointwise_norm.launch(x, _flat(kernel), weight, bias, *running, residual, **options, out=(y, *kept, *running), recipe=recipe)
         torch.autograd.graph.increment_version(running)
-        ctx.act = options["act"]
-        ctx.save_for_backward(x, kernel, weight, *kept, None if ctx.act == "none" else y)
+        ctx.act, ctx.eps, ctx.again = options["act"], options["eps"], _again if again else None
+        ctx.save_for_backward(x, kernel, weight, *kept, None if again or ctx.act == "none" else y, *([bias, *recipe] if recipe else ()))
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, kernel, weight, stats, spread, level, y = ctx.saved_tensors
+        x, kernel, weight, stats, spread, level, y, *_ = ctx.saved_tensors
+        y = ctx.again(ctx) if ctx.again is not None and ctx.act != "none" else y
         needed, gradient, x, y = (
             ctx.needs_input_grad,
             rows(gradient),
@@ -61,7 +65,13 @@ class _ConvNormAct(torch.autograd.Function):
         of_x, _, sums, *more = pointwise_norm_grad.launch(*tensors, act=ctx.act, of_x=needed[0], out=out)
         of_weight, of_bias = (sums[place].to(weight.dtype) if needed[3 - place] else None for place in (1, 0))
         of_residual = (more[0] if more else gradient) if needed[6] else None
-        return of_x if needed[0] else None, of_kernel if needed[1] else None, of_weight, of_bias, None, None, of_residual, None
+        return of_x if needed[0] else None, of_kernel if needed[1] else None, of_weight, of_bias, None, None, of_residual, None, None
+
+
+def _again(node: Any) -> Tensor:
+    """Make the map of a 1x1 convolution with its BatchNorm once more."""
+    x, _, weight, _, _, _, _, bias, *recipe = node.saved_tensors
+    return pointwise_norm.once_more(rows(x), recipe, weight, bias, eps=node.eps, act=node.act)
 
 
 def refused(x: Tensor, kernel: Tensor, *tensors: Any, act: str) -> str:
@@ -83,11 +93,14 @@ def conv_norm_act(
     momentum: float = 0.1,
     eps: float = 1e-5,
     act: str = "none",
+    again: bool = False,
 ) -> Tensor:
     """Compute ``act(batch_norm(conv(x)) + residual)`` for a 1x1 kernel, differentiably; running statistics move in place, as PyTorch's do.
 
     Args: as in `pointwise_norm.reference`, on any device and in any memory format; `kernel` (K, C, 1, 1) of any floating dtype is rounded
-        to that of `x`, and its gradient comes back unrounded.
+        to that of `x`, and its gradient comes back unrounded; and
+
+        again: the output is not kept but made again on the way back, here and by whoever asks `kept_of`; without a residual.
 
     Returns:
         The map (N, K, H, W) in channels_last memory, in the dtype of `x`.
@@ -101,4 +114,4 @@ def conv_norm_act(
     tensors, options = (weight, bias, running_mean, running_var, residual), {"momentum": momentum, "eps": eps, "act": act}
     if not kernels_run(x) or refused(x, kernel, *tensors, act=act):
         return batch_norm_act(F.conv2d(x, kernel.to(x.dtype)), *tensors, **options)
-    return _ConvNormAct.apply(x, kernel, *tensors, options)  # pyright: ignore[reportReturnType]
+    return _ConvNormAct.apply(x, kernel, *tensors, options, again and residual is None)  # pyright: ignore[reportReturnType]

@@ -10,6 +10,7 @@ from the convolution's input, whose channels are few where this pays: see `_poin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -243,8 +244,12 @@ def launch(
     act: str = "none",
     out: tuple[Tensor, ...] | None = None,
     config: dict[str, int] | None = None,
+    recipe: list[Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Run the kernels; see `reference`, but the weight is packed (K, C). The map of `out` may be a slice, running ones the old ones."""
+    """Run the kernels; see `reference`, but the weight is packed (K, C). The map of `out` may be a slice, running ones the old ones.
+
+    A `recipe` gets what `once_more` takes: the rounded weight and sums of its channels.
+    """
     (n, cin, h, w), cout, old = x.shape, len(weight), (running_mean, running_var)
     if out is None:
         sizes = ((3, cout), (cout, cin), (cin,))
@@ -256,6 +261,8 @@ def launch(
             result.zero_()
         for result, before in zip(new, old, strict=True):
             result.copy_(before)
+        if recipe is not None:
+            recipe += [weight.to(x.dtype), weight.new_zeros((0, 2, cout), dtype=torch.float32)]
         return out
     both = moments(x, config)
     high, wide = (max(16, min(64, triton.next_power_of_2(size))) for size in (cout, cin))
@@ -266,7 +273,29 @@ def launch(
             weight, both, packed, spread, level, sums, float(n * h * w), cin, cout, BJ=high, BK=wide, BL=wide, num_warps=4, **overlap(x)
         )
     _finish(x, packed, sums, (factor, shift), residual, act, (eps, momentum), y, stats, old, new, config)
+    if recipe is not None:
+        recipe += [packed, sums]
     return out
+
+
+def once_more(x: Tensor, recipe: Sequence[Tensor], factor: Tensor, shift: Tensor, *, eps: float = 1e-5, act: str = "none") -> Tensor:
+    """Return a map that `launch` has made without a residual, to the last bit.
+
+    Args:
+        x: what it was made of.
+        recipe: what `launch` said of it.
+        factor: as then.
+        shift: as then.
+        eps: as then.
+        act: as then.
+    """
+    packed, sums = recipe
+    (n, _, h, w), cout = x.shape, len(packed)
+    y = empty_map(n, cout, h, w, x)
+    if x.numel():
+        stats = torch.empty((3, cout), dtype=torch.float32, device=x.device)
+        _finish(x, packed, sums, (factor, shift), None, act, (eps, 0.0), y, stats, None, None, None)
+    return y
 
 
 def cost(x: Tensor, weight: Tensor, *rest: Any, residual: Tensor | None = None, **options: Any) -> tuple[int, int]:

@@ -72,6 +72,8 @@ def remade(recording: Recording, steps: Sequence[Any], asked: bool | None, worth
     for step in steps:
         if isinstance(step, Call) or not (step.remakes or _norm_alone(step)) or step.makes in outputs:
             continue
+        if asked is None and step.remakes and step.frees:  # it has freed a map already, in less time, not more
+            continue
         if step.row_out is not None or step.branch_out is not None:
             continue
         who = [(index, _keeps(recording, steps[index], step.makes)) for index in readers.get(step.makes, [])]

@@ -58,4 +58,7 @@ def _together(finder: Finder, index: int, place: Placed) -> Chain | None:
     if kernels.conv_norm_act_refuses(finder.device, *parts, act=told["act"]):
         return None
     run, calls = partial(kernels.conv_norm_act, **told), (call, *norm.calls)
-    return Chain(f"1x1 + {norm.op}", run, reads, norm.makes, calls, pieces=(call, norm), rank=RANK, fresh=norm.fresh, frees=True)
+    return Chain(
+        f"1x1 + {norm.op}", run, reads, norm.makes, calls, pieces=(call, norm), rank=RANK,
+        fresh=norm.fresh, frees=True, remakes=not options["residual"],
+    )  # fmt: skip
