@@ -83,7 +83,7 @@ def measure(index: int) -> Limits:
 
 def _copy(size: int) -> float:
     source = torch.randint(2**31 - 1, (size // 4,), dtype=torch.int32, device="cuda")
-    target = torch.empty_like(source)  # not by `copy_`, whose copy engine is slower than a kernel within graphs of newer drivers
+    target = torch.empty_like(source)  # not by `copy_`: of 2 GiB it showed 2.7 TB/s on an H200, smaller ones 4.1
     return 2 * size / graph_time_us(lambda: torch.bitwise_not(source, out=target), repeats=2, target_ms=20) * 1e6
 
 
