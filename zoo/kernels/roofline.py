@@ -60,7 +60,7 @@ def limits(device: torch.device | str | int | None = None) -> Limits:
 
 @functools.cache
 def measure(index: int) -> Limits:
-    """Measure a CUDA device's ceilings: a large copy, and a large product of random matrices in every precision.
+    """Measure a CUDA device's ceilings: a large map read and written, and a large product of random matrices in every precision.
 
     Args:
         index: the device's number.
@@ -70,7 +70,7 @@ def measure(index: int) -> Limits:
     """
     with torch.cuda.device(index):
         size = min(2**31, torch.cuda.get_device_properties(index).total_memory // 8)
-        bytes_per_s = _copy(size)
+        bytes_per_s = _traffic(size)
         flops = {
             "bfloat16": _product(torch.bfloat16),
             "float16": _product(torch.float16),
@@ -81,9 +81,9 @@ def measure(index: int) -> Limits:
     return Limits(flops, bytes_per_s)
 
 
-def _copy(size: int) -> float:
+def _traffic(size: int) -> float:
     source = torch.randint(2**31 - 1, (size // 4,), dtype=torch.int32, device="cuda")
-    target = torch.empty_like(source)  # not by `copy_`: of 2 GiB it showed 2.7 TB/s on an H200, smaller ones 4.1
+    target = torch.empty_like(source)  # no `copy_`: of 2 GiB it once showed 2.7 TB/s on an H200
     return 2 * size / graph_time_us(lambda: torch.bitwise_not(source, out=target), repeats=2, target_ms=20) * 1e6
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import math
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 from tests.zoo.kernels.tensors import learning, noise, off
 from zoo import VGG11, fast, why
-from zoo.kernels.differentiable import conv_bias_act, stem_conv
+from zoo.kernels.differentiable import conv_bias_act, convs, stem_conv
 from zoo.kernels.differentiable.convs import refused
 from zoo.kernels.differentiable.stem import refused as stem_refused
 from zoo.kernels.ops import bias_act_grad
@@ -229,6 +232,109 @@ def test_a_stems_values_and_gradients_are_torchs(options: dict[str, Any], biased
     for mine, theirs in zip(*(torch.autograd.grad(out, leaves, gradient) for out in (y, expected)), strict=True):
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
         assert off(mine, theirs) < 2e-6
+
+
+@pytest.mark.parametrize("frozen", [(), (1,), (2,)], ids=["all learn", "the weight doesn't", "the bias doesn't"])
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("act", ["none", "relu", "relu6", "leaky_relu_0.1"])
+def test_a_stem_of_images_that_learn_nothing_has_torchs_gradients(
+    act: str, again: bool, frozen: tuple[int, ...], device: torch.device
+) -> None:
+    """By one product for weight and bias, where the activation's slope is a step."""
+    given = [noise(2, 3, 11, 8, device=device), noise(10, 3, 3, 3, device=device) / 5, noise(10, device=device)]
+    learnt = [place for place in (1, 2) if place not in frozen]
+    found = []
+    for run in (stem_conv, eagerly):
+        leaves = [leaf.clone().requires_grad_(place in learnt) for place, leaf in enumerate(given)]
+        y = run(*leaves, act=act, padding=1, **({"again": again} if run is stem_conv else {}))
+        asked = [leaves[place] for place in learnt]
+        gradient = noise(*y.shape, seed=3, device=device)
+        first = torch.autograd.grad(y, asked, gradient, retain_graph=True)
+        second = torch.autograd.grad(y, asked, gradient)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        found.append(first)
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+        assert off(mine, theirs) < 2e-6
+
+
+@pytest.mark.parametrize("batch", [2, 0])
+@pytest.mark.parametrize("pool", [None, POOL], ids=["bare", "pooled"])
+@pytest.mark.parametrize("learns", [(0,), (1,), (2,), (0, 1), (0, 1, 2)], ids=str)
+def test_what_learns_gets_torchs_gradients_as_often_as_it_asks(
+    learns: tuple[int, ...], pool: dict[str, Any] | None, batch: int, device: torch.device
+) -> None:
+    given = [noise(batch, 4, 8, 7, device=device), noise(6, 4, 3, 3, device=device) / 6, noise(6, device=device)]
+    found = []
+    for run in (conv_bias_act, eagerly):
+        leaves = [leaf.clone().requires_grad_(place in learns) for place, leaf in enumerate(given)]
+        y = run(*leaves, act="relu", stride=2, padding=1, pool=pool)
+        asked, gradient = [leaves[place] for place in learns], noise(*y.shape, seed=3, device=device)
+        first = torch.autograd.grad(y, asked, gradient, retain_graph=True)
+        second = torch.autograd.grad(y, asked, gradient)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        found.append(first)
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+        assert not mine.numel() or not theirs.any() or off(mine, theirs) < 2e-6
+
+
+@pytest.mark.parametrize("shape", [(8, 7), (9, 9), (10, 6)], ids=str)
+@pytest.mark.parametrize(
+    "window",
+    [{"stride": 2}, {"stride": (3, 2), "padding": (0, 2)}, {"dilation": 2, "padding": 2}, {"stride": 2, "groups": 2, "padding": 1}, {}],
+    ids=str,
+)
+def test_the_gradient_of_a_map_is_that_maps_size(shape: tuple[int, int], window: dict[str, Any], device: torch.device) -> None:
+    """A transposed convolution has to be told how many pixels no window reached."""
+    groups = window.get("groups", 1)
+    given = learning(noise(2, 4, *shape, device=device), noise(6, 4 // groups, 3, 3, device=device) / 6, noise(6, device=device))
+    y, expected = conv_bias_act(*given, act="relu", **window), eagerly(*given, act="relu", **window)
+    gradient = noise(*y.shape, seed=3, device=device)
+    for mine, theirs in zip(*(torch.autograd.grad(out, given, gradient) for out in (y, expected)), strict=True):
+        assert off(mine, theirs) < 2e-6
+
+
+def test_what_was_kept_is_gone_before_a_maps_gradient_is_made(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map that was read, once the weight has its gradient; and what the pool behind kept, once that is done."""
+    there: list[tuple[StorageWeakRef, tuple[int, ...]]] = []
+
+    def handed(tensor: Tensor) -> Tensor:
+        copy = tensor.clone()
+        there.append((StorageWeakRef(copy.untyped_storage()), tuple(copy.shape)))
+        return copy
+
+    seen: list[list[tuple[int, ...]]] = []
+    of_map = convs._of_map
+
+    def watched(gradient: Tensor, *rest: Any) -> Tensor:
+        gc.collect()  # Triton's interpreter leaves what it was given in a circle of its own
+        seen.append([shape for storage, shape in there if not storage.expired()])
+        return of_map(gradient, *rest)
+
+    monkeypatch.setattr(convs, "_of_map", watched)
+    given = learning(noise(2, 4, 8, 8, device=device), noise(6, 4, 3, 3, device=device), noise(6, device=device))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), handed):
+        y = conv_bias_act(*given, act="relu", padding=1, pool=POOL)
+    y.sum().backward()
+    assert seen == [[(6, 4, 3, 3)]]  # the weight
+
+
+@pytest.mark.parametrize("which", ["stem", "stem again", "conv", "conv silu", "pooled"])
+def test_maps_that_a_hook_lays_out_anew_are_read_as_they_lie(which: str, device: torch.device) -> None:
+    channels = 3 if "stem" in which else 4
+    given = [noise(2, channels, 8, 7, device=device), noise(6, channels, 3, 3, device=device) / 6, noise(6, device=device)]
+    options: dict[str, Any] = {"act": "silu" if "silu" in which else "relu", "padding": 1}
+    options |= {"again": True} if which == "stem again" else {"pool": POOL} if which == "pooled" else {}
+    found = []
+    for hooked in (False, True):
+        leaves = [leaf.clone().requires_grad_(place > 0 or "stem" not in which) for place, leaf in enumerate(given)]
+        anew = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t)
+        with anew if hooked else contextlib.nullcontext():
+            y = (stem_conv if "stem" in which else conv_bias_act)(*leaves, **options)
+        found.append(torch.autograd.grad(y, [leaf for leaf in leaves if leaf.requires_grad], noise(*y.shape, seed=3, device=device)))
+    for mine, theirs in zip(*found, strict=True):
+        assert off(mine, theirs) < 1e-6
 
 
 def test_a_stem_casts_images_of_any_layout_once_and_keeps_neither_them_nor_its_weight(device: torch.device) -> None:

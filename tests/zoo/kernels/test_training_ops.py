@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn import functional as F
 
-from tests.zoo.kernels.tensors import noise, off
+from tests.zoo.kernels.tensors import learning, noise, off
 from zoo.kernels import checking
-from zoo.kernels.differentiable import avg_pool, cross_entropy, max_pool, scale_channels
+from zoo.kernels.differentiable import (
+    avg_pool,
+    batch_norm_act,
+    cross_entropy,
+    depthwise_conv,
+    max_pool,
+    scale_channels,
+    shortcut_conv,
+)
 from zoo.kernels.ops import avg_pool_grad, max_pool_grad, scale_channels_grad
 from zoo.kernels.ops import cross_entropy as entropy_op
 from zoo.kernels.ops import max_pool as pool_op
@@ -147,6 +158,35 @@ def test_shares_for_targets_are_left_to_torch(device: torch.device) -> None:
     logits, shares = noise(3, 5, device=device), noise(3, 5, seed=3, device=device).softmax(1)
     assert "int64" in entropy_op.supports(logits, shares)
     assert off(cross_entropy(logits, shares, 0.1), F.cross_entropy(logits, shares, label_smoothing=0.1)) < 1e-6
+
+
+OPS: dict[str, Callable[..., Tensor]] = {
+    "depthwise_conv": lambda x, kernel, *_: depthwise_conv(x, kernel[:, None], 2, 1),
+    "scale_channels": lambda x, _, gate, *__: scale_channels(x, gate),
+    "max_pool": lambda x, *_: max_pool(x, 3, 2, 1),
+    "avg_pool": lambda x, *_: avg_pool(x, 2),
+    "batch_norm_act": lambda x, _, __, scale, *___: batch_norm_act(x, scale, None, None, None, act="silu"),
+    "batch_norm_act of a sum": lambda x, _, __, scale, other: batch_norm_act(x, scale, None, None, None, other, act="relu"),
+    "batch_norm_act, silu of a sum": lambda x, _, __, scale, other: batch_norm_act(x, scale, None, None, None, other, act="silu"),
+    "shortcut_conv": lambda x, *_: shortcut_conv(x, x.new_ones(6, 8, 1, 1))[0],
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_maps_that_a_hook_lays_out_anew_are_read_as_they_lie(op: str, device: torch.device) -> None:
+    given = [noise(2, 8, 6, 5, device=device), noise(8, 3, 3, device=device), noise(2, 8, device=device), noise(8, seed=1, device=device)]
+    given.append(noise(2, 8, 6, 5, seed=2, device=device))
+    found = []
+    for hooked in (False, True):
+        leaves = learning(*given)
+        anew = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t)
+        with anew if hooked else contextlib.nullcontext():
+            y = OPS[op](*leaves)
+        found.append(torch.autograd.grad(y, leaves, noise(*y.shape, seed=3, device=device), allow_unused=True))
+    assert found[0][0] is not None
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine is None) == (theirs is None)
+        assert mine is None or off(mine, theirs) < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from tests.zoo.kernels.alive import Alive
 from zoo import MobileNetV2, MobileNetV3Large, ResNet50
 from zoo.kernels import differentiable
 from zoo.kernels.differentiable.stem import refused
@@ -51,27 +49,6 @@ class Inverted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         return x + self.second(x)
-
-
-class Alive(TorchDispatchMode):
-    """Counts the bytes of the maps that are made inside and still there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor) and leaf.dim() == 4 and leaf.untyped_storage()._cdata not in given:  # no view of a weight
-                storage = leaf.untyped_storage()
-                self.made[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        return out
-
-    @property
-    def bytes(self) -> int:
-        return sum(size for reference, size in self.made.values() if not reference.expired())
 
 
 def plan(network: nn.Module, x: Tensor, recompute: bool | None) -> Replay:
@@ -269,6 +246,21 @@ def test_a_checkpoint_around_keeps_what_it_keeps_and_the_gradients_are_the_same(
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("recompute_too", [False, True])
+def test_a_checkpoint_around_a_stem_keeps_what_it_keeps(recompute_too: bool, with_stems: None, device: torch.device) -> None:
+    torch.manual_seed(0)
+    network, x = Wide().to(device).train(), torch.randn(2, 3, 10, 10).to(device)
+    replay, found = plan(network, x, True), []
+    assert replay.remade
+    for call in (replay, lambda *parts: checkpoint(replay, *parts, use_reentrant=False)):
+        loss = call(replay.at(network), [x]).square().sum()
+        found.append(torch.autograd.grad(loss, [*network.parameters()], retain_graph=recompute_too))
+        if recompute_too:
+            found[-1] = torch.autograd.grad(loss, [*network.parameters()])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_a_weight_that_is_changed_before_the_way_back_is_an_error_as_without(device: torch.device) -> None:
     network, x = Inverted().to(device).train(), torch.randn(1, 8, 4, 4).to(device).requires_grad_()
     out = plan(network, x.detach(), True)
@@ -352,8 +344,8 @@ def test_what_is_made_of_images_is_kept_where_somebody_else_looks_or_a_pool_has_
     assert not plan(Wide(**options).to(device).train(), torch.randn(2, 3, 16, 16).to(device), True).remade
 
 
-def test_what_is_made_of_images_is_made_again_unasked_where_it_is_worth_it(with_stems: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "SHARE", 1)  # of so few maps it is many
+def test_what_is_made_of_images_is_made_again_unasked_where_it_is_worth_it(with_stems: None) -> None:
+    """However large its share of the maps is, as here: what counts are bytes."""
     network, x = Wide().train(), torch.randn(2, 3, 10, 10)
     recording = record(network, (x,), {}, x.device)
     steps = steps_of(recording, {})[0]

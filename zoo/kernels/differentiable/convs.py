@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import pair, rows
+from zoo.kernels.differentiable.maps import kept, pair, rows
 from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, pointwise
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._tuned import chosen
@@ -50,25 +50,22 @@ class _ConvBiasAct(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]
     ) -> Tensor:
-        y, kept = _made(x, weight, bias, act, window)
-        ctx.save_for_backward(x, weight, None if act in BY_OUTPUT else bias, kept if act != "none" else None)
-        ctx.act, ctx.window, ctx.of_bias = act, window, None if bias is None else bias.dtype
+        y, told = _made(x, weight, bias, act, window)
+        read = x if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(read, weight, None if act in BY_OUTPUT else bias, told if act != "none" else None)
+        ctx.act, ctx.window, ctx.size, ctx.of_bias = act, window, x.shape[2:], None if bias is None else bias.dtype
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, kept = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        gradient, sums = rows(gradient), None
+        *read, weight, bias, told = ctx.saved_tensors
+        of_bias, gradient, sums = ctx.needs_input_grad[2], rows(gradient), None
         if of_bias or ctx.act != "none":
-            sums, *through = bias_act_grad.launch(gradient, kept, None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
+            sums, *through = bias_act_grad.launch(gradient, kept(told), None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
             gradient = through[0] if through else gradient
-        of_w = _of_weight(gradient, x, weight, ctx.window) if of_weight else None
-        size = x.shape[2:]
-        del x
-        of_map = _of_map(gradient, weight, ctx.window, size) if of_x else None
-        return of_map, of_w, sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None, None, None
+        of_b = sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None
+        return *_convolved_back(ctx, gradient, read, weight), of_b, None, None
 
 
 class _Convolved(torch.autograd.Function):
@@ -78,19 +75,15 @@ class _Convolved(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.window = window
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        ctx.window, ctx.size = window, x.shape[2:]
         return _made(x, weight, bias, act, window)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight = ctx.saved_tensors
-        of_x, of_weight = ctx.needs_input_grad[:2]
-        of_w = _of_weight(gradient, x, weight, ctx.window) if of_weight else None
-        size = x.shape[2:]
-        del x
-        return _of_map(gradient, weight, ctx.window, size) if of_x else None, of_w, None, None, None
+        *read, weight = ctx.saved_tensors
+        return *_convolved_back(ctx, gradient, read, weight), None, None, None
 
 
 class _Pooled(torch.autograd.Function):
@@ -109,14 +102,28 @@ class _Pooled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept, index = ctx.saved_tensors
+        pooled, index = ctx.saved_tensors
         of_map, of_bias = ctx.needs_input_grad[:2]
         gradient, sums = rows(gradient), None
         if of_bias or ctx.act != "none":
-            sums, *through = bias_act_grad.launch(gradient, kept, act=ctx.act)
+            sums, *through = bias_act_grad.launch(gradient, kept(pooled), act=ctx.act)
             gradient = through[0] if through else gradient
         of_b = sums.to(ctx.of_bias) if of_bias and sums is not None else None
-        return max_pool_grad.launch(gradient, index, **ctx.pool) if of_map else None, of_b, None, None
+        return max_pool_grad.launch(gradient, rows(index), **ctx.pool) if of_map else None, of_b, None, None
+
+
+def _convolved_back(ctx: Any, gradient: Tensor, read: list[Any], weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of a convolution's map and weight; `read` alone holds that map, which is let go before its gradient is made."""
+    of_weight = None
+    if ctx.needs_input_grad[1]:
+        shape, groups, only = (
+            ([*ctx.window[name]] for name in ("stride", "padding", "dilation")),
+            ctx.window["groups"][0],
+            [False, True, False],
+        )
+        of_weight = torch.ops.aten.convolution_backward(gradient, read[0], weight, None, *shape, False, [0, 0], groups, only)[1]
+    read.clear()
+    return _of_map(gradient, weight, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None, of_weight
 
 
 def _made(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -130,19 +137,13 @@ def _made(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict
     return _forward(x, weight, bias, act, window, config)
 
 
-def _of_weight(gradient: Tensor, x: Tensor, weight: Tensor, window: dict[str, Any]) -> Tensor:
-    """Return the gradient of a convolution's weight."""
-    shape = ([*window[name]] for name in ("stride", "padding", "dilation"))
-    only = [False, True, False]
-    return torch.ops.aten.convolution_backward(gradient, x, weight, None, *shape, False, [0, 0], window["groups"][0], only)[1]
-
-
 def _of_map(gradient: Tensor, weight: Tensor, window: dict[str, Any], size: Sequence[int]) -> Tensor:
     """Return the gradient of a convolution's map of `size`, for which that map itself is not needed: a transposed convolution."""
     stride, padding, dilation = ([*window[name]] for name in ("stride", "padding", "dilation"))
     reach = zip(size, gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     rest = [whole - ((out - 1) * s - 2 * p + d * (taps - 1) + 1) for whole, out, taps, s, p, d in reach]
-    return torch.convolution(gradient, weight, None, stride, padding, dilation, True, rest, window["groups"][0])
+    with torch.autocast(gradient.device.type, enabled=False):  # which would round float32 here, as it doesn't on other ways back
+        return torch.convolution(gradient, weight, None, stride, padding, dilation, True, rest, window["groups"][0])
 
 
 def conv_bias_act(

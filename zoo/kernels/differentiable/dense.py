@@ -232,6 +232,7 @@ class _DenseBlock(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         whole, row, *kept = ctx.saved_tensors
+        whole = rows(whole)  # hooks may lay out anew what was saved
         ends, maps, count = ctx.ends, _Maps(ctx.runs), len(ctx.layers)
         of_x_needed, _, *needed = ctx.needs_input_grad
         found: list[Any] = [None] * (TENSORS * count)
@@ -245,6 +246,7 @@ class _DenseBlock(torch.autograd.Function):
             first_needed = weight_needed or bias_needed or deep
             inner = first_needed or kernel_needed or any(second_needed)
             stats, y, stats2, flat, packed, *affine = kept[KEPT * index : KEPT * (index + 1)]
+            y = rows(y)
             layer, affine, affine2 = ctx.layers[index], (affine[0], affine[1]), (affine[2], affine[3])
             read, part = slice(ends[index]), slice(ends[index], ends[index + 1])
             results: list[Any] = [None] * TENSORS

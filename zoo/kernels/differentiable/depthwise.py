@@ -37,7 +37,7 @@ class _Depthwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
-        gradient, size, kernel = rows(gradient), x.shape[2:], weight.shape[2:]
+        gradient, x, size, kernel = rows(gradient), rows(x), x.shape[2:], weight.shape[2:]  # hooks may lay out anew what was saved
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
             of_x = depthwise_input_grad.launch(gradient, pack(weight.to(x.dtype)), size=size, **ctx.window)

@@ -23,7 +23,7 @@ class _Scale(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, gate = ctx.saved_tensors
-        of_x, of_gate = scale_channels_grad.launch(rows(gradient), x, gate)
+        of_x, of_gate = scale_channels_grad.launch(rows(gradient), rows(x), gate)
         return of_x, of_gate.to(gate.dtype)
 
 

@@ -15,6 +15,11 @@ def rows(x: Tensor) -> Tensor:
     return x if pixel_stride(x) else x.contiguous(memory_format=torch.channels_last)
 
 
+def kept(x: Tensor | None) -> Tensor | None:
+    """Return a map that was saved, if there is one, as kernels read it: a hook may have laid it out anew."""
+    return None if x is None else rows(x)
+
+
 def pair(value: int | Sequence[int]) -> tuple[int, int]:
     """Return a size for both axes."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.differentiable.maps import kept, rows
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad, pointwise_stats_weight_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._exchange import added, gathered, joined, row_of
@@ -52,18 +52,18 @@ class _BatchNormAct(torch.autograd.Function):
                 torch.autograd.graph.increment_version(running)
         else:
             y, stats = _plain(tensors, options, group)
-        kept = None if residual is None or act == "none" else y if act in BY_OUTPUT else residual
-        ctx.save_for_backward(x, weight, bias, stats, kept)
+        beside = None if residual is None or act == "none" else y if act in BY_OUTPUT else residual
+        ctx.save_for_backward(x, weight, bias, stats, beside)
         ctx.act, ctx.group = act, group if options["training"] else None
-        ctx.again = _again if residual is None else None
+        ctx.remake = _again if residual is None else None
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, stats, kept = ctx.saved_tensors
+        x, weight, bias, stats, beside = ctx.saved_tensors
         needed = ctx.needs_input_grad
-        of_x, sums, *more = gradients(gradient, x, weight, bias, stats, kept, act=ctx.act, group=ctx.group, of_x=needed[0])
+        of_x, sums, *more = gradients(gradient, rows(x), weight, bias, stats, kept(beside), act=ctx.act, group=ctx.group, of_x=needed[0])
         of_weight = sums[1].to(weight.dtype) if weight is not None and needed[1] else None
         of_bias = sums[0].to(bias.dtype) if bias is not None and needed[2] else None
         of_residual = (more[0] if more else gradient) if needed[5] else None
@@ -134,9 +134,9 @@ def batch_norm_act(
     return result
 
 
-def _again(node: Any) -> Tensor:
+def _again(node: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, _: Any) -> Tensor:
     """Make a map of `batch_norm_act` without a residual once more."""
-    x, weight, bias, stats, _ = node.saved_tensors
+    x = rows(x)
     if kernels_run(x):
         y = empty_map(*x.shape, like=x)
         if x.numel():

@@ -29,7 +29,7 @@ class _MaxPool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (index,) = ctx.saved_tensors
-        return max_pool_grad.launch(rows(gradient), index, **ctx.shape), None
+        return max_pool_grad.launch(rows(gradient), rows(index), **ctx.shape), None
 
 
 def max_pool(

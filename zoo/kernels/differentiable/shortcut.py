@@ -35,7 +35,7 @@ class _Shortcut(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, kernel = ctx.saved_tensors
-        gradient, beside = gradients[0], gradients[-1]
+        x, gradient, beside = rows(x), gradients[0], gradients[-1]
         if gradient is None:
             return beside, None, None
         gradient, taken, found = rows(gradient), kernel.to(x.dtype), None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import pair, rows
+from zoo.kernels.differentiable.maps import kept, pair, rows
 from zoo.kernels.ops import bias_act_grad, image, max_pool, max_pool_grad, stem, stem_weight_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._layout import empty_map
@@ -59,7 +59,7 @@ class _Stem(torch.autograd.Function):
             packed, y if act != "none" and not again else None, index, x if of_x else None, weight if of_x else None,
             *(parts[1:] if again else ()),
         )  # fmt: skip
-        ctx.again, ctx.launch = _again if again else None, (shape, config)
+        ctx.remake, ctx.launch = _again if again else None, (shape, config)
         ctx.options, ctx.pool = options, None if pool is None else {"size": size, **{n: pool[n] for n in ("kernel", "stride", "padding")}}
         ctx.of_weight, ctx.of_bias = (weight.shape, weight.dtype), None if bias is None else bias.dtype
         return y
@@ -67,25 +67,25 @@ class _Stem(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        packed, kept, index, x, weight, *_ = ctx.saved_tensors
+        packed, output, index, x, weight, *recipe = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
         act, stride, padding = (ctx.options[name] for name in ("act", "stride", "padding"))
         gradient, sums = rows(gradient), None
-        if act != "none" and ctx.again is not None:
-            kept = ctx.again(ctx)
+        if act != "none":
+            output = _made(ctx, packed, *recipe) if recipe else kept(output)
         at_once = of_weight and not of_x and index is None and act in stem_weight_grad.STEPS
         if not at_once and (of_bias or act != "none"):
-            sums, *through = bias_act_grad.launch(gradient, kept, act=act)
+            sums, *through = bias_act_grad.launch(gradient, output, act=act)
             gradient = through[0] if through else gradient
         if index is not None and (of_x or of_weight):
-            gradient = max_pool_grad.launch(gradient, index, **ctx.pool)
+            gradient = max_pool_grad.launch(gradient, rows(index), **ctx.pool)
         found_x = found_weight = None
         if of_weight:
             shape, dtype = ctx.of_weight
             found_weight = torch.empty(shape, dtype=dtype, device=gradient.device)
             how: dict[str, Any] = {"kernel": shape[1:], "stride": stride, "out": found_weight.view(*shape[:2], -1)}
             if at_once:
-                how |= {"kept": kept, "act": act, "biased": of_bias}
+                how |= {"kept": output, "act": act, "biased": of_bias}
                 if of_bias:
                     sums = torch.empty(shape[0], dtype=torch.float32, device=gradient.device)
                     how["out"] = (how["out"], sums)
@@ -98,11 +98,14 @@ class _Stem(torch.autograd.Function):
         return found_x, found_weight, sums.to(ctx.of_bias) if of_bias and sums is not None else None, None, None, None, None
 
 
-def _again(node: Any) -> Tensor:
-    """Make a stem's map once more."""
-    packed, *_, weight, bias = node.saved_tensors
+def _made(node: Any, packed: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     shape, config = node.launch
     return stem.launch(packed, weight, bias, **shape, config=config)
+
+
+def _again(node: Any, packed: Tensor, *saved: Any) -> Tensor:
+    """Make a stem's map once more."""
+    return _made(node, packed, *saved[-2:])
 
 
 def stem_conv(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.differentiable.maps import kept, rows
 from zoo.kernels.differentiable.norms import batch_norm_act
 from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
 from zoo.kernels.ops._layout import empty_map
@@ -38,26 +38,23 @@ class _ConvNormAct(torch.autograd.Function):
         again: bool,
     ) -> Tensor:
         (n, cin, h, w), cout, running = x.shape, len(kernel), (running_mean, running_var)
-        kept = [torch.empty(size, dtype=torch.float32, device=x.device) for size in ((3, cout), (cout, cin), (cin,))]
+        matrices = [torch.empty(size, dtype=torch.float32, device=x.device) for size in ((3, cout), (cout, cin), (cin,))]
         y = empty_map(n, cout, h, w, x)
-        recipe: list[Tensor] | None = [] if again else None
-        pointwise_norm.launch(x, _flat(kernel), weight, bias, *running, residual, **options, out=(y, *kept, *running), recipe=recipe)
+        recipe: dict[str, Any] | None = {} if again else None
+        pointwise_norm.launch(x, _flat(kernel), weight, bias, *running, residual, **options, out=(y, *matrices, *running), recipe=recipe)
         torch.autograd.graph.increment_version(running)
-        ctx.act, ctx.eps, ctx.again = options["act"], options["eps"], _again if again else None
-        ctx.save_for_backward(x, kernel, weight, *kept, None if again or ctx.act == "none" else y, *([bias, *recipe] if recipe else ()))
+        ctx.act, ctx.eps, ctx.remake = options["act"], options["eps"], _again if again else None
+        how = () if recipe is None else (bias, recipe["packed"], recipe["sums"])
+        ctx.config = None if recipe is None else recipe["config"]
+        ctx.save_for_backward(x, kernel, weight, *matrices, None if again or ctx.act == "none" else y, *how)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, kernel, weight, stats, spread, level, y, *_ = ctx.saved_tensors
-        y = ctx.again(ctx) if ctx.again is not None and ctx.act != "none" else y
-        needed, gradient, x, y = (
-            ctx.needs_input_grad,
-            rows(gradient),
-            rows(x),
-            None if y is None else rows(y),
-        )  # hooks may lay them out anew
+        x, kernel, weight, stats, spread, level, y, *how = ctx.saved_tensors
+        needed, gradient, x = ctx.needs_input_grad, rows(gradient), rows(x)
+        y = _made(ctx, x, weight, *how) if how and ctx.act != "none" else kept(y)
         of_kernel = torch.empty(kernel.shape, dtype=kernel.dtype, device=x.device)
         out = (empty_map(*x.shape, like=x), of_kernel.view(spread.shape), torch.empty_like(stats[:2]))
         out += () if y is None else (empty_map(*gradient.shape, like=gradient),)
@@ -68,10 +65,13 @@ class _ConvNormAct(torch.autograd.Function):
         return of_x if needed[0] else None, of_kernel if needed[1] else None, of_weight, of_bias, None, None, of_residual, None, None
 
 
-def _again(node: Any) -> Tensor:
+def _made(node: Any, x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor, sums: Tensor) -> Tensor:
+    return pointwise_norm.once_more(x, packed, sums, weight, bias, eps=node.eps, act=node.act, config=node.config)
+
+
+def _again(node: Any, x: Tensor, _: Tensor, weight: Tensor, *saved: Any) -> Tensor:
     """Make the map of a 1x1 convolution with its BatchNorm once more."""
-    x, _, weight, _, _, _, _, bias, *recipe = node.saved_tensors
-    return pointwise_norm.once_more(rows(x), recipe, weight, bias, eps=node.eps, act=node.act)
+    return _made(node, rows(x), weight, *saved[-3:])
 
 
 def refused(x: Tensor, kernel: Tensor, *tensors: Any, act: str) -> str:

@@ -10,7 +10,6 @@ from the convolution's input, whose channels are few where this pays: see `_poin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -208,8 +207,8 @@ def _finish(
     old: Any,
     new: Any,
     config: dict[str, int] | None,
-) -> None:
-    """Write the map and the statistics, and move the running ones."""
+) -> dict[str, int]:
+    """Write the map and the statistics, and move the running ones; return the launch parameters."""
     (n, cin, h, w), cout = x.shape, len(packed)
     if config is None:
         config = chosen(
@@ -228,6 +227,7 @@ def _finish(
         float(n * h * w), *rest, cin // v, cout // vo, x_step // v, more // vo, out_step // vo, ACT=act, V=v, VO=vo,
         BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
     )  # fmt: skip
+    return config
 
 
 def launch(
@@ -244,11 +244,11 @@ def launch(
     act: str = "none",
     out: tuple[Tensor, ...] | None = None,
     config: dict[str, int] | None = None,
-    recipe: list[Tensor] | None = None,
+    recipe: dict[str, Any] | None = None,
 ) -> tuple[Tensor, ...]:
     """Run the kernels; see `reference`, but the weight is packed (K, C). The map of `out` may be a slice, running ones the old ones.
 
-    A `recipe` gets what `once_more` takes: the rounded weight and sums of its channels.
+    A `recipe` gets what `once_more` takes: `packed`, the rounded weight, `sums` of its channels, and the `config`.
     """
     (n, cin, h, w), cout, old = x.shape, len(weight), (running_mean, running_var)
     if out is None:
@@ -262,7 +262,7 @@ def launch(
         for result, before in zip(new, old, strict=True):
             result.copy_(before)
         if recipe is not None:
-            recipe += [weight.to(x.dtype), weight.new_zeros((0, 2, cout), dtype=torch.float32)]
+            recipe |= {"packed": weight, "sums": stats, "config": None}
         return out
     both = moments(x, config)
     high, wide = (max(16, min(64, triton.next_power_of_2(size))) for size in (cout, cin))
@@ -272,29 +272,40 @@ def launch(
         spread_kernel[(triton.cdiv(cout, high) * groups,)](
             weight, both, packed, spread, level, sums, float(n * h * w), cin, cout, BJ=high, BK=wide, BL=wide, num_warps=4, **overlap(x)
         )
-    _finish(x, packed, sums, (factor, shift), residual, act, (eps, momentum), y, stats, old, new, config)
+    config = _finish(x, packed, sums, (factor, shift), residual, act, (eps, momentum), y, stats, old, new, config)
     if recipe is not None:
-        recipe += [packed, sums]
+        recipe |= {"packed": packed, "sums": sums, "config": config}
     return out
 
 
-def once_more(x: Tensor, recipe: Sequence[Tensor], factor: Tensor, shift: Tensor, *, eps: float = 1e-5, act: str = "none") -> Tensor:
+def once_more(
+    x: Tensor,
+    packed: Tensor,
+    sums: Tensor,
+    factor: Tensor,
+    shift: Tensor,
+    *,
+    eps: float = 1e-5,
+    act: str = "none",
+    config: dict[str, int] | None = None,
+) -> Tensor:
     """Return a map that `launch` has made without a residual, to the last bit.
 
     Args:
         x: what it was made of.
-        recipe: what `launch` said of it.
-        factor: as then.
-        shift: as then.
+        packed: what the `recipe` has.
+        sums: what it has.
+        factor: BatchNorm's weight, as then.
+        shift: its bias, as then.
         eps: as then.
         act: as then.
+        config: what the `recipe` has.
     """
-    packed, sums = recipe
     (n, _, h, w), cout = x.shape, len(packed)
     y = empty_map(n, cout, h, w, x)
     if x.numel():
         stats = torch.empty((3, cout), dtype=torch.float32, device=x.device)
-        _finish(x, packed, sums, (factor, shift), None, act, (eps, 0.0), y, stats, None, None, None)
+        _finish(x, packed, sums, (factor, shift), None, act, (eps, 0.0), y, stats, None, None, config)
     return y
 
 

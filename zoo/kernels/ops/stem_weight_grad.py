@@ -86,7 +86,7 @@ def rival(
     act: str = "none",
     biased: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Compute the same by PyTorch's own operators and its convolution of images of C channels, for a comparison of times."""
+    """Compute the same by PyTorch's own operators and its convolution of C channels, for a comparison of times; of ReLU only."""
     (c, kh, kw), (_, cout, oh, ow) = kernel, gradient.shape
     g = gradient if kept is None or act == "none" else torch.ops.aten.threshold_backward(gradient, kept, 0)
     seen = x[:, : (oh - 1) * stride[0] + kh, : (ow - 1) * stride[1] + kw, :c].permute(0, 3, 1, 2)

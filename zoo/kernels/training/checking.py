@@ -144,7 +144,7 @@ class Check:
         single tensor may be `OUTLIER` times worse.
         """
         steps, _, counted = steps_of(self.recording, without)
-        replay = replay_of(self.recording, steps, counted, self.recompute, beside, worth=0)  # more images than here may be
+        replay = replay_of(self.recording, steps, counted, self.recompute, beside, worth=0)  # with more images it may be worth it
         _, spec = pytree.tree_flatten((self.args, self.kwargs))
 
         def plainly(module: nn.Module) -> Callable[[list[Any]], Any]:

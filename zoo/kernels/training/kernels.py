@@ -102,7 +102,7 @@ def batch_norm_act_refuses(device: torch.device, x: Tensor, parameters: list[Ten
 
 
 def kept_of(y: Tensor) -> Any:
-    """Return what `made_again` makes a map of `batch_norm_act` or `stem_conv` from; None where PyTorch made it, which doesn't say."""
+    """Return what `made_again` makes a map from; None where that is not kept, or PyTorch made it, which doesn't say."""
     if y.grad_fn is None or not _triton():
         return None
     from zoo.kernels import differentiable as ops

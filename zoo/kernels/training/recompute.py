@@ -26,9 +26,9 @@ SHARE = 0.25
 """Of the maps of a step: recomputing pays where it frees as much. Below, as in bottlenecks whose sums stay, it costs more than it gives."""
 
 WORTH = 256 << 20
-"""Bytes: where it frees as much, what a chain widens that `frees` a map is made again whatever the share is, and what a chain `remakes`. It
-is a pass over few channels; a chain that `frees` has saved several over many. ResNet50 gives 2 to 3 % of its time for 8 % of its room (256
-images, H200). In small steps time is what counts."""
+"""Bytes: where as much is freed, two kinds of maps are made again whatever the share is: what a first convolution makes of images
+(`remakes`), and what a BatchNorm makes for a chain that `frees` a map. Either is a pass over few channels. ResNet50 gives 2 to 3 % of its
+time for 8 % of its room (256 images, H200). In small steps time is what counts."""
 
 _LOOK = {"mean", "add", "add_", "__add__", "__iadd__"}
 """Calls whose gradients need nothing of the maps that they read; a pool to one pixel is a mean, one to more keeps its map."""
@@ -65,29 +65,43 @@ def remade(recording: Recording, steps: Sequence[Any], asked: bool | None, worth
     for index, step in enumerate(steps):
         for number in dict.fromkeys(step.reads):
             readers.setdefault(number, []).append(index)
+    found = _able(recording, steps, readers)
+    if not asked:
+        found = _worth_it(recording, steps, found, worth)
+    maps: dict[int, tuple[int, ...]] = {}
+    for maker, keeper in found:
+        maps[keeper] = (*maps.get(keeper, ()), steps[maker].makes)
+    return Remade(maps, _widened(recording, steps, readers) if asked else {})
+
+
+def _able(recording: Recording, steps: Sequence[Any], readers: dict[int, list[int]]) -> list[tuple[int, int]]:
+    """Return the chains whose maps could be made again, each with the one step that would keep its map, by their places."""
     outputs = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
-    found: dict[int, list[int]] = {}
-    freed = 0
-    cheap: set[int] = set()
-    for step in steps:
+    found: list[tuple[int, int]] = []
+    for index, step in enumerate(steps):
         if isinstance(step, Call) or not (step.remakes or _norm_alone(step)) or step.makes in outputs:
-            continue
-        if asked is None and step.remakes and step.frees:  # it has freed a map already, in less time, not more
             continue
         if step.row_out is not None or step.branch_out is not None:
             continue
-        who = [(index, _keeps(recording, steps[index], step.makes)) for index in readers.get(step.makes, [])]
-        if not any(keeps is None for _, keeps in who) and sum(bool(keeps) for _, keeps in who) == 1:
-            keeper = next(index for index, keeps in who if keeps)
-            found.setdefault(keeper, []).append(step.makes)
-            freed += _bytes(recording, step.makes)
-            cheap |= {step.makes} if step.remakes or (not isinstance(steps[keeper], Call) and steps[keeper].frees) else set()
+        who = [(reader, _keeps(recording, steps[reader], step.makes)) for reader in readers.get(step.makes, [])]
+        keepers = [reader for reader, keeps in who if keeps]
+        if len(keepers) == 1 and not any(keeps is None for _, keeps in who):
+            found.append((index, keepers[0]))
+    return found
+
+
+def _worth_it(recording: Recording, steps: Sequence[Any], found: list[tuple[int, int]], worth: int) -> list[tuple[int, int]]:
+    """Return those that nobody need ask for: all BatchNorms' where they are a large share of a step's maps; few passes that free much."""
+
+    def size(some: list[tuple[int, int]]) -> int:
+        return sum(_bytes(recording, steps[maker].makes) for maker, _ in some)
+
     maps = {number for step in steps for number in (step.makes if isinstance(step, Call) else (step.makes,))}
-    if asked is None and freed < SHARE * sum(_bytes(recording, number) for number in maps):
-        found = {index: kept for index, numbers in found.items() if (kept := [number for number in numbers if number in cheap])}
-        if sum(_bytes(recording, number) for number in cheap) < worth:
-            return Remade()
-    return Remade({index: tuple(numbers) for index, numbers in found.items()}, _widened(recording, steps, readers) if asked else {})
+    norms = [pair for pair in found if not steps[pair[0]].remakes]
+    largely = size(norms) >= SHARE * sum(_bytes(recording, number) for number in maps)
+    few = [pair for pair in found if steps[pair[0]].remakes and not steps[pair[0]].frees]  # which has saved more time than this would cost
+    few += [] if largely else [pair for pair in norms if not isinstance(steps[pair[1]], Call) and steps[pair[1]].frees]
+    return (norms if largely else []) + (few if size(few) >= worth else [])
 
 
 def _widened(recording: Recording, steps: Sequence[Any], readers: dict[int, list[int]]) -> dict[int, int]:
@@ -220,7 +234,7 @@ def without_keeping(
 
     Args:
         run: the step.
-        numbers: of maps that `batch_norm_act` made, or a stem.
+        numbers: of maps that can be made again.
         widened: the number of what a convolution made, and of the slot that says how, which is empty behind the step.
     """
 
@@ -242,6 +256,15 @@ def without_keeping(
             run(slots)
 
     return step
+
+
+def remaking(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a chain's function that keeps what its map is made again from instead of the map, unless somebody else packs what is saved."""
+
+    def remade(*tensors: Any, **options: Any) -> Any:
+        return run(*tensors, **options, again=not _packed_elsewhere())
+
+    return remade
 
 
 def _kept(tensor: Tensor) -> tuple[Tensor, int]:

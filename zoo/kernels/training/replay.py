@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.training.recompute import Remade, noting, without_keeping
+from zoo.kernels.training.recompute import Remade, noting, remaking, without_keeping
 from zoo.kernels.training.record import Call, Recording, Ref, name_of
 from zoo.kernels.training.rounding import rounded, to_round
 
@@ -144,9 +143,9 @@ class Replay:
 
     def _told(self) -> list[Step]:
         """Return the steps, those told that can make again what is not kept."""
-        again = {number for numbers in self.remade.maps.values() for number in numbers}
+        gone = {number for numbers in self.remade.maps.values() for number in numbers}
         return [
-            replace(step, run=partial(step.run, again=True)) if isinstance(step, Chain) and step.remakes and step.makes in again else step
+            replace(step, run=remaking(step.run)) if isinstance(step, Chain) and step.remakes and step.makes in gone else step
             for step in self.steps
         ]
 

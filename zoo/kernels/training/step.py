@@ -23,6 +23,8 @@ from zoo.kernels.workspaces import clear_workspaces
 EAGER_STEPS = 3
 """Steps of a new shape that run as they are before one is captured: libraries and optimisers make what they keep in the first ones."""
 KEPT_GRAPHS = 4
+KNOWN_SHAPES = 64
+"""Shapes whose first steps are counted: who has another one at each step would have them counted for ever."""
 
 UNTOUCHED = -12345.678
 """What a graph's loss is before its first replay: one that stays so has captured nothing, for its kernels went to another stream."""
@@ -108,8 +110,10 @@ class FastStep:
         key = self._key(leaves, kind)
         new = (captured := self._graphs.get(key)) is None
         if captured is None:
-            if self._eager.get(key, 0) < EAGER_STEPS:
-                self._eager[key] = self._eager.get(key, 0) + 1
+            if (done := self._eager.get(key, 0)) < EAGER_STEPS:
+                self._eager[key] = done + 1
+                if len(self._eager) > KNOWN_SHAPES:
+                    del self._eager[next(iter(self._eager))]
                 return self._aside(parts)
             captured = self._capture(parts)
             if captured is None:
