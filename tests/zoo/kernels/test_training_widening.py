@@ -318,6 +318,7 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("widening")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CPU beside a GPU has no kernels, and PyTorch's BatchNorm keeps its own map")
 def test_what_is_widened_for_a_convolution_is_made_again_where_that_is_asked_for() -> None:
     """MobileNetV2's blocks: the depthwise convolution would keep it, and so would its activation."""
 

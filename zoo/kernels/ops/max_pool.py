@@ -50,6 +50,8 @@ def reference(
         The map (N, C, OH, OW) in the dtype of `x`, and uint8 of the same shape: which tap won, row * KW + column. Of equal ones it is
         the first, as in PyTorch, of NaN the last.
     """
+    # Of windows of -inf alone PyTorch's kernel for channels_last maps on GPUs names the image's first pixel, be it inside or not.
+    x = x.contiguous() if x.is_cuda else x
     y, at = F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode, return_indices=True)
     rows = at // x.shape[3] - torch.arange(y.shape[2], device=x.device)[:, None] * stride[0] + padding[0]
     columns = at % x.shape[3] - torch.arange(y.shape[3], device=x.device) * stride[1] + padding[1]

@@ -97,28 +97,28 @@ def supports(
     return "" if reachable(x) and max(wide, x.numel()) < 2**31 - 2**24 else "larger than 32-bit indices reach"
 
 
-def tiles(rows: int, outputs: int, inner: int, itemsize: int, widest: int = 128) -> list[dict[str, int]]:
-    """Return launch parameters of a product, the best guess first: a tile's rows, columns and depth, warps, stages, programs."""
-    columns = max(16, min(widest if itemsize == 2 else 64, triton.next_power_of_2(outputs)))
-    deep = 64 if itemsize == 2 else 16
-    depth = max(16, min(deep, triton.next_power_of_2(inner)))
-    high = max(16, min(128 if itemsize == 2 else 64, triton.next_power_of_2(rows)))
-    low, narrow, shallow = max(16, high // 2), max(16, columns // 2), max(16, depth // 2)
-    # A normalised operand passes through registers: deep tiles of 128 x 128 spill.
-    wanted = [(high, columns, shallow, 8, 4, 2), (low, columns, depth, 4, 3, 3), (high, narrow, depth, 8, 3, 3)]
-    wanted += [(low, columns, shallow, 4, 4, 3), (low, narrow, depth, 4, 4, 4), (high, columns, depth, 8, 3, 2)]
-    found: list[dict[str, int]] = []
-    for bm, bn, bk, warps, stages, blocks in dict.fromkeys(wanted):
-        found.append({"BM": bm, "BN": bn, "BK": bk, "warps": warps, "stages": stages, "blocks": blocks})
-    return found
+def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
+    """Return launch parameters, the best guess first: a tile's pixels, outputs and depth, warps, stages, programs, a thread's registers.
 
-
-def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first: see `tiles`, and `registers` that a thread may take, where that is limited."""
-    found = tiles(x.numel() // max(1, x.shape[1]), weight.shape[0], x.shape[1], x.element_size())
-    if found[0]["BM"] == found[0]["BN"] == 128:  # of this one two programs fit, as of those above by their registers one
-        found.insert(1, {"BM": 64, "BN": 128, "BK": min(32, found[0]["BK"]), "warps": 8, "stages": 4, "blocks": 2, "registers": 128})
-    return found
+    Of half precision's tiles of 128 x 128 two programs fit, where a thread takes 128 registers, and none are spilled. Lower tiles come
+    first where their rounds leave fewer multiprocessors without work.
+    """
+    rows, outputs, inner = x.numel() // max(1, x.shape[1]), weight.shape[0], x.shape[1]
+    if x.element_size() == 2:
+        columns = 64 if outputs <= 64 else 128  # tensor cores multiply 64 rows of weights at a time
+        deep = max(16, min(64, triton.next_power_of_2(inner)))
+        high, low = ((min(h, max(16, triton.next_power_of_2(rows))), triton.cdiv(rows, h)) for h in (128, 64))
+        across = triton.cdiv(outputs, columns)
+        lower = 64 * triton.cdiv(low[1] * across, 2 * SMS) < 128 * triton.cdiv(high[1] * across, 2 * SMS)
+        wanted = [(high[0], columns, deep, 8, 3, 2, 128), (low[0], columns, deep, 8, 3, 2, 128)][:: -1 if lower else 1]
+        wanted += [(high[0], columns, deep, 8, 4, 1, None), (low[0], columns, deep, 4, 3, 3, 168), (high[0], 64, deep, 8, 3, 2, 128)]
+        wanted += [(high[0], columns, max(16, deep // 2), 8, 4, 2, 128)]
+    else:
+        bm, bn, bk = (max(16, min(most, triton.next_power_of_2(size))) for most, size in ((64, rows), (64, outputs), (16, inner)))
+        wanted = [(bm, bn, bk, 8, 4, 2, None), (max(16, bm // 2), bn, bk, 4, 3, 3, None), (bm, max(16, bn // 2), bk, 8, 3, 3, None)]
+        wanted += [(max(16, bm // 2), max(16, bn // 2), bk, 4, 4, 4, None), (bm, bn, bk, 8, 3, 2, None)]
+    keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
+    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(wanted)]
 
 
 def partial_product(
@@ -136,8 +136,8 @@ def partial_product(
     partials = torch.empty((parts, 3, cout), dtype=torch.float32, device=x.device)
     forward_kernel[(across, parts)](
         x, weight, stats, factor, shift, out, partials, rows, cin // v, cout // vo, x_step // v, out_step // vo, ACT=act, V=v, VO=vo,
-        BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"],
-        maxnreg=config.get("registers"), **overlap(x),
+        BM=config["BM"], BN=config["BN"], BK=config["BK"], WHOLE=rows % config["BM"] == 0, num_warps=config["warps"],
+        num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
     )  # fmt: skip
     return partials
 

@@ -10,26 +10,21 @@ tilt is owed adds up beside it, two floats a channel, until somebody needs the g
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
 from zoo.kernels.ops._activation import SLOPES
-from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
-from zoo.kernels.ops._pointwise_stats import add_kernel
 from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK = pointwise_stats.PACK
+PACK, configs = pointwise_stats.PACK, pointwise_stats_input_grad.configs
 
 
 def reference(
@@ -84,21 +79,6 @@ def supports(
     return pointwise_stats_input_grad.supports(gradient, weight, x, stats, factor, shift, act=act)
 
 
-def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
-    """Return launch parameters, the best guess first: as in `pointwise_stats.tiles`, and the registers that a thread may take.
-
-    Two programs of eight warps fit with 128 registers each; the compiler takes twice as many where nobody stops it.
-    """
-    if x.element_size() == 2:
-        rows, across, deep = (max(16, triton.next_power_of_2(size)) for size in (x.numel() // max(1, x.shape[1]), x.shape[1], len(weight)))
-        wanted = [(64, 64, 64, 8, 2, 2, 128), (128, 32, 32, 8, 3, 2, 128), (64, 64, 64, 8, 2, 1, None), (64, 32, 64, 4, 2, 3, 168)]
-        wanted += [(128, 64, 64, 8, 2, 1, None), (128, 64, 32, 8, 3, 2, 128), (64, 64, 32, 4, 3, 3, 168), (128, 128, 64, 8, 2, 1, None)]
-        sizes = [(min(bm, rows), min(bn, across), min(bk, deep), *rest) for bm, bn, bk, *rest in wanted]
-        keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
-        return [dict(zip(keys, size, strict=True)) for size in dict.fromkeys(sizes)]
-    return [{"registers": None} | config for config in pointwise_stats_input_grad.configs(gradient, weight, x)]
-
-
 def launch(
     gradient: Tensor,
     weight: Tensor,
@@ -142,19 +122,7 @@ def partial_add(
             lambda: configs(*tensors),
             lambda c: launch(*tensors, act=act, config=c),
         )
-    rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
-    g_step, x_step, total_step, out_step = pixel_stride(gradient) or cout, *(pixel_stride(m) or cin for m in (x, total, out))
-    v, vo = math.gcd(16, cin, x_step, total_step, out_step), math.gcd(16, cout, g_step)
-    across = triton.cdiv(cin, config["BN"])
-    parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
-    partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
-    with followed_by_ours(True):
-        add_kernel[(across, parts)](
-            gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v,
-            total_step // v, out_step // v, ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"],
-            num_warps=config["warps"], num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
-        )  # fmt: skip
-    return partials
+    return pointwise_stats_input_grad.partial_sums(gradient, weight, x, stats, factor, shift, total, act, out, config)
 
 
 def cost(gradient: Tensor, weight: Tensor, x: Tensor, stats: Tensor, total: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:

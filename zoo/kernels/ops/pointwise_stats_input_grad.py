@@ -81,13 +81,52 @@ def supports(
     return pointwise_stats.supports(x, weight, stats, factor, shift, act=act)
 
 
-def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first: see `pointwise_stats.tiles` and `pointwise_stats.configs`."""
-    found = pointwise_stats.tiles(x.numel() // max(1, x.shape[1]), x.shape[1], weight.shape[0], x.element_size(), widest=64)
-    if x.element_size() == 2 and (found[0]["BM"], found[0]["BN"]) == (128, 64):
-        deep = min(64, 2 * found[0]["BK"])
-        found.insert(1, {"BM": 64, "BN": 64, "BK": deep, "warps": 8, "stages": 2, "blocks": 2, "registers": 128})
-    return found
+def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
+    """Return launch parameters, the best guess first: a tile's pixels, channels and depth, warps, stages, programs, a thread's registers.
+
+    Of the first in half precision two programs fit; the compiler takes registers for one where nobody stops it.
+    """
+    rows, across, inner = x.numel() // max(1, x.shape[1]), x.shape[1], len(weight)
+    if x.element_size() == 2:
+        bm, bn, all_of = min(64, rows), min(64, across), triton.next_power_of_2(inner)
+        deep = all_of if all_of <= 256 else 64  # one step reads all of the weights where they leave room
+        wanted = [(bm, bn, deep, 8, 2, 2, 128), (bm, bn, deep, 8, 3, 2, 128), (bm, min(32, bn), deep, 4, 2, 4, 128)]
+        wanted += [(bm, bn, deep, 8, 3, 1, None), (min(128, rows), bn, deep, 8, 2, 1, None), (bm, bn, min(deep, 64), 8, 3, 2, 128)]
+    else:
+        bm, bn, deep = min(64, rows), min(64, across), min(16, inner)
+        wanted = [(bm, bn, deep, 8, 4, 2, None), (bm // 2, bn, deep, 4, 3, 3, None), (bm, bn // 2, deep, 8, 3, 3, None)]
+    keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
+    tiles = [(*(max(16, triton.next_power_of_2(size)) for size in entry[:3]), *entry[3:]) for entry in wanted]
+    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(tiles)]
+
+
+def partial_sums(
+    gradient: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stats: Tensor,
+    factor: Tensor | None,
+    shift: Tensor | None,
+    total: Tensor | None,
+    act: str,
+    out: Tensor,
+    config: dict[str, Any],
+) -> Tensor:
+    """Write the map, with `total` what it is added to; return float32 (R, 2, C), sums of programs' rows. The kernel behind must be ours."""
+    rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
+    x_step, total_step, out_step = (pixel_stride(m) or cin for m in (x, x if total is None else total, out))
+    g_step = pixel_stride(gradient) or cout
+    v, vo = math.gcd(16, cin, x_step, total_step, out_step), math.gcd(16, cout, g_step)
+    across = triton.cdiv(cin, config["BN"])
+    parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
+    partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
+    with followed_by_ours(True):
+        input_kernel[(across, parts)](
+            gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v,
+            total_step // v, out_step // v, ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"],
+            ONCE=cout <= config["BK"], num_warps=config["warps"], num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
+        )  # fmt: skip
+    return partials
 
 
 def launch(
@@ -100,7 +139,7 @@ def launch(
     *,
     act: str = "none",
     out: tuple[Tensor, Tensor] | None = None,
-    config: dict[str, int] | None = None,
+    config: dict[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run the kernels; arguments as in `reference`, but the weight packed (K, C). The map of `out` may be a channel slice."""
     n, cin, h, w = x.shape
@@ -115,19 +154,7 @@ def launch(
             lambda: configs(*tensors),
             lambda c: launch(*tensors, act=act, config=c),
         )
-    rows, cout = n * h * w, weight.shape[0]
-    g_step, x_step, out_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin, pixel_stride(to) or cin
-    v, vo = math.gcd(16, cin, x_step, out_step), math.gcd(16, cout, g_step)
-    across = triton.cdiv(cin, config["BN"])
-    parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
-    partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
-    with followed_by_ours(True):
-        input_kernel[(across, parts)](
-            gradient, weight, x, stats, factor, shift, to, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v, out_step // v,
-            ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"],
-            num_stages=config["stages"], maxnreg=config.get("registers"), **overlap(x),
-        )  # fmt: skip
-    add(partials, sums)
+    add(partial_sums(gradient, weight, x, stats, factor, shift, None, act, to, config), sums)
     return to, sums
 
 
