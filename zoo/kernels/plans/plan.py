@@ -14,6 +14,7 @@ from zoo.kernels import ops
 from zoo.kernels.growing import growing
 from zoo.kernels.ops._layout import reachable
 from zoo.kernels.passes.graph import Node
+from zoo.kernels.plans.arena import Changed, Served, Watched, layout
 from zoo.kernels.plans.program import Program
 from zoo.kernels.precision import products
 from zoo.kernels.workspaces import clear_workspaces
@@ -35,6 +36,7 @@ class Plan:
         self._graph: torch.cuda.CUDAGraph | None = None
         self.note = ""
         self._outputs: list[Any] = []
+        self._memory: Tensor | None = None
         self._buffers = [[self._buffer(node.shape, node.dtype, *form) for form in program.forms[node]] for node in program.graph.inputs]
         self._raw = [self._raw_buffer(node) for node in program.graph.inputs]
 
@@ -87,38 +89,59 @@ class Plan:
         """Let cuDNN choose its own plans by timing; the capture keeps what it chose."""
         return products(self.setting.tf32, benchmark=True)
 
-    def capture(self) -> None:
-        """Record the run; everything must have run once before."""
-        graph = torch.cuda.CUDAGraph()
+    def capture(self, arena: bool = True) -> None:
+        """Record the run; everything must have run once before.
+
+        Args:
+            arena: lay the run's maps out in one piece of memory, where that saves some.
+        """
         stream = torch.cuda.Stream(self.setting.device)
         torch.cuda.synchronize(self.setting.device)
         torch.cuda.empty_cache()  # inside of the capture nothing can be freed
         collecting = gc.isenabled()
         gc.disable()  # a tensor of another plan that is collected while capturing would end up in the graph
         try:
-            with torch.cuda.stream(stream), self.flags():
+            watched = Watched(self.setting.device)
+            with torch.cuda.stream(stream), self.flags(), watched:
                 self._run()
-                torch.cuda.synchronize(self.setting.device)
-                clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
-                with growing():
-                    graph.capture_begin(capture_error_mode="thread_local")
-                    try:
-                        self._outputs = self._run()
-                    finally:
-                        graph.capture_end()
+            torch.cuda.synchronize(self.setting.device)
+            torch.cuda.empty_cache()  # of the run's own pieces
+            found = layout(watched.pieces) if arena else None
+            if found is not None:
+                self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
+                try:
+                    self._record(stream, Served(found, self._memory))
+                except Changed:  # a kernel that keeps memory from call to call
+                    self._memory = found = None
+            if found is None:
+                self._record(stream, None)
         finally:
             if collecting:
                 gc.enable()
             with contextlib.suppress(RuntimeError):  # of a capture that failed; its own error is on the way
                 torch.cuda.synchronize(self.setting.device)
             clear_workspaces()
-        self._graph = graph
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
+
+    def _record(self, stream: torch.cuda.Stream, served: Served | None) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream), self.flags():
+            clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
+            with growing():
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    with served or contextlib.nullcontext():
+                        self._outputs = self._run()
+                    if served is not None:
+                        served.done()
+                finally:
+                    graph.capture_end()
+        self._graph = graph
 
     def close(self) -> None:
         """Give up the graph and its memory, when nothing of it runs any more."""
         torch.cuda.synchronize(self.setting.device)
-        self._graph, self._outputs = None, []
+        self._graph, self._outputs, self._memory = None, [], None
 
     def release(self) -> None:
         """Drop the unpacked weights, which only making the plan needed."""

@@ -89,7 +89,7 @@ def _fall_back(node: Node, reason: str, decision: Decision, choices: Choices, no
 def captured(
     plan: Plan, parity: Parity, decision: Decision, weights: Weights, batches: list[Any], reference: Reference
 ) -> tuple[Plan, Parity]:
-    """Capture a plan and compare what its graph answers, call upon call as a user makes them; give up overlap, then the graph, if it fails.
+    """Capture a plan, compare what its graph answers, call upon call as a user makes them; give up one thing after the other if it fails.
 
     In a graph kernels follow each other without the pauses that the first check had between them. The plan that comes back runs without a
     graph where neither passes; its `note` says why.
@@ -98,16 +98,17 @@ def captured(
     given = [tensors_of(batch) for batch in batches]
     floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
     fault = ""
-    for overlapping in (True, False):
+    for overlapping, arena in ((True, True), (True, False), (False, False)):
         tried = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping))
         try:
-            tried.capture()
+            tried.capture(arena)
         except Exception as error:  # a step that synchronises, or a library that allocates
             fault = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             break
         found = max((reference.compare(_answers(tried, given)) for _ in range(REPLAYS)), key=lambda parity: parity.fast)
         if found.passes(floor):
-            tried.note = f"its kernels don't overlap: where they did, the graph had {fault}" if fault else ""
+            changed = "its maps don't share one piece of memory" if overlapping else "its kernels don't overlap"
+            tried.note = f"{changed}: where they did, the graph had {fault}" if fault else ""
             return tried, found
         tried.close()
         fault = f"a relative error of {found.fast:.1e}"

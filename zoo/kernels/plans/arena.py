@@ -1,0 +1,196 @@
+"""One piece of memory for all maps of a run, in which those lie over each other that are never there at once.
+
+An allocator hands out memory without knowing what will be asked for next, so that holes stay that nothing fits into, and a CUDA graph
+keeps what was handed out while it was captured for ever. A plan runs the same steps each time: what one run asks for, and when it lets
+that go, is known for all. So one run is `Watched`, its pieces are laid out, and the run that is captured is `Served`.
+
+Only what Python asks for is seen: maps and partial sums of the kernels here, not what libraries make for themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+ALIGNED = 512
+"""Bytes that every piece begins at a multiple of, as PyTorch's own allocator does."""
+
+WORTH = 1.1
+"""Times what lives at once: a run that needs more in an arena and beside it is left to the allocator, which wastes a tenth and more."""
+
+
+class Changed(RuntimeError):
+    """A run asks for other memory than the run before did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Memory of a run.
+
+    Attributes:
+        form: size, dtype and memory format.
+        nbytes: its bytes.
+        born: its number in the order in which memory is made, that of libraries counted.
+        dies: the number of the first that may lie over it.
+        ours: whether Python asks for it, so that it can be served.
+    """
+
+    form: tuple[tuple[int, ...], torch.dtype, torch.memory_format]
+    nbytes: int
+    born: int
+    dies: int
+    ours: bool
+
+
+class Watched(TorchDispatchMode):
+    """Notes what memory a run asks for, and until when; everything is done as it would be.
+
+    Args:
+        device: where.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self._made: list[tuple[tuple[Any, ...], int, bool]] = []
+        self._dies: list[int | None] = []
+        self._alive: dict[int, tuple[int, StorageWeakRef]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        asked = _asked(func, args, kwargs, self.device)
+        self._let_go()
+        known = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        out = func(*args, **kwargs)
+        for leaf in tree_leaves(out):
+            if not isinstance(leaf, Tensor) or leaf.device != self.device or not leaf.numel():
+                continue
+            storage = leaf.untyped_storage()
+            if storage._cdata not in known and storage._cdata not in self._alive:
+                form = asked or (tuple(leaf.shape), leaf.dtype, torch.contiguous_format)
+                self._alive[storage._cdata] = len(self._made), StorageWeakRef(storage)
+                self._made.append((form, storage.nbytes(), asked is not None))
+                self._dies.append(None)
+        return out
+
+    def _let_go(self) -> None:
+        for key, (number, reference) in list(self._alive.items()):
+            if reference.expired():
+                self._dies[number] = len(self._made)
+                del self._alive[key]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What was asked for, in this order; what was there at the end lives for ever."""
+        end = len(self._made) + 1
+        return [
+            Piece(form, nbytes, born, end if dies is None else dies, ours)
+            for born, ((form, nbytes, ours), dies) in enumerate(zip(self._made, self._dies, strict=True))
+        ]
+
+
+class Served(TorchDispatchMode):
+    """Gives a run the memory that it asks for from an arena.
+
+    Args:
+        layout: of a run that was watched.
+        memory: uint8 of its `nbytes`.
+
+    Raises:
+        Changed: something else is asked for.
+    """
+
+    def __init__(self, layout: Layout, memory: Tensor) -> None:
+        super().__init__()
+        self._layout, self._memory, self._next = layout, memory, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        asked = _asked(func, args, kwargs, self._memory.device)
+        if asked is None:
+            return func(*args, **kwargs)
+        if self._next == len(self._layout.forms) or self._layout.forms[self._next] != asked:
+            raise Changed(f"memory of {asked} is asked for, as number {self._next}")
+        offset = self._layout.offsets[self._next]
+        self._next += 1
+        size, dtype, form = asked
+        flat = self._memory[offset : offset + prod(size) * dtype.itemsize].view(dtype)
+        if form != torch.channels_last:
+            return flat.view(size)
+        n, c, h, w = size
+        return flat.view(n, h, w, c).permute(0, 3, 1, 2)
+
+    def done(self) -> None:
+        """Say that the run is at its end.
+
+        Raises:
+            Changed: it has asked for less.
+        """
+        if self._next != len(self._layout.forms):
+            raise Changed(f"{self._next} pieces of memory were asked for, {len(self._layout.forms)} before")
+
+
+def _asked(func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> tuple[tuple[int, ...], torch.dtype, Any] | None:
+    """Return size, dtype and memory format where Python asks for memory on the device, dense and not empty."""
+    if func is not torch.ops.aten.empty.memory_format or torch.device(kwargs.get("device") or "cpu") != device:
+        return None
+    size, form = tuple(args[0]), kwargs.get("memory_format") or torch.contiguous_format
+    plain = not kwargs.get("pin_memory") and kwargs.get("layout") in (None, torch.strided)
+    return (size, kwargs.get("dtype") or torch.get_default_dtype(), form) if plain and prod(size) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the pieces of a run lie.
+
+    Attributes:
+        forms: of each piece, in the order in which they are asked for: size, dtype and memory format.
+        offsets: bytes at which each begins.
+        nbytes: of the memory that holds all.
+    """
+
+    forms: tuple[tuple[Any, ...], ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+def layout(pieces: list[Piece]) -> Layout | None:
+    """Lay the pieces of a run out; None where that saves nothing, for too much of it is made by libraries."""
+    ours, others = [p for p in pieces if p.ours], [p for p in pieces if not p.ours]
+    offsets, nbytes = laid_out(ours)
+    if not ours or nbytes + at_once(others) > WORTH * at_once(pieces):
+        return None
+    return Layout(tuple(piece.form for piece in ours), tuple(offsets), nbytes)
+
+
+def laid_out(pieces: list[Piece]) -> tuple[list[int], int]:
+    """Return where each piece begins, and the bytes of all: the largest first, each as low as those allow that are there with it."""
+    offsets, nbytes = [0] * len(pieces), 0
+    placed: list[tuple[int, int, Piece]] = []
+    for place, piece in sorted(enumerate(pieces), key=lambda pair: (-pair[1].nbytes, pair[1].born)):
+        start = 0
+        for low, high, other in sorted(placed, key=lambda entry: entry[0]):
+            together = other.born < piece.dies and piece.born < other.dies
+            if together and low < start + piece.nbytes and start < high:
+                start = -(-high // ALIGNED) * ALIGNED
+        offsets[place] = start
+        placed.append((start, start + piece.nbytes, piece))
+        nbytes = max(nbytes, start + piece.nbytes)
+    return offsets, nbytes
+
+
+def at_once(pieces: list[Piece]) -> int:
+    """Return the most bytes that are there together."""
+    changes: dict[int, int] = {}
+    for piece in pieces:
+        changes[piece.born] = changes.get(piece.born, 0) + piece.nbytes
+        changes[piece.dies] = changes.get(piece.dies, 0) - piece.nbytes
+    return max(accumulate(changes[time] for time in sorted(changes)), default=0)
