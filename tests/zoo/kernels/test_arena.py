@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import combinations
 
 import pytest
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 import zoo
 from tests.zoo.kernels.networks import settled
 from zoo.kernels.passes import understand
+from zoo.kernels.plans import plan as planning
 from zoo.kernels.plans.arena import ALIGNED, Changed, Layout, Piece, Served, Watched, at_once, laid_out, layout
+from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.choose import guess
@@ -143,3 +146,54 @@ def test_what_libraries_make_themselves_is_left_to_the_allocator() -> None:
     assert layout(large) is not None
     assert layout([piece(5000, 0, 1), piece(5000, 1, 2, ours=False)]) is None  # beside each other they would need twice as much
     assert layout([]) is None
+
+
+class Graph:
+    """Stands for a CUDA graph: a replay runs nothing, for what was captured has run."""
+
+    def capture_begin(self, **options: object) -> None: ...
+    def capture_end(self) -> None: ...
+    def replay(self) -> None: ...
+
+
+class Stream:
+    def __init__(self, *args: object) -> None: ...
+    def wait_stream(self, other: Stream) -> None: ...
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that takes part in captures."""
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(planning, "growing", nullcontext)
+
+
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize(("keeps", "arena", "shares"), [(False, True, True), (False, False, False), (True, True, False)])
+def test_a_capture_is_served_unless_a_kernel_keeps_memory_from_call_to_call(keeps: bool, arena: bool, shares: bool) -> None:
+    x = torch.randn(2, 3, 12, 10)
+    with torch.inference_mode():
+        plan = Plan(program(Joined().eval(), x))
+        expected = plan.eager([x])
+        bound = plan.program.bound
+        node = list(bound)[2]
+        inner, kept = bound[node], list[Tensor]()
+
+        def keeping(inputs: list[Tensor], out: Tensor | None) -> Tensor:
+            if not kept:
+                kept.append(torch.empty(777))
+            return inner(inputs, out)
+
+        if keeps:
+            bound[node] = keeping
+        plan.capture(arena)
+    assert plan.shares == shares
+    assert plan._graph is not None
+    assert all(torch.equal(a, b) for a, b in zip(plan._outputs, expected, strict=True))
+    plan.close()
+    assert not plan.shares

@@ -282,12 +282,14 @@ class Captured:
 
     factors: ClassVar[dict[tuple[bool, bool], list[float]]] = {}
     closed: ClassVar[list[tuple[bool, bool]]] = []
+    able: ClassVar[bool] = True
 
     def __init__(self, program: Any) -> None:
-        self.program, self.setting, self.note, self.calls, self.way = program, program.setting, "", 0, (False, False)
+        self.program, self.setting, self.note, self.calls = program, program.setting, "", 0
+        self.way, self.shares = (False, False), False
 
     def capture(self, arena: bool = True) -> None:
-        self.way = self.program.overlapping, arena
+        self.way, self.shares = (self.program.overlapping, arena), arena and self.able
         if not self.factors[self.way]:
             raise RuntimeError("it synchronises")
 
@@ -305,22 +307,27 @@ class Bare:
         self.graph, self.places, self.setting, self.overlapping = graph, places, setting, overlapping
 
 
-WAYS = [(True, True), (True, False), (False, False)]
-"""Whether kernels overlap, and whether maps share one piece of memory."""
+RIGHT, WRONG, LATE, RAISES = [1.0], [1.5], [1.0, 1.0, 1.5], []
+OVERLAP, APART, BOTH = "its kernels don't overlap", "its maps lie apart", "its kernels don't overlap, its maps lie apart"
 
 
 @pytest.mark.parametrize(
-    ("factors", "tried", "note"),
+    ("able", "factors", "closed", "note"),
     [
-        (([1.0], [1.0], [1.0]), 0, ""),
-        (([1.5], [1.0], [1.0]), 1, "its maps don't share one piece of memory: where they did, the graph had a relative error of 5.0e-01"),
-        (([1.0, 1.0, 1.5], [1.5], [1.0]), 2, "its kernels don't overlap: where they did, the graph had a relative error of 5.0e-01"),
-        (([1.5], [1.5], [1.5]), 3, "without a CUDA graph: a relative error of 5.0e-01"),
-        (([], [1.0], [1.0]), 0, "without a CUDA graph: RuntimeError: it synchronises"),
+        (True, (RIGHT, RIGHT, RIGHT, RIGHT), [], ""),
+        (True, (WRONG, RIGHT, RIGHT, RIGHT), [0], f"{APART}: else the graph had a relative error of 5.0e-01"),
+        (True, (LATE, WRONG, RIGHT, RIGHT), [0, 1], f"{OVERLAP}: else the graph had a relative error of 5.0e-01"),
+        (True, (WRONG, WRONG, LATE, RIGHT), [0, 1, 2], f"{BOTH}: else the graph had a relative error of 5.0e-01"),
+        (True, (WRONG, WRONG, WRONG, WRONG), [0, 1, 2, 3], "runs without a CUDA graph: a relative error of 5.0e-01"),
+        (True, (RAISES, RIGHT, RIGHT, RIGHT), [], f"{APART}: else the graph had RuntimeError: it synchronises"),
+        (True, (RAISES, RAISES, RIGHT, RIGHT), [], "runs without a CUDA graph: RuntimeError: it synchronises"),
+        (False, (RIGHT, RIGHT, RIGHT, RIGHT), [], ""),
+        (False, (WRONG, RIGHT, RIGHT, RIGHT), [0], f"{OVERLAP}: else the graph had a relative error of 5.0e-01"),  # the second is the first
+        (False, (WRONG, WRONG, WRONG, RIGHT), [0, 2], "runs without a CUDA graph: a relative error of 5.0e-01"),
     ],
 )
 def test_a_graph_that_answers_otherwise_is_given_up_step_by_step(
-    factors: tuple[list[float], ...], tried: int, note: str, monkeypatch: pytest.MonkeyPatch
+    able: bool, factors: tuple[list[float], ...], closed: list[int], note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Twice(Base):
         def forward(self, x: Tensor) -> Tensor:
@@ -328,13 +335,13 @@ def test_a_graph_that_answers_otherwise_is_given_up_step_by_step(
 
     monkeypatch.setattr(proving, "Plan", Captured)
     monkeypatch.setattr(proving, "Program", Bare)
-    monkeypatch.setattr(Captured, "factors", dict(zip(WAYS, factors, strict=True)))
+    monkeypatch.setattr(Captured, "factors", dict(zip(proving.WAYS, factors, strict=True)))
+    monkeypatch.setattr(Captured, "able", able)
     monkeypatch.setattr(Captured, "closed", [])
     batch = ((X,), {})
     reference = Reference(Twice().eval(), CPU, torch.float32, False, [batch])
     first: Any = Captured(Bare(None, {}, {}, Setting(CPU, torch.float32), None))
     plan, parity = proving.captured(first, Parity(0.0, 0.0, 2), Decision(), Weights(), [batch], reference)
-    assert note in plan.note
-    assert bool(note) == bool(plan.note)
+    assert plan.note == note
     assert parity.passes(1e-5)
-    assert Captured.closed == WAYS[:tried]
+    assert Captured.closed == [proving.WAYS[index] for index in closed]

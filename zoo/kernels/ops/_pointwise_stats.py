@@ -134,7 +134,7 @@ def input_kernel(
                 b = tl.load(weight + (k[:, None] * cin + rn), mask=(k[:, None] < cout) & (rn < cin), other=0.0)
                 acc = product(a, b, acc, "ieee")
         off = ahead.to(tl.float32) - level
-        g = slope(off * slant + offset, acc, ACT)  # zero in rows behind the last, for the product is
+        g = slope(off * slant + offset, acc, ACT)  # zero in rows behind the last: so is the product, of finite weights
         if total is not None:
             y = nearest(before.to(tl.float32) + g * slant, out.dtype.element_ty)
         else:

@@ -100,8 +100,8 @@ def supports(
 def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
     """Return launch parameters, the best guess first: a tile's pixels, outputs and depth, warps, stages, programs, a thread's registers.
 
-    Of half precision's tiles of 128 x 128 two programs fit, where a thread takes 128 registers, and none are spilled. Lower tiles come
-    first where their rounds leave fewer multiprocessors without work.
+    Of half precision's tiles of 128 x 128 two programs fit, where a thread takes 128 registers; Triton 3.6 spills none, 3.9 a few. Lower
+    tiles come first where their rounds leave fewer multiprocessors without work.
     """
     rows, outputs, inner = x.numel() // max(1, x.shape[1]), weight.shape[0], x.shape[1]
     if x.element_size() == 2:

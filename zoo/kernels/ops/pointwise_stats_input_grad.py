@@ -89,8 +89,10 @@ def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: 
     rows, across, inner = x.numel() // max(1, x.shape[1]), x.shape[1], len(weight)
     if x.element_size() == 2:
         bm, bn, all_of = min(64, rows), min(64, across), triton.next_power_of_2(inner)
-        deep = all_of if all_of <= 256 else 64  # one step reads all of the weights where they leave room
-        wanted = [(bm, bn, deep, 8, 2, 2, 128), (bm, bn, deep, 8, 3, 2, 128), (bm, min(32, bn), deep, 4, 2, 4, 128)]
+        # One step reads all of the weights where they leave room: before GPUs that know bfloat16, 64 KiB.
+        deep = all_of if all_of <= (256 if x.dtype == torch.bfloat16 else 128) else 64
+        few = 1 if deep > 128 else 2
+        wanted = [(bm, bn, deep, 8, 2, 2, 128), (bm, bn, deep, 8, 3, few, 128), (bm, min(32, bn), deep, 4, 2, 2 * few, 128)]
         wanted += [(bm, bn, deep, 8, 3, 1, None), (min(128, rows), bn, deep, 8, 2, 1, None), (bm, bn, min(deep, 64), 8, 3, 2, 128)]
     else:
         bm, bn, deep = min(64, rows), min(64, across), min(16, inner)

@@ -101,19 +101,19 @@ class Plan:
         collecting = gc.isenabled()
         gc.disable()  # a tensor of another plan that is collected while capturing would end up in the graph
         try:
-            watched = Watched(self.setting.device)
-            with torch.cuda.stream(stream), self.flags(), watched:
+            watched = Watched(self.setting.device) if arena else None
+            with torch.cuda.stream(stream), self.flags(), watched or contextlib.nullcontext():
                 self._run()
             torch.cuda.synchronize(self.setting.device)
             torch.cuda.empty_cache()  # of the run's own pieces
-            found = layout(watched.pieces) if arena else None
+            found = None if watched is None else layout(watched.pieces)
             if found is not None:
                 self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
                 try:
                     self._record(stream, Served(found, self._memory))
-                except Changed:  # a kernel that keeps memory from call to call
-                    self._memory = found = None
-            if found is None:
+                except Changed:  # by a kernel that keeps memory from call to call
+                    self._memory, self._outputs = None, []
+            if self._memory is None:
                 self._record(stream, None)
         finally:
             if collecting:
@@ -138,6 +138,11 @@ class Plan:
                     graph.capture_end()
         self._graph = graph
 
+    @property
+    def shares(self) -> bool:
+        """Whether its maps lie in one piece of memory, one over the other."""
+        return self._memory is not None
+
     def close(self) -> None:
         """Give up the graph and its memory, when nothing of it runs any more."""
         torch.cuda.synchronize(self.setting.device)
@@ -155,6 +160,10 @@ class Plan:
             stream = torch.cuda.current_stream(self.setting.device)
             if self._stream is not None and self._stream != stream:
                 stream.wait_stream(self._stream)
+            if self._stream != stream:  # which may still run when the plan is dropped
+                for held in (self._memory, *self._raw, *(buffer for forms in self._buffers for buffer in forms)):
+                    if held is not None:
+                        held.record_stream(stream)
             self._stream = stream
             self.fill(tensors)
             if self._graph is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.lower import run_aten
 from zoo.kernels.passes.place import Buffer, Place
+from zoo.kernels.plans.arena import Changed
 from zoo.kernels.tuning.binding import Bound, Weights, Workspace, bind, packing
 from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, IMAGE_OPS, UNPLACED, Candidate, Setting
 
@@ -184,7 +185,7 @@ class Program:
             with self._allowing(node):
                 try:
                     value = self.bound[node](inputs, None if node.op in UNPLACED else home)
-                except torch.OutOfMemoryError:  # says nothing of the kernel
+                except (torch.OutOfMemoryError, Changed):  # which say nothing of the kernel
                     raise
                 except Exception as error:  # the compiler's own errors too: their classes share no base
                     raise StepFailed(node, error) from error
