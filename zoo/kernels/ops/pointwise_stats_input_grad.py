@@ -91,9 +91,9 @@ def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: 
         bm, bn, all_of = min(64, rows), min(64, across), triton.next_power_of_2(inner)
         # One step reads all of the weights where they leave room: before GPUs that know bfloat16, 64 KiB.
         deep = all_of if all_of <= (256 if x.dtype == torch.bfloat16 else 128) else 64
-        few = 1 if deep > 128 else 2
-        wanted = [(bm, bn, deep, 8, 2, 2, 128), (bm, bn, deep, 8, 3, few, 128), (bm, min(32, bn), deep, 4, 2, 2 * few, 128)]
-        wanted += [(bm, bn, deep, 8, 3, 1, None), (min(128, rows), bn, deep, 8, 2, 1, None), (bm, bn, min(deep, 64), 8, 3, 2, 128)]
+        fit = 1 if deep > 128 else 2
+        wanted = [(bm, bn, deep, 8, 2, 2, 128), (bm, bn, deep, 8, 3, fit, 128), (bm, min(32, bn), deep, 8, 2, fit + 1, 80)]
+        wanted += [(bm, min(128, across), deep, 16, 2, 1, 128), (bm, bn, deep, 8, 3, 1, None), (bm, bn, min(deep, 64), 8, 3, 2, 128)]
     else:
         bm, bn, deep = min(64, rows), min(64, across), min(16, inner)
         wanted = [(bm, bn, deep, 8, 4, 2, None), (bm // 2, bn, deep, 4, 3, 3, None), (bm, bn // 2, deep, 8, 3, 3, None)]
