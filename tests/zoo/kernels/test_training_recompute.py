@@ -62,7 +62,7 @@ def step(network: nn.Module, x: Tensor, recompute: bool) -> tuple[list[Tensor], 
     """Return the output, all gradients and running statistics of a step, and the bytes of maps kept between its two ways."""
     twin = copy.deepcopy(network).to(x.device).train()
     replay, x = plan(twin, x, recompute), x.clone().requires_grad_()
-    with Alive() as alive:
+    with Alive(x.device) as alive:
         out = replay(replay.at(twin), [x])
         gc.collect()  # Triton's interpreter leaves what it was given in a circle of its own
         kept = alive.bytes

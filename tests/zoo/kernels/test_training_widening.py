@@ -20,6 +20,7 @@ from zoo import fast, why
 from zoo.kernels import differentiable
 from zoo.kernels.differentiable.widening import refused
 from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
+from zoo.kernels.ops.pointwise import kernels_run
 from zoo.kernels.training import checking, choosing, kernels, recompute
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
@@ -318,7 +319,6 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("widening")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CPU beside a GPU has no kernels, and PyTorch's BatchNorm keeps its own map")
 def test_what_is_widened_for_a_convolution_is_made_again_where_that_is_asked_for() -> None:
     """MobileNetV2's blocks: the depthwise convolution would keep it, and so would its activation."""
 
@@ -344,7 +344,7 @@ def test_what_is_widened_for_a_convolution_is_made_again_where_that_is_asked_for
             made = {number for numbers in again.maps.values() for number in numbers}
             assert made >= set(wide) if asked else not made & set(wide)
             replay, given = Replay(recording, steps, remade=again), x.bfloat16()
-            with Alive() as alive:
+            with Alive(x.device) as alive:
                 y = replay(replay.at(twin), [given])
                 gc.collect()  # Triton's interpreter leaves what it was given in a circle of its own
                 room.append(alive.bytes)
@@ -354,7 +354,8 @@ def test_what_is_widened_for_a_convolution_is_made_again_where_that_is_asked_for
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             assert torch.equal(a, b)
-    assert room[0] - room[1] >= 2 * 2 * 48 * 6 * 6 * 2  # of two blocks
+    # Of two blocks; on a CPU beside a GPU, which has no kernels, PyTorch's BatchNorm keeps its own map.
+    assert room[0] - room[1] >= (2 * 2 * 48 * 6 * 6 * 2 if kernels_run(x) else 0)
 
 
 @pytest.mark.usefixtures("widening")

@@ -107,18 +107,23 @@ def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[
     if x.element_size() == 2:
         columns = 64 if outputs <= 64 else 128  # tensor cores multiply 64 rows of weights at a time
         deep = max(16, min(64, triton.next_power_of_2(inner)))
-        high, low = ((min(h, max(16, triton.next_power_of_2(rows))), triton.cdiv(rows, h)) for h in (128, 64))
-        across = triton.cdiv(outputs, columns)
-        lower = 64 * triton.cdiv(low[1] * across, 2 * SMS) < 128 * triton.cdiv(high[1] * across, 2 * SMS)
-        wanted = [(high[0], columns, deep, 8, 3, 2, 128), (low[0], columns, deep, 8, 3, 2, 128)][:: -1 if lower else 1]
-        wanted += [(high[0], columns, deep, 8, 4, 1, None), (low[0], columns, deep, 4, 3, 3, 168), (high[0], 64, deep, 8, 3, 2, 128)]
-        wanted += [(high[0], columns, max(16, deep // 2), 8, 4, 2, 128)]
+        all_of, across = max(16, triton.next_power_of_2(rows)), triton.cdiv(outputs, columns)
+        high, low = min(128, all_of), min(64, all_of)
+        heights = (high, low) if 128 * _rounds(rows, 128, across) <= 64 * _rounds(rows, 64, across) else (low, high)
+        wanted = [(height, columns, deep, 8, 3, 2, 128) for height in heights]
+        wanted += [(high, columns, deep, 8, 4, 1, None), (low, columns, deep, 4, 3, 3, 168), (high, 64, deep, 8, 3, 2, 128)]
+        wanted += [(high, columns, max(16, deep // 2), 8, 4, 2, 128)]
     else:
         bm, bn, bk = (max(16, min(most, triton.next_power_of_2(size))) for most, size in ((64, rows), (64, outputs), (16, inner)))
         wanted = [(bm, bn, bk, 8, 4, 2, None), (max(16, bm // 2), bn, bk, 4, 3, 3, None), (bm, max(16, bn // 2), bk, 8, 3, 3, None)]
         wanted += [(max(16, bm // 2), max(16, bn // 2), bk, 4, 4, 4, None), (bm, bn, bk, 8, 3, 2, None)]
     keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
     return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(wanted)]
+
+
+def _rounds(rows: int, height: int, across: int) -> int:
+    """Return how often all multiprocessors, two programs each, take up tiles of this height."""
+    return triton.cdiv(triton.cdiv(rows, height) * across, 2 * SMS)
 
 
 def partial_product(

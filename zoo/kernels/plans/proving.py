@@ -23,6 +23,9 @@ from zoo.kernels.tuning.steps import ATEN, Candidate, Setting
 REPLAYS = 3
 """Times that a graph's answers are compared before it is used: a race is not lost every time."""
 
+WAYS = ((True, True), (True, False), (False, True), (False, False))
+"""How a plan is captured, the best first: whether kernels overlap, and whether maps lie over each other in one piece of memory."""
+
 
 class Unlike(Untraceable):
     """A plan computes something else than the network, and no single step is to blame."""
@@ -79,10 +82,6 @@ def checked(
         choices.save()
 
 
-WAYS = ((True, True), (True, False), (False, True), (False, False))
-"""How a plan is captured, the best first: whether kernels overlap, and whether maps lie over each other in one piece of memory."""
-
-
 def _fall_back(node: Node, reason: str, decision: Decision, choices: Choices, notes: dict[Node, str]) -> None:
     notes[node] = f"{decision.chosen[node].op} fell back: {reason}"
     decision.chosen[node] = Candidate(ATEN)
@@ -96,7 +95,7 @@ def captured(
     """Capture a plan, compare what its graph answers, call upon call as a user makes them; give up one thing after the other if it fails.
 
     In a graph kernels follow each other without the pauses that the first check had between them. The plan that comes back runs without a
-    graph where neither passes; its `note` says why.
+    graph where none passes; its `note` says why.
     """
     graph, places, setting = plan.program.graph, plan.program.places, plan.setting
     given = [tensors_of(batch) for batch in batches]
