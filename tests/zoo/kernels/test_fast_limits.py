@@ -117,7 +117,25 @@ def test_wrappers_are_taken_off_for_the_plan_and_given_back() -> None:
         assert quick.unchanged == ""
         assert list(quick.state_dict()) == list(wrapper.state_dict())
         with torch.no_grad():
-            torch.testing.assert_close(quick(X), inner(X), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(quick(X), inner.cpu()(X), rtol=1e-4, atol=1e-5)  # DataParallel has moved it to a GPU
+
+
+@pytest.mark.gpu
+def test_a_network_on_a_gpu_runs_on_a_cpu_where_that_is_asked_for() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval().cuda()
+    quick = fast(network, "cpu", example=X)
+    assert quick.unchanged == ""
+    with torch.no_grad():
+        torch.testing.assert_close(quick(X), network.cpu()(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_layers_that_do_nothing_in_eval_mode_are_no_reason_to_run_unchanged(mode: Any, device: torch.device) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Dropout2d(0.2), nn.Flatten(), nn.AlphaDropout()).eval()
+    with mode():
+        quick = fast(network, device, torch.float32, example=X)
+        assert quick.unchanged == ""
+        torch.testing.assert_close(quick(X.to(device)).cpu(), network(X), rtol=1e-3, atol=1e-4)
 
 
 def test_a_network_with_a_fast_part_is_refused_with_the_way_out() -> None:
@@ -244,17 +262,17 @@ def test_complex_outputs_are_compared_as_numbers() -> None:
 def stem_plan(network: nn.Module, x: Tensor) -> Plan:
     graph, places = understand(network, (x,), {})
     (stem,) = [node for node in graph.steps() if node.op == "conv" and is_stem(node)]
-    return Plan(Program(graph, places, {stem: Candidate("stem")}, Setting(CPU, torch.float32), Weights()))
+    return Plan(Program(graph, places, {stem: Candidate("stem")}, Setting(x.device, torch.float32), Weights()))
 
 
 @pytest.mark.parametrize("room", [0, 1 << 20])
-def test_images_are_packed_inside_and_outside_of_the_graph_alike(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_packed_inside_and_outside_of_the_graph_alike(room: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "PACKED_INSIDE", room)
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)).eval()
-    with torch.no_grad():
-        plan = stem_plan(network, torch.randn(2, 3, 20, 24))
-        for x in (torch.randn(2, 3, 20, 24), torch.randn(2, 20, 24, 3).permute(0, 3, 1, 2)):
+    network = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)).eval().to(device)
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+        plan = stem_plan(network, torch.randn(2, 3, 20, 24, device=device))
+        for x in (torch.randn(2, 3, 20, 24, device=device), torch.randn(2, 20, 24, 3, device=device).permute(0, 3, 1, 2)):
             torch.testing.assert_close(plan.eager([x])[0], network(x), rtol=1e-4, atol=1e-5)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.built import Built, Options, empty
-from zoo.kernels.copies import own_dtype
+from zoo.kernels.copies import on_device, own_dtype
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images
 from zoo.kernels.parity import ALLOWED, Parity
@@ -18,6 +19,8 @@ from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport, Row
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.choices import Choice, Choices
+
+CPU = torch.device("cpu")
 
 
 def build_cpu(
@@ -28,7 +31,8 @@ def build_cpu(
 
     own = own_dtype(network)
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    model = _OfTensors(_evaluating(network), leaves, spec)
+    here = all(tensor.device.type == "cpu" for tensor in (*network.parameters(), *network.buffers()))
+    model = _OfTensors(_evaluating(network) if here else on_device(network, CPU), leaves, spec)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")

@@ -92,7 +92,7 @@ def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: 
         # One step reads all of the weights where they leave room: before GPUs that know bfloat16, 64 KiB.
         deep = all_of if all_of <= (256 if x.dtype == torch.bfloat16 else 128) else 64
         fit = 1 if deep > 128 else 2
-        wanted = [(bm, bn, deep, 8, 2, 2, 128), (bm, bn, deep, 8, 3, fit, 128), (bm, min(32, bn), deep, 8, 2, fit + 1, 80)]
+        wanted = [(bm, bn, deep, 8, 3, fit, 128), (bm, bn, deep, 8, 2, 2, 128), (bm, min(32, bn), deep, 8, 2, fit + 1, 80)]
         wanted += [(bm, min(128, across), deep, 16, 2, 1, 128), (bm, bn, deep, 8, 3, 1, None), (bm, bn, min(deep, 64), 8, 3, 2, 128)]
     else:
         bm, bn, deep = min(64, rows), min(64, across), min(16, inner)

@@ -33,6 +33,7 @@ class Ref(int):
     """Stands in an operator's arguments for the node's input of this number."""
 
 
+@torch.inference_mode(False)  # in which operators that do nothing in eval mode, such as dropout, come whole
 def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None) -> Graph:
     """Record what `network` computes in eval mode for arguments of these shapes.
 

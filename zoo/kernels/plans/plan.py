@@ -102,8 +102,11 @@ class Plan:
         gc.disable()  # a tensor of another plan that is collected while capturing would end up in the graph
         try:
             watched = Watched(self.setting.device) if arena else None
-            with torch.cuda.stream(stream), self.flags(), watched or contextlib.nullcontext():
-                self._run()
+            with torch.cuda.stream(stream), self.flags():
+                if watched is not None:
+                    self._run()  # what it makes once and keeps is no part of what each run asks for
+                with watched or contextlib.nullcontext():
+                    self._run()
             torch.cuda.synchronize(self.setting.device)
             torch.cuda.empty_cache()  # of the run's own pieces
             found = None if watched is None else layout(watched.pieces)

@@ -176,7 +176,7 @@ class Program:
         inputs = [self._read(source, values, self._packed.get(node)) for source in node.inputs]
         home = self._home(node, buffers)
         if node.op == "second":
-            return self._settle(pairs[node.inputs[0]], home)
+            return self._settle(pairs.pop(node.inputs[0]), home)  # its only reader: it must not live as long as the first value
         if node.op == "cat":
             assert home is not None  # place() gives every concatenation one
             self._concatenate(node, inputs, home)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from zoo.kernels.timing import NotCapturable, graph_time_us
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
 from zoo.kernels.tuning.candidates import OTHERS, candidates
 from zoo.kernels.tuning.choices import Choice
-from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, Candidate, Setting
+from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, Candidate, Setting
 from zoo.kernels.tuning.tasks import Task
 
 Progress = Callable[[int, int, str], None]
@@ -33,11 +34,22 @@ Progress = Callable[[int, int, str], None]
 QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
 """Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""
 
-QUICK_S = 35.0
-"""Seconds that "quick" compiles for: the best guess of every step first, then the second best; what is not done by then is left out."""
+QUICK_S = 42.0
+"""Seconds that "quick" takes for the steps of a network and shape."""
+
+COMPILING = 0.6
+"""Share of them that compiling takes at most: the best guess of every step first, then the second best; what is not done by then is left
+out. Of a step that is timed late only the best guess of each op is."""
 
 STEP_SLACK = 1.25
 """How many times ATen's own error a candidate's may be on random inputs; one rounding at the end is all that a fused kernel needs."""
+
+OUT_OF_PLACE = 1.03
+"""What its time counts for a candidate with memory outside of the plan's arena, its map or cuBLAS's workspace; the cube of it where that
+workspace is larger than the step's map. Measuring it again would differ by a hundredth or two."""
+
+CUBLAS_BYTES = 32 << 20
+"""A graph's workspace of cuBLAS on Hopper."""
 
 GROUP = 16
 """Steps whose kernels are compiled together."""
@@ -89,12 +101,16 @@ def tune(
     compiled first, for that takes longer than everything else; then one after the other is timed.
     """
     limits = None if level == "full" else QUICK
+    schedule = _Schedule(len(nodes), None if level == "full" else QUICK_S)
     found = {key: list(candidates(node, blanks(node, places, setting), setting, limits)) for key, node in nodes.items()}
-    found = _compiled(nodes, found, places, setting, None if level == "full" else QUICK_S, compilers, progress)
+    found = _compiled(nodes, found, places, setting, None if level == "full" else COMPILING * QUICK_S, compilers, progress)
+    schedule.begin()
     done = 0
     with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
         for group in _groups(nodes, places, setting):
-            contests = [_contest(key, nodes[key], found[key], places, setting) for key in group]
+            several = {key: _best_guesses(found[key]) if schedule.is_late(done) else found[key] for key in group}
+            contests = [_contest(key, nodes[key], several[key], places, setting) for key in group]
+            end = done + len(group)
             torch.cuda.synchronize()  # the inputs are there before other streams read them
             list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
             torch.cuda.synchronize()
@@ -102,9 +118,43 @@ def tune(
                 contest = contests.pop(0)
                 if progress is not None:
                     progress(done, len(nodes), contest.key)
+                if schedule.is_late(end):
+                    kept = _best_guesses([trial.candidate for trial in contest.trials])
+                    contest.trials = [trial for trial in contest.trials if trial.candidate in kept]
                 yield contest.key, _fastest(contest, setting, level)
                 done += 1
     torch.cuda.empty_cache()
+
+
+class _Schedule:
+    """Tells whether timing the steps takes longer than it may.
+
+    Args:
+        steps: how many there are.
+        seconds: for all, compiling included, from now on; None for ever.
+    """
+
+    def __init__(self, steps: int, seconds: float | None) -> None:
+        self._steps, self._until = max(1, steps), None if seconds is None else time.monotonic() + seconds
+        self._from = 0.0
+
+    def begin(self) -> None:
+        """Say that everything is compiled."""
+        self._from = time.monotonic()
+
+    def is_late(self, done: int) -> bool:
+        """Tell whether more time has gone than so many steps may take, a tenth of all more or less."""
+        if self._until is None:
+            return False
+        return time.monotonic() - self._from > (self._until - self._from) * min(1.0, done / self._steps + 0.1)
+
+
+def _best_guesses(several: list[Candidate]) -> list[Candidate]:
+    """Return the first candidate of each op."""
+    first: dict[str, Candidate] = {}
+    for candidate in several:
+        first.setdefault(candidate.op, candidate)
+    return list(first.values())
 
 
 def _compiled(
@@ -171,9 +221,16 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
                     warnings.warn(f"{trial.candidate} is wrong for {contest.key} (error {found:.1e}); it is not used", stacklevel=2)
                 continue
             us = _time(trial.call)
-            if us < best.us:
+            if us * _beside(trial.candidate.op, node, setting) < best.us * _beside(best.op, node, setting):
                 best = Choice(trial.candidate.op, trial.candidate.config, us, aten_us, best.tried, level)
     return best
+
+
+def _beside(op: str, node: Node, setting: Setting) -> float:
+    """Return what its time counts for a candidate that may need memory beside the plan's arena."""
+    if op == "cublaslt" and torch.Size(node.shape).numel() * setting.dtype.itemsize < CUBLAS_BYTES:
+        return OUT_OF_PLACE**3
+    return OUT_OF_PLACE if op in (*MAKES_ITS_MAP, "cublaslt") else 1.0
 
 
 def _unseen(dtype: torch.dtype) -> float:

@@ -27,6 +27,9 @@ ATEN = "aten"
 FOREIGN = (ATEN, "cudnn_conv", "cudnn_graph", "cublaslt")
 """Candidates whose kernels are not ours, and don't wait as ours do."""
 
+MAKES_ITS_MAP = (ATEN, "cudnn_conv")
+"""Candidates whose library makes the map that it writes, where nobody can say."""
+
 IMAGE_OPS = ("stem", "stem_pool")
 """Ops that read the packed image instead of the map."""
 
