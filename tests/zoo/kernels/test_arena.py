@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.merge import apply, merges
-from zoo.kernels.plans import arena
 from zoo.kernels.plans import plan as planning
-from zoo.kernels.plans.arena import ALIGNED, Changed, Layout, Piece, Served, Watched, at_once, laid_out, layout, pooled
+from zoo.kernels.plans.arena import ALIGNED, Changed, Layout, Piece, Served, Watched, laid_out, layout
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights
@@ -24,7 +23,11 @@ from zoo.kernels.tuning.choose import guess
 from zoo.kernels.tuning.steps import COMPUTED, Setting
 
 CPU = torch.device("cpu")
-MIB = 2**20
+
+
+def at_once(pieces: list[Piece]) -> int:
+    """The most bytes that are there together."""
+    return max((sum(q.nbytes for q in pieces if q.born <= p.born < q.dies) for p in pieces), default=0)
 
 
 def piece(nbytes: int, born: int, dies: int, ours: bool = True) -> Piece:
@@ -96,14 +99,6 @@ def served(made: Program, forms: list[list[Tensor]], found: Layout) -> tuple[lis
     return outputs, memory
 
 
-@pytest.fixture
-def fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An allocator without grains: small maps would all fit into the least that it takes."""
-    monkeypatch.setattr(arena, "GRAINS", ((0, 2**63, 1),))
-    monkeypatch.setattr(arena, "WASTED", 2.0)  # for small maps' ends are rounded to multiples of `ALIGNED`
-
-
-@pytest.mark.usefixtures("fine")
 @pytest.mark.parametrize("network", [Joined().eval(), Bottleneck().eval()], ids=["joined", "bottleneck"])
 def test_a_run_in_an_arena_gives_the_same_bits(network: nn.Module, device: torch.device) -> None:
     x = torch.randn(2, 3, 12, 10, device=device)
@@ -112,7 +107,7 @@ def test_a_run_in_an_arena_gives_the_same_bits(network: nn.Module, device: torch
         plan = Plan(made)
         expected = plan.eager([x])
         forms = plan._buffers
-        with Watched(device) as watched:
+        with Watched(x.device) as watched:
             made.run(forms, lambda *_: gc.collect())  # Triton's interpreter keeps what it ran on until then
         pieces = [p for p in watched.pieces if p.ours]
         found = layout(pieces)
@@ -166,17 +161,10 @@ def test_what_libraries_make_themselves_is_left_to_the_allocator() -> None:
     assert ours.count(True) == 1
     assert len(ours) > 3
     assert y.numel() == x.numel()
-    large = [piece(50 * MIB if born % 3 else 1000, born, born + 2, ours=born % 3 > 0) for born in range(9)]
-    assert layout(large) is not None
-    assert layout([piece(50 * MIB, 0, 1), piece(50 * MIB, 1, 2, ours=False)]) is None  # beside each other they would need twice as much
-    assert layout([]) is None
-
-
-def test_the_allocators_pools_grow_by_whole_grains() -> None:
-    assert pooled([piece(1000, 0, 2), piece(2000, 1, 3)]) == 2 * MIB
-    assert pooled([piece(MIB, 0, 2), piece(MIB + 1, 1, 3)]) == 22 * MIB
-    assert layout([piece(2 * MIB, 0, 2), piece(100, 1, 3, ours=False)]) is not None  # 4 MiB instead of 22
-    assert layout([piece(2 * MIB, 0, 2), piece(2 * MIB, 1, 3, ours=False)]) is None  # the library's takes 20 alone
+    found = layout(watched.pieces)
+    assert found is not None
+    assert found.nbytes == y.numel() * 4
+    assert layout([p for p in watched.pieces if not p.ours]) is None
 
 
 def test_the_second_map_of_a_join_dies_with_its_reader() -> None:
@@ -222,11 +210,21 @@ def captures(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setattr(planning, "growing", nullcontext)
 
 
-@pytest.mark.usefixtures("captures", "fine")
-@pytest.mark.parametrize(("differs", "arena", "shares"), [(False, True, True), (False, False, False), (True, True, False)])
-def test_a_capture_is_served_unless_a_kernel_asks_for_other_memory_in_each_call(
-    differs: bool, arena: bool, shares: bool, device: torch.device
-) -> None:  # fmt: skip
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize(
+    ("differs", "arena", "pools", "shares"),
+    [
+        (False, True, [10**6, 0], True),
+        (False, False, [10**6, 0], False),
+        (True, True, [10**6, 0], False),
+        (False, True, [10**6] * 2, False),
+    ],
+    ids=["served", "apart", "asks for other memory in each call", "takes no less"],
+)
+def test_a_capture_is_served_where_that_can_be_and_saves_memory(
+    differs: bool, arena: bool, pools: list[int], shares: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "pool_bytes", lambda graph: pools.pop(0))
     x = torch.randn(2, 3, 12, 10, device=device)
     with torch.inference_mode():
         plan = Plan(program(Joined().eval(), x))
@@ -248,3 +246,50 @@ def test_a_capture_is_served_unless_a_kernel_asks_for_other_memory_in_each_call(
         assert all(torch.equal(a, b) for a, b in zip(plan._outputs, expected, strict=True))
     plan.close()
     assert not plan.shares
+
+
+@pytest.mark.gpu
+def test_a_graphs_memory_is_weighed() -> None:
+    x = torch.randn(2, 3, 120, 100, device="cuda")
+    with torch.inference_mode():
+        apart, served = (Plan(program(Joined().eval(), x)) for _ in range(2))
+        apart.capture(False)
+        served.capture()
+        assert served.shares
+        assert served._memory is not None
+        assert served._memory.numel() + planning.pool_bytes(served._graph) < planning.pool_bytes(apart._graph)
+        assert all(torch.equal(a, b) for a, b in zip(served([x]), apart([x]), strict=True))
+
+
+class Gated(nn.Module):
+    """A map that makes its own gate, and is read for the last time where that is applied."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.first, self.inner, self.gate = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.last = nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        y = self.inner(x)
+        z = torch.relu(y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True))) + x)
+        return self.last(z) + (y[:, :4, 1:-1, 1:-1] if self.again else 0)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_element_wise_step_writes_over_what_nobody_reads_again(again: bool, device: torch.device) -> None:
+    x = torch.randn(2, 3, 12, 10, device=device)
+    with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+        network = Gated(again).eval().to(device)
+        made = program(network, x)
+        plan = Plan(made)
+        seen: list[bool] = []
+        plan.eager([x], lambda node, inputs, value: seen.append(node.op == "pointwise" and value.data_ptr() == inputs[0].data_ptr()))
+        (y,) = plan.eager([x])
+        torch.testing.assert_close(y, network(x), rtol=1e-4, atol=1e-5)
+    gated = [node for node in made.steps if node.op == "pointwise" and len(node.inputs) == 3]
+    assert len(gated) == 1
+    assert (gated[0] in made._in_place) != again
+    assert seen
+    assert not any(seen)  # who looks at a step sees what went in

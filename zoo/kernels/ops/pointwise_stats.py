@@ -124,7 +124,7 @@ def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[
 
 
 def _pixels(rows: int, height: int, across: int, programs: int) -> int:
-    """Return how many pixels, counted with those of tiles beyond the last, the busiest multiprocessor takes up, so many programs at once."""
+    """Return how many pixels, those beyond the last counted, the busiest multiprocessor takes up, so many programs at once."""
     return triton.cdiv(triton.cdiv(rows, height) * across, programs * SMS) * programs * height
 
 

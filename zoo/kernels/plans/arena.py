@@ -4,14 +4,14 @@ An allocator hands out memory without knowing what will be asked for next, so th
 keeps what was handed out while it was captured for ever. A plan runs the same steps each time: what one run asks for, and when it lets
 that go, is known for all. So one run is `Watched`, its pieces are laid out, and the run that is captured is `Served`.
 
-Only what Python asks for is seen: maps and partial sums of the kernels here, not what libraries make for themselves.
+Only what Python asks for is served: maps and partial sums of the kernels here, not what libraries make for themselves, which lies beside
+it. So an arena may take more than it saves; `Plan` captures a run both ways and keeps the smaller.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -26,12 +26,6 @@ Form = tuple[tuple[int, ...], torch.dtype, torch.memory_format]
 
 ALIGNED = 512
 """Bytes that every piece begins at a multiple of, as PyTorch's own allocator does."""
-
-GRAINS = ((0, 2**20, 2 << 20), (2**20, 2**63, 20 << 20))
-"""Pieces of more than so many bytes and up to so many lie in a pool of PyTorch's allocator that grows by so many."""
-
-WASTED = 1.09
-"""Times what lives in such a pool at once that it takes: 1.09 for ResNet50's inference, 1.11 for VGG19's step of training (H200)."""
 
 
 class Changed(RuntimeError):
@@ -166,18 +160,10 @@ def _asked(func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -
 
 
 def layout(pieces: list[Piece]) -> Layout | None:
-    """Lay the pieces of a run out; None where the allocator would need no more, for too much of it is made by libraries."""
-    ours, others = [p for p in pieces if p.ours], [p for p in pieces if not p.ours]
+    """Lay the pieces of a run out that Python asks for; None where there are none."""
+    ours = [piece for piece in pieces if piece.ours]
     offsets, nbytes = laid_out(ours)
-    if not ours or nbytes + pooled(others) >= pooled(pieces):
-        return None
-    return Layout(tuple(piece.form for piece in ours), tuple(offsets), nbytes)
-
-
-def pooled(pieces: list[Piece]) -> int:
-    """Return about how many bytes the allocator takes for pieces."""
-    sizes = [(at_once([p for p in pieces if low < p.nbytes <= high]), grain) for low, high, grain in GRAINS]
-    return sum(-(-int(WASTED * size) // grain) * grain for size, grain in sizes)
+    return Layout(tuple(piece.form for piece in ours), tuple(offsets), nbytes) if ours else None
 
 
 def laid_out(pieces: list[Piece]) -> tuple[list[int], int]:
@@ -194,12 +180,3 @@ def laid_out(pieces: list[Piece]) -> tuple[list[int], int]:
         insort(placed, (start, start + piece.nbytes, piece), key=lambda entry: entry[0])
         nbytes = max(nbytes, start + piece.nbytes)
     return offsets, nbytes
-
-
-def at_once(pieces: list[Piece]) -> int:
-    """Return the most bytes that are there together."""
-    changes: dict[int, int] = {}
-    for piece in pieces:
-        changes[piece.born] = changes.get(piece.born, 0) + piece.nbytes
-        changes[piece.dies] = changes.get(piece.dies, 0) - piece.nbytes
-    return max(accumulate(changes[time] for time in sorted(changes)), default=0)

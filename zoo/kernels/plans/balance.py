@@ -99,38 +99,42 @@ def rounded(weight: Tensor, means: Tensor, dtype: torch.dtype) -> Tensor:
         means: see `Means`.
         dtype: bfloat16 or float16.
     """
-    outputs, depth = weight.shape[0], weight[0].numel()
-    groups = means.shape[1] // weight.shape[1]
-    flat, result = weight.reshape(outputs, depth), torch.empty(outputs, depth, dtype=dtype, device=weight.device)
-    each = outputs // groups
-    for group in range(groups):
-        known = means[:, group * weight.shape[1] : (group + 1) * weight.shape[1]].reshape(len(means), depth)
-        for piece in torch.arange(group * each, (group + 1) * each).split(max(1, PIECE // depth)):
-            rows = slice(int(piece[0]), int(piece[-1]) + 1)
-            result[rows] = _rounded(flat[rows], known, dtype)
+    groups, depth = means.shape[1] // weight.shape[1], weight[0].numel()
+    flat, known = weight.reshape(groups, weight.shape[0] // groups, depth), means.reshape(len(means), groups, depth).transpose(0, 1)
+    result = torch.empty_like(flat, dtype=dtype)
+    many = max(1, PIECE // depth)  # outputs at a time: whole groups, or some of one
+    for first in range(0, groups, whole := max(1, many // flat.shape[1])):
+        these = slice(first, first + whole)
+        for row in range(0, flat.shape[1], many):
+            rows = slice(row, row + many)
+            result[these, rows] = _rounded(flat[these, rows], known[these], dtype)
     return result.view(weight.shape).contiguous(memory_format=torch.channels_last)
 
 
 def _rounded(weight: Tensor, means: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round (K, depth) by means (kinds, depth): at each turn the weight of an output goes the other way that leaves the smallest shifts."""
+    """Round (groups, K, depth) by means (groups, kinds, depth): at each turn one weight of an output goes the other way.
+
+    That is the one which leaves the smallest shifts.
+    """
     nearest = weight.to(dtype)
     off = weight - nearest.float()
     away = torch.where((off > 0) == (nearest > 0), 1, -1).to(torch.int16)  # of the magnitude's last bit, up or down
     other = (nearest.view(torch.int16) + away).view(dtype)
     step = nearest.float() - other.float()  # what that adds to `off`
     able = (off != 0) & (nearest != 0) & other.isfinite()
-    worse = ((off + step).square() - off.square()) * means.square().mean()  # a pixel's own error, about as large as its mean
-    squares = means.square().sum(0)
-    shifts = off @ means.T
+    worse = ((off + step).square() - off.square()) * means.square().mean((1, 2), keepdim=True)  # a pixel's own error, about its mean
+    squares = means.square().sum(1, keepdim=True)
+    across = means.transpose(1, 2)
+    shifts = off @ across
     for _ in range(TURNS):
         change = (2 * step * (shifts @ means) + step.square() * squares + worse).masked_fill_(~able, 0.0)
-        least, where = change.min(1, keepdim=True)
+        least, where = change.min(2, keepdim=True)
         turned = least < 0
         if not turned.any():
             break
-        nearest = torch.where(torch.zeros_like(able).scatter_(1, where, turned), other, nearest)
-        shifts = shifts + torch.where(turned, step.gather(1, where), 0.0) * means[:, where[:, 0]].T
-        able = able.scatter(1, where, False)
+        nearest = torch.where(torch.zeros_like(able).scatter_(2, where, turned), other, nearest)
+        shifts = shifts + torch.where(turned, step.gather(2, where), 0.0) * across.gather(1, where.expand(-1, -1, means.shape[1]))
+        able = able.scatter(2, where, False)
     return nearest
 
 

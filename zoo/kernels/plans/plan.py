@@ -14,7 +14,7 @@ from zoo.kernels import ops
 from zoo.kernels.growing import growing
 from zoo.kernels.ops._layout import reachable
 from zoo.kernels.passes.graph import Node
-from zoo.kernels.plans.arena import Changed, Served, Watched, layout
+from zoo.kernels.plans.arena import Changed, Layout, Served, Watched, layout
 from zoo.kernels.plans.program import Program
 from zoo.kernels.precision import products
 from zoo.kernels.workspaces import clear_workspaces
@@ -93,7 +93,7 @@ class Plan:
         """Record the run; everything must have run once before.
 
         Args:
-            arena: lay the run's maps out in one piece of memory, where that saves some.
+            arena: lay the run's maps out in one piece of memory where that takes less.
         """
         stream = torch.cuda.Stream(self.setting.device)
         torch.cuda.synchronize(self.setting.device)
@@ -109,14 +109,10 @@ class Plan:
                     self._run()
             torch.cuda.synchronize(self.setting.device)
             torch.cuda.empty_cache()  # of the run's own pieces
+            self._record(stream, None)
             found = None if watched is None else layout(watched.pieces)
-            if found is not None:
-                self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
-                try:
-                    self._record(stream, Served(found, self._memory))
-                except Changed:  # by a kernel that keeps memory from call to call
-                    self._memory, self._outputs = None, []
-            if self._memory is None:
+            apart = 0 if found is None else pool_bytes(self._graph)
+            if found is not None and found.nbytes < apart and not self._served(stream, found, apart):
                 self._record(stream, None)
         finally:
             if collecting:
@@ -125,6 +121,24 @@ class Plan:
                 torch.cuda.synchronize(self.setting.device)
             clear_workspaces()
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
+
+    def _served(self, stream: torch.cuda.Stream, found: Layout, apart: int) -> bool:
+        """Record the run again in an arena; False where that failed, or takes as much as maps that lie apart, and nothing is recorded."""
+        self._forget()
+        self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
+        try:
+            self._record(stream, Served(found, self._memory))
+            if found.nbytes + pool_bytes(self._graph) < apart:
+                return True
+        except Changed:  # by a kernel that keeps memory from call to call
+            pass
+        self._forget()
+        return False
+
+    def _forget(self) -> None:
+        """Let go of what was recorded, and of its memory."""
+        self._graph, self._outputs, self._memory = None, [], None
+        torch.cuda.empty_cache()
 
     def _record(self, stream: torch.cuda.Stream, served: Served | None) -> None:
         graph = torch.cuda.CUDAGraph()
@@ -149,7 +163,7 @@ class Plan:
     def close(self) -> None:
         """Give up the graph and its memory, when nothing of it runs any more."""
         torch.cuda.synchronize(self.setting.device)
-        self._graph, self._outputs, self._memory = None, [], None
+        self._forget()
 
     def release(self) -> None:
         """Drop the unpacked weights, which only making the plan needed."""
@@ -175,3 +189,11 @@ class Plan:
             else:
                 self._graph.replay()
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
+
+
+def pool_bytes(graph: torch.cuda.CUDAGraph | None) -> int:
+    """Return how much the allocator holds for a graph, in bytes."""
+    if graph is None:
+        return 0
+    pool = tuple(graph.pool())
+    return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot() if tuple(segment.get("segment_pool_id", ())) == pool)

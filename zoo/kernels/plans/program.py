@@ -84,6 +84,9 @@ class Program:
         for node, i in last.items():
             if node in index and node not in results:
                 self.dead[i].append(node)
+        kernels = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op != ATEN}
+        able = [node for node in kernels if chosen[node].op == "pointwise" and node not in results and node not in places]
+        self._in_place = {node for node in able if self._overwritten(node, kernels)}
         ends: dict[Buffer, int] = {}
         for node, spot in places.items():
             end = len(self.steps) if node in results else last.get(node, index.get(node, 0))
@@ -95,6 +98,14 @@ class Program:
     def lonely(self) -> list[Node]:
         """Return the steps with kernels of ours that none of ours follows: these are compiled otherwise."""
         return [node for node in self.steps if node not in self._overlaps and node in self._ours]
+
+    def _overwritten(self, node: Node, kernels: set[Node]) -> bool:
+        """Tell whether an element-wise step may write over its x: its last reader, and only kernels made or read it, no view."""
+        x = node.inputs[0]
+        others = [step for step in self.steps if x in step.inputs and step is not node]
+        return (
+            x in kernels and x not in self.places and x.shape == node.shape and x in self.dead[self.steps.index(node)]
+        ) and kernels.issuperset(others)
 
     def _is_followed_by_ours(self, node: Node, index: dict[Node, int]) -> bool:
         """Tell whether a step and the next that launches anything are kernels of ours, with no copy between them."""
@@ -184,7 +195,7 @@ class Program:
         if node in self.bound:
             with self._allowing(node):
                 try:
-                    value = self.bound[node](inputs, None if node.op in UNPLACED else home)
+                    value = self.bound[node](inputs, self._target(node, inputs, home, probe))
                 except (torch.OutOfMemoryError, Changed):  # which say nothing of the kernel
                     raise
                 except Exception as error:  # the compiler's own errors too: their classes share no base
@@ -198,6 +209,12 @@ class Program:
             return self._settle(value, home)
         value = self._move(node, inputs)
         return self._settle(value, home) if isinstance(value, Tensor) else value
+
+    def _target(self, node: Node, inputs: list[Any], home: Tensor | None, probe: Probe | None) -> Tensor | None:
+        """Return where a step writes; None where it makes a map. Who probes wants to see the inputs as they were."""
+        if node in self._in_place and probe is None:
+            return inputs[0]
+        return None if node.op in UNPLACED else home
 
     def _allowing(self, node: Node) -> AbstractContextManager[None]:
         if node not in self._overlaps:
