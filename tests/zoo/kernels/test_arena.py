@@ -252,7 +252,8 @@ def test_a_capture_is_served_where_that_can_be_and_saves_memory(
 def test_a_graphs_memory_is_weighed() -> None:
     x = torch.randn(2, 3, 120, 100, device="cuda")
     with torch.inference_mode():
-        apart, served = (Plan(program(Joined().eval(), x)) for _ in range(2))
+        network = Joined().eval()
+        apart, served = (Plan(program(network, x)) for _ in range(2))
         apart.capture(False)
         served.capture()
         assert served.shares
