@@ -66,6 +66,8 @@ def bench(
     """Measure, the peers beside ours in one process: parity first, then figures."""
     named = _names(models, "--models")
     if what == "load":
+        if from_json:
+            raise typer.BadParameter("records are of infer and train; a load is measured anew each time", param_hint="--from-json")
         _load(named or ["VGG19", "ResNet50"], rounds or 5, as_json)
         return
     if what not in ("infer", "train"):
@@ -74,12 +76,18 @@ def bench(
         raise typer.BadParameter("it goes on with a record, so it needs --save FILE", param_hint="--resume")
     from zoo.bench import inference, training
     from zoo.bench.cell import DeviceLost
-    from zoo.bench.record import merged
+    from zoo.bench.record import merged, trains
 
     kind: Any = training if what == "train" else inference
 
     if from_json:
         record = merged(from_json)
+        if what == "train" and not trains(record):
+            raise typer.BadParameter(f"{from_json[0]} is a record of infer; leave --what out", param_hint="--what")
+        if asked := [
+            name for name, value in (("--batches", batches), ("--dtype", dtype), ("--peers", peers), ("--device", device)) if value
+        ]:
+            raise typer.BadParameter("with --from-json nothing is measured, and all of the record is shown", param_hint=asked[0])
         if save is not None:
             record.write(save)
     else:
@@ -170,7 +178,8 @@ def _show(record: Record, as_json: bool) -> None:
     table = Table(box=None, header_style="bold")
     for heading in ("network", "batch", "how", "images/s", "10-90 %", "latency ms", "error", "memory MiB", "roofline", "ready s", "ratio"):
         table.add_column(heading, justify="left" if heading in ("network", "how") else "right", no_wrap=heading != "how")
-    for cell in record.cells:
+    order = record.models
+    for cell in sorted(record.cells, key=lambda cell: (order.index(cell["model"]), cell["batch"])):
         for name in record.ways:
             row = cell["ways"].get(name)
             if row is None:

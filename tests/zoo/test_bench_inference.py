@@ -342,6 +342,7 @@ def test_a_peer_that_needs_two_packages_says_which_is_not_there(monkeypatch: pyt
         (["--resume"], 2, "--save"),
         (["--what", "dream"], 2, "infer, train and load"),
         (["--from-json", "missing.json"], 3, "missing.json"),
+        (["--what", "load", "--from-json", "missing.json"], 2, "measured anew"),
     ],
 )
 def test_a_mistake_of_the_command_gets_a_message(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -369,3 +370,46 @@ def test_the_command_measures_saves_and_goes_on(
     assert json.loads(capsys.readouterr().out)["cells"] == record.cells
     assert picture.is_file()
     assert (tmp_path / "p-zoo.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [(["--what", "train"], 2, "record of infer"), (["--peers", "compile"], 2, "nothing is measured"), ([], 0, "")],
+)
+def test_a_record_is_shown_as_what_it_is(
+    options: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"us": 1.0, "us_low": 1.0, "us_high": 1.0, "images_s": 1e6, "error": 0.0, "build_s": 0.0, "memory_mib": None}
+    cells = [{"model": "ResNet20", "batch": batch, "date": "2026-11-23", "ways": {"eager": row}} for batch in (8, 1)]
+    Record({"dtype": "float32", "type": "cpu"}, cells).write(tmp_path / "r.json")
+    assert main(["bench", "--from-json", str(tmp_path / "r.json"), *options]) == code
+    shown = capsys.readouterr()
+    assert message in " ".join(shown.err.split())
+    if not code:
+        batches = [line.split()[1] for line in shown.out.splitlines() if line.strip().startswith("ResNet20")]
+        assert batches == ["1", "8"]  # by network and batch, in whatever order they were measured
+
+
+@pytest.mark.parametrize(
+    "cell", [{}, {"model": "A", "batch": 1, "date": "", "ways": {"eager": {}}}, {"model": "A", "batch": "1", "ways": {}}, 3]
+)
+def test_a_damaged_record_is_refused(cell: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "r.json").write_text(json.dumps({"format": 1, "about": {}, "cells": [cell]}))
+    assert main(["bench", "--from-json", str(tmp_path / "r.json")]) != 0
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_memory_below_that_of_the_weights_is_no_measurement() -> None:
+    weights = 4 * sum(p.numel() for p in zoo.ResNet20().parameters()) / 2**20
+    assert inference.plausible(1.01 * weights, zoo.ResNet20, torch.float32) == 1.01 * weights
+    assert inference.plausible(0.99 * weights, zoo.ResNet20, torch.float32) is None
+    assert inference.plausible(None, zoo.ResNet20, torch.float32) is None
+
+
+@pytest.mark.parametrize("name", ["benchmarks-h200.json", "benchmarks-train-h200.json"])
+def test_no_memory_in_the_records_is_below_that_of_the_weights(name: str) -> None:
+    record = Record.read(Path(__file__).parents[2] / "docs" / name)
+    found = [(cell, row) for cell in record.cells for row in cell["ways"].values() if row.get("memory_mib") is not None]
+    assert len(found) > 20
+    for cell, row in found:
+        assert inference.plausible(row["memory_mib"], zoo.CATALOGUE[cell["model"]], torch.bfloat16) is not None, cell["model"]

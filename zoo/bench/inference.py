@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -144,8 +145,20 @@ def _build(way: Way, s: Subject, tune: str, row: dict[str, Any]) -> Call:
         del out
         if not error <= limit:
             raise ValueError(f"red: relative error {error:.1e}, allowed {limit:.1e}")
-        row |= {"error": error, "limit": limit, "memory_mib": memory.peak_mib(call)}
+        row |= {"error": error, "limit": limit, "memory_mib": plausible(memory.peak_mib(call), type(s.own), s.dtype)}
     return call
+
+
+def plausible(mib: float | None, cls: type[Model], dtype: torch.dtype) -> float | None:
+    """Return a measured memory, None where it is less than the weights of the network take in this dtype."""
+    return mib if mib is not None and mib >= parameters(cls) * dtype.itemsize / 2**20 else None
+
+
+@functools.cache
+def parameters(cls: type[Model]) -> int:
+    """Return how many parameters a network has."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in cls().parameters())
 
 
 def allowed(way: Way, s: Subject) -> float:

@@ -128,7 +128,7 @@ def _recipe(s: Subject, tune: str) -> Call:
 
 
 def _graphed(call: Call) -> Call:
-    """Capture a call; the replay reads the very tensor that the call read, and writes where it wrote."""
+    """Capture a call; the replay reads the very tensors that the call read, weights too, and writes where it wrote."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -139,7 +139,8 @@ def _graphed(call: Call) -> Call:
     with torch.cuda.graph(graph):
         out = call()
 
-    def replay() -> Tensor:
+    def replay(held: Call = call) -> Tensor:
+        del held  # but for it the weights would go, and others' tensors take their place under the graph
         graph.replay()
         return out
 

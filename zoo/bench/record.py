@@ -75,7 +75,8 @@ class Record:
         """Say in what this record was measured differently from `about`, "" where both may share a file."""
         for key in SAME:
             if self.about.get(key) != about.get(key):
-                return f"{key} {self.about.get(key)}, not {about.get(key)}"
+                had, has = (one.get(key) or ("infer" if key == "what" else None) for one in (self.about, about))
+                return f"{key} {had}, not {has}"
         had, has = self.about.get("versions", {}), about.get("versions", {})
         for library in LIBRARIES:
             if had.get(library) != has.get(library):
@@ -129,6 +130,16 @@ class Record:
         return library in self.ways if library in ("onnxruntime", "openvino") else True
 
 
+def _is_cell(cell: Any) -> bool:
+    """Tell whether a cell says what it is of, and has a number for every figure of ways that did not fail."""
+    named = isinstance(cell, dict) and isinstance(cell.get("model"), str) and isinstance(cell.get("batch"), int)
+    if not named or not isinstance(cell.get("date"), str) or not isinstance(cell.get("ways"), dict):
+        return False
+    figures = ("us", "us_low", "us_high", "images_s", "error", "build_s")
+    rows = cell["ways"].values()
+    return all(isinstance(row, dict) and ("failed" in row or all(isinstance(row.get(key), int | float) for key in figures)) for row in rows)
+
+
 def trains(record: Record) -> bool:
     """Tell a record of training from one of inference."""
     return record.about.get("what") == "train"
@@ -138,9 +149,12 @@ def merged(paths: Sequence[str | os.PathLike[str]]) -> Record:
     """Read records that were measured alike, say on the GPUs of one machine, as one; of a cell that several have, the last one's.
 
     Raises:
-        ValueError: a file is no record, or was measured otherwise than the first.
+        ValueError: a file is no record, or a damaged one, or was measured otherwise than the first.
     """
-    first, *others = map(Record.read, paths)
+    first, *others = records = [Record.read(path) for path in paths]
+    for path, one in zip(paths, records, strict=True):
+        if not isinstance(one.about, dict) or not isinstance(one.cells, list) or not all(map(_is_cell, one.cells)):
+            raise ValueError(f"{path} is a damaged record of `zoo bench`; measure again into another file")
     for path, other in zip(paths[1:], others, strict=True):
         if different := first.differs(other.about):
             raise ValueError(f"{paths[0]} and {path} can't be shown together: measured with {different}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from zoo.kernels.copies import own_dtype
 from zoo.kernels.errors import Untraceable
@@ -44,13 +45,15 @@ def check(model: nn.Module) -> None:
 
 def device_of(device: torch.device | str | int | None) -> torch.device:
     """Return the device that is meant, an index with "cuda"; ValueError says what there is instead."""
+    if isinstance(device, torch.dtype):
+        raise ValueError(f"{device} is a dtype, and stands where the device does; use fast(model, dtype={device})")
     if isinstance(device, bool):
         raise ValueError(f'no device {device}; use "cuda", "cuda:1" or "cpu"')
     if device is None:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ValueError(f'no device {device!r}; use "cuda", "cuda:1" or "cpu"') from error
     if wanted.type == "cpu":
         return torch.device("cpu")
@@ -87,9 +90,17 @@ def example_of(
         device: where the arguments shall lie.
         images: how many, where none are given.
         record: refuses what the network doesn't take.
+
+    Raises:
+        ValueError: the example holds no tensor.
+        Untraceable: none is given, and nothing tells what the network takes.
     """
     if example is not None:
         args = example if isinstance(example, tuple) else (example,)
+        if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)):
+            raise ValueError(
+                f"example is a tensor, or a tuple of the model's arguments, such as torch.randn(1, 3, 224, 224); got {example!r:.60}"
+            )
         return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
     problem: Exception | None = None
     own = own_dtype(model)

@@ -84,8 +84,8 @@ def fast(
         With `train` a `FastTraining` module, which is called like `model` in every respect.
 
     Raises:
-        ValueError: an unknown device, dtype or `tune`; the device is not there; the model refuses the example; or `recompute` without
-            `train`.
+        ValueError: an unknown device, dtype or `tune`; the device is not there; the model refuses the example, or that is no tensor;
+            `recompute` without `train`, or `tf32` with it.
         TypeError: `model` is no module.
 
     Examples:
@@ -105,6 +105,12 @@ def fast(
         raise ValueError(f"a part of {type(model).__name__} is fast already; build the whole of plain(part) and call fast() on it")
     if tune not in get_args(Tune):
         raise ValueError(f'tune is "none", "quick" or "full", got {tune!r}')
+    if recompute is not None and not isinstance(recompute, bool):
+        raise ValueError(f"recompute is True, False or None, got {recompute!r}")
+    if train and tf32:
+        raise ValueError(
+            "tf32 goes without train=True: what trains heeds torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32"
+        )
     if train:
         from zoo.kernels.training.beginning import begin
 

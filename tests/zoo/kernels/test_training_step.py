@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import warnings
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo import fast, fast_step
+from zoo import fast, fast_step, why
 from zoo.kernels.training import FastStep, choosing
 from zoo.kernels.training import step as step_module
 from zoo.kernels.training.chains import steps_of
@@ -283,3 +284,74 @@ def test_neither_a_plan_nor_a_graph_leaves_scratch_memory_of_libraries_behind() 
     model.zero_grad(set_to_none=True)
     gc.collect()
     assert torch.cuda.memory_allocated() - before < 2**25
+
+
+def made_step(**changed: Any) -> FastStep:
+    network = Net().train()
+    given = {"model": network, "loss": nn.CrossEntropyLoss(), "optimizer": optimizer_of("sgd", network)} | changed
+    return fast_step(given.pop("model"), given.pop("loss"), given.pop("optimizer"), **given)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "words"),
+    [
+        ({"clip": -1}, ValueError, "above 0, got -1"),
+        ({"clip": float("nan")}, ValueError, "above 0, got nan"),
+        ({"dtype": torch.int8}, ValueError, "got torch.int8"),
+        ({"scaler": True}, TypeError, "scaler can't be a bool"),
+        ({"loss": nn.CrossEntropyLoss}, TypeError, "the class CrossEntropyLoss; build it first"),
+        ({"loss": 3}, TypeError, "loss can't be a int"),
+        ({"optimizer": torch.optim.SGD}, TypeError, "the class SGD; build it first"),
+        ({"optimizer": nn.CrossEntropyLoss()}, TypeError, "optimizer can't be a CrossEntropyLoss"),
+        ({"optimizer": optimizer_of("sgd", Net())}, ValueError, "no parameter of the model"),
+        ({"model": nn.ReLU()}, ValueError, "no parameters"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_would_fail_or_train_something_else_is_refused_at_once(changed: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        made_step(**changed)
+
+
+def test_a_network_for_inference_is_no_step() -> None:
+    model = fast(nn.Conv2d(3, 4, 3), "cpu", tune="none", example=torch.randn(1, 3, 5, 5))
+    with pytest.raises(ValueError, match=r"fast\(plain\(model\), train=True\)"):
+        made_step(model=model)
+
+
+def test_calls_that_no_step_can_come_of_say_what_they_lack() -> None:
+    x, y = torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
+    step = made_step()
+    with pytest.raises(TypeError, match="pairs"):
+        step(x, y, x)
+    for off in (torch.no_grad, torch.inference_mode):
+        with pytest.raises(RuntimeError, match="needs gradients"), off():
+            step(x, y)
+    with pytest.raises(ValueError, match=r"scalar, got a tensor \(2,\)"):
+        made_step(loss=nn.CrossEntropyLoss(reduction="none"))(x, y)
+    assert step(x, y, (x, y)).isfinite()
+
+
+def test_a_step_in_eval_mode_says_once_what_does_not_learn() -> None:
+    network = Net().eval()
+    x, y = torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
+    model = fast(network, train=True, example=x)
+    assert "eval mode" in str(why(model))
+    step = fast_step(model, nn.CrossEntropyLoss(), optimizer_of("sgd", network))
+    with pytest.warns(UserWarning, match=r"Net is in eval mode.*call model\.train\(\)"):
+        step(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(x, y)
+        model.train()
+        step(x, y)
+    assert "eval mode" not in str(why(model))
+
+
+def test_a_network_is_checked_in_inference_mode_as_outside() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    network = Net().train()
+    with torch.inference_mode():
+        model = fast(network, train=True, example=x)
+    assert model.unchanged == ""
+    assert why(model).rows

@@ -15,6 +15,7 @@ IMAGES = {"cpu": 2, "cuda": 16}
 """Images of the first check, where no example is given."""
 
 
+@torch.inference_mode(False)
 def begin(
     model: nn.Module,
     device: torch.device | str | int | None,

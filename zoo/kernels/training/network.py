@@ -166,7 +166,13 @@ class FastTraining(nn.Module):
     def report(self) -> Report:
         """Return what `why` shows."""
         device = next((str(p.device) for p in self.network.parameters()), "cpu")
-        return Report([plan.report for plan in self._plans.values()], self.unchanged, device, str(self.dtype).removeprefix("torch."))
+        waits = (
+            ""
+            if self.training or self._plans
+            else "it is in eval mode, in which the network runs itself; model.train() comes before training"
+        )
+        plans = [plan.report for plan in self._plans.values()]
+        return Report(plans, self.unchanged or waits, device, str(self.dtype).removeprefix("torch."))
 
     def train(self, mode: bool = True) -> FastTraining:
         """Set the network's mode, and this one's."""

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.fast import plain
 from zoo.kernels.growing import growing
+from zoo.kernels.network import Fast
 from zoo.kernels.training.exchanging import Exchange, quiet
 from zoo.kernels.training.optimizing import Prepared
 from zoo.kernels.training.watching import Watch
@@ -78,6 +80,7 @@ class FastStep:
         self._pool: Any = None
         self._stream: Any = None
         self._watch = Watch(model)
+        self._told = False
 
     @property
     def inside(self) -> bool:
@@ -95,7 +98,25 @@ class FastStep:
 
         Returns:
             the loss before the step, a scalar on the device that no later step overwrites; nobody waits for it.
+
+        Raises:
+            TypeError: a further part is no pair.
+            ValueError: the loss is no scalar.
+            RuntimeError: gradients are switched off around the call.
         """
+        for part in more:
+            if not isinstance(part, tuple | list) or len(part) != 2:
+                raise TypeError(f"further parts of a step are pairs: step(images, target, (images, target)), got a {type(part).__name__}")
+        if not torch.is_grad_enabled():
+            raise RuntimeError("a step needs gradients; call it outside of torch.no_grad() and torch.inference_mode()")
+        if not self.model.training and not self._told:
+            self._told = True
+            name = type(plain(self.model)).__name__
+            warnings.warn(
+                f"{name} is in eval mode: its BatchNorms learn no statistics, dropout draws nothing, and a fast network runs as it is; "
+                "call model.train() before the first step, unless that is meant",
+                stacklevel=2,
+            )
         parts = ((images, target), *more)
         if self._exchange is not None and (reason := Exchange.hooked(self.model)):  # pyright: ignore[reportArgumentType]
             self._exchange, self.unchanged = None, _outside(reason)
@@ -163,6 +184,9 @@ class FastStep:
             with quiet(model, number < len(parts)):
                 with self._casts():
                     loss = self.loss(model(images), target)
+                if not isinstance(loss, Tensor) or loss.numel() != 1:
+                    what = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+                    raise ValueError(f'the loss has to be a scalar, got {what}; PyTorch\'s losses give one with reduction="mean"')
                 loss = loss if len(parts) == 1 else loss / len(parts)
                 (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             losses.append(loss.detach())
@@ -292,6 +316,28 @@ def _refused(model: nn.Module) -> str:
     return ""
 
 
+def _check(model: nn.Module, loss: Any, optimizer: Any, scaler: Any, clip: Any) -> None:
+    """Refuse what would fail at the first step, or train something else without a word; `fast_step` says what is raised."""
+    if isinstance(model, Fast):
+        raise ValueError("fast(model) computes no gradients; make a step of fast(plain(model), train=True)")
+    for name, value, needed in (
+        ("loss", loss, ()),
+        ("optimizer", optimizer, ("param_groups", "step", "zero_grad")),
+        ("scaler", scaler, ("scale",)),
+    ):
+        if name == "scaler" and value is None:
+            continue
+        if isinstance(value, type):
+            raise TypeError(f"{name} is the class {value.__name__}; build it first")
+        if not all(hasattr(value, word) for word in needed) or (name == "loss" and not callable(value)):
+            raise TypeError(f"{name} can't be a {type(value).__name__}: fast_step(model, loss, optimizer)")
+    mine = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
+        raise ValueError("the optimiser has no parameter of the model; build it over model.parameters()")
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
+        raise ValueError(f"clip is the largest norm of the gradients, a number above 0, got {clip!r}")
+
+
 def fast_step(
     model: nn.Module,
     loss: Callable[[Any, Any], Tensor],
@@ -323,19 +369,25 @@ def fast_step(
         the step. With several processes, `close()` it before they part: see there.
 
     Raises:
-        ValueError: the model has no parameters.
+        ValueError: the model has no parameters, or is `fast(model)`, which computes no gradients; the optimiser has none of them;
+            `dtype` is none that autocast takes; or `clip` is no number above 0.
+        TypeError: the loss, optimiser or scaler is none.
 
     Examples:
-        >>> model = fast(ResNet50().cuda(), train=True)                                  # doctest: +SKIP
+        >>> model = fast(ResNet50().cuda().train(), train=True)                          # doctest: +SKIP
         >>> step = fast_step(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1, 0.9))    # doctest: +SKIP
         >>> step(images, labels)                                                         # doctest: +SKIP
     """
     first = next(model.parameters(), None)
     if first is None:
         raise ValueError(f"{type(model).__name__} has no parameters to train")
+    _check(model, loss, optimizer, scaler, clip)
     if isinstance(dtype, str):
         if dtype != "auto":
             raise ValueError(f'dtype is a torch.dtype, None or "auto", got {dtype!r}')
         half = torch.float16 if scaler is not None else torch.bfloat16
         dtype = half if first.device.type == "cuda" else None
+    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f'dtype is torch.bfloat16, torch.float16, None for no autocast, or "auto", got {dtype}')
+    dtype = None if dtype == torch.float32 else dtype
     return FastStep(model, loss, optimizer, dtype, scaler, clip, unchanged)
