@@ -214,3 +214,14 @@ def test_records_of_one_device_are_shown_together_and_others_are_refused(
     capsys.readouterr()
     assert main(["bench", *files]) == 1
     assert "can't be shown together: measured with device NVIDIA H200, not NVIDIA H100" in " ".join(capsys.readouterr().err.split())
+
+
+def test_eagers_memory_is_the_least_that_was_measured() -> None:
+    ways: dict[str, Any] = {
+        "eager": {"memory_mib": None},
+        "eager-fp32": {"memory_mib": 200.0},
+        "eager-cl": {"memory_mib": 100.4},
+        "compile": {"memory_mib": 1.0},
+    }
+    assert page._eagers_least({"ways": ways}) == "100"
+    assert page._eagers_least({"ways": {"eager": {"memory_mib": None}}}) == "-"

@@ -145,7 +145,7 @@ def _details(record: Record, cells: list[dict[str, Any]]) -> list[str]:
 
 def _eagers_least(cell: dict[str, Any]) -> str:
     """Return the memory of the eager way that takes least: which were measured differs from cell to cell."""
-    ways = [way for way in cell["ways"] if way.startswith("eager") and "memory_mib" in cell["ways"][way]]
+    ways = [way for way in cell["ways"] if way.startswith("eager") and cell["ways"][way].get("memory_mib") is not None]
     return number(cell, min(ways, key=lambda way: cell["ways"][way]["memory_mib"], default=""), "memory_mib", ",.0f")
 
 

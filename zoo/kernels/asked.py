@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from zoo.kernels.copies import own_dtype
 from zoo.kernels.errors import Untraceable
@@ -92,15 +91,15 @@ def example_of(
         record: refuses what the network doesn't take.
 
     Raises:
-        ValueError: the example holds no tensor.
+        ValueError: the example is a shape, or a word.
         Untraceable: none is given, and nothing tells what the network takes.
     """
     if example is not None:
         args = example if isinstance(example, tuple) else (example,)
-        if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(args)):
-            raise ValueError(
-                f"example is a tensor, or a tuple of the model's arguments, such as torch.randn(1, 3, 224, 224); got {example!r:.60}"
-            )
+        shape = isinstance(example, tuple) and len(example) > 2 and all(isinstance(size, int) for size in example)
+        if shape or isinstance(example, str):
+            asked = f"a tensor such as torch.randn{tuple(example)}" if shape else "a tensor such as torch.randn(1, 3, 224, 224)"
+            raise ValueError(f"example is {asked}, or a tuple of the model's arguments; got {example!r:.60}")
         return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
     problem: Exception | None = None
     own = own_dtype(model)

@@ -84,7 +84,7 @@ def fast(
         With `train` a `FastTraining` module, which is called like `model` in every respect.
 
     Raises:
-        ValueError: an unknown device, dtype or `tune`; the device is not there; the model refuses the example, or that is no tensor;
+        ValueError: an unknown device, dtype or `tune`; the device is not there; the model refuses the example, or that is a shape;
             `recompute` without `train`, or `tf32` with it.
         TypeError: `model` is no module.
 

@@ -189,7 +189,10 @@ def test_the_networks_own_errors_stay_its_own() -> None:
         ({"device": "cpu", "tune": "fast"}, '"none", "quick" or "full"'),
         ({"device": torch.float32}, r"stands where the device does; use fast\(model, dtype=torch.float32\)"),
         ({"device": [1]}, r"no device \[1\]"),
-        ({"device": "cpu", "example": (1, 3, 32, 32)}, r"such as torch\.randn\(1, 3, 224, 224\); got \(1, 3, 32, 32\)"),
+        (
+            {"device": "cpu", "example": (1, 3, 32, 32)},
+            r"such as torch\.randn\(1, 3, 32, 32\), or a tuple of the model\'s arguments; got \(1, 3, 32, 32\)",
+        ),
         ({"train": True, "example": "x"}, "example is a tensor"),
         ({"train": True, "recompute": "yes"}, "True, False or None, got 'yes'"),
         ({"train": True, "tf32": True}, "tf32 goes without train=True"),

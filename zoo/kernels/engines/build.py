@@ -32,7 +32,9 @@ def build_cpu(
     own = own_dtype(network)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     here = all(tensor.device.type == "cpu" for tensor in (*network.parameters(), *network.buffers()))
-    model = _OfTensors(_evaluating(network) if here else on_device(network, CPU), leaves, spec)
+    if not here and weights.copy is None:
+        weights.copy = on_device(network, CPU)
+    model = _OfTensors(_evaluating(network if weights.copy is None else weights.copy), leaves, spec)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")

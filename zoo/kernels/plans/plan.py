@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import threading
 from typing import Any
 
@@ -109,9 +110,14 @@ class Plan:
                     self._run()
             torch.cuda.synchronize(self.setting.device)
             torch.cuda.empty_cache()  # of the run's own pieces
-            self._record(stream, None)
             found = None if watched is None else layout(watched.pieces)
-            apart = 0 if found is None else pool_bytes(self._graph)
+            apart = math.inf
+            try:
+                self._record(stream, None)
+                apart = 0 if found is None else pool_bytes(self._graph)
+            except torch.OutOfMemoryError:  # an arena may fit
+                if found is None:
+                    raise
             if found is not None and found.nbytes < apart and not self._served(stream, found, apart):
                 self._record(stream, None)
         finally:
@@ -122,16 +128,19 @@ class Plan:
             clear_workspaces()
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
 
-    def _served(self, stream: torch.cuda.Stream, found: Layout, apart: int) -> bool:
+    def _served(self, stream: torch.cuda.Stream, found: Layout, apart: float) -> bool:
         """Record the run again in an arena; False where that failed, or takes as much as maps that lie apart, and nothing is recorded."""
         self._forget()
         self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
         try:
             self._record(stream, Served(found, self._memory))
-            if found.nbytes + pool_bytes(self._graph) < apart:
+            if apart == math.inf or found.nbytes + pool_bytes(self._graph) < apart:
                 return True
         except Changed:  # by a kernel that keeps memory from call to call
             pass
+        except BaseException:
+            self._forget()
+            raise
         self._forget()
         return False
 
@@ -191,9 +200,11 @@ class Plan:
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
 
 
-def pool_bytes(graph: torch.cuda.CUDAGraph | None) -> int:
-    """Return how much the allocator holds for a graph, in bytes."""
+def pool_bytes(graph: torch.cuda.CUDAGraph | None) -> float:
+    """Return how much the allocator holds for a graph, in bytes; infinity where it is none of PyTorch's own, which can't say."""
     if graph is None:
         return 0
+    if torch.cuda.get_allocator_backend() != "native":
+        return math.inf
     pool = tuple(graph.pool())
-    return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot() if tuple(segment.get("segment_pool_id", ())) == pool)
+    return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == pool)

@@ -55,12 +55,15 @@ class Program:
         self.forms: dict[Node, list[tuple[str, dict[str, Any]]]] = {node: [] for node in graph.inputs}
         self.bound: dict[Node, Bound] = {}
         self._packed: dict[Node, str] = {}
+        widened: set[Node] = set()
         workspace = Workspace()
         for node in self.steps:
             if node.op in COMPUTED:
                 candidate = chosen.get(node, Candidate(ATEN))
                 image = candidate.op in IMAGE_OPS
-                self.bound[node] = bind(node, candidate, setting, weights, self._out_dtype(node, candidate, results), workspace)
+                if (out_dtype := self._out_dtype(node, candidate, results)) is not None:
+                    widened.add(node)
+                self.bound[node] = bind(node, candidate, setting, weights, out_dtype, workspace)
                 if image:
                     self._packed[node] = ""
             image = node in self._packed
@@ -85,7 +88,8 @@ class Program:
             if node in index and node not in results:
                 self.dead[i].append(node)
         kernels = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op != ATEN}
-        able = [node for node in kernels if chosen[node].op == "pointwise" and node not in results and node not in places]
+        kept = results.union(places, widened)
+        able = [node for node in kernels if chosen[node].op == "pointwise" and node not in kept]
         self._in_place = {node for node in able if self._overwritten(node, kernels)}
         ends: dict[Buffer, int] = {}
         for node, spot in places.items():

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.kernels import ops
 from zoo.kernels.passes.graph import Node
@@ -25,6 +25,8 @@ class Weights:
         self._made: dict[tuple[Any, ...], Tensor] = {}
         self.means: dict[tuple[Any, ...], Tensor] | None = None
         """What `balance.mean_inputs` measured, for all shapes."""
+        self.copy: nn.Module | None = None
+        """Of the network, where it is on another device than its plans."""
 
     def get(self, key: tuple[Any, ...], make: Callable[[], Tensor], keep: bool = True) -> Tensor:
         """Return the tensor of this key, made at the first request."""
@@ -38,7 +40,7 @@ class Weights:
     def clear(self) -> None:
         """Forget everything."""
         self._made.clear()
-        self.means = None
+        self.means, self.copy = None, None
 
 
 class Workspace:

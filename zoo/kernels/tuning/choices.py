@@ -22,7 +22,7 @@ LEVELS = ("none", "quick", "full")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest right kernel of a step at one shape: its launch parameters, its time, and ATen's time for the same."""
+    """The kernel that won a step at one shape (`contest`): its launch parameters, its time, and ATen's time for the same."""
 
     op: str
     config: dict[str, Any] = field(default_factory=dict)

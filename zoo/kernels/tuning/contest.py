@@ -1,4 +1,7 @@
-"""Time what could compute a step at its shape, each candidate only after its result was right: the fastest wins."""
+"""Time what could compute a step at its shape, each candidate only after its result was right: the fastest wins.
+
+One whose memory lies outside of a plan's arena has to be faster by more than a measurement scatters (`OUT_OF_PLACE`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +32,7 @@ from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, Ca
 from zoo.kernels.tuning.tasks import Task
 
 Progress = Callable[[int, int, str], None]
+T = TypeVar("T")
 
 
 QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
@@ -108,7 +112,8 @@ def tune(
     done = 0
     with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
         for group in _groups(nodes, places, setting):
-            several = {key: _best_guesses(found[key]) if schedule.is_late(done) else found[key] for key in group}
+            late = schedule.is_late(done)
+            several = {key: _first_of_each(found[key], lambda one: one) if late else found[key] for key in group}
             contests = [_contest(key, nodes[key], several[key], places, setting) for key in group]
             end = done + len(group)
             torch.cuda.synchronize()  # the inputs are there before other streams read them
@@ -119,8 +124,7 @@ def tune(
                 if progress is not None:
                     progress(done, len(nodes), contest.key)
                 if schedule.is_late(end):
-                    kept = _best_guesses([trial.candidate for trial in contest.trials])
-                    contest.trials = [trial for trial in contest.trials if trial.candidate in kept]
+                    contest.trials = _first_of_each([trial for trial in contest.trials if not trial.failure], lambda trial: trial.candidate)
                 yield contest.key, _fastest(contest, setting, level)
                 done += 1
     torch.cuda.empty_cache()
@@ -149,11 +153,11 @@ class _Schedule:
         return time.monotonic() - self._from > (self._until - self._from) * min(1.0, done / self._steps + 0.1)
 
 
-def _best_guesses(several: list[Candidate]) -> list[Candidate]:
-    """Return the first candidate of each op."""
-    first: dict[str, Candidate] = {}
-    for candidate in several:
-        first.setdefault(candidate.op, candidate)
+def _first_of_each(several: list[T], candidate: Callable[[T], Candidate]) -> list[T]:
+    """Return the best guess of each op: the first."""
+    first: dict[str, T] = {}
+    for one in several:
+        first.setdefault(candidate(one).op, one)
     return list(first.values())
 
 
