@@ -139,10 +139,11 @@ def _graphed(call: Call) -> Call:
     with torch.cuda.graph(graph):
         out = call()
 
-    def replay(held: Call = call) -> Tensor:
-        del held  # but for it the weights would go, and others' tensors take their place under the graph
+    kept = call, out  # the call too: without it the weights would go, and others' tensors take their place under the graph
+
+    def replay() -> Tensor:
         graph.replay()
-        return out
+        return kept[1]
 
     return replay
 

@@ -15,6 +15,8 @@ from zoo.bench.peers import OURS, WAYS, label
 FORMAT = 1
 SAME = ("what", "type", "device", "dtype", "tune")
 """What cells of one record have in common, besides the versions of `LIBRARIES`."""
+UNSAID = {"what": "infer"}
+"""What a record means that doesn't say it."""
 LIBRARIES = ("torch", "torchvision", "triton", "onnxruntime", "openvino")
 
 
@@ -74,9 +76,9 @@ class Record:
     def differs(self, about: dict[str, Any]) -> str:
         """Say in what this record was measured differently from `about`, "" where both may share a file."""
         for key in SAME:
-            if self.about.get(key) != about.get(key):
-                had, has = (one.get(key) or ("infer" if key == "what" else None) for one in (self.about, about))
-                return f"{key} {had}, not {has}"
+            old, new = (one.get(key, UNSAID.get(key)) for one in (self.about, about))
+            if old != new:
+                return f"{key} {old}, not {new}"
         had, has = self.about.get("versions", {}), about.get("versions", {})
         for library in LIBRARIES:
             if had.get(library) != has.get(library):

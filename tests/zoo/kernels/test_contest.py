@@ -40,7 +40,7 @@ def test_nothing_is_late_without_a_limit_and_each_share_of_the_steps_has_its_sha
 
 def test_of_a_late_step_the_best_guess_of_each_op_is_timed() -> None:
     several = [Candidate("conv", {"a": 1}), Candidate("conv", {"a": 2}), Candidate("cudnn_graph", {"plan": 0}), Candidate("cudnn_conv")]
-    assert [one.config for one in contest._first_of_each(several, lambda one: one)] == [{"a": 1}, {"plan": 0}, {}]
+    assert [one.config for one in contest._first_of_each(several)] == [{"a": 1}, {"plan": 0}, {}]
 
 
 def test_memory_beside_the_arena_decides_between_equals() -> None:

@@ -338,7 +338,7 @@ def test_a_step_in_eval_mode_says_once_what_does_not_learn() -> None:
     model = fast(network, train=True, example=x)
     assert "eval mode" in str(why(model))
     step = fast_step(model, nn.CrossEntropyLoss(), optimizer_of("sgd", network))
-    with pytest.warns(UserWarning, match=r"Net is in eval mode.*call model\.train\(\)"):
+    with pytest.warns(UserWarning, match=r"is in eval mode.*call model\.train\(\)"):
         step(x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

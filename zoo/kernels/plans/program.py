@@ -90,7 +90,7 @@ class Program:
         kernels = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op != ATEN}
         kept = results.union(places, widened)
         able = [node for node in kernels if chosen[node].op == "pointwise" and node not in kept]
-        self._in_place = {node for node in able if self._overwritten(node, kernels)}
+        self._in_place = {node for node in able if node.inputs[0] in self.dead[index[node]] and self._is_its_own(node, kernels)}
         ends: dict[Buffer, int] = {}
         for node, spot in places.items():
             end = len(self.steps) if node in results else last.get(node, index.get(node, 0))
@@ -103,13 +103,11 @@ class Program:
         """Return the steps with kernels of ours that none of ours follows: these are compiled otherwise."""
         return [node for node in self.steps if node not in self._overlaps and node in self._ours]
 
-    def _overwritten(self, node: Node, kernels: set[Node]) -> bool:
-        """Tell whether an element-wise step may write over its x: its last reader, and only kernels made or read it, no view."""
+    def _is_its_own(self, node: Node, kernels: set[Node]) -> bool:
+        """Tell whether an element-wise step's x has memory that nothing else shows: only kernels made or read it, no view."""
         x = node.inputs[0]
-        others = [step for step in self.steps if x in step.inputs and step is not node]
-        return (
-            x in kernels and x not in self.places and x.shape == node.shape and x in self.dead[self.steps.index(node)]
-        ) and kernels.issuperset(others)
+        readers = {step for step in self.steps if x in step.inputs}
+        return x in kernels and x not in self.places and x.shape == node.shape and readers <= kernels
 
     def _is_followed_by_ours(self, node: Node, index: dict[Node, int]) -> bool:
         """Tell whether a step and the next that launches anything are kernels of ours, with no copy between them."""

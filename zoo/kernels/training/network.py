@@ -166,11 +166,7 @@ class FastTraining(nn.Module):
     def report(self) -> Report:
         """Return what `why` shows."""
         device = next((str(p.device) for p in self.network.parameters()), "cpu")
-        waits = (
-            ""
-            if self.training or self._plans
-            else "it is in eval mode, in which the network runs itself; model.train() comes before training"
-        )
+        waits = "" if self.training or self._plans else "it is in eval mode, where the network runs itself; train by model.train()"
         plans = [plan.report for plan in self._plans.values()]
         return Report(plans, self.unchanged or waits, device, str(self.dtype).removeprefix("torch."))
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.fast import plain
 from zoo.kernels.growing import growing
 from zoo.kernels.network import Fast
 from zoo.kernels.training.exchanging import Exchange, quiet
@@ -111,9 +110,8 @@ class FastStep:
             raise RuntimeError("a step needs gradients; call it outside of torch.no_grad() and torch.inference_mode()")
         if not self.model.training and not self._told:
             self._told = True
-            name = type(plain(self.model)).__name__
             warnings.warn(
-                f"{name} is in eval mode: its BatchNorms learn no statistics, dropout draws nothing, and a fast network runs as it is; "
+                "the network is in eval mode: its BatchNorms learn no statistics, dropout draws nothing, and a fast network runs as it is; "
                 "call model.train() before the first step, unless that is meant",
                 stacklevel=2,
             )
@@ -320,17 +318,14 @@ def _check(model: nn.Module, loss: Any, optimizer: Any, scaler: Any, clip: Any) 
     """Refuse what would fail at the first step, or train something else without a word; `fast_step` says what is raised."""
     if isinstance(model, Fast):
         raise ValueError("fast(model) computes no gradients; make a step of fast(plain(model), train=True)")
-    for name, value, needed in (
-        ("loss", loss, ()),
-        ("optimizer", optimizer, ("param_groups", "step", "zero_grad")),
-        ("scaler", scaler, ("scale",)),
-    ):
-        if name == "scaler" and value is None:
-            continue
+    for name, value in (("loss", loss), ("optimizer", optimizer), ("scaler", scaler)):
         if isinstance(value, type):
             raise TypeError(f"{name} is the class {value.__name__}; build it first")
-        if not all(hasattr(value, word) for word in needed) or (name == "loss" and not callable(value)):
-            raise TypeError(f"{name} can't be a {type(value).__name__}: fast_step(model, loss, optimizer)")
+    able = all(hasattr(optimizer, word) for word in ("param_groups", "step", "zero_grad"))
+    fits = {"loss": callable(loss), "optimizer": able, "scaler": scaler is None or hasattr(scaler, "scale")}
+    if wrong := [name for name, right in fits.items() if not right]:
+        given = {"loss": loss, "optimizer": optimizer, "scaler": scaler}[wrong[0]]
+        raise TypeError(f"{wrong[0]} can't be a {type(given).__name__}: fast_step(model, loss, optimizer)")
     mine = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError("the optimiser has no parameter of the model; build it over model.parameters()")

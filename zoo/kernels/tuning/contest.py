@@ -32,7 +32,6 @@ from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, Ca
 from zoo.kernels.tuning.tasks import Task
 
 Progress = Callable[[int, int, str], None]
-T = TypeVar("T")
 
 
 QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
@@ -80,6 +79,13 @@ class _Trial:
     call: Callable[[], Any]
     failure: str = ""
 
+    @property
+    def op(self) -> str:
+        return self.candidate.op
+
+
+E = TypeVar("E", Candidate, _Trial)
+
 
 @dataclass(slots=True)
 class _Contest:
@@ -113,7 +119,7 @@ def tune(
     with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
         for group in _groups(nodes, places, setting):
             late = schedule.is_late(done)
-            several = {key: _first_of_each(found[key], lambda one: one) if late else found[key] for key in group}
+            several = {key: _first_of_each(found[key]) if late else found[key] for key in group}
             contests = [_contest(key, nodes[key], several[key], places, setting) for key in group]
             end = done + len(group)
             torch.cuda.synchronize()  # the inputs are there before other streams read them
@@ -124,7 +130,7 @@ def tune(
                 if progress is not None:
                     progress(done, len(nodes), contest.key)
                 if schedule.is_late(end):
-                    contest.trials = _first_of_each([trial for trial in contest.trials if not trial.failure], lambda trial: trial.candidate)
+                    contest.trials = _first_of_each([trial for trial in contest.trials if not trial.failure])
                 yield contest.key, _fastest(contest, setting, level)
                 done += 1
     torch.cuda.empty_cache()
@@ -153,11 +159,11 @@ class _Schedule:
         return time.monotonic() - self._from > (self._until - self._from) * min(1.0, done / self._steps + 0.1)
 
 
-def _first_of_each(several: list[T], candidate: Callable[[T], Candidate]) -> list[T]:
+def _first_of_each(several: list[E]) -> list[E]:
     """Return the best guess of each op: the first."""
-    first: dict[str, T] = {}
+    first: dict[str, E] = {}
     for one in several:
-        first.setdefault(candidate(one).op, one)
+        first.setdefault(one.op, one)
     return list(first.values())
 
 
