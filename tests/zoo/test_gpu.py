@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from zoo import CATALOGUE, Model, ResNet18, ResNet20, predict, trained
+from zoo.kernels.precision import products
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def full_precision() -> Iterator[None]:
+    with products(tf32=False):
+        yield
 
 
 def smallest() -> list[type[Model]]:

@@ -21,7 +21,6 @@ from zoo.bench.floor import floor_us
 from zoo.bench.peers import OURS, WARMUPS, Call, Way
 from zoo.bench.record import Record
 from zoo.bench.subject import Subject, relative_error, subject
-from zoo.kernels.workspaces import clear_workspaces
 from zoo.model import Model
 
 FIGURE = ("ResNet50", "ResNet101", "VGG19")
@@ -109,8 +108,6 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
 def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, watch: Clock) -> None:
     s = subject(cls, batch, plan.device, plan.dtype)
     s.prepare()
-    if plan.device.type == "cuda":
-        clear_workspaces()  # the reference's: a way that clears them would seem to hold less than nothing
     plain = s.plain_error if math.isfinite(s.plain_error) else None
     cell |= {"twin": s.twin, "plain_error": plain, "floor_us": floor_us(cls, batch, plan.device, plan.dtype)}
     calls: dict[str, Call] = {}

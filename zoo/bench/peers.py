@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.bench.subject import Subject, tf32
+from zoo.kernels.workspaces import clear_workspaces
 from zoo.model import Model
 
 Call = Callable[[], Tensor]
@@ -136,6 +137,7 @@ def _graphed(call: Call) -> Call:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
+    clear_workspaces()  # cuBLAS's is made anew in the graph's own memory, which nobody else is given
     with torch.cuda.graph(graph):
         out = call()
 

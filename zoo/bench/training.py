@@ -22,7 +22,6 @@ from zoo.bench.machine import facts
 from zoo.bench.peers import OURS, Way, forked_compilers
 from zoo.bench.record import Record, today
 from zoo.bench.subject import Subject, subject
-from zoo.kernels.workspaces import clear_workspaces
 from zoo.layers import StochasticDepth
 from zoo.model import Model
 
@@ -213,7 +212,6 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
 
 def _build(way: Way, s: Subject, half: torch.dtype | None, tune: str, row: dict[str, Any], right: Tensor, limit: float) -> Step:
     """Build a way, prove a step of it, weigh it; raises ValueError where it learns something else."""
-    clear_workspaces()  # those of the ways before, which would be freed in between
     memory = Memory(s.device)
     start = time.monotonic()
     learner = learner_of(s, s.own if way.name in (OURS, MODULE, SMALL) else s.peer, half)

@@ -59,15 +59,25 @@ def test_captured_steps_learn_what_eager_ones_learn(photos: Path, tmp_path: Path
     page = (tmp_path / "fast" / "report.html").read_text()
     assert f"steps: {STEPS} on the zoo&#x27;s kernels; {STEPS - EAGER} of them replayed as a CUDA graph" in page
     assert "what each layer ran on" in page
-    run(photos, tmp_path / "exact", fast=False, dtype="float32")
-    ours, theirs, exact = (load_file(tmp_path / name / "last.safetensors") for name in ("fast", "eager", "exact"))
-    assert ours.keys() == theirs.keys() == exact.keys()
-    # Statistics are written by the graph where evaluations read them. They follow weights that thirty rounded steps have moved, and
-    # are no further from those of eager bfloat16 than two of its own roundings would be; left as they began, they would be by ten times.
-    assert apart(ours, theirs) < 2 * apart(exact, theirs) < 0.3
+    ours, theirs = (load_file(tmp_path / name / "last.safetensors") for name in ("fast", "eager"))
+    assert ours.keys() == theirs.keys()
     counted = [key for key in ours if key.endswith("num_batches_tracked")]
     assert {int(ours[key] - theirs[key]) for key in counted} == {0}
     assert counted
+
+
+def test_statistics_are_written_by_the_graph_where_evaluations_read_them(photos: Path, tmp_path: Path) -> None:
+    off: dict[str, list[float]] = {"fast": [], "eager": []}
+    for seed in range(3):
+        ways: dict[str, dict[str, Any]] = {"exact": {"fast": False, "dtype": "float32"}, "eager": {"fast": False}, "fast": {"fast": True}}
+        for name, settings in ways.items():
+            run(photos, tmp_path / f"{name}{seed}", seed=seed, **settings)
+        exact, *others = (load_file(tmp_path / f"{name}{seed}" / "last.safetensors") for name in ways)
+        for name, found in zip(("eager", "fast"), others, strict=True):
+            off[name].append(apart(found, exact))
+    # They follow weights that thirty rounded steps have moved: one run is up to twice as far from float32's as another. Left as they
+    # began they would be ten times as far.
+    assert sum(off["fast"]) < 1.5 * sum(off["eager"]) < 0.6
 
 
 def test_mixed_images_in_parts_with_a_mean_of_weights_and_layers_rates_are_captured(photos: Path, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
+
+from zoo.kernels.precision import products
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     import interpreting
@@ -14,5 +17,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 
 @pytest.fixture
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def device() -> Iterator[torch.device]:
+    """Where kernels run; what they are compared with is computed there without TF32."""
+    with products(tf32=False):
+        yield torch.device("cuda" if torch.cuda.is_available() else "cpu")

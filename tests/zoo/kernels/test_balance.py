@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
+from typing import Any
 
 import pytest
 import torch
@@ -102,3 +103,26 @@ def test_every_convolution_of_a_plan_has_its_means_whatever_the_batch(batch: int
     means = building._means(model, graph, places, batches, setting)  # of a large batch some images only are looked at
     assert means.keys() == {key(node) for node in graph.nodes if node.op == "conv"}
     assert len(means) == 20  # 19 convolutions and the last layer; the shortcuts have no parameters
+
+
+def test_weights_lie_in_one_piece_of_memory_that_plans_of_all_shapes_share() -> None:
+    model, setting = settled(zoo.ResNet20), Setting(CPU, torch.bfloat16)
+    kept: dict[tuple[Any, ...], Tensor] = {}
+    made: list[list[Tensor]] = []
+    for size in (32, 48):
+        images = natural_images((2, 3, size, size), CPU)
+        graph, places = understand(model, (images,), {})
+        means = mean_inputs(graph, places, [[[images]], [[noise_like(images)]]], setting) if not made else {}
+        alone, _ = understand(model, (images,), {})
+        balance(graph, means, setting, kept)
+        balance(alone, means, setting)
+        made.append([node.attrs["weight"] for node in graph.nodes if node.op == "conv"])
+        if means:
+            assert all(
+                torch.equal(a, node.attrs["weight"]) for a, node in zip(made[0], (n for n in alone.nodes if n.op == "conv"), strict=True)
+            )
+    assert all(one is other for one, other in zip(*made, strict=True))
+    assert len({weight.untyped_storage().data_ptr() for weight in made[0]}) == 1
+    exact = sum(weight.numel() for weight in made[0]) * 2
+    assert exact <= made[0][0].untyped_storage().nbytes() < exact + 512 * len(made[0])
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) and weight.data_ptr() % 16 == 0 for weight in made[0])

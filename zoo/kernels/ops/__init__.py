@@ -11,7 +11,7 @@ An op's module has
     cost(**args)                 (floating-point operations, bytes that must move): the floor of any kernel
     PACK, or prepare(**args)     argument -> function that lays it out for the kernel; done once, before `launch`
     rival(**args)                PyTorch's own way to the same result, to time beside it, where that is not the reference
-    workspace(config, **args)    bytes of scratch memory, for kernels that split a sum; few ops have it
+    workspace(config)            bytes that a launch finds zero and leaves zero, for kernels that split a sum; few ops have it
     CASES, make(case, ...)       awkward shapes, and the arguments of one; LARGE_CASES: real ones, to time
     TOLERANCE                    dtype -> allowed relative error against `reference` in float32
 

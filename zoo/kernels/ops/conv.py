@@ -147,23 +147,18 @@ def _folds(scale: Tensor | None, channels: int, block: int) -> bool:
     return channels % block != 0 and scale is None
 
 
-def workspace(config: Config, x: Tensor, weight: Tensor, **options: Any) -> int:
-    """Return the bytes of workspace that a launch needs: 0 unless it splits k.
+def workspace(config: Config) -> int:
+    """Return the bytes of workspace that a launch needs: its arrival counters, 0 unless it splits k.
 
-    A workspace is a uint8 tensor of at least so many bytes whose first ``4 * COUNTERS`` were zero when it was made; every launch
-    leaves them zero. Launches one after the other on a stream may share one; launches that run at once may not.
+    A workspace is a uint8 tensor of at least so many bytes which were zero when it was made; every launch leaves them zero. Launches
+    one after the other on a stream may share one; launches that run at once may not. The partial sums are no part of it: they are not
+    needed after the launch, and a plan lays other maps over them.
     """
-    split = config.get("SPLIT", 1)
-    if split == 1:
-        return 0
-    ho, wo = _sizes(x, weight, options.get("stride", (1, 1)), options.get("padding", (0,) * 4), options.get("dilation", (1, 1)))
-    bm, bn = config["BM"], config["BN"]
-    tiles = triton.cdiv(x.shape[0] * ho * wo, bm) * triton.cdiv(weight.shape[0], bn)
-    return 4 * COUNTERS + 4 * split * tiles * bm * bn
+    return 4 * COUNTERS if config.get("SPLIT", 1) > 1 else 0
 
 
 def borrow(workspace: Tensor | None, split: int, tiles: int, size: int, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Return the arrival counters and the partial sums of a split launch, out of a workspace where there is one.
+    """Return the arrival counters of a split launch, out of a workspace where there is one, and memory for its partial sums.
 
     Args:
         workspace: see `workspace`, or None.
@@ -174,15 +169,15 @@ def borrow(workspace: Tensor | None, split: int, tiles: int, size: int, x: Tenso
     """
     if split == 1:
         return None, None
-    needed = 4 * COUNTERS + 4 * split * tiles * size
     if tiles > COUNTERS:
         raise ValueError(f"{tiles} tiles are too many to split")
     if workspace is None:
         counters = torch.zeros(COUNTERS, dtype=torch.int32, device=x.device)
-        return counters, torch.empty(split * tiles * size, dtype=torch.float32, device=x.device)
-    if workspace.numel() < needed or workspace.dtype != torch.uint8:
-        raise ValueError(f"the workspace has {workspace.numel()} bytes of {needed}")
-    return workspace[: 4 * COUNTERS].view(torch.int32), workspace[4 * COUNTERS : needed].view(torch.float32)
+    elif workspace.numel() < 4 * COUNTERS or workspace.dtype != torch.uint8:
+        raise ValueError(f"the workspace has {workspace.numel()} bytes of {4 * COUNTERS}")
+    else:
+        counters = workspace[: 4 * COUNTERS].view(torch.int32)
+    return counters, torch.empty(split * tiles * size, dtype=torch.float32, device=x.device)
 
 
 def launch(

@@ -145,9 +145,9 @@ def configs(
     return tiled(m, k, wide, kh * kw, x.element_size(), fold=kh * kw > 1, residual=with_residual, exact=exact, block=wide)[:16]
 
 
-def workspace(config: Config, x: Tensor, weight: Tensor, **options: Any) -> int:
+def workspace(config: Config) -> int:
     """Return the bytes of workspace that a launch needs, as `conv.workspace` does."""
-    return dense.workspace(config, x, weight, **options)
+    return dense.workspace(config)
 
 
 def launch(

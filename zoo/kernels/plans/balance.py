@@ -10,6 +10,7 @@ weights another rounding than plain eager's, better or worse by chance; with thi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,13 +20,14 @@ from torch import Tensor
 from zoo.kernels.ops._activation import ACTIVATIONS
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
+from zoo.kernels.plans.arena import ALIGNED
 from zoo.kernels.plans.program import Program
 from zoo.kernels.precision import products
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.steps import Setting
 
 Means = dict[tuple[Any, ...], Tensor]
-"""By layer: the mean of what each weight of a filter is multiplied by, float32 (kinds of pictures, C, KH, KW)."""
+"""By layer: the mean of what each weight of a filter is multiplied by, float32 (kinds of pictures, C, KH, KW), on the host."""
 
 TURNS = 24
 """Weights of an output that may be rounded the other way."""
@@ -34,13 +36,43 @@ PIECE = 1 << 24
 """Weights that are looked at together: each needs some 40 bytes for a moment."""
 
 
-def balance(graph: Graph, means: Means, setting: Setting) -> None:
-    """Round the weights of all convolutions to the plan's dtype, those with known means so that these stay."""
-    for node in graph.nodes:
-        if node.op == "conv":
-            weight: Tensor = node.attrs["weight"].to(setting.device, torch.float32)
-            known = means.get(key(node))
-            node.attrs["weight"] = weight.to(setting.dtype) if known is None else rounded(weight, known, setting.dtype)
+def balance(graph: Graph, means: Means, setting: Setting, kept: dict[tuple[Any, ...], Tensor] | None = None) -> None:
+    """Round the weights of all convolutions to the plan's dtype, those with known means so that these stay.
+
+    Args:
+        graph: whose weights are replaced.
+        means: what `mean_inputs` measured.
+        setting: of the plan.
+        kept: weights that graphs of other shapes had rounded, which are taken as they are; those rounded now are added. They lie in one
+            piece of memory, because an allocator rounds large pieces up: ResNet50's by 6 %. Those of groups lie apart and are not kept,
+            for some kernels pack them anew.
+    """
+    kept = {} if kept is None else kept
+    convolutions = [node for node in graph.nodes if node.op == "conv"]
+    named = {node: (*key(node), tuple(node.attrs["weight"].shape)) for node in convolutions if node.attrs["groups"] == 1}
+    fresh = {name: node for node, name in named.items() if name not in kept}
+    kept |= zip(fresh, _together([node.attrs["weight"].shape for node in fresh.values()], setting), strict=True)
+    for name, node in fresh.items():
+        kept[name].copy_(_weight_of(node, means, setting))
+    for node in convolutions:
+        node.attrs["weight"] = kept[named[node]] if node in named else _weight_of(node, means, setting)
+
+
+def _weight_of(node: Node, means: Means, setting: Setting) -> Tensor:
+    weight: Tensor = node.attrs["weight"].to(setting.device, torch.float32)
+    known = means.get(key(node))
+    return weight.to(setting.dtype) if known is None else rounded(weight, known.to(setting.device), setting.dtype)
+
+
+def _together(shapes: list[torch.Size], setting: Setting) -> list[Tensor]:
+    """Return a channels_last tensor of each shape, all in one piece of memory."""
+    per = ALIGNED // setting.dtype.itemsize
+    ends = list(accumulate(-(-shape.numel() // per) * per for shape in shapes))
+    memory = torch.empty(ends[-1] if ends else 0, dtype=setting.dtype, device=setting.device)
+    pieces = []
+    for start, (k, c, h, w) in zip([0, *ends], shapes, strict=False):
+        pieces.append(memory[start : start + k * c * h * w].view(k, h, w, c).permute(0, 3, 1, 2))
+    return pieces
 
 
 def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequence[list[Tensor]]], setting: Setting) -> Means:
@@ -69,7 +101,7 @@ def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequenc
                 images = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in images]
                 program.run([[image] * len(program.forms[node]) for node, image in zip(graph.inputs, images, strict=True)], probe)
         measured.append(found)
-    return {name: torch.stack([torch.stack(found[name]).mean(0) for found in measured]) for name in measured[0]}
+    return {name: torch.stack([torch.stack(found[name]).mean(0) for found in measured]).cpu() for name in measured[0]}
 
 
 def _taps(node: Node, inputs: list[Any]) -> Tensor:

@@ -68,7 +68,7 @@ def build_gpu(
         else:
             if weights.means is None:
                 weights.means = _means(network, graph, places, batches, setting)
-            balance(graph, weights.means, setting)
+            balance(graph, weights.means, setting, weights.rounded)
             try:
                 plan, report = _planned(graph, places, setting, options, weights, choices, batches, reference)
             except Unlike as first:  # by chance plain rounding may be the better one for this network

@@ -25,6 +25,8 @@ class Weights:
         self._made: dict[tuple[Any, ...], Tensor] = {}
         self.means: dict[tuple[Any, ...], Tensor] | None = None
         """What `balance.mean_inputs` measured, for all shapes."""
+        self.rounded: dict[tuple[Any, ...], Tensor] = {}
+        """What `balance.balance` made of the convolutions' weights, for all shapes."""
         self.copy: nn.Module | None = None
         """Of the network, where it is on another device than its plans."""
 
@@ -40,17 +42,18 @@ class Weights:
     def clear(self) -> None:
         """Forget everything."""
         self._made.clear()
+        self.rounded.clear()
         self.means, self.copy = None, None
 
 
 class Workspace:
-    """Memory for the partial sums of split products, shared by the steps of one plan, which run one after the other."""
+    """Counters of split products, shared by the steps of one plan, which run one after the other."""
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
 
     def get(self, size: int, device: torch.device) -> Tensor:
-        """Return at least `size` bytes; kernels find the counters at their beginning zero, and leave them so."""
+        """Return at least `size` bytes, which kernels find zero and leave zero."""
         if self._memory is None or self._memory.numel() < size:
             self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
         return self._memory
@@ -162,18 +165,12 @@ def _reference_caller(module: Any, roles: list[str], static: dict[str, Any]) -> 
 
 def _caller(module: Any, roles: list[str], static: dict[str, Any], candidate: Candidate, workspace: Workspace) -> Bound:
     config = candidate.config or None
-    sized = getattr(module, "workspace", None)
-    if sized is None or config is None:
+    size: int = module.workspace(config) if config and hasattr(module, "workspace") else 0
+    if not size:
         return lambda inputs, out: module.launch(**named(roles, inputs), **static, out=out, config=config)
-    size: int | None = None
 
     def run(inputs: list[Any], out: Any) -> Any:
-        nonlocal size
-        args = named(roles, inputs) | static
-        if size is None:
-            size = sized(config, **args)
-        space = workspace.get(size, inputs[0].device) if size else None
-        return module.launch(**args, out=out, config=config, workspace=space)
+        return module.launch(**named(roles, inputs), **static, out=out, config=config, workspace=workspace.get(size, inputs[0].device))
 
     return run
 
