@@ -1,0 +1,196 @@
+"""Profile a network on a GPU: which kernels a captured step, or a call, spends its time in, and how long nothing runs.
+
+    python recipes/profile_gpu.py --model ResNet50 --batch-size 32 --what train --out profile
+
+Kernels are counted by who wrote them: the zoo's by file of `zoo/kernels/ops`, cuDNN's and cuBLAS's together, PyTorch's optimisers, its
+other kernels, copies. Kernels that begin before others end count in full, so that shares may add up to more than the whole; what is
+left of it is gaps, in which nothing runs at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import json
+import re
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from zoo import CATALOGUE, fast
+from zoo.bench.machine import facts
+from zoo.bench.record import today
+from zoo.bench.subject import Subject, subject
+from zoo.bench.training import learner_of
+from zoo.kernels import ops
+from zoo.kernels.timing import alternate
+from zoo.kernels.training import fast_step
+
+CALLS, WARMUPS, SAMPLES = 5, 6, 15
+"""Calls that are profiled, made before, and timed without the profiler, which makes kernels no slower but gaps longer."""
+LIBRARIES = re.compile(r"cudnn|cublas|cutlass|xmma|nvjet|gemm|gemv|sm\d\d_|convolve|wgrad|dgrad|fprop|splitK", re.IGNORECASE)
+OPTIMISERS = re.compile(r"Fused(Sgd|Adam)")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A kernel that ran, in microseconds.
+
+    Attributes:
+        name: as CUDA knows it.
+        start: when it began.
+        end: when it was done.
+    """
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What kernels of one kind take of a call.
+
+    Attributes:
+        kind: who wrote them.
+        us: the time of all.
+        launches: how many.
+    """
+
+    kind: str
+    us: float
+    launches: float
+
+
+def kind_of(name: str, own: dict[str, str]) -> str:
+    """Return who wrote a kernel.
+
+    Args:
+        name: of the kernel.
+        own: the zoo's kernels, see `own_kernels`.
+    """
+    if name in own:
+        return f"zoo: {own[name]}"
+    if name.startswith(("Memcpy", "Memset")):
+        return "copies, fills"
+    if OPTIMISERS.search(name):
+        return "PyTorch: optimiser"
+    if "at::native" not in name and LIBRARIES.search(name):
+        return "cuDNN, cuBLAS"
+    return "PyTorch: others"
+
+
+def own_kernels() -> dict[str, str]:
+    """Return the files of `zoo/kernels/ops` by the names of the kernels in them; several share some names."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in sorted(Path(ops.__path__[0]).glob("*.py")):
+        module = importlib.import_module(f"{ops.__name__}.{file.stem}")
+        for value in vars(module).values():
+            written = getattr(value, "fn", None)  # of what Triton compiles, or interprets
+            if inspect.isfunction(written) and written.__module__ == module.__name__:
+                found[written.__name__].add(file.stem.lstrip("_"))
+    return {name: " or ".join(sorted(files)) for name, files in found.items()}
+
+
+def shares(spans: Sequence[Span], calls: int, own: dict[str, str]) -> tuple[list[Share], float]:
+    """Return what each kind takes of one call, the largest first, and the microseconds in which nothing runs.
+
+    Args:
+        spans: of all kernels that were profiled.
+        calls: how many calls these are of.
+        own: see `own_kernels`.
+
+    Raises:
+        ValueError: no kernel ran.
+    """
+    if not spans:
+        raise ValueError("no kernel ran: was this captured on a GPU?")
+    took: dict[str, list[float]] = defaultdict(list)
+    idle, end = 0.0, min(span.start for span in spans)
+    for span in sorted(spans, key=lambda span: span.start):
+        took[kind_of(span.name, own)].append(span.end - span.start)
+        idle += max(0.0, span.start - end)
+        end = max(end, span.end)
+    found = [Share(kind, sum(times) / calls, len(times) / calls) for kind, times in took.items()]
+    return sorted(found, key=lambda share: -share.us), idle / calls
+
+
+def table(found: Sequence[Share], idle: float, us: float) -> str:
+    """Return the shares as Markdown, over the time of a call that was measured without the profiler."""
+    lines = ["| kernels | ms | launches | of the time |", "|---|--:|--:|--:|"]
+    lines += [f"| {s.kind} | {s.us / 1000:.2f} | {s.launches:.0f} | {s.us / us:.0%} |" for s in found]
+    return "\n".join([*lines, f"| nothing | {idle / 1000:.2f} | | {idle / us:.0%} |", f"| a call | {us / 1000:.2f} | | |"])
+
+
+def trained(s: Subject) -> Callable[[], object]:
+    """Return a captured step of a network's fast version."""
+    learner = learner_of(s, s.own, s.dtype)
+    with torch.autocast(s.device.type, s.dtype):
+        model = fast(learner.network, train=True, example=learner.images)
+    step = fast_step(model, learner.loss, learner.optimizer, dtype=s.dtype)
+    return lambda: step(learner.images, learner.labels)
+
+
+def inferred(s: Subject) -> Callable[[], object]:
+    """Return a call of a network's fast version."""
+    images = s.input(s.dtype, channels_last=True)
+    model = fast(s.own, s.device, s.dtype, example=images)
+    return lambda: model(images)
+
+
+def profiled(call: Callable[[], object]) -> list[Span]:
+    """Return the kernels of `CALLS` calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+    there = [event for event in found.events() or () if event.device_type.name == "CUDA"]
+    return [Span(event.name, event.time_range.start, event.time_range.end) for event in there]
+
+
+def main() -> int:
+    """Read the command line, profile, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="ResNet50", choices=sorted(CATALOGUE), metavar="NETWORK")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--what", choices=("train", "infer"), default="train")
+    parser.add_argument("--out", type=Path, default=Path("profile"), help="OUT.json, with the kernels by name too")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("a profile of kernels needs a GPU that PyTorch sees", file=sys.stderr)
+        return 1
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.backends.cudnn.benchmark = True
+    s = subject(CATALOGUE[args.model], args.batch_size, device, torch.bfloat16)
+    with torch.inference_mode(args.what == "infer"):
+        call = (trained if args.what == "train" else inferred)(s)
+        for _ in range(WARMUPS):
+            call()
+        us = statistics.median(alternate({args.what: call}, SAMPLES)[args.what])
+        spans = profiled(call)
+    own = own_kernels()
+    found, idle = shares(spans, CALLS, own)
+    names: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        names[span.name].append(span.end - span.start)
+    kernels = [
+        {"name": name, "kind": kind_of(name, own), "us": sum(times) / CALLS, "launches": len(times) / CALLS}
+        for name, times in names.items()
+    ]
+    about = {**facts(device), "date": today(), "model": args.model, "batch": args.batch_size, "what": args.what, "us": us, "idle_us": idle}
+    ordered = sorted(kernels, key=lambda kernel: -float(kernel["us"]))
+    args.out.with_suffix(".json").write_text(
+        json.dumps({**about, "kinds": [asdict(share) for share in found], "kernels": ordered}, indent=1) + "\n"
+    )
+    print(table(found, idle, us))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
