@@ -162,6 +162,7 @@ def main() -> int:
     parser.add_argument("--what", choices=("train", "infer"), default="train")
     parser.add_argument("--out", type=Path, default=Path("profile"), help="OUT.json, with the kernels by name too")
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     if not torch.cuda.is_available():
         print("a profile of kernels needs a GPU that PyTorch sees", file=sys.stderr)
         return 1
@@ -185,7 +186,7 @@ def main() -> int:
     ]
     about = {**facts(device), "date": today(), "model": args.model, "batch": args.batch_size, "what": args.what, "us": us, "idle_us": idle}
     ordered = sorted(kernels, key=lambda kernel: -float(kernel["us"]))
-    args.out.with_suffix(".json").write_text(
+    Path(f"{args.out}.json").write_text(
         json.dumps({**about, "kinds": [asdict(share) for share in found], "kernels": ordered}, indent=1) + "\n"
     )
     print(table(found, idle, us))

@@ -91,7 +91,8 @@ class Memory:
         self.device = device
         if device.type == "cuda":
             gc.collect()
-            torch.cuda.empty_cache()  # pools of graphs that are gone would go later, and count as less than nothing
+            clear_workspaces()  # which may lie in pools of graphs that are gone
+            torch.cuda.empty_cache()  # those would go later, and count as less than nothing
         self.held = self._held()
 
     def peak_mib(self, call: Callable[[], object]) -> float | None:

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 import zoo
 from tests.zoo.kernels.networks import settled
+from zoo.kernels import ops
 from zoo.kernels.images import natural_images, noise_like
 from zoo.kernels.parity import ALLOWED
 from zoo.kernels.passes import understand
+from zoo.kernels.plans import balance as balancing
 from zoo.kernels.plans import build as building
 from zoo.kernels.plans.balance import balance, key, mean_inputs, rounded
 from zoo.kernels.plans.program import Program
-from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.binding import Weights, packed
 from zoo.kernels.tuning.steps import Setting
 
 CPU = torch.device("cpu")
@@ -126,3 +128,79 @@ def test_weights_lie_in_one_piece_of_memory_that_plans_of_all_shapes_share() -> 
     exact = sum(weight.numel() for weight in made[0]) * 2
     assert exact <= made[0][0].untyped_storage().nbytes() < exact + 512 * len(made[0])
     assert all(weight.is_contiguous(memory_format=torch.channels_last) and weight.data_ptr() % 16 == 0 for weight in made[0])
+
+
+class Halves(nn.Module):
+    """Two convolutions with parts of one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 8, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.weight.chunk(2)
+        return nn.functional.conv2d(nn.functional.conv2d(x, first, padding=1), second, padding=1)
+
+
+class Nameless(nn.Module):
+    """Two convolutions with tensors that are no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.randn(8, 8, 3, 3), torch.randn(8, 8, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(nn.functional.conv2d(x, self.first, padding=1), self.second, padding=1)
+
+
+class Sized(nn.Module):
+    """A convolution whose weight follows the image's size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, self.weight / x.shape[-1], padding=1)
+
+
+@pytest.mark.parametrize("made", [Halves, Nameless, Sized])
+def test_weights_of_one_name_that_differ_are_not_shared(made: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, setting, kept, weights = made().eval(), Setting(CPU, torch.bfloat16), dict[tuple[Any, ...], Tensor](), Weights()
+    for size in (12, 20, 12):
+        x = torch.randn(2, 8, size, size)
+        graph, places = understand(model, (x,), {})
+        balance(graph, mean_inputs(graph, places, [[[x]]], setting), setting, kept)
+        image = x.bfloat16().contiguous(memory_format=torch.channels_last)
+        with torch.no_grad():
+            assert error(Program(graph, places, {}, setting, weights).run([[image]])[0].double(), model(x).double()) < 0.02
+        convolutions = [node for node in graph.nodes if node.op == "conv"]
+        for node in convolutions:
+            shared = packed(ops.load("conv"), node, {"weight": node.attrs["weight"]}, weights)["weight"]
+            assert torch.equal(shared, node.attrs["weight"])
+
+
+def test_an_interrupted_call_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 3, 32, 32)
+    model, setting, kept = settled(zoo.ResNet20), Setting(CPU, torch.bfloat16), dict[tuple[Any, ...], Tensor]()
+    calls, exact = [0], balancing.rounded
+
+    def failing(*given: Any) -> Tensor:
+        calls[0] += 1
+        if calls[0] == 5:
+            raise KeyboardInterrupt
+        return exact(*given)
+
+    graph, places = understand(model, (x,), {})
+    means = mean_inputs(graph, places, [[[x]]], setting)
+    monkeypatch.setattr(balancing, "rounded", failing)
+    with pytest.raises(KeyboardInterrupt):
+        balance(graph, means, setting, kept)
+    assert not kept
+    graph, _ = understand(model, (x,), {})
+    balance(graph, means, setting, kept)
+    alone, _ = understand(model, (x,), {})
+    balance(alone, means, setting)
+    pairs = zip((n for n in graph.nodes if n.op == "conv"), (n for n in alone.nodes if n.op == "conv"), strict=True)
+    assert all(torch.equal(a.attrs["weight"], b.attrs["weight"]) for a, b in pairs)

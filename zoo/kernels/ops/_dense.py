@@ -10,7 +10,7 @@ from ._activation import activate
 from ._overlap import begin
 
 COUNTERS = 4096
-"""Tiles that a split launch may have; each has an int32 arrival counter at the head of the workspace."""
+"""Tiles that a split launch may have; each has an int32 arrival counter in the workspace."""
 
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

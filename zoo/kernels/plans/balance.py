@@ -43,19 +43,31 @@ def balance(graph: Graph, means: Means, setting: Setting, kept: dict[tuple[Any, 
         graph: whose weights are replaced.
         means: what `mean_inputs` measured.
         setting: of the plan.
-        kept: weights that graphs of other shapes had rounded, which are taken as they are; those rounded now are added. They lie in one
-            piece of memory, because an allocator rounds large pieces up: ResNet50's by 6 %. Those of groups lie apart and are not kept,
-            for some kernels pack them anew.
+        kept: weights that graphs of other shapes had rounded, by `key`; where they are a rounding of this graph's, they are taken as they
+            are, and what is rounded now is added. That lies in one piece of memory, because an allocator rounds large pieces up:
+            ResNet50's by 6 %. Those of groups lie apart and are not kept, for some kernels pack them anew; others pack few and small ones.
     """
     kept = {} if kept is None else kept
     convolutions = [node for node in graph.nodes if node.op == "conv"]
-    named = {node: (*key(node), tuple(node.attrs["weight"].shape)) for node in convolutions if node.attrs["groups"] == 1}
-    fresh = {name: node for node, name in named.items() if name not in kept}
-    kept |= zip(fresh, _together([node.attrs["weight"].shape for node in fresh.values()], setting), strict=True)
-    for name, node in fresh.items():
-        kept[name].copy_(_weight_of(node, means, setting))
+    fresh: dict[tuple[Any, ...], Node] = {}
     for node in convolutions:
-        node.attrs["weight"] = kept[named[node]] if node in named else _weight_of(node, means, setting)
+        if node.attrs["groups"] == 1 and key(node) not in kept:
+            fresh.setdefault(key(node), node)
+    made = dict(zip(fresh, _together([node.attrs["weight"].shape for node in fresh.values()], setting), strict=True))
+    for name, node in fresh.items():
+        made[name].copy_(_weight_of(node, means, setting))
+    for node in convolutions:
+        name = key(node)
+        there = (made.get(name, kept.get(name))) if node.attrs["groups"] == 1 else None
+        same = there is not None and _rounds(there, node.attrs["weight"])  # functions that share a parameter share its name
+        node.attrs["weight"] = there if same else _weight_of(node, means, setting)
+    kept |= made  # only now: an interrupted call leaves nothing half done
+
+
+def _rounds(found: Tensor, weight: Tensor) -> bool:
+    """Tell whether a tensor is a weight rounded to one of its neighbours in the tensor's dtype."""
+    exact, limits = weight.to(found.device, torch.float32), torch.finfo(found.dtype)
+    return bool(((found.float() - exact).abs() <= limits.eps * (exact.abs() + limits.smallest_normal)).all())
 
 
 def _weight_of(node: Node, means: Means, setting: Setting) -> Tensor:
@@ -171,5 +183,5 @@ def _rounded(weight: Tensor, means: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def key(node: Node) -> tuple[Any, ...]:
-    """Name a convolution alike in the graphs of all shapes."""
-    return (node.layers, node.attrs.get("source", ""))
+    """Name a convolution alike in the graphs of all shapes; two that compute with parts of one parameter may have the same name."""
+    return (node.layers, node.attrs.get("source", ""), tuple(node.attrs["weight"].shape))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ class Weights:
     """Folded, packed weights on the device, made once and shared by the plans of all shapes."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], Tensor] = {}
+        self._made: dict[tuple[Any, ...], list[Tensor]] = {}
         self.means: dict[tuple[Any, ...], Tensor] | None = None
         """What `balance.mean_inputs` measured, for all shapes."""
         self.rounded: dict[tuple[Any, ...], Tensor] = {}
@@ -30,14 +29,14 @@ class Weights:
         self.copy: nn.Module | None = None
         """Of the network, where it is on another device than its plans."""
 
-    def get(self, key: tuple[Any, ...], make: Callable[[], Tensor], keep: bool = True) -> Tensor:
-        """Return the tensor of this key, made at the first request."""
-        if key not in self._made:
-            made = make()
-            if not keep:
-                return made
-            self._made[key] = made
-        return self._made[key]
+    def get(self, key: tuple[Any, ...], made: Tensor) -> Tensor:
+        """Return the tensor of this key that equals what was made, which is kept if there is none."""
+        known = self._made.setdefault(key, [])
+        for tensor in known:
+            if tensor is made or torch.equal(tensor, made):  # functions that share a parameter share its name
+                return tensor
+        known.append(made)
+        return made
 
     def clear(self) -> None:
         """Forget everything."""
@@ -93,10 +92,7 @@ def packed(module: Any, node: Node, static: dict[str, Any], weights: Weights | N
         if not isinstance(value, Tensor):
             continue
         pack = packs.get(name)
-
-        def make(pack: Callable[..., Tensor] | None = pack, value: Tensor = value) -> Tensor:
-            return value if pack is None else pack(value)
-
+        made = value if pack is None else pack(value)
         key = (
             node.layers,
             node.attrs.get("source", ""),
@@ -106,7 +102,7 @@ def packed(module: Any, node: Node, static: dict[str, Any], weights: Weights | N
             getattr(pack, "__qualname__", ""),
             module.__name__ if pack else "",
         )
-        result[name] = make() if weights is None else weights.get(key, make)
+        result[name] = made if weights is None else weights.get(key, made)
     return result
 
 
@@ -151,8 +147,8 @@ def _packed_stem(op: str, node: Node, static: dict[str, Any], weights: Weights |
     outputs = 1 if op == "stem_pool" else stem.outputs_of_run(static["stride"])
     result = dict(static)
     key = (node.layers, node.attrs.get("source", ""), "stem", tuple(static["weight"].shape), static["weight"].dtype, outputs)
-    make = partial(stem.pack_weight, static["weight"], static["stride"], outputs)
-    result["weight"] = make() if weights is None else weights.get(key, make)
+    made = stem.pack_weight(static["weight"], static["stride"], outputs)
+    result["weight"] = made if weights is None else weights.get(key, made)
     size = stem.map_size(torch.empty(node.inputs[0].shape, device="meta"), static["weight"], static["stride"], static["padding"])
     result["size" if op == "stem" else "map_size"] = size
     result.pop("padding")
