@@ -18,9 +18,9 @@ from zoo.kernels.errors import Untraceable
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
     from zoo.kernels.built import Built
+    from zoo.kernels.choices import Choices
     from zoo.kernels.report import Report
     from zoo.kernels.tuning.binding import Weights
-    from zoo.kernels.tuning.choices import Choices
 
 Tune = Literal["none", "quick", "full"]
 
@@ -116,8 +116,8 @@ class Fast(nn.Module):
         with self._lock:
             if (built := self._plans.get(key)) is not None:
                 return built
+            from zoo.kernels.choices import Choices
             from zoo.kernels.tuning.binding import Weights
-            from zoo.kernels.tuning.choices import Choices
 
             if self.device.type == "cuda":
                 from zoo.kernels.plans.build import build_gpu as build

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from zoo import ResNet20, fast, plain, why
+from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.choices import _kernels as hashed
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.network import KEPT_PLANS, Fast
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans import proving
 from zoo.kernels.report import Report
-from zoo.kernels.tuning.choices import Choice, Choices
-from zoo.kernels.tuning.choices import _kernels as hashed
 
 CPU = torch.device("cpu")
 

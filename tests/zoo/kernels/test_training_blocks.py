@@ -294,7 +294,7 @@ def test_a_block_that_is_slower_than_its_chains_is_left_to_them() -> None:
 
     asked: list[int] = []
     makes = next(chain.key for chain in steps_of(recording, {})[1] if chain.op == "dense block")
-    found = choosing.slower(recording, {}, {}, clock)
+    found = choosing.slower(recording, {}, choosing.Times(), clock)
     assert found[makes] == "no faster: 30 us, without it 20 us"
     steps, _, _ = steps_of(recording, found)
     assert not any(isinstance(step, Chain) and step.op == "dense block" for step in steps)
@@ -317,7 +317,7 @@ def test_chains_that_would_fall_back_do_not_make_a_block_look_fast(monkeypatch: 
         chain = next(chain for chain in steps_of(recording, {})[1] if chain.op == "dense block")
         assert sum(isinstance(piece, Chain) and piece.op == "1x1, statistics" for piece in chain.pieces) == 3
         times = iter([3.0, 5.0, 2.0, 9.0])  # the block, its chains, those without the joins, PyTorch's calls
-        assert choosing.times(recording, chain, None, {}, lambda call: call() and next(times)) == (3.0, 2.0)  # pyright: ignore[reportArgumentType]
+        assert choosing.times(recording, chain, None, choosing.Times(), lambda call: call() and next(times)) == (3.0, 2.0)  # pyright: ignore[reportArgumentType]
 
 
 def test_without_a_gpu_no_block_is_made() -> None:

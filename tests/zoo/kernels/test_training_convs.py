@@ -533,7 +533,7 @@ def test_a_chain_with_a_pool_competes_with_its_pieces_and_with_pytorch(pieces: f
         call()
         return left.pop(0)
 
-    found = choosing.slower(recording, {}, {}, clock)
+    found = choosing.slower(recording, {}, choosing.Times(), clock)
     assert list(found.values()) == ["no faster: 10 us, without it 9 us"]
     assert [(chain.op, bool(chain.note)) for chain in steps_of(recording, found)[1]] == [
         ("conv 3x3 + bias + relu + max_pool 2x2", True), ("conv 3x3 + bias + relu", False), ("max_pool 2x2", False),

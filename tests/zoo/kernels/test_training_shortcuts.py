@@ -251,7 +251,7 @@ def test_both_gradients_are_computed_where_a_shortcut_is_timed(handed: None) -> 
     with torch.autocast("cpu", torch.bfloat16):
         recording = record(Blocks().train(), (images(),), {}, torch.device("cpu"))
         found = next(chain for chain in steps_of(recording, {})[1] if chain.branch_out is not None)
-        assert choosing.times(recording, found, None, {}, clock) == (2.0, 3.0)
+        assert choosing.times(recording, found, None, choosing.Times(), clock) == (2.0, 3.0)
     assert seen == [[(4, 16, 6, 6), (8, 16, 1, 1)]] * 2
 
 

@@ -410,7 +410,7 @@ def test_a_chain_that_keeps_a_map_less_needs_only_be_as_fast(ours: float, stays:
         return left.pop(0)
 
     with torch.autocast("cpu", torch.bfloat16):
-        without = choosing.slower(recording, {}, {}, clock)
+        without = choosing.slower(recording, {}, choosing.Times(), clock)
     chains = steps_of(recording, without)[1]
     assert [(chain.op, bool(chain.note)) for chain in chains] == [("1x1 + batch_norm + relu", not stays)] + [
         ("batch_norm + relu", False)

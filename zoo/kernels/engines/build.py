@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.built import Built, Options, empty
+from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.copies import on_device, own_dtype
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images
@@ -18,7 +19,6 @@ from zoo.kernels.passes.trace import trace
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport, Row
 from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choices import Choice, Choices
 
 CPU = torch.device("cpu")
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.built import Built, Options, empty
+from zoo.kernels.choices import Choices
 from zoo.kernels.compiling import Compilers
 from zoo.kernels.copies import own_dtype
 from zoo.kernels.errors import Untraceable
@@ -29,7 +30,6 @@ from zoo.kernels.plans.rows import rows
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport
 from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import choose
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task

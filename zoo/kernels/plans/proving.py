@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.choices import Choices
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import FLOAT32_FLOOR, Parity, Reference
 from zoo.kernels.passes.graph import Graph, Node
@@ -15,7 +16,6 @@ from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program, StepFailed
 from zoo.kernels.tuning.binding import Weights, bind
-from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import Decision
 from zoo.kernels.tuning.contest import errors, precise
 from zoo.kernels.tuning.steps import ATEN, Candidate, Setting

@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.training import kernels
 from zoo.kernels.training.chains import steps_of
-from zoo.kernels.training.record import Recording
+from zoo.kernels.training.record import Recording, Ref
 from zoo.kernels.training.replay import Chain, Step, Without, bind, values_of
 
 Timer = Callable[[Callable[[], object]], float]
 """Microseconds of a call."""
-Times = dict[Any, tuple[float, float]]
-"""What was measured, by what it depends on: a chain's microseconds, and those of what it would be divided into."""
+
+
+class Times:
+    """What was measured, by what it depends on: a chain's microseconds, and those of what it would be divided into.
+
+    Args:
+        choices: where that is kept for other processes; None keeps it in this one.
+    """
+
+    def __init__(self, choices: Choices | None = None) -> None:
+        self.choices = choices
+        self._found: dict[Any, tuple[float, float]] = {}
+
+    def get(self, key: Any) -> tuple[float, float] | None:
+        """Return what was measured, here or by an earlier process."""
+        if key not in self._found and self.choices is not None and (kept := self.choices.get(_text(key))) is not None:
+            self._found[key] = kept.us, kept.aten_us
+        return self._found.get(key)
+
+    def put(self, key: Any, ours: float, theirs: float) -> None:
+        """Note what was measured; `save` writes it."""
+        self._found[key] = ours, theirs
+        if self.choices is not None:
+            self.choices.put(_text(key), Choice(key[0], us=round(ours, 2), aten_us=round(theirs, 2)))
+
+    def save(self) -> None:
+        """Write what is new."""
+        if self.choices is not None:
+            self.choices.save()
+
+
+def _text(key: Any) -> str:
+    """Name a chain in a file: what it is, of which shape, and a hash of everything."""
+    op, shapes, *_ = key
+    size, dtype = shapes[0]
+    digest = hashlib.sha256(str(key).encode()).hexdigest()[:16]
+    return f"training {op}, {'x'.join(map(str, size))} {str(dtype).removeprefix('torch.')}, {digest}"
+
 
 MARGIN = 0.98
 """A chain that isn't faster by a fiftieth goes: each of PyTorch's own functions that stays needs no kernel to be compiled."""
@@ -78,7 +117,7 @@ def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times
         most: launch parameters to try first.
     """
     key = _key(recording, chain)
-    if key not in known:
+    if (found := known.get(key)) is None:
         pieces: Sequence[Step] = chain.pieces or chain.calls
         try:
             parts = chain.reads, chain.makes, chain.branch_out is not None
@@ -97,19 +136,29 @@ def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times
                 theirs = min(theirs, clock(_there_and_back(recording, chain.calls, *parts)))
         except RuntimeError:  # no room for both beside what the caller holds, say: the chain is right, and stays
             return 0.0, 0.0
-        known[key] = (ours, theirs)
-    return known[key]
+        known.put(key, ours, theirs)
+        return ours, theirs
+    return found
 
 
 def measured(recording: Recording, chain: Chain, known: Times) -> tuple[float, float] | tuple[None, None]:
     """Return what `times` has measured of a chain, if it has."""
-    return known.get(_key(recording, chain), (None, None))
+    return known.get(_key(recording, chain)) or (None, None)
 
 
 def _key(recording: Recording, chain: Chain) -> Any:
+    """Return what a chain's time depends on; where in the network it is does not count."""
     shapes = tuple((recording.values[n].shape, recording.values[n].dtype) for n in (*chain.reads, chain.makes))
-    calls = tuple((call.name, repr([a for a in call.args if not isinstance(a, int)]), repr(call.kwargs)) for call in chain.calls)
-    return chain.op, shapes, calls
+    names = {number: f"read {index}" for index, number in enumerate(chain.reads)}
+
+    def named(leaf: Any) -> str:
+        return names.setdefault(leaf, f"made {len(names)}") if isinstance(leaf, Ref) else repr(leaf)
+
+    calls = tuple((call.name, str(pytree.tree_map(named, (call.args, call.kwargs, call.result)))) for call in chain.calls)
+    images = {number for _, number in recording.inputs}  # whose gradient nobody needs
+    free = tuple(number in images for number in chain.reads)
+    hands = tuple(number is not None for number in (chain.row_in, chain.row_out, chain.branch_in, chain.branch_out))
+    return chain.op, shapes, calls, free, hands, chain.fresh
 
 
 def _there_and_back(

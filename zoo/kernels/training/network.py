@@ -150,7 +150,11 @@ class FastTraining(nn.Module):
             return plan
 
     def _clock(self, args: Any, kwargs: Any) -> Timer | None:
-        return None if self.tune == "none" else timer(device_of((args, kwargs)))
+        device = device_of((args, kwargs))
+        clock = None if self.tune == "none" else timer(device)
+        if clock is not None and self.tune == "quick":  # launch parameters that "full" finds are not kept, so that its times would mislead
+            self._known.keep(device)
+        return clock
 
     def _give_back(self, args: Any, kwargs: Any) -> None:
         device = device_of((args, kwargs))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.choices import Choices
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import Parity
 from zoo.kernels.report import Row
@@ -39,11 +40,16 @@ class Known:
 
     verdicts: dict[Any, Verdict] = field(default_factory=dict)
     slow: dict[Any, Without] = field(default_factory=dict)
-    times: choosing.Times = field(default_factory=dict)
+    times: choosing.Times = field(default_factory=choosing.Times)
     most: int = 0
     """Launch parameters that are tried for each kernel before it is timed."""
     recompute: bool | None = None
     """What of `remade` is asked for."""
+
+    def keep(self, device: torch.device) -> None:
+        """Use what earlier processes have measured on a device, and keep what this one will."""
+        if self.times.choices is None:
+            self.times = choosing.Times(Choices(device))
 
 
 def checked(
@@ -74,6 +80,7 @@ def checked(
         if clock is not None:
             with casts_of(device), shared.alone():
                 slow = known.slow.get(shapes) or choosing.slower(recording, verdict.without, known.times, clock, known.most)
+            known.times.save()
         outcome = verdict.without, slow
     except Untraceable as error:
         verdict, outcome = Verdict(), error

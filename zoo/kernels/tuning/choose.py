@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.compiling import Compilers
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.merge import Merge, apply, merges
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.candidates import candidates
-from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.tuning.contest import Progress, tune
 from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting, op_names
 

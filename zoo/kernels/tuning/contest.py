@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
+from zoo.kernels.choices import Choice
 from zoo.kernels.compiling import Compilers
 from zoo.kernels.parity import FLOAT32_FLOOR
 from zoo.kernels.passes.graph import Node
@@ -27,7 +28,6 @@ from zoo.kernels.precision import products
 from zoo.kernels.timing import NotCapturable, graph_time_us
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
 from zoo.kernels.tuning.candidates import OTHERS, candidates
-from zoo.kernels.tuning.choices import Choice
 from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, Candidate, Setting
 from zoo.kernels.tuning.tasks import Task
 

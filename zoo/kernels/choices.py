@@ -1,4 +1,4 @@
-"""What tuning has found, kept between processes: a readable JSON file for each device, driver and set of versions."""
+"""What was found by timing, kept between processes: a readable JSON file for each device, driver and set of versions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS = ("none", "quick", "full")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel that won a step at one shape (`contest`): its launch parameters, its time, and ATen's time for the same."""
+    """The kernel that won a step at one shape: its launch parameters, its time, and ATen's; when training a chain, and its pieces'."""
 
     op: str
     config: dict[str, Any] = field(default_factory=dict)
@@ -66,10 +66,11 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 @functools.cache
 def _kernels() -> str:
-    """Return a hash of the kernels' own files: what was found for other kernels says nothing of these."""
+    """Return a hash of the files of kernels, and of what trains on them: what was found for others says nothing of these."""
     digest = hashlib.sha256()
-    for path in sorted((Path(__file__).parents[1] / "ops").glob("*.py")):
-        digest.update(path.read_bytes())
+    for room in ("ops", "differentiable", "training"):
+        for path in sorted((Path(__file__).parent / room).glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
