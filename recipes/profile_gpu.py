@@ -3,8 +3,7 @@
     python recipes/profile_gpu.py --model ResNet50 --batch-size 32 --what train --out profile
 
 Kernels are counted by who wrote them: the zoo's by file of `zoo/kernels/ops`, cuDNN's and cuBLAS's together, PyTorch's optimisers, its
-other kernels, copies. Kernels that begin before others end count in full, so that shares may add up to more than the whole; what is
-left of it is gaps, in which nothing runs at all.
+other kernels, copies. Kernels that begin before others end count in full, so that shares may add up to more than the whole.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What kernels of one kind take of a call.
+    """What some kernels take of a call.
 
     Attributes:
-        kind: who wrote them.
+        name: theirs, or of who wrote them.
         us: the time of all.
         launches: how many.
     """
 
-    kind: str
+    name: str
     us: float
     launches: float
 
@@ -98,13 +97,13 @@ def own_kernels() -> dict[str, str]:
     return {name: " or ".join(sorted(files)) for name, files in found.items()}
 
 
-def shares(spans: Sequence[Span], calls: int, own: dict[str, str]) -> tuple[list[Share], float]:
-    """Return what each kind takes of one call, the largest first, and the microseconds in which nothing runs.
+def shares(spans: Sequence[Span], calls: int, label: Callable[[str], str]) -> tuple[list[Share], float]:
+    """Return what kernels of one label take of a call, the largest first, and the microseconds in which nothing runs.
 
     Args:
         spans: of all kernels that were profiled.
         calls: how many calls these are of.
-        own: see `own_kernels`.
+        label: of a kernel, by its name.
 
     Raises:
         ValueError: no kernel ran.
@@ -114,17 +113,17 @@ def shares(spans: Sequence[Span], calls: int, own: dict[str, str]) -> tuple[list
     took: dict[str, list[float]] = defaultdict(list)
     idle, end = 0.0, min(span.start for span in spans)
     for span in sorted(spans, key=lambda span: span.start):
-        took[kind_of(span.name, own)].append(span.end - span.start)
+        took[label(span.name)].append(span.end - span.start)
         idle += max(0.0, span.start - end)
         end = max(end, span.end)
-    found = [Share(kind, sum(times) / calls, len(times) / calls) for kind, times in took.items()]
+    found = [Share(name, sum(times) / calls, len(times) / calls) for name, times in took.items()]
     return sorted(found, key=lambda share: -share.us), idle / calls
 
 
 def table(found: Sequence[Share], idle: float, us: float) -> str:
     """Return the shares as Markdown, over the time of a call that was measured without the profiler."""
     lines = ["| kernels | ms | launches | of the time |", "|---|--:|--:|--:|"]
-    lines += [f"| {s.kind} | {s.us / 1000:.2f} | {s.launches:.0f} | {s.us / us:.0%} |" for s in found]
+    lines += [f"| {s.name} | {s.us / 1000:.2f} | {s.launches:.0f} | {s.us / us:.0%} |" for s in found]
     return "\n".join([*lines, f"| nothing | {idle / 1000:.2f} | | {idle / us:.0%} |", f"| a call | {us / 1000:.2f} | | |"])
 
 
@@ -176,19 +175,11 @@ def main() -> int:
         us = statistics.median(alternate({args.what: call}, SAMPLES)[args.what])
         spans = profiled(call)
     own = own_kernels()
-    found, idle = shares(spans, CALLS, own)
-    names: dict[str, list[float]] = defaultdict(list)
-    for span in spans:
-        names[span.name].append(span.end - span.start)
-    kernels = [
-        {"name": name, "kind": kind_of(name, own), "us": sum(times) / CALLS, "launches": len(times) / CALLS}
-        for name, times in names.items()
-    ]
+    found, idle = shares(spans, CALLS, lambda name: kind_of(name, own))
+    kernels, _ = shares(spans, CALLS, str)
     about = {**facts(device), "date": today(), "model": args.model, "batch": args.batch_size, "what": args.what, "us": us, "idle_us": idle}
-    ordered = sorted(kernels, key=lambda kernel: -float(kernel["us"]))
-    Path(f"{args.out}.json").write_text(
-        json.dumps({**about, "kinds": [asdict(share) for share in found], "kernels": ordered}, indent=1) + "\n"
-    )
+    listed = {"kinds": [asdict(share) for share in found], "kernels": [asdict(share) for share in kernels]}
+    Path(f"{args.out}.json").write_text(json.dumps(about | listed, indent=1) + "\n")
     print(table(found, idle, us))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +37,21 @@ def test_kernels_are_known_by_who_wrote_them(recipe: dict[str, Any]) -> None:
 
 def test_kernels_that_overlap_leave_no_gap_between_them(recipe: dict[str, Any]) -> None:
     span, own = recipe["Span"], {"mine": "op"}
+    kind = partial(recipe["kind_of"], own=own)
     spans = [span("mine", 10, 14), span("cudnn", 0, 8), span("mine", 13, 15), span("cudnn", 16, 20), span("Memset", 17, 18)]
-    found, idle = recipe["shares"](spans, 2, own)
+    found, idle = recipe["shares"](spans, 2, kind)
     assert idle == (2 + 1) / 2
-    assert [(share.kind, share.us, share.launches) for share in found] == [
+    assert [(share.name, share.us, share.launches) for share in found] == [
         ("cuDNN, cuBLAS", 6, 1),
         ("zoo: op", 3, 1),
         ("copies, fills", 0.5, 0.5),
     ]
+    assert [share.name for share in recipe["shares"](spans, 2, str)[0]] == ["cudnn", "mine", "Memset"]
     lines = recipe["table"](found, idle, 10.0).splitlines()
     assert lines[2] == "| cuDNN, cuBLAS | 0.01 | 1 | 60% |"
     assert lines[-2] == "| nothing | 0.00 | | 15% |"
     with pytest.raises(ValueError, match="no kernel"):
-        recipe["shares"]([], 1, own)
+        recipe["shares"]([], 1, str)
 
 
 def test_without_a_gpu_it_says_so(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,8 +75,7 @@ def test_statistics_are_written_by_the_graph_where_evaluations_read_them(photos:
         exact, *others = (load_file(tmp_path / f"{name}{seed}" / "last.safetensors") for name in ways)
         for name, found in zip(("eager", "fast"), others, strict=True):
             off[name].append(apart(found, exact))
-    # They follow weights that thirty rounded steps have moved: one run is up to twice as far from float32's as another. Left as they
-    # began they would be ten times as far.
+    # They follow weights that thirty rounded steps have moved: one run is up to twice as far from float32's as another.
     assert sum(off["fast"]) < 1.5 * sum(off["eager"]) < 0.6
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import pickle
 import subprocess
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from zoo import ResNet20, fast, plain, why
 from zoo.kernels.choices import Choice, Choices
-from zoo.kernels.choices import _kernels as hashed
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.network import KEPT_PLANS, Fast
 from zoo.kernels.passes import understand
@@ -303,63 +301,6 @@ def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.
 def _conv_args(node: Any) -> tuple[Any, ...]:
     x = torch.empty(node.inputs[0].shape).contiguous(memory_format=torch.channels_last)
     return x, node.attrs["weight"].contiguous(memory_format=torch.channels_last), node.attrs["bias"]
-
-
-def test_choices_survive_the_process_and_merge_with_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
-    mine, theirs = Choices(CPU), Choices(CPU)
-    mine.put("a", Choice("conv", {"BM": 64}, 2.0, 4.0))
-    theirs.put("b", Choice("pool", {}, 1.0, 2.0, level="full"))
-    mine.save()
-    theirs.save()
-    found = Choices(CPU)
-    assert found.get("a") == Choice("conv", {"BM": 64}, 2.0, 4.0)
-    assert found.get("a", "full") is None
-    assert found.get("b", "full") is not None
-    found.forget("a")
-    found.save()
-    assert Choices(CPU).get("a") is None
-    assert json.loads(found.path.read_text())["choices"]["b"]["op"] == "pool"
-
-
-DAMAGES = {
-    "cut": lambda text: text[: len(text) // 2],
-    "another version": lambda text: text.replace('"format": 1', '"format": 99'),
-    "no table": lambda text: "[]",
-    "a word for a time": lambda text: text.replace('"us": 2.0', '"us": "x"'),
-}
-
-
-def test_kernels_that_were_changed_are_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, read = Choices(CPU).path, Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + (b"#" if self.name == "pointwise.py" else b""))
-    hashed.cache_clear()
-    try:
-        assert Choices(CPU).path != before
-    finally:
-        hashed.cache_clear()
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-def test_damaged_and_foreign_files_of_choices_are_ignored_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: Any
-) -> None:
-    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
-    choices = Choices(CPU)
-    choices.put("a", Choice("conv", {}, 2.0, 4.0))
-    choices.save()
-    choices.path.write_text(damage(choices.path.read_text()))
-    with pytest.warns(UserWarning, match="ignored"):
-        assert Choices(CPU).get("a") is None
-
-
-def test_a_folder_that_can_not_be_written_only_warns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file"))
-    choices = Choices(CPU)
-    choices.put("a", Choice("conv"))
-    with pytest.warns(UserWarning, match="could not be kept"):
-        choices.save()
 
 
 def test_detection_models_run_with_a_fast_backbone() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import warnings
 from typing import Any
 
@@ -14,12 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo import fast, fast_step, why
-from zoo.kernels.choices import Choices
-from zoo.kernels.training import FastStep, choosing
+from zoo.kernels.training import FastStep
 from zoo.kernels.training import step as step_module
-from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.optimizing import Prepared
-from zoo.kernels.training.record import record
 from zoo.kernels.workspaces import clear_workspaces
 
 
@@ -130,69 +126,6 @@ def test_optimisers_without_a_form_for_graphs_stay_outside() -> None:
     hooked.register_step_post_hook(lambda *_: None)
     assert not Prepared(hooked).inside
     assert isinstance(hooked.param_groups[0]["lr"], float)
-
-
-def test_a_chain_that_is_no_faster_than_pytorch_is_left_alone_and_each_shape_is_timed_once() -> None:
-    recording = record(Net().train(), (torch.randn(4, 3, 8, 8),), {}, torch.device("cpu"))
-    known = choosing.Times()
-    calls: list[int] = []
-
-    def clock(*samples: float) -> choosing.Timer:
-        left = list(samples)
-
-        def time(call: Any) -> float:
-            call()
-            calls.append(1)
-            return left.pop(0)
-
-        return time
-
-    ((makes, why),) = choosing.slower(recording, {}, known, clock(10.0, 9.0)).items()
-    assert why == "no faster: 10 us, without it 9 us"
-    assert steps_of(recording, {makes: why})[1][0].note == why
-    assert len(calls) == 2
-    assert choosing.slower(recording, {}, known, clock())
-    assert choosing.slower(recording, {}, choosing.Times(), clock(5.0, 9.0)) == {}
-
-
-class Twice(nn.Module):
-    """The same layers twice over, and once at another shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(*(nn.Sequential(nn.Conv2d(6, 6, 3, 1, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()) for _ in range(2)))
-        self.last = nn.Sequential(nn.Conv2d(6, 6, 3, stride=2, bias=False), nn.BatchNorm2d(6), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x))
-
-
-def test_chains_alike_are_timed_once_and_never_again_on_this_machine() -> None:
-    cpu, calls = torch.device("cpu"), [0]
-
-    def clock(call: Any) -> float:
-        call()
-        calls[0] += 1
-        return float(calls[0])
-
-    def found(times: choosing.Times) -> Any:
-        calls[0] = 0
-        recording = record(Twice().train(), (torch.randn(4, 6, 9, 9),), {}, cpu)
-        slow = choosing.slower(recording, {}, times, clock)
-        times.save()
-        return slow, [choosing.measured(recording, chain, times) for chain in steps_of(recording, slow)[1]]
-
-    first = found(choosing.Times(Choices(cpu)))
-    assert calls[0] == 2 * 2  # of three chains two are the same, each with what it stands for
-    assert first[1][0] == first[1][1] != first[1][2]
-    assert found(choosing.Times(Choices(cpu))) == first
-    assert calls[0] == 0
-    kept = json.loads(Choices(cpu).path.read_text())["choices"]
-    assert [key for key in kept if key.startswith("training batch_norm + relu, 4x6x9x9 float32, ")]
-    Choices(cpu).path.write_text("{")
-    with pytest.warns(UserWarning, match="can't be read"):
-        assert found(choosing.Times(Choices(cpu))) == first
-    assert calls[0] == 4
 
 
 def follow(network: nn.Module, loss: Any, seeds: list[int], **options: Any) -> tuple[list[float], FastStep]:

@@ -44,8 +44,8 @@ def balance(graph: Graph, means: Means, setting: Setting, kept: dict[tuple[Any, 
         means: what `mean_inputs` measured.
         setting: of the plan.
         kept: weights that graphs of other shapes had rounded, by `key`; where they are a rounding of this graph's, they are taken as they
-            are, and what is rounded now is added. That lies in one piece of memory, because an allocator rounds large pieces up:
-            ResNet50's by 6 %. Those of groups lie apart and are not kept, for some kernels pack them anew; others pack few and small ones.
+            are, and what is rounded now is added. That lies in one piece of memory, because an allocator leaves up to 1 MiB unused
+            behind a large piece. Those of groups lie apart and are not kept, for some kernels pack them anew; others pack few and small.
     """
     kept = {} if kept is None else kept
     convolutions = [node for node in graph.nodes if node.op == "conv"]
@@ -58,7 +58,7 @@ def balance(graph: Graph, means: Means, setting: Setting, kept: dict[tuple[Any, 
         made[name].copy_(_weight_of(node, means, setting))
     for node in convolutions:
         name = key(node)
-        there = (made.get(name, kept.get(name))) if node.attrs["groups"] == 1 else None
+        there = made.get(name, kept.get(name)) if node.attrs["groups"] == 1 else None
         same = there is not None and _rounds(there, node.attrs["weight"])  # functions that share a parameter share its name
         node.attrs["weight"] = there if same else _weight_of(node, means, setting)
     kept |= made  # only now: an interrupted call leaves nothing half done
