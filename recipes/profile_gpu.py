@@ -145,7 +145,8 @@ def inferred(s: Subject) -> Callable[[], object]:
 
 def profiled(call: Callable[[], object]) -> list[Span]:
     """Return the kernels of `CALLS` calls."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+    kernels = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kernels, acc_events=True) as found:  # else it warns that a later cycle would clear these
         for _ in range(CALLS):
             call()
         torch.cuda.synchronize()

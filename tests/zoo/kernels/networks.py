@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zoo.bench.subject import settle
+
 ACTS = {
     "relu": nn.ReLU, "relu_": lambda: nn.ReLU(inplace=True), "relu6": nn.ReLU6, "silu": nn.SiLU, "hardswish": nn.Hardswish,
     "sigmoid": nn.Sigmoid, "leaky": lambda: nn.LeakyReLU(0.1), "gelu": nn.GELU, "tanh": nn.Tanh,
@@ -160,3 +162,14 @@ def settled(cls: type[nn.Module], seed: int = 0) -> nn.Module:
             nn.init.normal_(module.running_mean, 0, 0.1)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
     return model
+
+
+def calibrated(cls: type[nn.Module], device: str) -> nn.Module:
+    """Build a network whose BatchNorms have nearly the statistics of their maps, as trained ones have.
+
+    With those of `settled` deep maps vanish or explode: an EfficientNetB0's answer depends on its image by 1e-14 of itself.
+    """
+    torch.manual_seed(0)
+    model = cls().eval().to(device)
+    settle(model, torch.randn(4, 3, model.input_size, model.input_size, device=device))
+    return model.cpu()
