@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.bench.subject import settle
+from zoo.kernels.images import natural_images
 
 ACTS = {
     "relu": nn.ReLU, "relu_": lambda: nn.ReLU(inplace=True), "relu6": nn.ReLU6, "silu": nn.SiLU, "hardswish": nn.Hardswish,
@@ -165,11 +166,11 @@ def settled(cls: type[nn.Module], seed: int = 0) -> nn.Module:
 
 
 def calibrated(cls: type[nn.Module], device: str) -> nn.Module:
-    """Build a network whose BatchNorms have nearly the statistics of their maps, as trained ones have.
+    """Build a network whose BatchNorms have nearly the statistics of maps of pictures, as trained ones have.
 
     With those of `settled` deep maps vanish or explode: an EfficientNetB0's answer depends on its image by 1e-14 of itself.
     """
     torch.manual_seed(0)
     model = cls().eval().to(device)
-    settle(model, torch.randn(4, 3, model.input_size, model.input_size, device=device))
+    settle(model, natural_images((8, 3, model.input_size, model.input_size), torch.device(device), seed=100))
     return model.cpu()
