@@ -20,11 +20,13 @@ from typing import IO, Any, Protocol
 
 import torch
 
+from zoo.kernels.compiled import Compiled
+
 MOST = 16
 """Processes at a time; each takes about 0.4 GB."""
 
 WORTH = 5
-"""Kernels for which processes are started: they need some seconds to start."""
+"""Missing kernels for which processes are started: they need some seconds to start."""
 
 _log = logging.getLogger("zoo.kernels")
 
@@ -35,6 +37,11 @@ class Work(Protocol):
     @property
     def name(self) -> str:
         """What progress shows."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """Everything that what is compiled depends on; the same in every process."""
         ...
 
     def portable(self) -> Work:
@@ -57,7 +64,7 @@ class Compilers:
     def compile(
         self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
     ) -> set[int]:
-        """Compile as many tasks as the time allows, in their order.
+        """Compile as many tasks as the time allows, in their order; what was compiled before is left out.
 
         Args:
             tasks: kernels; the most promising first.
@@ -65,13 +72,18 @@ class Compilers:
             progress: called with (done, total, step).
 
         Returns:
-            Which of them are in Triton's cache now. All, where they are too few for processes, or no process could compile any:
+            Which of them are in Triton's cache now. All, where too few are missing for processes, or no process could compile any:
             then the caller compiles them by its first call.
         """
         if len(tasks) < WORTH:
             return set(range(len(tasks)))
-        waiting, done, failed = deque(range(len(tasks))), list[int](), list[str]()
-        processes = self._processes(len(tasks))
+        compiled = Compiled(self._arguments[0])
+        waiting = deque(i for i, task in enumerate(tasks) if not compiled.has(task.key))
+        if len(waiting) < WORTH:
+            return set(range(len(tasks)))
+        there, count = set(range(len(tasks))).difference(waiting), len(waiting)
+        done, failed = list[int](), list[str]()
+        processes = self._processes(count)
         shared = (processes, self._start, tasks, waiting, done, failed)
         threads = [threading.Thread(target=_feed, args=(place, *shared), daemon=True) for place in range(len(processes))]
         for thread in threads:
@@ -86,18 +98,20 @@ class Compilers:
                             process.kill()
                             process.wait()
                 if progress is not None:
-                    progress(len(done), len(tasks), tasks[done[-1] if done else 0].name)
+                    progress(len(done), count, tasks[done[-1] if done else 0].name)
                 next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
         except BaseException:  # an interrupt: nobody begins another one
             waiting.clear()
             self.close()
             raise
+        finally:
+            compiled.add([tasks[index].key for index in list(done)])
         for process in (gone := [process for process in processes if process.poll() is not None]):
             _end(process)
         self._idle = [process for process in processes if process not in gone]
         for reason in failed:
             _log.debug("not compiled: %s", reason)
-        return set(done) if done or late else set(range(len(tasks)))
+        return there.union(done) if done or late else set(range(len(tasks)))
 
     def _processes(self, tasks: int) -> list[subprocess.Popen[bytes]]:
         """Return as many processes as tasks and cores ask for, those that there are and new ones."""

@@ -8,12 +8,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from zoo.kernels import compiling
 from zoo.kernels.precision import products
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     import interpreting
 
     interpreting.install()
+
+
+if torch.cuda.is_available() and (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))):
+    compiling.MOST = (os.cpu_count() or 1) // workers  # each worker may start so many
 
 
 @pytest.fixture

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,10 +20,12 @@ import torch
 
 import zoo
 from zoo.kernels import compiling
+from zoo.kernels.compiled import NAME, Compiled
 from zoo.kernels.compiling import Compilers
 from zoo.kernels.passes import understand
 from zoo.kernels.training import kernels
-from zoo.kernels.training.compiling import ChainWork
+from zoo.kernels.training.compiling import ChainWork, _works
+from zoo.kernels.training.record import record
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.candidates import candidates
 from zoo.kernels.tuning.contest import _compiled
@@ -28,6 +33,11 @@ from zoo.kernels.tuning.steps import COMPUTED, FOREIGN, Candidate, Setting
 from zoo.kernels.tuning.tasks import Blank, Task
 
 SETTING = Setting(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def some_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MOST", 4)
 
 
 def tasks_of(cls: type[torch.nn.Module], size: int) -> list[Task]:
@@ -112,6 +122,10 @@ def test_norms_of_any_number_of_channels_are_compiled_there_and_back(shared: tup
 class Deadly:
     name = "deadly"
 
+    @property
+    def key(self) -> str:
+        return self.name
+
     def portable(self) -> Deadly:
         return self
 
@@ -150,6 +164,110 @@ def test_an_interrupt_leaves_no_compiler_behind(cache: Path, monkeypatch: pytest
     time.sleep(0.5)  # for whoever would begin another one
     assert begun
     assert all(process.poll() is not None for process in begun)
+
+
+def test_what_is_compiled_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works, totals = [norm_of(channels) for channels in (8, 16, 24, 32, 40)], set[int]()
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile(works) == set(range(5))
+        more = [norm_of(channels) for channels in (48, 56, 64, 72, 80)]
+        assert compilers.compile([*more, *works], progress=lambda done, total, name: totals.add(total)) == set(range(10))
+    assert totals == {5}
+    monkeypatch.setattr(compiling.subprocess, "Popen", None)
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile([*works, *more]) == set(range(10))  # by none
+    assert not any(Compiled("80").has(work.key) for work in works)  # another GPU
+    shutil.rmtree(cache)
+    assert not any(Compiled("90").has(work.key) for work in works)  # the notes go with the kernels
+
+
+def test_an_interrupt_keeps_what_was_compiled(cache: Path) -> None:
+    works = [norm_of(8 * channels) for channels in range(1, 9)]
+
+    def interrupt(done: int, total: int, name: str) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), closing(Compilers((9, 0))) as compilers:
+        compilers.compile(works, progress=interrupt)
+    compiled = Compiled("90")
+    assert any(compiled.has(work.key) for work in works)
+
+
+def test_notes_that_cannot_be_read_or_written_are_none(cache: Path) -> None:
+    (cache / NAME).mkdir()
+    compiled = Compiled("90")
+    compiled.add(["a"])
+    assert compiled.has("a")
+    assert not Compiled("90").has("a")
+    (cache / NAME).rmdir()
+    (cache / NAME).write_bytes(b"\xff\xfe half a li")
+    Compiled("90").add(["a", "b"])
+    compiled = Compiled("90")
+    assert [compiled.has(key) for key in "abc"].count(True) == 1  # one went to the line that was cut off
+
+
+KEYS = """
+import torch, zoo
+from test_compiling import chains_of, tasks_of
+for work in (*tasks_of(zoo.SqueezeNet1_1, 64), *chains_of(zoo.ResNet20), *chains_of(zoo.MobileNetV2)):
+    print(work.key)
+"""
+
+
+def chains_of(cls: type[torch.nn.Module]) -> list[ChainWork]:
+    images = torch.randn(2, 3, 32, 32)
+    return [work for _, work in _works(record(cls().train(), (images,), {}, images.device))]
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    known = []
+    for seed in ("1", "2"):
+        there = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]), "PYTHONHASHSEED": seed}
+        ran = subprocess.run([sys.executable, "-c", KEYS], env=os.environ | there, capture_output=True, text=True, check=True)
+        known.append(ran.stdout.splitlines())
+    assert known[0] == known[1]
+    assert len(set(known[0])) > 30
+    assert not any(" at 0x" in key for key in known[0])
+
+
+GLOBALS = """
+import importlib, pathlib
+from triton.runtime.jit import JITFunction
+from zoo.kernels import ops
+files = sorted(pathlib.Path(ops.__path__[0]).glob("[!_]*.py")) + sorted(pathlib.Path(ops.__path__[0]).glob("_[!_]*.py"))
+modules = [importlib.import_module(f"zoo.kernels.ops.{file.stem}") for file in files]
+kernels = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)}
+for kernel in kernels.values():
+    kernel.cache_key
+print(len(kernels), sorted({name for kernel in kernels.values() for name, _ in kernel.used_global_vals}))
+"""
+
+
+def test_no_kernel_reads_a_global_which_its_hash_would_hold_or_not() -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", GLOBALS], env=kept, capture_output=True, text=True, check=True)
+    count, found = ran.stdout.split(" ", 1)
+    assert int(count) > 50
+    assert found.strip() == "[]"
+
+
+def test_what_processes_compile_is_what_is_launched(cache: Path) -> None:
+    there = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(Path(__file__).parent / "launching.py")]
+    found = json.loads(subprocess.run(command, env=kept | there, capture_output=True, text=True, check=True).stdout)
+    assert found["ahead"] > 8
+    assert {"stem", "depthwise", "squeeze_excite", "depthwise_squeeze", "conv"} <= set(found["ops"])
+    assert found["timed"] == []
+    assert found["planned"] == []
+
+
+def test_a_key_says_what_follows_and_which_parameters() -> None:
+    first = tasks_of(zoo.SqueezeNet1_1, 64)[0]
+    others = [replace(first, followed=False), replace(first, candidate=replace(first.candidate, config={"BM": 1}))]
+    assert len({first.key, *(other.key for other in others), tasks_of(zoo.SqueezeNet1_1, 96)[0].key}) == 4
+    assert replace(first).key == first.key
 
 
 def test_few_kernels_are_left_to_their_first_call(monkeypatch: pytest.MonkeyPatch) -> None:

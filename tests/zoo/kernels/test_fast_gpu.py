@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import zoo
 from tests.zoo.kernels.networks import calibrated
 from zoo import MobileNetV2, ResNet18, ResNet50, fast, plain, why
-from zoo.kernels import ops
+from zoo.kernels import compiling, ops
+from zoo.kernels.compiling import Compilers
 from zoo.kernels.images import natural_images
 
 pytestmark = pytest.mark.gpu
@@ -141,6 +142,32 @@ def test_tuning_is_kept_and_the_second_call_takes_less_than_three_seconds(monkey
     assert all(row.us for row in why(second).rows)
     assert warm < 3
     assert cold < 60
+
+
+def test_kernels_that_nobody_timed_are_compiled_by_processes_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "zoo"))
+    monkeypatch.setattr(compiling, "MOST", 4)
+    started: list[int] = []
+    there: list[int] = []
+    processes, finish = Compilers._processes, Compilers.compile
+
+    def compiled() -> int:
+        return len(list((tmp_path / "triton").rglob("*.cubin")))
+
+    def watched(self: Compilers, *args: Any) -> set[int]:
+        found = finish(self, *args)
+        there.append(compiled())
+        return found
+
+    monkeypatch.setattr(Compilers, "_processes", lambda self, tasks: (started.append(tasks), processes(self, tasks))[1])
+    monkeypatch.setattr(Compilers, "compile", watched)
+    model = calibrated(MobileNetV2, "cuda")
+    for _ in range(2):
+        fast(model, "cuda", example=natural_images((3, 3, 96, 96), torch.device("cuda")), tune="none")
+    assert len(started) == 1  # the second call found all there
+    assert there[0] > 20
+    assert compiled() - there[0] < 5  # what processes compiled is what the plan launches
 
 
 @pytest.mark.parametrize("op", ["conv", "cudnn_conv", "stem", "pool", "depthwise"])

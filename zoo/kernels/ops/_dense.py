@@ -1,6 +1,6 @@
 """The kernels of the dense convolution: an implicit matrix product over pixels, and a matrix-vector product for a few rows."""
 
-# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
 from __future__ import annotations
 
 import triton
@@ -13,11 +13,13 @@ COUNTERS = 4096
 """Tiles that a split launch may have; each has an int32 arrival counter in the workspace."""
 
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+_INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""A default of arguments, which Triton reads where it is defined. A kernel that read a global `tl.constexpr` would have a hash, the name of
+what it compiles to on disk, that up to Triton 3.6 depends on which kernel was hashed first: processes would not find each other's."""
 
 
 @triton.jit
-def product(a, b, acc, PRECISION: tl.constexpr):
+def product(a, b, acc, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
     """Return ``acc + a @ b``, accumulated in float32."""
     if INTERPRETED:  # Triton's interpreter would multiply the bit patterns of bfloat16
         return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
@@ -26,7 +28,7 @@ def product(a, b, acc, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def nearest(x, KIND: tl.constexpr):
+def nearest(x, KIND: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
     """Round a float32 block to the type KIND."""
     if INTERPRETED and tl.bfloat16 == KIND:  # Triton's interpreter would cut the lower bits off
         bits = x.to(tl.uint32, bitcast=True)

@@ -60,7 +60,10 @@ def followed_by_ours(ours: bool) -> Iterator[None]:
 
 
 def overlap(x: torch.Tensor) -> dict[str, int | bool]:
-    """Return the launch arguments `OVERLAP` and `launch_pdl` for a kernel on the device of `x`: none before Hopper."""
+    """Return the launch arguments `OVERLAP` and `launch_pdl` for a kernel on the device of `x`: none before Hopper.
+
+    And `enable_fp_fusion`: products and sums may be one instruction, as they were when kernels were timed, whatever Triton says by default.
+    """
     if not (_assumed if _assumed is not None else x.device.type == "cuda" and _capable(x.device.index or 0)):
-        return {"OVERLAP": 0}
-    return {"OVERLAP": 2 if getattr(_thread, "ours", False) else 1, "launch_pdl": True}
+        return {"OVERLAP": 0, "enable_fp_fusion": True}
+    return {"OVERLAP": 2 if getattr(_thread, "ours", False) else 1, "launch_pdl": True, "enable_fp_fusion": True}

@@ -55,14 +55,14 @@ class Program:
         self.forms: dict[Node, list[tuple[str, dict[str, Any]]]] = {node: [] for node in graph.inputs}
         self.bound: dict[Node, Bound] = {}
         self._packed: dict[Node, str] = {}
-        widened: set[Node] = set()
+        self._widened: dict[Node, torch.dtype] = {}
         workspace = Workspace()
         for node in self.steps:
             if node.op in COMPUTED:
                 candidate = chosen.get(node, Candidate(ATEN))
                 image = candidate.op in IMAGE_OPS
                 if (out_dtype := self._out_dtype(node, candidate, results)) is not None:
-                    widened.add(node)
+                    self._widened[node] = out_dtype
                 self.bound[node] = bind(node, candidate, setting, weights, out_dtype, workspace)
                 if image:
                     self._packed[node] = ""
@@ -88,7 +88,7 @@ class Program:
             if node in index and node not in results:
                 self.dead[i].append(node)
         kernels = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op != ATEN}
-        kept = results.union(places, widened)
+        kept = results.union(places, self._widened)
         able = [node for node in kernels if chosen[node].op == "pointwise" and node not in kept]
         self._in_place = {node for node in able if node.inputs[0] in self.dead[index[node]] and self._is_its_own(node, kernels)}
         ends: dict[Buffer, int] = {}
@@ -99,9 +99,9 @@ class Program:
         for buffer, i in ends.items():
             self.ends[i].append(buffer)
 
-    def lonely(self) -> list[Node]:
-        """Return the steps with kernels of ours that none of ours follows: these are compiled otherwise."""
-        return [node for node in self.steps if node not in self._overlaps and node in self._ours]
+    def ours(self) -> dict[Node, tuple[bool, torch.dtype | None]]:
+        """Return the steps with kernels of ours, and what they are compiled for: whether another of ours follows, and another dtype."""
+        return {node: (node in self._overlaps, self._widened.get(node)) for node in self.steps if node in self._ours}
 
     def _is_its_own(self, node: Node, kernels: set[Node]) -> bool:
         """Tell whether an element-wise step's x has memory that nothing else shows: only kernels made or read it, no view."""

@@ -43,6 +43,11 @@ class ChainWork:
     makes: Blank
     row: bool
 
+    @property
+    def key(self) -> str:
+        """What is run on which tensors."""
+        return f"training {self.name} {_told(self.run)} {self.reads} {self.makes} {self.row}"
+
     def portable(self) -> ChainWork:
         """Return itself: there is no data in it."""
         return self
@@ -55,6 +60,18 @@ class ChainWork:
                 made = self.run(*given, **options)
                 made = made[0] if isinstance(made, tuple) else made
                 torch.autograd.grad(made, [t for t in given if t.requires_grad], _tensor(self.makes).detach(), allow_unused=True)
+
+
+def _told(value: Any) -> str:
+    """Return a text of a function, what is bound to it, or an argument: the same in every process."""
+    if isinstance(value, partial):
+        return f"{_told(value.func)}({_told(value.args)}, {_told(dict(sorted(value.keywords.items())))})"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_told, value))})"
+    if isinstance(value, dict):
+        return f"({', '.join(f'{name}={_told(inner)}' for name, inner in value.items())})"
+    name = getattr(value, "__qualname__", None)
+    return repr(value) if name is None else f"{value.__module__}.{name}"
 
 
 def _tensor(blank: Blank) -> Tensor:

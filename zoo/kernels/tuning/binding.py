@@ -111,9 +111,9 @@ def _dense(value: Any) -> Any:
     return value.contiguous(memory_format=torch.channels_last) if isinstance(value, Tensor) and value.dim() == 4 else value
 
 
-def packed_image(node: Node, image: Tensor) -> Tensor:
-    """Pack the image for a stem kernel."""
-    return ops.load("image").launch(image, **packing(node, tuple(image.shape)), dtype=image.dtype)
+def packed_image(node: Node, image: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Pack the image for a stem kernel that reads this dtype, the image's if None."""
+    return ops.load("image").launch(image, **packing(node, tuple(image.shape)), dtype=dtype or image.dtype)
 
 
 def packing(node: Node, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -127,8 +127,14 @@ def empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
     spot = places.get(source)
     shape = source.shape if spot is None else (source.shape[0], spot.buffer.shape[1], *source.shape[2:])
     layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    whole = torch.empty(shape, dtype=setting.dtype, device=setting.device, memory_format=layout)
+    dtype = torch.float32 if _is_gate(source) and setting.dtype.itemsize < 4 else setting.dtype
+    whole = torch.empty(shape, dtype=dtype, device=setting.device, memory_format=layout)
     return whole if spot is None else whole[:, spot.offset : spot.offset + source.shape[1]]
+
+
+def _is_gate(source: Node) -> bool:
+    """Tell whether a value comes out of squeeze-and-excite, whose kernels give float32."""
+    return source.op == "squeeze_excite" or (source.op == "second" and source.inputs[0].op == "depthwise_squeeze")
 
 
 def blanks(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.compiling import Compilers
 from zoo.kernels.passes.graph import Graph, Node
@@ -14,7 +12,7 @@ from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.candidates import candidates
 from zoo.kernels.tuning.contest import Progress, tune
-from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting, op_names
+from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting, describe, op_names
 
 
 @dataclass(slots=True)
@@ -24,7 +22,6 @@ class Decision:
     chosen: dict[Node, Candidate] = field(default_factory=dict)
     found: dict[Node, Choice] = field(default_factory=dict)
     keys: dict[Node, str] = field(default_factory=dict)
-    tuned: int = 0
 
 
 def choose(
@@ -62,7 +59,6 @@ def choose(
         finally:
             if missing:
                 choices.save()
-        decision.tuned = len(missing)
     _merge(graph, places, possible, keys, choices)
     for node in graph.steps():
         if node.op not in COMPUTED:
@@ -106,30 +102,6 @@ def _merge(graph: Graph, places: dict[Node, Place], possible: list[Merge], keys:
             chosen.append(merge)
     order = {node: index for index, node in enumerate(graph.nodes)}
     apply(graph, sorted(chosen, key=lambda merge: order[merge.value]), places)
-
-
-def describe(node: Node, places: dict[Node, Place], setting: Setting) -> str:
-    """Write a step down as the key under which its choice is kept: everything that its time depends on."""
-    a = node.attrs
-    words = [node.op, str(setting.dtype).removeprefix("torch.") + ("/tf32" if setting.tf32 else "")]
-    for role, source in zip(node.roles, node.inputs, strict=True):
-        words.append(f"{role}={_map(source, places)}")
-    words.append(f"out={_map(node, places)}")
-    for name in sorted(a.keys() - {"source"}):
-        value = a[name]
-        if isinstance(value, Tensor):
-            words.append(f"{name}:{'x'.join(map(str, value.shape))}")
-        elif isinstance(value, dict):
-            words += [f"{name}.{inner}:{'x'.join(map(str, v.shape)) if isinstance(v, Tensor) else v}" for inner, v in sorted(value.items())]
-        elif value not in (None, "none", False):
-            words.append(f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
-    return " ".join(words)
-
-
-def _map(node: Node, places: dict[Node, Place]) -> str:
-    spot = places.get(node)
-    image = "image:" if node.op == "input" else ""
-    return image + "x".join(map(str, node.shape)) + (f"/{spot.buffer.shape[1]}" if spot else "")
 
 
 def guess(node: Node, places: dict[Node, Place], setting: Setting) -> Candidate:

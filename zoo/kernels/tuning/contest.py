@@ -68,8 +68,7 @@ def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> li
     made = []
     for role, source in zip(node.roles, node.inputs, strict=True):
         value = empty(source, places, setting)
-        value = value.float().uniform_(generator=generator) if role == "gate" else value.normal_(generator=generator)
-        made.append(value)
+        made.append(value.uniform_(generator=generator) if role == "gate" else value.normal_(generator=generator))
     return made
 
 

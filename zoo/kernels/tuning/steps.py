@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.kinds import is_depthwise, is_stem
+from zoo.kernels.passes.place import Place
 
 COMPUTED = ("conv", "pool", "mean", "pointwise", "join", "separable", "stem_pool", "squeeze_excite", "depthwise_squeeze", "head")
 """Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
@@ -129,3 +131,27 @@ def arguments(node: Node, op: str, setting: Setting, out_dtype: torch.dtype | No
     if op == "squeeze_excite":
         found |= {"act": attrs["act"], "gate_act": attrs["gate_act"], "scale": 1.0}
     return found
+
+
+def describe(node: Node, places: dict[Node, Place], setting: Setting) -> str:
+    """Write a step down as the key under which its choice is kept: everything that its time depends on."""
+    a = node.attrs
+    words = [node.op, str(setting.dtype).removeprefix("torch.") + ("/tf32" if setting.tf32 else "")]
+    for role, source in zip(node.roles, node.inputs, strict=True):
+        words.append(f"{role}={_map(source, places)}")
+    words.append(f"out={_map(node, places)}")
+    for name in sorted(a.keys() - {"source"}):
+        value = a[name]
+        if isinstance(value, Tensor):
+            words.append(f"{name}:{'x'.join(map(str, value.shape))}")
+        elif isinstance(value, dict):
+            words += [f"{name}.{inner}:{'x'.join(map(str, v.shape)) if isinstance(v, Tensor) else v}" for inner, v in sorted(value.items())]
+        elif value not in (None, "none", False):
+            words.append(f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
+    return " ".join(words)
+
+
+def _map(node: Node, places: dict[Node, Place]) -> str:
+    spot = places.get(node)
+    image = "image:" if node.op == "input" else ""
+    return image + "x".join(map(str, node.shape)) + (f"/{spot.buffer.shape[1]}" if spot else "")

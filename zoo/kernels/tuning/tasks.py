@@ -12,28 +12,34 @@ from torch import Tensor
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import bind, blanks, home, packed_image
-from zoo.kernels.tuning.steps import IMAGE_OPS, Candidate, Setting
+from zoo.kernels.tuning.steps import IMAGE_OPS, Candidate, Setting, describe
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A kernel to compile: a step, where its maps lie, what computes it, and whether a kernel of ours follows."""
+    """A kernel to compile: a step, where its maps lie, what computes it, whether a kernel of ours follows, and which dtype it writes."""
 
     node: Node
     places: dict[Node, Place]
     setting: Setting
     candidate: Candidate
     followed: bool = True
+    out_dtype: torch.dtype | None = None
 
     @property
     def name(self) -> str:
         """The op."""
         return self.candidate.op
 
+    @property
+    def key(self) -> str:
+        """The step without its place in a network, the candidate, what follows, and what is written."""
+        return f"{describe(self.node, self.places, self.setting)} {self.candidate} {self.followed} {self.out_dtype}"
+
     def portable(self) -> Task:
         """Return the task without weights, and without the rest of its graph."""
         node = self.node
-        sources = {source: replace(source, inputs=[], attrs={}) for source in node.inputs}
+        sources = {source: _alone(source, 1 if source.op == "second" else 0) for source in node.inputs}
         alone = replace(node, inputs=[sources[source] for source in node.inputs], attrs=_exchange(node.attrs, Tensor, _blank))
         places = {sources[source]: self.places[source] for source in sources if source in self.places}
         if node in self.places:
@@ -47,11 +53,19 @@ class Task:
         node = replace(self.node, attrs=_exchange(self.node.attrs, Blank, lambda blank: torch.zeros(blank.shape, dtype=blank.dtype)))
         places = {node if where is self.node else where: spot for where, spot in self.places.items()}
         inputs = blanks(node, places, self.setting)
-        bound = bind(node, self.candidate, self.setting)
+        bound = bind(node, self.candidate, self.setting, out_dtype=self.out_dtype)
         if self.candidate.op in IMAGE_OPS:
-            inputs[0] = packed_image(node, inputs[0])
+            image, (n, c) = inputs[0], inputs[0].shape[:2]
+            inputs[0] = packed_image(node, image)
+            for other in (image.contiguous(), image.float().contiguous(), image.new_zeros((n, c, 1, 1)).expand_as(image)):
+                packed_image(node, other, image.dtype)  # as a plan keeps it, as a caller gives it, and as a plan makes room for it
         with followed_by_ours(self.followed), torch.no_grad():
             bound(inputs, home(node, places, self.setting))
+
+
+def _alone(source: Node, depth: int) -> Node:
+    """Return a node without attributes; of a second value also whose it is."""
+    return replace(source, inputs=[_alone(inner, 0) for inner in source.inputs] if depth else [], attrs={})
 
 
 @dataclass(frozen=True, slots=True)

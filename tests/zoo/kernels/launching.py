@@ -1,0 +1,81 @@
+"""Compile a network's kernels by processes, then launch all that timing and a plan launch, in a process whose launches only compile.
+
+Prints as JSON what the launches had to compile themselves: a process of its own, because it can't launch anything any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from zoo.kernels.compiling import Compilers, stop_at_launch
+from zoo.kernels.passes import understand
+from zoo.kernels.passes.merge import merges
+from zoo.kernels.plans.plan import Plan
+from zoo.kernels.plans.program import Program
+from zoo.kernels.tuning.binding import Weights, blanks
+from zoo.kernels.tuning.candidates import candidates
+from zoo.kernels.tuning.contest import _call, random_inputs
+from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, Candidate, Setting
+from zoo.kernels.tuning.tasks import Task
+
+SETTING = Setting(torch.device("cpu"), torch.bfloat16)
+SHAPE = (2, 3, 32, 32)
+
+
+class Gated(nn.Module):
+    """What takes a gate in float32, an image to be packed, and logits in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU())
+        self.depthwise = nn.Sequential(nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.SiLU())
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(32, 8, 1), nn.ReLU(), nn.Conv2d(8, 32, 1))
+        self.narrow, self.head = nn.Conv2d(32, 16, 1), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.depthwise(self.stem(x))
+        return self.head(self.narrow(x * self.squeeze(x).sigmoid()).mean((2, 3)))
+
+
+def compiled() -> set[str]:
+    cache = Path(os.environ["TRITON_CACHE_DIR"])
+    return {str(path.relative_to(cache)) for path in cache.rglob("*.cubin")}
+
+
+def names(paths: set[str]) -> list[str]:
+    return sorted(Path(path).stem for path in paths)
+
+
+def main() -> None:
+    graph, places = understand(Gated().eval(), (torch.zeros(SHAPE),), {})
+    steps = [node for node in graph.steps() if node.op in COMPUTED]
+    first = {}
+    for node in [*steps, *(merge.node for merge in merges(graph, places))]:
+        several = candidates(node, blanks(node, places, SETTING), SETTING, 1)
+        first[node] = next((candidate for candidate in several if candidate.op not in FOREIGN), Candidate(ATEN))
+    trials = [Task(node, places, SETTING, candidate) for node, candidate in first.items() if candidate.op != ATEN]
+    program = Program(graph, places, {node: first[node] for node in steps}, SETTING, Weights(), overlapping=True)
+    with closing(Compilers((9, 0))) as compilers:
+        compilers.compile([*trials, *(Task(node, places, SETTING, first[node], *how) for node, how in program.ours().items())])
+    ahead = compiled()
+    stop_at_launch(90)
+    with torch.no_grad():
+        for task in trials:
+            _call(task.node, task.candidate, random_inputs(task.node, places, SETTING), places, SETTING)()
+        timed = compiled()
+        plan = Plan(program)
+        plan.eager([torch.randn(SHAPE)])
+        plan._pack(0, torch.randn(SHAPE))  # as large images are
+    ops = sorted({task.candidate.op for task in trials})
+    sys.stdout.write(json.dumps({"ahead": len(ahead), "ops": ops, "timed": names(timed - ahead), "planned": names(compiled() - timed)}))
+
+
+if __name__ == "__main__":
+    main()

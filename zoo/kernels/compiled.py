@@ -1,0 +1,66 @@
+"""What is compiled already: noted beside it in Triton's cache, so that a later start begins no processes to find that out."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+NAME = "kernelzoo-compiled.txt"
+"""The file in Triton's cache: who empties that one takes the notes along."""
+
+_log = logging.getLogger("zoo.kernels")
+
+
+class Compiled:
+    """The notes: a line for each kernel, a hash of what it was made of.
+
+    A note that is wrong, because somebody took single kernels out of the cache, costs time only: the first call compiles.
+
+    Args:
+        target: what kernels are compiled for.
+    """
+
+    def __init__(self, target: str) -> None:
+        import triton
+        from triton import knobs
+
+        self._about = f"{target} triton {triton.__version__} torch {torch.__version__} {_sources()}"
+        self._file = Path(knobs.cache.dir) / NAME
+        self._known: set[str] = set()
+        try:
+            self._known.update(self._file.read_text("ascii", errors="replace").split())
+        except OSError as error:
+            _log.debug("no notes of compiled kernels: %s", error)
+
+    def has(self, key: str) -> bool:
+        """Tell whether a kernel of this key was compiled."""
+        return self._line(key) in self._known
+
+    def add(self, keys: Iterable[str]) -> None:
+        """Note that kernels were compiled; where nothing can be written, nothing is noted."""
+        new = sorted({self._line(key) for key in keys} - self._known)
+        if not new:
+            return
+        self._known.update(new)
+        try:
+            with self._file.open("a", encoding="ascii") as file:  # as one piece: other processes append too
+                file.write("".join(f"{line}\n" for line in new))
+        except OSError as error:
+            _log.debug("compiled kernels are not noted: %s", error)
+
+    def _line(self, key: str) -> str:
+        return hashlib.sha256(f"{self._about} {key}".encode()).hexdigest()
+
+
+@functools.cache
+def _sources() -> str:
+    """Return a hash of all that says what is compiled: this package's files."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
