@@ -18,6 +18,8 @@ from zoo.model import Model
 
 CHUNK = 32
 """Images at a time where an answer and not its speed is wanted: the reference must fit where the fastest way fits."""
+IMAGES = 100
+"""Seed of the pictures: other than those that plans are checked and rounded with, which count from 0."""
 SETTLING = 8
 """Images that BatchNorm's statistics are taken from."""
 
@@ -50,7 +52,7 @@ class Subject:
     def input(self, dtype: torch.dtype, channels_last: bool = False) -> Tensor:
         """Return the images, (batch, C, size, size), on the device; one tensor a dtype and memory format."""
         if (dtype, channels_last) not in self._inputs:
-            images = natural_images((self.batch, self.own.in_channels, self.size, self.size), torch.device("cpu"), seed=1)
+            images = natural_images((self.batch, self.own.in_channels, self.size, self.size), torch.device("cpu"), seed=IMAGES)
             kept = images.to(self.device, dtype, memory_format=_format(channels_last))
             self._inputs[dtype, channels_last] = kept
         return self._inputs[dtype, channels_last]
@@ -103,7 +105,7 @@ def subject(cls: type[Model], batch: int, device: torch.device, dtype: torch.dty
         torch.manual_seed(0)
         own = cls().eval()
     size = cls.input_size
-    settle(own.to(device), natural_images((SETTLING, own.in_channels, size, size), device, seed=2))
+    settle(own.to(device), natural_images((SETTLING, own.in_channels, size, size), device, seed=IMAGES + 1))
     own.cpu()
     peer, twin = _twin(own)
     return Subject(cls.__name__, batch, size, device, dtype, own, peer, twin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -17,7 +18,7 @@ _log = logging.getLogger("zoo.kernels")
 
 
 class Compiled:
-    """The notes: a line for each kernel, a hash of what it was made of.
+    """The notes: a line for each kernel, a hash of what it was made of, behind a "!" where that can't be compiled.
 
     A note that is wrong, because somebody took single kernels out of the cache, costs time only: the first call compiles.
 
@@ -29,7 +30,7 @@ class Compiled:
         import triton
         from triton import knobs
 
-        self._about = f"{target} triton {triton.__version__} torch {torch.__version__} {_sources()}"
+        self._about = f"{target} triton {triton.__version__} torch {torch.__version__} {_settings()} {_sources()}"
         self._file = Path(knobs.cache.dir) / NAME
         self._known: set[str] = set()
         try:
@@ -41,9 +42,14 @@ class Compiled:
         """Tell whether a kernel of this key was compiled."""
         return self._line(key) in self._known
 
-    def add(self, keys: Iterable[str]) -> None:
-        """Note that kernels were compiled; where nothing can be written, nothing is noted."""
-        new = sorted({self._line(key) for key in keys} - self._known)
+    def knows(self, key: str) -> bool:
+        """Tell whether it was compiled, or can't be."""
+        return self.has(key) or f"!{self._line(key)}" in self._known
+
+    def add(self, keys: Iterable[str], failed: Iterable[str] = ()) -> None:
+        """Note what was compiled and what can't be; where nothing can be written, that is known here alone."""
+        lines = {self._line(key) for key in keys} | {f"!{self._line(key)}" for key in failed}
+        new = sorted(lines - self._known)
         if not new:
             return
         self._known.update(new)
@@ -57,10 +63,25 @@ class Compiled:
         return hashlib.sha256(f"{self._about} {key}".encode()).hexdigest()
 
 
+def _settings() -> str:
+    """Return what else Triton compiles otherwise by: variables of the environment, and its assembler."""
+    from triton import knobs
+
+    found: list[object] = []
+    with contextlib.suppress(ImportError):  # elsewhere in another version
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+
+        found += sorted(get_cache_invalidating_env_vars().items())
+    with contextlib.suppress(RuntimeError):  # there is none
+        found.append(knobs.nvidia.ptxas)
+    return str(found)
+
+
 @functools.cache
 def _sources() -> str:
     """Return a hash of all that says what is compiled: this package's files."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+        with contextlib.suppress(OSError):  # an editor's lock looks like one
+            digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 import torch
@@ -53,6 +54,15 @@ class Work(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a task was not compiled, and whether it never will be."""
+
+    index: int
+    reason: str
+    always: bool
+
+
 class Compilers:
     """Processes that compile for GPUs of one compute capability; they start with the first tasks, and end with `close`."""
 
@@ -64,7 +74,7 @@ class Compilers:
     def compile(
         self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
     ) -> set[int]:
-        """Compile as many tasks as the time allows, in their order; what was compiled before is left out.
+        """Compile as many tasks as the time allows, in their order, those of one key once; what was compiled before is left out.
 
         Args:
             tasks: kernels; the most promising first.
@@ -72,18 +82,32 @@ class Compilers:
             progress: called with (done, total, step).
 
         Returns:
-            Which of them are in Triton's cache now. All, where too few are missing for processes, or no process could compile any:
-            then the caller compiles them by its first call.
+            Which of them are in Triton's cache now; and those that their first call has to compile, where too few are missing for
+            processes, or no process answers. What can't be compiled is in neither.
         """
         if len(tasks) < WORTH:
             return set(range(len(tasks)))
+        keys = [task.key for task in tasks]
         compiled = Compiled(self._arguments[0])
-        waiting = deque(i for i, task in enumerate(tasks) if not compiled.has(task.key))
-        if len(waiting) < WORTH:
-            return set(range(len(tasks)))
-        there, count = set(range(len(tasks))).difference(waiting), len(waiting)
-        done, failed = list[int](), list[str]()
-        processes = self._processes(count)
+        missing: dict[str, Work] = {}
+        for key, task in zip(keys, tasks, strict=True):
+            if not compiled.knows(key):
+                missing.setdefault(key, task)
+        if len(missing) >= WORTH and not self._compile(missing, compiled, seconds, progress):
+            missing = {}
+        return {index for index, key in enumerate(keys) if key in missing or compiled.has(key)}
+
+    def _compile(
+        self,
+        missing: dict[str, Work],
+        compiled: Compiled,
+        seconds: float | None,
+        progress: Callable[[int, int, str], None] | None,
+    ) -> bool:
+        """Compile, and note what was done; tell whether the rest is left to its first call, because no process has answered in time."""
+        tasks = list(missing.values())
+        waiting, done, failed = deque(range(len(tasks))), list[int](), list[Failure]()
+        processes = self._processes(len(tasks))
         shared = (processes, self._start, tasks, waiting, done, failed)
         threads = [threading.Thread(target=_feed, args=(place, *shared), daemon=True) for place in range(len(processes))]
         for thread in threads:
@@ -98,20 +122,20 @@ class Compilers:
                             process.kill()
                             process.wait()
                 if progress is not None:
-                    progress(len(done), count, tasks[done[-1] if done else 0].name)
+                    progress(len(done), len(tasks), tasks[done[-1] if done else 0].name)
                 next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
         except BaseException:  # an interrupt: nobody begins another one
             waiting.clear()
             self.close()
             raise
         finally:
-            compiled.add([tasks[index].key for index in list(done)])
+            compiled.add([tasks[index].key for index in list(done)], [tasks[one.index].key for one in list(failed) if one.always])
         for process in (gone := [process for process in processes if process.poll() is not None]):
             _end(process)
         self._idle = [process for process in processes if process not in gone]
-        for reason in failed:
-            _log.debug("not compiled: %s", reason)
-        return there.union(done) if done or late else set(range(len(tasks)))
+        for failure in failed:
+            _log.debug("not compiled: %s", failure.reason)
+        return not (done or failed or late)
 
     def _processes(self, tasks: int) -> list[subprocess.Popen[bytes]]:
         """Return as many processes as tasks and cores ask for, those that there are and new ones."""
@@ -161,7 +185,7 @@ def _feed(
     tasks: Sequence[Work],
     waiting: deque[int],
     done: list[int],
-    failed: list[str],
+    failed: list[Failure],
 ) -> None:
     """Give a process one task after the other until none is left; another takes its place if a compiler dies, unless it never began."""
     while waiting:
@@ -172,15 +196,15 @@ def _feed(
             while True:
                 index = waiting.popleft()
                 _send(process.stdin, tasks[index].portable())
-                reason = pickle.load(process.stdout)
+                reason, always = pickle.load(process.stdout)
                 answers += 1
                 if reason:
-                    failed.append(reason)
+                    failed.append(Failure(index, reason, always))
                 else:
                     done.append(index)
         if not answers or not waiting:
             return
-        failed.append(f"{tasks[index].name}: the compiler died")
+        failed.append(Failure(index, f"{tasks[index].name}: the compiler died", False))
         _end(process)
         with suppress(OSError):
             processes[place] = start()
@@ -244,6 +268,6 @@ def main() -> None:
             return
         try:
             task.compile()
-            _send(answers, "")
+            _send(answers, ("", True))
         except Exception as error:  # the compiler's own errors share no base
-            _send(answers, f"{task.name}: {type(error).__name__}: {error}")
+            _send(answers, (f"{task.name}: {type(error).__name__}: {error}", not isinstance(error, (OSError, MemoryError))))

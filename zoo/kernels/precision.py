@@ -18,3 +18,8 @@ def products(tf32: bool, benchmark: bool = False) -> Iterator[None]:
             yield
         finally:
             torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def uncast(kind: str) -> contextlib.AbstractContextManager[object]:
+    """Turn autocast off for a kind of device; where nothing lies, as in processes that only compile, there is none."""
+    return contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)

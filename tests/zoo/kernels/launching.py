@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from zoo.kernels.compiling import Compilers, stop_at_launch
 from zoo.kernels.passes import understand
-from zoo.kernels.passes.merge import merges
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.merge import apply, merges
+from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights, blanks
@@ -53,28 +55,47 @@ def names(paths: set[str]) -> list[str]:
     return sorted(Path(path).stem for path in paths)
 
 
+def first_of(node: Node, places: dict[Node, Place]) -> Candidate:
+    several = candidates(node, blanks(node, places, SETTING), SETTING, 1)
+    return next((candidate for candidate in several if candidate.op not in FOREIGN), Candidate(ATEN))
+
+
+def programs() -> list[tuple[Program, list[Task], list[Task]]]:
+    """Return two programs, of which the second has a merged step, what is timed for each, and what it launches."""
+    found = []
+    for merged in (False, True):
+        graph, places = understand(Gated().eval(), (torch.zeros(SHAPE),), {})
+        possible = merges(graph, places)
+        if merged:
+            apply(graph, [merge for merge in possible if merge.node.op == "depthwise_squeeze"], places)
+            assert any(node.op == "second" for node in graph.steps())
+        steps = [node for node in graph.steps() if node.op in COMPUTED]
+        first = {node: first_of(node, places) for node in [*steps, *([] if merged else [merge.node for merge in possible])]}
+        timed = [Task(node, places, SETTING, candidate) for node, candidate in first.items() if candidate.op != ATEN]
+        program = Program(graph, places, {node: first[node] for node in steps}, SETTING, Weights(), overlapping=True)
+        found.append((program, timed, [Task(node, places, SETTING, first[node], *how) for node, how in program.ours().items()]))
+    return found
+
+
 def main() -> None:
-    graph, places = understand(Gated().eval(), (torch.zeros(SHAPE),), {})
-    steps = [node for node in graph.steps() if node.op in COMPUTED]
-    first = {}
-    for node in [*steps, *(merge.node for merge in merges(graph, places))]:
-        several = candidates(node, blanks(node, places, SETTING), SETTING, 1)
-        first[node] = next((candidate for candidate in several if candidate.op not in FOREIGN), Candidate(ATEN))
-    trials = [Task(node, places, SETTING, candidate) for node, candidate in first.items() if candidate.op != ATEN]
-    program = Program(graph, places, {node: first[node] for node in steps}, SETTING, Weights(), overlapping=True)
+    found = programs()
+    trials = [task for _, timed, _ in found for task in timed]
     with closing(Compilers((9, 0))) as compilers:
-        compilers.compile([*trials, *(Task(node, places, SETTING, first[node], *how) for node, how in program.ours().items())])
+        tasks = [*trials, *(task for *_, launched in found for task in launched)]
+        refused = sorted(tasks[index].name for index in set(range(len(tasks))) - compilers.compile(tasks))
     ahead = compiled()
     stop_at_launch(90)
     with torch.no_grad():
         for task in trials:
-            _call(task.node, task.candidate, random_inputs(task.node, places, SETTING), places, SETTING)()
+            _call(task.node, task.candidate, random_inputs(task.node, task.places, SETTING), task.places, SETTING)()
         timed = compiled()
-        plan = Plan(program)
-        plan.eager([torch.randn(SHAPE)])
-        plan._pack(0, torch.randn(SHAPE))  # as large images are
+        for program, *_ in found:
+            plan = Plan(program)
+            plan.eager([torch.randn(SHAPE)])
+            plan._pack(0, torch.randn(SHAPE))  # as large images are
     ops = sorted({task.candidate.op for task in trials})
-    sys.stdout.write(json.dumps({"ahead": len(ahead), "ops": ops, "timed": names(timed - ahead), "planned": names(compiled() - timed)}))
+    again = {"timed": names(timed - ahead), "planned": names(compiled() - timed)}
+    sys.stdout.write(json.dumps({"ahead": len(ahead), "ops": ops, "refused": refused, **again}))
 
 
 if __name__ == "__main__":

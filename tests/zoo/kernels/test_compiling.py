@@ -19,17 +19,19 @@ import pytest
 import torch
 
 import zoo
+from tests.zoo.kernels.launching import SHAPE, Gated
 from zoo.kernels import compiling
 from zoo.kernels.compiled import NAME, Compiled
 from zoo.kernels.compiling import Compilers
 from zoo.kernels.passes import understand
+from zoo.kernels.passes.merge import apply, merges
 from zoo.kernels.training import kernels
 from zoo.kernels.training.compiling import ChainWork, _works
 from zoo.kernels.training.record import record
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.candidates import candidates
 from zoo.kernels.tuning.contest import _compiled
-from zoo.kernels.tuning.steps import COMPUTED, FOREIGN, Candidate, Setting
+from zoo.kernels.tuning.steps import COMPUTED, FOREIGN, Candidate, Setting, describe
 from zoo.kernels.tuning.tasks import Blank, Task
 
 SETTING = Setting(torch.device("cpu"), torch.bfloat16)
@@ -120,11 +122,12 @@ def test_norms_of_any_number_of_channels_are_compiled_there_and_back(shared: tup
 
 @dataclass(frozen=True)
 class Deadly:
+    number: int
     name = "deadly"
 
     @property
     def key(self) -> str:
-        return self.name
+        return f"{self.name} {self.number}"
 
     def portable(self) -> Deadly:
         return self
@@ -141,14 +144,60 @@ class Easy(Deadly):
         pass
 
 
-def test_a_compiler_that_dies_takes_its_own_task_along_and_no_other(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@dataclass(frozen=True)
+class Wrong(Deadly):
+    name = "wrong"
+
+    def compile(self) -> None:
+        raise ValueError("no such instruction")
+
+
+@dataclass(frozen=True)
+class Full(Deadly):
+    name = "full"
+
+    def compile(self) -> None:
+        raise OSError("no space left")
+
+
+def send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes find these works' classes."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    for work in (Deadly, Easy):
+    for work in (Deadly, Easy, Wrong, Full):
         monkeypatch.setattr(work, "__module__", "test_compiling")
     monkeypatch.setitem(sys.modules, "test_compiling", sys.modules[__name__])
-    works = [Easy(), Easy(), Easy(), Deadly(), Deadly(), Easy(), Easy()]
+
+
+def test_a_compiler_that_dies_takes_its_own_task_along_and_no_other(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch)
+    works = [Easy(0), Easy(1), Easy(2), Deadly(3), Deadly(4), Easy(5), Easy(6)]
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile(works) == {0, 1, 2, 5, 6}
+    assert not any(Compiled("90").knows(work.key) for work in works[3:5])  # it may be killed for another's memory
+
+
+def test_what_can_never_be_compiled_is_tried_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch)
+    works = [*(Wrong(number) for number in range(6)), *(Easy(number) for number in range(6)), *(Full(number) for number in range(4))]
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile(works) == set(range(6, 12))
+    monkeypatch.setattr(compiling.subprocess, "Popen", None)
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile(works) == set(range(6, 16))  # what had no room is left to its first call
+    monkeypatch.undo()
+
+
+def test_what_has_one_key_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch)
+    totals = set[int]()
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile([Easy(number % 5) for number in range(20)], progress=lambda done, total, name: totals.add(total)) == set(
+            range(20)
+        )
+        assert totals == {5}
+        monkeypatch.setattr(compiling.subprocess, "Popen", None)
+    with closing(Compilers((9, 0))) as compilers:
+        assert compilers.compile([Easy(number % 6) for number in range(20)]) == set(range(20))  # one is missing, however often
 
 
 def test_an_interrupt_leaves_no_compiler_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +264,24 @@ for work in (*tasks_of(zoo.SqueezeNet1_1, 64), *chains_of(zoo.ResNet20), *chains
 """
 
 
+CHAINS = """
+import torch
+from zoo.kernels import compiling
+compiling.stop_at_launch(90)
+from zoo.kernels.training import kernels
+kernels.on_kernels = lambda device: True
+from zoo.kernels.training.compiling import _works
+from zoo.kernels.training.record import record
+conv, relu = torch.nn.Conv2d, torch.nn.ReLU
+network = torch.nn.Sequential(conv(3, 8, 3), relu(), conv(8, 16, 3), relu(), conv(16, 8, 3)).train()
+images = torch.randn(2, 3, 16, 16)
+works = [work for _, work in _works(record(network, (images,), {}, images.device))]
+for work in works:
+    work.compile()
+print(sum(work.name.startswith("conv") for work in works))
+"""
+
+
 def chains_of(cls: type[torch.nn.Module]) -> list[ChainWork]:
     images = torch.randn(2, 3, 32, 32)
     return [work for _, work in _works(record(cls().train(), (images,), {}, images.device))]
@@ -259,8 +326,41 @@ def test_what_processes_compile_is_what_is_launched(cache: Path) -> None:
     found = json.loads(subprocess.run(command, env=kept | there, capture_output=True, text=True, check=True).stdout)
     assert found["ahead"] > 8
     assert {"stem", "depthwise", "squeeze_excite", "depthwise_squeeze", "conv"} <= set(found["ops"])
+    assert found["refused"] == []
     assert found["timed"] == []
     assert found["planned"] == []
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_gate_is_compiled_in_the_type_that_kernels_give_it(merged: bool) -> None:
+    graph, places = understand(Gated().eval(), (torch.zeros(SHAPE),), {})
+    if merged:
+        apply(graph, [merge for merge in merges(graph, places) if merge.node.op == "depthwise_squeeze"], places)
+    node = next(node for node in graph.steps() if "gate" in node.roles)
+    assert node.inputs[1].op == ("second" if merged else "squeeze_excite")
+    light = Task(node, places, SETTING, Candidate("conv")).portable()
+    assert [blank.dtype for blank in blanks(light.node, light.places, light.setting)] == [torch.bfloat16, torch.float32]
+
+
+def test_a_key_says_where_a_map_begins() -> None:
+    graph, places = understand(zoo.DenseNet_BC_100_12().eval(), (torch.zeros(1, 3, 32, 32),), {})
+    keys: dict[str, set[str]] = {}
+    begins: dict[str, set[int]] = {}
+    for node in graph.steps():
+        if node in places:  # parts of twelve channels
+            text = describe(node, places, SETTING)
+            keys.setdefault(text, set()).add(Task(node, places, SETTING, Candidate("conv")).key)
+            begins.setdefault(text, set()).add(2 * places[node].offset % 16)
+    assert max(len(several) for several in begins.values()) == 2
+    assert all(len(keys[text]) >= len(begins[text]) for text in keys)
+
+
+def test_what_trains_convolutions_with_a_bias_can_be_compiled(shared: tuple[Compilers, Path]) -> None:
+    command = [sys.executable, "-c", CHAINS]
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    there = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]), "TRITON_CACHE_DIR": str(shared[1])}
+    ran = subprocess.run(command, env=kept | there, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) > 0
 
 
 def test_a_key_says_what_follows_and_which_parameters() -> None:

@@ -20,6 +20,7 @@ from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, 
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.precision import uncast
 
 Pair = tuple[int, int]
 
@@ -142,7 +143,7 @@ def _of_map(gradient: Tensor, weight: Tensor, window: dict[str, Any], size: Sequ
     stride, padding, dilation = ([*window[name]] for name in ("stride", "padding", "dilation"))
     reach = zip(size, gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
     rest = [whole - ((out - 1) * s - 2 * p + d * (taps - 1) + 1) for whole, out, taps, s, p, d in reach]
-    with torch.autocast(gradient.device.type, enabled=False):  # which would round float32 here, as it doesn't on other ways back
+    with uncast(gradient.device.type):  # which would round float32 here, as it doesn't on other ways back
         return torch.convolution(gradient, weight, None, stride, padding, dilation, True, rest, window["groups"][0])
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zoo.kernels.precision import uncast
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import CONV2D, arguments, pair, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
@@ -189,7 +190,7 @@ class Widened:
         if self.there is not None:
             made, self.there = self.there, None
             return made
-        with torch.no_grad(), torch.autocast(self.weight[0].device.type, enabled=False):
+        with torch.no_grad(), uncast(self.weight[0].device.type):
             made = F.conv2d(_unpacked(self.x).to(self.dtype), _unpacked(self.weight).to(self.dtype), stride=self.stride)
         self.there = made if self.twice else None
         return made

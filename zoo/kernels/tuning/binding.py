@@ -28,6 +28,8 @@ class Weights:
         """What `balance.balance` made of the convolutions' weights, for all shapes."""
         self.copy: nn.Module | None = None
         """Of the network, where it is on another device than its plans."""
+        self.plans = 0
+        """How many shapes share these."""
 
     def get(self, key: tuple[Any, ...], made: Tensor) -> Tensor:
         """Return the tensor of this key that equals what was made, which is kept if there is none."""
@@ -42,7 +44,7 @@ class Weights:
         """Forget everything."""
         self._made.clear()
         self.rounded.clear()
-        self.means, self.copy = None, None
+        self.means, self.copy, self.plans = None, None, 0
 
 
 class Workspace:

@@ -14,6 +14,9 @@ from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import bind, blanks, home, packed_image
 from zoo.kernels.tuning.steps import IMAGE_OPS, Candidate, Setting, describe
 
+ALIGNED = 16
+"""Bytes: Triton compiles otherwise for a map that begins elsewhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -33,8 +36,10 @@ class Task:
 
     @property
     def key(self) -> str:
-        """The step without its place in a network, the candidate, what follows, and what is written."""
-        return f"{describe(self.node, self.places, self.setting)} {self.candidate} {self.followed} {self.out_dtype}"
+        """The step without its place in a network, the candidate, what follows, what is written, and which maps begin unaligned."""
+        spots = [self.places.get(node) for node in (*self.node.inputs, self.node)]
+        begin = [0 if spot is None else spot.offset * self.setting.dtype.itemsize % ALIGNED for spot in spots]
+        return f"{describe(self.node, self.places, self.setting)} {self.candidate} {self.followed} {self.out_dtype} {begin}"
 
     def portable(self) -> Task:
         """Return the task without weights, and without the rest of its graph."""
@@ -55,9 +60,10 @@ class Task:
         inputs = blanks(node, places, self.setting)
         bound = bind(node, self.candidate, self.setting, out_dtype=self.out_dtype)
         if self.candidate.op in IMAGE_OPS:
-            image, (n, c) = inputs[0], inputs[0].shape[:2]
+            image, shape = inputs[0], tuple(inputs[0].shape)
             inputs[0] = packed_image(node, image)
-            for other in (image.contiguous(), image.float().contiguous(), image.new_zeros((n, c, 1, 1)).expand_as(image)):
+            kept, given = (torch.empty(shape, dtype=dtype) for dtype in (image.dtype, torch.float32))
+            for other in (kept, given, torch.empty((*shape[:2], 1, 1), dtype=image.dtype).expand(shape)):
                 packed_image(node, other, image.dtype)  # as a plan keeps it, as a caller gives it, and as a plan makes room for it
         with followed_by_ours(self.followed), torch.no_grad():
             bound(inputs, home(node, places, self.setting))
