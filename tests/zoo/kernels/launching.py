@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tests.zoo.kernels.works import SETTING
 from zoo.kernels.compiling import Compilers, stop_at_launch
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Node
@@ -24,10 +25,9 @@ from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights, blanks
 from zoo.kernels.tuning.candidates import candidates
 from zoo.kernels.tuning.contest import _call, random_inputs
-from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, Candidate, Setting
+from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, Candidate
 from zoo.kernels.tuning.tasks import Task
 
-SETTING = Setting(torch.device("cpu"), torch.bfloat16)
 SHAPE = (2, 3, 32, 32)
 
 

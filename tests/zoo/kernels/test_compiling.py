@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import zoo
-from tests.zoo.kernels.launching import SHAPE, Gated
+from tests.zoo.kernels.works import SETTING, norm_of, tasks_of
 from zoo.kernels import compiling
 from zoo.kernels.compiled import NAME, Compiled
 from zoo.kernels.compiling import Compilers
-from zoo.kernels.passes import understand
-from zoo.kernels.passes.merge import apply, merges
-from zoo.kernels.training import kernels
-from zoo.kernels.training.compiling import ChainWork, _works
-from zoo.kernels.training.record import record
-from zoo.kernels.tuning.binding import blanks
-from zoo.kernels.tuning.candidates import candidates
 from zoo.kernels.tuning.contest import _compiled
-from zoo.kernels.tuning.steps import COMPUTED, FOREIGN, Candidate, Setting, describe
-from zoo.kernels.tuning.tasks import Blank, Task
-
-SETTING = Setting(torch.device("cpu"), torch.bfloat16)
+from zoo.kernels.tuning.steps import Candidate
+from zoo.kernels.tuning.tasks import Task
 
 
 @pytest.fixture(autouse=True)
 def some_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MOST", 4)
-
-
-def tasks_of(cls: type[torch.nn.Module], size: int) -> list[Task]:
-    graph, places = understand(cls().eval(), (torch.zeros(1, 3, size, size),), {})
-    made = []
-    for node in graph.steps():
-        if node.op in COMPUTED:
-            ours = (c for c in candidates(node, blanks(node, places, SETTING), SETTING, 1) if c.op not in FOREIGN)
-            made += [Task(node, places, SETTING, candidate) for candidate in ours]
-    return made
 
 
 @pytest.fixture
@@ -104,12 +81,6 @@ def test_the_first_of_every_step_comes_before_the_second_of_any() -> None:
     compilers: Any = Listening()
     assert _compiled({"a": node, "b": node}, found, {}, SETTING, None, compilers, None) == found
     assert asked == ["first", "first", "second", "second"]
-
-
-def norm_of(channels: int) -> ChainWork:
-    maps, ones = ((32, channels, 56, 56), torch.bfloat16, True), ((channels,), torch.float32, True)
-    run = partial(kernels.batch_norm_act, momentum=0.1, eps=1e-5, act="relu")
-    return ChainWork("batch_norm", run, (maps, ones, ones, (*ones[:2], False), (*ones[:2], False)), maps, True)
 
 
 def test_norms_of_any_number_of_channels_are_compiled_there_and_back(shared: tuple[Compilers, Path]) -> None:
@@ -184,7 +155,6 @@ def test_what_can_never_be_compiled_is_tried_once(cache: Path, monkeypatch: pyte
     monkeypatch.setattr(compiling.subprocess, "Popen", None)
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile(works) == set(range(6, 16))  # what had no room is left to its first call
-    monkeypatch.undo()
 
 
 def test_what_has_one_key_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,120 +226,6 @@ def test_notes_that_cannot_be_read_or_written_are_none(cache: Path) -> None:
     assert [compiled.has(key) for key in "abc"].count(True) == 1  # one went to the line that was cut off
 
 
-KEYS = """
-import torch, zoo
-from test_compiling import chains_of, tasks_of
-for work in (*tasks_of(zoo.SqueezeNet1_1, 64), *chains_of(zoo.ResNet20), *chains_of(zoo.MobileNetV2)):
-    print(work.key)
-"""
-
-
-CHAINS = """
-import torch
-from zoo.kernels import compiling
-compiling.stop_at_launch(90)
-from zoo.kernels.training import kernels
-kernels.on_kernels = lambda device: True
-from zoo.kernels.training.compiling import _works
-from zoo.kernels.training.record import record
-conv, relu = torch.nn.Conv2d, torch.nn.ReLU
-network = torch.nn.Sequential(conv(3, 8, 3), relu(), conv(8, 16, 3), relu(), conv(16, 8, 3)).train()
-images = torch.randn(2, 3, 16, 16)
-works = [work for _, work in _works(record(network, (images,), {}, images.device))]
-for work in works:
-    work.compile()
-print(sum(work.name.startswith("conv") for work in works))
-"""
-
-
-def chains_of(cls: type[torch.nn.Module]) -> list[ChainWork]:
-    images = torch.randn(2, 3, 32, 32)
-    return [work for _, work in _works(record(cls().train(), (images,), {}, images.device))]
-
-
-def test_keys_are_the_same_in_every_process() -> None:
-    known = []
-    for seed in ("1", "2"):
-        there = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]), "PYTHONHASHSEED": seed}
-        ran = subprocess.run([sys.executable, "-c", KEYS], env=os.environ | there, capture_output=True, text=True, check=True)
-        known.append(ran.stdout.splitlines())
-    assert known[0] == known[1]
-    assert len(set(known[0])) > 30
-    assert not any(" at 0x" in key for key in known[0])
-
-
-GLOBALS = """
-import importlib, pathlib
-from triton.runtime.jit import JITFunction
-from zoo.kernels import ops
-files = sorted(pathlib.Path(ops.__path__[0]).glob("[!_]*.py")) + sorted(pathlib.Path(ops.__path__[0]).glob("_[!_]*.py"))
-modules = [importlib.import_module(f"zoo.kernels.ops.{file.stem}") for file in files]
-kernels = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)}
-for kernel in kernels.values():
-    kernel.cache_key
-print(len(kernels), sorted({name for kernel in kernels.values() for name, _ in kernel.used_global_vals}))
-"""
-
-
-def test_no_kernel_reads_a_global_which_its_hash_would_hold_or_not() -> None:
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", GLOBALS], env=kept, capture_output=True, text=True, check=True)
-    count, found = ran.stdout.split(" ", 1)
-    assert int(count) > 50
-    assert found.strip() == "[]"
-
-
-def test_what_processes_compile_is_what_is_launched(cache: Path) -> None:
-    there = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).parent / "launching.py")]
-    found = json.loads(subprocess.run(command, env=kept | there, capture_output=True, text=True, check=True).stdout)
-    assert found["ahead"] > 8
-    assert {"stem", "depthwise", "squeeze_excite", "depthwise_squeeze", "conv"} <= set(found["ops"])
-    assert found["refused"] == []
-    assert found["timed"] == []
-    assert found["planned"] == []
-
-
-@pytest.mark.parametrize("merged", [False, True])
-def test_a_gate_is_compiled_in_the_type_that_kernels_give_it(merged: bool) -> None:
-    graph, places = understand(Gated().eval(), (torch.zeros(SHAPE),), {})
-    if merged:
-        apply(graph, [merge for merge in merges(graph, places) if merge.node.op == "depthwise_squeeze"], places)
-    node = next(node for node in graph.steps() if "gate" in node.roles)
-    assert node.inputs[1].op == ("second" if merged else "squeeze_excite")
-    light = Task(node, places, SETTING, Candidate("conv")).portable()
-    assert [blank.dtype for blank in blanks(light.node, light.places, light.setting)] == [torch.bfloat16, torch.float32]
-
-
-def test_a_key_says_where_a_map_begins() -> None:
-    graph, places = understand(zoo.DenseNet_BC_100_12().eval(), (torch.zeros(1, 3, 32, 32),), {})
-    keys: dict[str, set[str]] = {}
-    begins: dict[str, set[int]] = {}
-    for node in graph.steps():
-        if node in places:  # parts of twelve channels
-            text = describe(node, places, SETTING)
-            keys.setdefault(text, set()).add(Task(node, places, SETTING, Candidate("conv")).key)
-            begins.setdefault(text, set()).add(2 * places[node].offset % 16)
-    assert max(len(several) for several in begins.values()) == 2
-    assert all(len(keys[text]) >= len(begins[text]) for text in keys)
-
-
-def test_what_trains_convolutions_with_a_bias_can_be_compiled(shared: tuple[Compilers, Path]) -> None:
-    command = [sys.executable, "-c", CHAINS]
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    there = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]), "TRITON_CACHE_DIR": str(shared[1])}
-    ran = subprocess.run(command, env=kept | there, capture_output=True, text=True, check=True)
-    assert int(ran.stdout) > 0
-
-
-def test_a_key_says_what_follows_and_which_parameters() -> None:
-    first = tasks_of(zoo.SqueezeNet1_1, 64)[0]
-    others = [replace(first, followed=False), replace(first, candidate=replace(first.candidate, config={"BM": 1}))]
-    assert len({first.key, *(other.key for other in others), tasks_of(zoo.SqueezeNet1_1, 96)[0].key}) == 4
-    assert replace(first).key == first.key
-
-
 def test_few_kernels_are_left_to_their_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling.subprocess, "Popen", None)
     tasks = tasks_of(zoo.SqueezeNet1_1, 64)[:3]
@@ -381,12 +237,3 @@ def test_where_no_process_can_compile_the_caller_does(monkeypatch: pytest.Monkey
     tasks = tasks_of(zoo.SqueezeNet1_1, 64)
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile(tasks) == set(range(len(tasks)))
-
-
-def test_a_portable_task_carries_no_weights_and_no_other_step() -> None:
-    task = max(tasks_of(zoo.SqueezeNet1_1, 64), key=lambda task: task.node.attrs["weight"].numel() if "weight" in task.node.attrs else 0)
-    light = task.portable()
-    assert isinstance(light.node.attrs["weight"], Blank)
-    assert light.node.attrs["weight"].shape == tuple(task.node.attrs["weight"].shape)
-    assert all(not source.inputs and not source.attrs for source in light.node.inputs)
-    assert isinstance(task.node.attrs["weight"], torch.Tensor)

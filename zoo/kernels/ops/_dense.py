@@ -15,7 +15,7 @@ COUNTERS = 4096
 
 _INTERPRETED = bool(triton.knobs.runtime.interpret)
 """A default of arguments, which Triton reads where it is defined. A kernel that read a global `tl.constexpr` would have a hash, the name of
-what it compiles to on disk, that up to Triton 3.6 depends on which kernel was hashed first: processes would not find each other's."""
+what it compiles to on disk, that in Triton 3.6 depends on which kernel was hashed first: processes would not find each other's."""
 
 
 @triton.jit

@@ -98,10 +98,10 @@ def _planned(
     capability = torch.cuda.get_device_capability(options.device)
     with bar("choosing kernels", options.progress) as progress, closing(Compilers(capability)) as compilers:
         decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
-        if options.tune != "none" or not weights.plans:  # of later shapes, guesses share most kernels with the first's
+        if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's
             ours = Program(graph, places, decision.chosen, setting, weights, overlapping=True).ours()
             compilers.compile([Task(node, places, setting, decision.chosen[node], *how) for node, how in ours.items()], None, progress)
-    weights.plans += 1
+    weights.planned = True
     plan, parity, notes = checked(graph, places, decision, setting, weights, choices, batches, reference)
     plan, parity = captured(plan, parity, decision, weights, batches, reference)
     return plan, PlanReport([], rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else [])

@@ -84,13 +84,12 @@ def compile_chains(recordings: Sequence[Recording]) -> None:
     device = recordings[0].device
     if not kernels.on_kernels(device):
         return
-    found = {key: work for recording in recordings for key, work in _works(recording)}
     with closing(Compilers(torch.cuda.get_device_capability(device))) as compilers:
-        compilers.compile(list(found.values()), LONGEST_S)
+        compilers.compile([work for recording in recordings for work in _works(recording)], LONGEST_S)
 
 
-def _works(recording: Recording) -> Iterator[tuple[Any, ChainWork]]:
-    """Yield what there is to compile, with all that it depends on."""
+def _works(recording: Recording) -> Iterator[ChainWork]:
+    """Yield what there is to compile, of every chain; of those that can't be sent, nothing."""
     waiting = list(steps_of(recording, {})[1])
     while waiting:
         chain = waiting.pop()
@@ -100,9 +99,10 @@ def _works(recording: Recording) -> Iterator[tuple[Any, ChainWork]]:
             run = partial(run.func, *run.args, **{**run.keywords, "group": None})
         work = ChainWork(chain.op, run, tuple(_blank(recording, n) for n in chain.reads), _blank(recording, chain.makes), bool(chain.norm))
         try:
-            yield pickle.dumps(work), work
+            pickle.dumps(work)
         except (pickle.PicklingError, AttributeError, TypeError):  # it is compiled when it is called first
             continue
+        yield work
 
 
 def _blank(recording: Recording, number: int) -> Blank:

@@ -28,8 +28,8 @@ class Weights:
         """What `balance.balance` made of the convolutions' weights, for all shapes."""
         self.copy: nn.Module | None = None
         """Of the network, where it is on another device than its plans."""
-        self.plans = 0
-        """How many shapes share these."""
+        self.planned = False
+        """Whether a shape has been planned."""
 
     def get(self, key: tuple[Any, ...], made: Tensor) -> Tensor:
         """Return the tensor of this key that equals what was made, which is kept if there is none."""
@@ -44,7 +44,7 @@ class Weights:
         """Forget everything."""
         self._made.clear()
         self.rounded.clear()
-        self.means, self.copy, self.plans = None, None, 0
+        self.means, self.copy, self.planned = None, None, False
 
 
 class Workspace:
@@ -129,7 +129,7 @@ def empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
     spot = places.get(source)
     shape = source.shape if spot is None else (source.shape[0], spot.buffer.shape[1], *source.shape[2:])
     layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    dtype = torch.float32 if _is_gate(source) and setting.dtype.itemsize < 4 else setting.dtype
+    dtype = torch.promote_types(setting.dtype, torch.float32) if _is_gate(source) else setting.dtype
     whole = torch.empty(shape, dtype=dtype, device=setting.device, memory_format=layout)
     return whole if spot is None else whole[:, spot.offset : spot.offset + source.shape[1]]
 

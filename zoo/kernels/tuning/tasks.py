@@ -14,8 +14,8 @@ from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import bind, blanks, home, packed_image
 from zoo.kernels.tuning.steps import IMAGE_OPS, Candidate, Setting, describe
 
-ALIGNED = 16
-"""Bytes: Triton compiles otherwise for a map that begins elsewhere."""
+DIVISIBLE = 16
+"""Bytes: Triton compiles otherwise for a map that begins at no multiple of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Task:
     def key(self) -> str:
         """The step without its place in a network, the candidate, what follows, what is written, and which maps begin unaligned."""
         spots = [self.places.get(node) for node in (*self.node.inputs, self.node)]
-        begin = [0 if spot is None else spot.offset * self.setting.dtype.itemsize % ALIGNED for spot in spots]
+        begin = [0 if spot is None else spot.offset * self.setting.dtype.itemsize % DIVISIBLE for spot in spots]
         return f"{describe(self.node, self.places, self.setting)} {self.candidate} {self.followed} {self.out_dtype} {begin}"
 
     def portable(self) -> Task:
