@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.kernels.ops import conv, grouped
+from zoo.kernels.ops._tiles import by_image
 
 TILE = {"kind": "tile", "BM": 64, "BN": 16, "BK": 16, "SPLIT": 1, "warps": 4, "stages": 2, "GROUP": 1, "EARLY": False}
 PADDED: dict[str, Any] = {"padding": (1, 1, 1, 1)}
@@ -91,12 +92,22 @@ def test_padding_is_zero_after_the_affine_map(device: torch.device) -> None:
     torch.testing.assert_close(conv.launch(**given, config=TILE)[0, :, 0, 0], inner)
 
 
-def test_a_gate_belongs_to_its_image(device: torch.device) -> None:
-    given = packed(args(device, n=3, c=40, size=5, kernel=1, gate=True))
+@pytest.mark.parametrize("changed", [{}, {"GROUP": 2}, {"SPLIT": 2}, {"SPLIT": 2, "GROUP": 16}], ids=str)
+@pytest.mark.parametrize(("size", "alone"), [(5, False), (6, True), (9, True)])
+def test_a_gate_belongs_to_its_image(size: int, alone: bool, changed: dict[str, int], device: torch.device) -> None:
+    assert by_image(size * size, TILE["BM"]) == alone  # tiles of one image each, or of several
+    given = packed(args(device, n=3, c=40, k=24, size=size, kernel=1, gate=True))
     given["gate"][1] = 0
-    found = conv.launch(**given, config={**TILE, "BK": 32})
-    torch.testing.assert_close(found[1], given["bias"][:, None, None].expand(16, 5, 5))
+    out = torch.full((3, 24, size, size), torch.nan, device=device).contiguous(memory_format=torch.channels_last)
+    found = conv.launch(**given, out=out, config={**TILE, "BK": 16, **changed})
+    torch.testing.assert_close(found[1], given["bias"][:, None, None].expand(24, size, size))
     assert error(found, conv.reference(**given)) < 1e-5
+
+
+def test_a_gated_layers_tiles_are_ranked_by_how_many_there_are(device: torch.device) -> None:
+    x, weight, gate = torch.zeros(32, 64, 7, 7), torch.zeros(64, 64, 1, 1), torch.zeros(32, 64)
+    assert conv.configs(x, weight) != conv.configs(x, weight, gate=gate)  # of 49 pixels a tile of 128 is no better than one of 64
+    assert conv.configs(x[:0], weight, gate=gate[:0])
 
 
 @pytest.mark.parametrize("group", [1, 2, 16])

@@ -62,7 +62,8 @@ def conv_kernel(
     x, weight, bias, residual, scale, shift, gate, out, counters, partials,
     rows, height, width, out_height, out_width, cin_units, ldx_units, cout_units, ldr_units, ldo_units,
     X_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, FLAT: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, FOLD: tl.constexpr,
-    DIAGONAL: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PL: tl.constexpr,
+    BY_IMAGE: tl.constexpr, DIAGONAL: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PL: tl.constexpr,
     DH: tl.constexpr, DW: tl.constexpr, PRE_ACT: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -71,6 +72,7 @@ def conv_kernel(
 
     Sizes come in units of X_UNIT and OUT_UNIT elements, so that the compiler knows what divides them and loads 16 bytes at once.
     FOLD is the number of input channels where k runs over taps and channels as one, 0 where every tap has blocks of its own.
+    BY_IMAGE says that no tile has pixels of two images, so that all its rows have one gate, a vector and no matrix.
     DIAGONAL is 0, or the output channels of a block of a block-diagonal weight, whose blocks read `cin` channels each.
     """
     begin(OVERLAP)
@@ -82,16 +84,25 @@ def conv_kernel(
 
     pid = tl.program_id(0)
     n_tiles = tl.cdiv(cout, BN)
+    m_tiles = tl.cdiv(rows, BM)
+    if BY_IMAGE:
+        pixels = out_height * out_width
+        image_tiles = tl.cdiv(pixels, BM)
+        m_tiles = (rows // pixels) * image_tiles
     if GROUP == 1:
         pid_m = pid // n_tiles
         pid_n = pid % n_tiles
     else:
         band = pid // (GROUP * n_tiles)
-        size = tl.minimum(tl.cdiv(rows, BM) - band * GROUP, GROUP)
+        size = tl.minimum(m_tiles - band * GROUP, GROUP)
         place = pid % (GROUP * n_tiles)
         pid_m = band * GROUP + place % size
         pid_n = place // size
     rm = pid_m * BM + tl.arange(0, BM)
+    if BY_IMAGE:
+        its = pid_m // image_tiles
+        rm = its * pixels + (pid_m % image_tiles) * BM + tl.arange(0, BM)
+        rows = (its + 1) * pixels
     rn = pid_n * BN + tl.arange(0, BN)
     rk = tl.arange(0, BK)
     safe_m = tl.minimum(rm, rows - 1)
@@ -137,7 +148,10 @@ def conv_kernel(
         )  # fmt: skip
 
     if gate is not None:
-        gate_rows = (safe_m // (out_height * out_width)) * cin
+        if BY_IMAGE:
+            gate += its * cin
+        else:
+            gate_rows = (safe_m // (out_height * out_width)) * cin
 
     blocks = tl.cdiv(cin, BK)
     steps = tl.cdiv(KH * KW * FOLD, BK) if FOLD else KH * KW * blocks
@@ -211,7 +225,9 @@ def conv_kernel(
                 v = tl.where(kept, v, 0.0)
             a = v.to(x.dtype.element_ty)
         if gate is not None:
-            if EVEN:
+            if BY_IMAGE:
+                e = (tl.load(gate + channel) if EVEN else tl.load(gate + channel, mask=filled, other=0.0))[None, :]
+            elif EVEN:
                 e = tl.load(gate + (gate_rows[:, None] + channel[None, :]))
             else:
                 e = tl.load(gate + (gate_rows[:, None] + channel[None, :]), mask=kept, other=0.0)

@@ -48,12 +48,13 @@ def _load(
     COUNT: tl.constexpr = SHAPE[1]
     WORDS: tl.constexpr = SHAPE[0]
     here = row + Q * SHAPE[2]
-    start = origin + here * width * pitch
-    lanes = tl.arange(0, WORDS)[None, :]
+    # One block of addresses a row, to which columns are added as numbers: Triton's passes take a time that grows with the
+    # instructions' square for each of the loads.
+    line = x + ((origin + here * width * pitch) * WORDS + tl.arange(0, WORDS)[None, :])
     below = (here > -1) & (here <= last_row)
     values = ()
     for i in tl.static_range(COUNT):
-        where = x + ((start + i * SHAPE[3] * pitch) * WORDS + lanes)
+        where = line + (i * SHAPE[3] * WORDS) * pitch
         beside = (col + i * SHAPE[3] > -1) & (col + i * SHAPE[3] < width)
         if i < COLUMNS[0] or i >= COLUMNS[1] or ROWS[0] > Q or ROWS[1] <= Q:
             value = tl.zeros(where.shape, x.dtype.element_ty)
@@ -99,7 +100,7 @@ def _feed(rows, values, taps, KERNEL: tl.constexpr, COLS: tl.constexpr, COLUMNS:
                     and (a % COLS) * KERNEL[3] + kw < COLUMNS[1]
                 ):
                     tap = taps[(TAP - (a // COLS) * KERNEL[2]) * KERNEL[1] + kw]
-                    value += wide[(a % COLS) * KERNEL[3] + kw] * tap
+                    value = tl.fma(wide[(a % COLS) * KERNEL[3] + kw], tap, value)
         result = result + (value,)  # noqa: RUF005
     return result
 
@@ -151,8 +152,9 @@ def depthwise_kernel(
             x, origin, row, col, last_row, height, width, pitch, SHAPE, COLUMNS, ROWS, (q // FRESH) * SH + EARLY + q % FRESH
         )
     taps = ()
+    here = weight + (group * VECTOR + lanes)
     for k in tl.static_range(KH * KW):
-        tap = tl.load(weight + (k * groups + group) * VECTOR + lanes).to(tl.float32)
+        tap = tl.load(here + (k * VECTOR) * groups).to(tl.float32)
         taps = taps + (tap,)  # noqa: RUF005
     start = tl.zeros((LANES, VECTOR), tl.float32)
     if BIAS:
@@ -181,10 +183,10 @@ def depthwise_kernel(
                     )
             queue = queue[FRESH * TIN :]
             down = out_row + (block * STEPS + s) * REPEAT[0]
-            target = ((image * out_height + down) * out_width + out_col) * out_pitch + group
+            target = out + ((((image * out_height + down) * out_width + out_col) * out_pitch + group) * VECTOR + lanes)
             for i in tl.static_range(COLS):
                 y = activate(rows[i], ACT)
-                where = out + ((target + i * REPEAT[1] * out_pitch) * VECTOR + lanes)
+                where = target + (i * REPEAT[1] * VECTOR) * out_pitch
                 if EVEN[0] and EVEN[1]:
                     tl.store(where, y.to(out.dtype.element_ty))
                 else:

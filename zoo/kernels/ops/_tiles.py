@@ -22,6 +22,11 @@ EXACT = (
 """The same for float32 without tensor cores, where a wide k would only take registers."""
 
 
+def by_image(pixels: int, bm: int) -> bool:
+    """Tell whether tiles of `bm` pixels keep to one image each: where at least half of a tile's rows are filled so."""
+    return ceil(pixels / bm) * bm <= 2 * pixels
+
+
 def spent(m: int, n: int, channels: int, taps: int, item: int, config: dict[str, Any], fold: bool, residual: bool) -> float:
     """Estimate the clocks that a launch takes; only the order of the estimates matters.
 
@@ -64,7 +69,7 @@ def spent(m: int, n: int, channels: int, taps: int, item: int, config: dict[str,
 
 
 def tiled(
-    m: int, n: int, channels: int, taps: int, item: int, *, fold: bool, residual: bool, exact: bool, block: int = 0
+    m: int, n: int, channels: int, taps: int, item: int, *, fold: bool, residual: bool, exact: bool, block: int = 0, pixels: int = 0
 ) -> list[dict[str, Any]]:
     """Return launch parameters of the tiled kernel, the most promising first.
 
@@ -78,6 +83,7 @@ def tiled(
         residual: whether a residual is read.
         exact: whether products are float32's own, without tensor cores.
         block: output channels of a block of a block-diagonal weight, no tile being wider; 0 for a dense one.
+        pixels: of an image, where images have gates and tiles may keep to one; else 0.
     """
     tiles = TILES
     if exact:
@@ -94,7 +100,8 @@ def tiled(
             if bk < 16 or (bk > 16 and bk >= 2 * channels * (taps if fold else 1)):
                 continue
             whole = ceil(taps * channels / bk) if fold else taps * ceil(channels / bk)
-            grid = ceil(m / bm) * ceil(n / bn)
+            filled = max(m // pixels, 1) * ceil(pixels / bm) * bm if pixels and by_image(pixels, bm) else m
+            grid = ceil(filled / bm) * ceil(n / bn)
             for split in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
                 if split > 1 and (grid * split > 3 * SMS or whole < 2 * split or grid >= SMS):
                     continue
@@ -110,7 +117,7 @@ def tiled(
                             "kind": "tile", "BM": bm, "BN": bn, "BK": bk, "SPLIT": split, "warps": warps, "stages": stages,
                             "GROUP": 1 if m > n * taps else 16, "EARLY": early,
                         }  # fmt: skip
-                        ranked.append((spent(m, n, channels, taps, item, config, fold, residual), len(ranked), config))
+                        ranked.append((spent(filled, n, channels, taps, item, config, fold, residual), len(ranked), config))
     ranked.sort(key=lambda entry: entry[:2])
     chosen: list[dict[str, Any]] = []
     for alike in (1, 2):  # first one of a kind, so that a short search sees different ones, then their neighbours

@@ -16,7 +16,7 @@ from ._activation import ACTIVATIONS
 from ._dense import COUNTERS, conv_kernel, row_kernel
 from ._layout import LARGEST, empty_map, out_size, pixel_stride, reachable
 from ._overlap import overlap
-from ._tiles import rowwise, tiled
+from ._tiles import by_image, rowwise, tiled
 
 Config = dict[str, Any]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -136,7 +136,8 @@ def configs(
     m = x.shape[0] * ho * wo
     exact = x.dtype == torch.float32 and not options.get("tf32", False)
     fold = kh * kw > 1 and _folds(options.get("scale"), c, 64)
-    found = tiled(max(m, 1), k, c, kh * kw, x.element_size(), fold=fold, residual=residual is not None, exact=exact)
+    pixels = ho * wo if options.get("gate") is not None else 0
+    found = tiled(max(m, 1), k, c, kh * kw, x.element_size(), fold=fold, residual=residual is not None, exact=exact, pixels=pixels)
     if kh * kw == 1 and m <= 16 and (ho, wo) == tuple(x.shape[2:]) == (1, 1):
         rows = rowwise(k, c)
         found = rows + found if m <= 4 else found[:4] + rows[:3] + found[4:]
@@ -242,7 +243,8 @@ def launch(
     if pixel_stride(weight) != c:
         raise ValueError("conv needs its weight in channels_last memory: pack it first")
     if config is None:
-        config = configs(x, weight, bias, residual, scale=scale, stride=stride, padding=padding, dilation=dilation, tf32=tf32)[0]
+        given: dict[str, Any] = {"scale": scale, "gate": gate, "stride": stride, "padding": padding, "dilation": dilation, "tf32": tf32}
+        config = configs(x, weight, bias, residual, **given)[0]
     x_unit = gcd(c, ldx, 16)
     if config["kind"] == "row":
         row_kernel[(rows, triton.cdiv(k, config["BN"]))](
@@ -253,7 +255,8 @@ def launch(
         return out
 
     bm, bn, bk, split = config["BM"], config["BN"], config["BK"], config["SPLIT"]
-    tiles = triton.cdiv(rows, bm) * triton.cdiv(k, bn)
+    alone = gate is not None and by_image(ho * wo, bm)
+    tiles = (n * triton.cdiv(ho * wo, bm) if alone else triton.cdiv(rows, bm)) * triton.cdiv(k, bn)
     counters, partials = borrow(workspace, split, tiles, bm * bn, x)
     top, bottom, left, right = padding
     flat = kh == kw == 1 and tuple(stride) == (1, 1) and not any(padding)
@@ -263,7 +266,7 @@ def launch(
         x, weight, bias, residual, scale, shift, gate, out, counters, partials,
         rows, h, w, ho, wo, c // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
         X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=flat, MASKED=bool(top or bottom or left or right),
-        EVEN=(kh * kw * c if fold else c) % bk == 0, FOLD=fold,
+        EVEN=(kh * kw * c if fold else c) % bk == 0, FOLD=fold, BY_IMAGE=alone,
         DIAGONAL=0, KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1], PRE_ACT=pre_act, ACT=act,
         PRECISION="tf32" if tf32 else "ieee", BM=bm, BN=bn, BK=bk, GROUP=config["GROUP"], SPLIT=split,
         EARLY=config["EARLY"] and residual is not None, num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
@@ -324,6 +327,9 @@ CASES: list[Config] = [
     _case("affine_narrow_padded", 1, 12, 8, 5, 3, padding=(1, 1, 1, 1), affine=True, pre_act="sigmoid"),
     _case("gate", 3, 40, 24, (3, 5), gate=True, bias=True, residual=True),
     _case("gate_stride2", 2, 16, 8, 4, gate=True, stride=(2, 2)),
+    _case("gate_of_images_apart", 3, 40, 24, (9, 11), gate=True, bias=True, residual=True, act="relu"),
+    _case("gate_of_images_apart_even", 2, 64, 40, 13, gate=True, stride=(2, 2)),
+    _case("gate_of_tiny_images", 20, 24, 16, (2, 3), gate=True, bias=True),
     _case("gate_one_row", 1, 40, 24, 1, gate=True, bias=True),
     _case("affine_one_row", 1, 40, 24, 1, affine=True, pre_act="relu", bias=True),
 ]  # fmt: skip
@@ -355,6 +361,8 @@ LARGE_CASES: list[Config] = [
         ("mobile_960_160_7", 960, 160, 7, 1, {"bias": True}),
         ("mobile_320_1280_7", 320, 1280, 7, 1, {"bias": True, "act": "relu6"}),
         ("gate_672_112_14", 672, 112, 14, 1, {"bias": True, "gate": True}),
+        ("gate_144_24_56", 144, 24, 56, 1, {"bias": True, "gate": True, "residual": True}),
+        ("gate_1152_192_7", 1152, 192, 7, 1, {"bias": True, "gate": True, "residual": True}),
         ("dense_affine_256_128_28", 256, 128, 28, 1, {"affine": True, "pre_act": "relu", "wide": (512, 0), "bias": True, "act": "relu"}),
         ("dense_affine_64_128_56", 64, 128, 56, 1, {"affine": True, "pre_act": "relu", "wide": (256, 0), "bias": True, "act": "relu"}),
         ("dense_grow_128_32_28", 128, 32, 28, 3, {"padding": (1, 1, 1, 1)}),

@@ -1,7 +1,8 @@
 """Squeeze-and-excitation's two small linear layers: from each channel's mean to each channel's gate.
 
 One launch keeps the squeezed values of 16 images in registers: right for large batches of small weights. Two launches, one for each
-layer, spread the weights over many multiprocessors: right at batch 1, where a single one would take long to read them.
+layer, spread the weights over many multiprocessors: right at batch 1, where a single one would take long to read them. A third one before
+them adds up partial means, which few programs, each with many images, would wait for.
 
 Source: Hu, Shen, Sun, "Squeeze-and-Excitation Networks", CVPR 2018, section 3.
 """
@@ -86,14 +87,29 @@ def supports(
 
 
 @triton.jit
-def _mean(x, n, k, batch, size, parts, scale):
-    """Load the sums of images `n` (rows) and channels `k` (columns) over their parts, times `scale`."""
+def _mean(x, n, k, batch, size, parts, scale, PARTS: tl.constexpr):
+    """Load the sums of images `n` (rows) and channels `k` (columns) over their parts, PARTS at once, times `scale`."""
     here = (n < batch) & (k < size)
     at = x + n * (parts * size) + k
     total = tl.load(at, mask=here, other=0.0)
-    for s in range(1, parts):
-        total += tl.load(at + s * size, mask=here, other=0.0)
+    for first in range(1, parts, PARTS):
+        for s in tl.static_range(PARTS):
+            total += tl.load(at + (first + s) * size, mask=here & (0 * k + first + s < parts), other=0.0)
     return total * scale
+
+
+@triton.jit
+def _means(x, out, groups, parts, scale, V: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr):
+    """Add up the parts of BK channels of one image."""
+    begin(OVERLAP)
+    size = groups * V
+    n = tl.program_id(1)
+    k = tl.program_id(0) * BK + tl.arange(0, BK)[None, :]
+    rows = tl.arange(0, PARTS)[:, None]
+    total = tl.zeros([PARTS, BK], tl.float32)
+    for first in range(0, parts, PARTS):
+        total += tl.load(x + (n * parts + first + rows) * size + k, mask=(first + rows < parts) & (k < size), other=0.0)
+    tl.store(out + n * size + k, tl.sum(total, axis=0, keep_dims=True) * scale, mask=k < size)
 
 
 @triton.jit
@@ -112,6 +128,7 @@ def _layer(
     IMAGES: tl.constexpr,
     BO: tl.constexpr,
     BK: tl.constexpr,
+    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Compute BO outputs of one linear layer for IMAGES images: by a dot from 16 images on, element by element for one."""
@@ -125,14 +142,14 @@ def _layer(
         for first in range(0, size, BK):
             k = first + ks
             w = tl.load(weight + o * size + k, mask=(o < outputs) & (k < size), other=0.0).to(tl.float32)
-            products += w * _mean(x, n, k, batch, size, parts, scale)
+            products += w * _mean(x, n, k, batch, size, parts, scale, PARTS)
         y = tl.trans(tl.sum(products, axis=1, keep_dims=True))
     else:
         y = tl.zeros([IMAGES, BO], tl.float32)
         for first in range(0, size, BK):
             k = first + ks
             w = tl.load(weight + o * size + k, mask=(o < outputs) & (k < size), other=0.0)
-            m = _mean(x, n, k, batch, size, parts, scale)
+            m = _mean(x, n, k, batch, size, parts, scale, PARTS)
             y = product(m.to(w.dtype), tl.trans(w), y, "ieee")
     to = tl.trans(o)
     y = activate(y + tl.load(bias + to, mask=to < outputs, other=0.0), ACT)
@@ -158,6 +175,7 @@ def _both(
     IMAGES: tl.constexpr,
     SQUEEZED: tl.constexpr,
     BK: tl.constexpr,
+    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
@@ -170,7 +188,7 @@ def _both(
     for first in range(0, size, BK):
         k = first + ks[None, :]
         w = tl.load(weight1 + r[:, None] * size + k, mask=(r[:, None] < squeezed) & (k < size), other=0.0)
-        h = product(_mean(x, n, k, batch, size, parts, scale).to(w.dtype), tl.trans(w), h, "ieee")
+        h = product(_mean(x, n, k, batch, size, parts, scale, PARTS).to(w.dtype), tl.trans(w), h, "ieee")
     h = activate(h + tl.load(bias1 + r, mask=r < squeezed, other=0.0)[None, :], ACT).to(weight2.dtype.element_ty)
     for first in range(0, size, BK):
         c = first + ks
@@ -180,7 +198,11 @@ def _both(
 
 
 def configs(pooled: Tensor, weight1: Tensor, *rest: Tensor, **options: Any) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first: launches, images a program handles, outputs and inputs of a tile, and warps."""
+    """Return launch parameters, the best guess first: launches, images a program handles, outputs and inputs of a tile, and warps.
+
+    The first of three launches adds up the parts that the mean comes in, which a depthwise convolution leaves; where they are one, it is
+    left out.
+    """
     n = pooled.shape[0]
     # Beyond 64 squeezed channels a program's tiles don't fit its registers.
     depths = [(64, 4), (128, 4)] if weight1.shape[0] <= 32 else [(64, 8), (32, 8)] if weight1.shape[0] <= 64 else []
@@ -192,7 +214,9 @@ def configs(pooled: Tensor, weight1: Tensor, *rest: Tensor, **options: Any) -> l
         return ones + dots[:1]
     # One program reads all the weights for its images: beyond 128 KB that takes longer than another launch.
     small = 2 * weight1.numel() * weight1.element_size() <= 2**17
-    return one + dots if small else dots + one
+    together = one + dots if small else dots + one
+    spread = [{"launches": 2, "images": 1, "block": 8, "depth": 512, "warps": 4}, {**dots[0], "launches": 3}]
+    return [*(spread if n <= 64 else spread[::-1]), *together]
 
 
 def launch(
@@ -208,7 +232,7 @@ def launch(
     out: Tensor | None = None,
     config: dict[str, int] | None = None,
 ) -> Tensor:
-    """Run one kernel or two on packed weights, as `config` says; see `reference`. `out` is contiguous."""
+    """Run one to three kernels on packed weights, as `config` says; see `reference`. `out` is contiguous."""
     n, parts, c = pooled.shape
     if out is None:
         out = torch.empty((n, c), dtype=torch.float32, device=pooled.device)
@@ -219,17 +243,24 @@ def launch(
     v = vector_width(c)
     images, block, depth = config["images"], config["block"], config["depth"]
     options: dict[str, Any] = {"num_warps": config["warps"], **overlap(pooled)}
+    options["PARTS"] = 1 if parts == 1 else 8 if images == 1 else 4
     if config["launches"] == 1:
         arrays = (pooled, weight1, bias1, weight2, bias2, out)
         constants = {"ACT": act, "GATE": gate_act, "V": v, "IMAGES": images, "SQUEEZED": triton.next_power_of_2(r), "BK": depth}
         _both[(triton.cdiv(n, images),)](*arrays, n, c // v, parts, r // ALIGN, scale, **constants, **options)
         return out
+    if config["launches"] == 3 and parts > 1:
+        means, wide = torch.empty((n, 1, c), dtype=torch.float32, device=pooled.device), min(triton.next_power_of_2(parts), 16)
+        _means[(triton.cdiv(c, 128), n)](pooled, means, c // v, parts, scale, V=v, BK=128, **(options | {"PARTS": wide}))
+        pooled, parts, scale = means, 1, 1.0
+        options["PARTS"] = 1
     squeezed = torch.empty((n, r), dtype=torch.float32, device=pooled.device)
     groups = triton.cdiv(n, images)
     shape = {"IMAGES": images, "BO": block, "BK": depth, **options}
     _layer[(triton.cdiv(r, block), groups)](pooled, weight1, bias1, squeezed, n, c // v, parts, r, scale, ACT=act, V=v, **shape)
     # The second layer's inputs are few: as many products a program, so more outputs.
     inner = min(depth, max(triton.next_power_of_2(r), 16))
+    shape["PARTS"] = 1
     shape |= {"BO": min(block * depth // inner, 128) if images == 1 else block, "BK": inner}
     _layer[(triton.cdiv(c, shape["BO"]), groups)](squeezed, weight2, bias2, out, n, r // ALIGN, 1, c, 1.0, ACT=gate_act, V=ALIGN, **shape)
     return out
@@ -248,6 +279,7 @@ CASES: list[dict[str, Any]] = [
     {"name": "odd", "sizes": (3, 2, 13, 5), "act": "relu", "gate_act": "sigmoid", "scale": 0.5},
     {"name": "many images", "sizes": (19, 1, 40, 10), "act": "relu", "gate_act": "hardsigmoid"},
     {"name": "many parts", "sizes": (17, 3, 33, 16), "act": "silu", "gate_act": "sigmoid"},
+    {"name": "more parts than at once", "sizes": (2, 21, 40, 8), "act": "silu", "gate_act": "sigmoid", "scale": 1 / 21},
     {"name": "batch 0", "sizes": (0, 1, 16, 4), "act": "relu", "gate_act": "sigmoid"},
 ]
 LARGE_CASES: list[dict[str, Any]] = [
