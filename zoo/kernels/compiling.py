@@ -64,12 +64,17 @@ class Failure:
 
 
 class Compilers:
-    """Processes that compile for GPUs of one compute capability; they start with the first tasks, and end with `close`."""
+    """Processes that compile for GPUs of one compute capability; they start with the first tasks or by `prepare`, and end with `close`."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self._arguments = [str(10 * capability[0] + capability[1])]
         self._idle: list[subprocess.Popen[bytes]] = []
         self._closed = False
+
+    def prepare(self, tasks: int) -> None:
+        """Start the processes for so many tasks, which they will be ready for after some seconds."""
+        if tasks >= WORTH:
+            self._processes(tasks)
 
     def compile(
         self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None

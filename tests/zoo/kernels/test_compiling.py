@@ -147,6 +147,20 @@ def test_a_compiler_that_dies_takes_its_own_task_along_and_no_other(cache: Path,
     assert not any(Compiled("90").knows(work.key) for work in works[3:5])  # it may be killed for another's memory
 
 
+def test_processes_that_were_started_before_are_those_that_compile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch)
+    with closing(Compilers((9, 0))) as compilers:
+        compilers.prepare(compiling.WORTH - 1)
+        assert not compilers._idle
+        compilers.prepare(compiling.WORTH)
+        began = list(compilers._idle)
+        assert began
+        monkeypatch.setattr(compiling.subprocess, "Popen", None)
+        assert compilers.compile([Easy(number) for number in range(6)]) == set(range(6))
+        assert compilers._idle == began
+    assert all(process.poll() is not None for process in began)
+
+
 def test_what_can_never_be_compiled_is_tried_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     send(monkeypatch)
     works = [*(Wrong(number) for number in range(6)), *(Easy(number) for number in range(6)), *(Full(number) for number in range(4))]

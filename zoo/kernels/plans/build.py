@@ -30,7 +30,7 @@ from zoo.kernels.plans.rows import rows
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport
 from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choose import choose
+from zoo.kernels.tuning.choose import choose, untimed
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task
 from zoo.kernels.workspaces import give_back
@@ -54,28 +54,30 @@ def build_gpu(
     tensors = tensors_of(typed)
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
-    with _BUILDING, torch.cuda.device(options.device), _as_untraceable(network):
+    capability = torch.cuda.get_device_capability(options.device)
+    with _BUILDING, torch.cuda.device(options.device), _as_untraceable(network), closing(Compilers(capability)) as compilers:
         graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
             return empty(graph, options, network)
         setting = Setting(options.device, options.dtype, options.tf32)
+        compilers.prepare(untimed(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
         batches = _batches(typed, tensors, options.device)
         reference = Reference(network, options.device, options.dtype, options.tf32, batches)
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
         if options.dtype == torch.float32:
-            plan, report = _planned(graph, places, setting, options, weights, choices, batches, reference)
+            plan, report = _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
         else:
             if weights.means is None:
                 weights.means = _means(network, graph, places, batches, setting)
             balance(graph, weights.means, setting, weights.rounded)
             try:
-                plan, report = _planned(graph, places, setting, options, weights, choices, batches, reference)
+                plan, report = _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
             except Unlike as first:  # by chance plain rounding may be the better one for this network
                 graph, places = understand(network, typed[0], typed[1], options.device)
                 balance(graph, {}, setting)
                 try:
-                    plan, report = _planned(graph, places, setting, options, Weights(), choices, batches, reference)
+                    plan, report = _planned(graph, places, setting, options, Weights(), choices, compilers, batches, reference)
                 except Unlike:
                     raise first from None
         report.shapes = [tuple(t.shape) for t in tensors]
@@ -91,12 +93,12 @@ def _planned(
     options: Options,
     weights: Weights,
     choices: Choices,
+    compilers: Compilers,
     batches: list[Any],
     reference: Reference,
 ) -> tuple[Plan, PlanReport]:
     """Choose the kernels of a graph, compare it with the network, and capture it."""
-    capability = torch.cuda.get_device_capability(options.device)
-    with bar("choosing kernels", options.progress) as progress, closing(Compilers(capability)) as compilers:
+    with bar("choosing kernels", options.progress) as progress:
         decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
         if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's
             ours = Program(graph, places, decision.chosen, setting, weights, overlapping=True).ours()

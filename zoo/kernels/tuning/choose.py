@@ -49,12 +49,13 @@ def choose(
     """
     possible = merges(graph, places)
     decision = Decision()
-    nodes = [node for node in graph.steps() if node.op in COMPUTED] + [merge.node for merge in possible]
-    keys = {node: describe(node, places, setting) for node in nodes}
+    keys = {node: describe(node, places, setting) for node in _considered(graph, possible)}
     if level != "none":
-        missing = {keys[node]: node for node in nodes if choices.get(keys[node], level) is None and (level == "full" or _promising(node))}
+        missing = _missing(keys, level, choices)
+        parts = {keys[part] for merge in possible for part in merge.parts if merge.node.op == "depthwise_squeeze"}
+        apart = {keys[node] for node in graph.steps() if node in keys and not any(node in merge.parts for merge in possible)}
         try:
-            for key, choice in tune(missing, places, setting, level, compilers, progress):
+            for key, choice in tune(missing, places, setting, level, compilers, progress, parts - apart):
                 choices.put(key, choice)
         finally:
             if missing:
@@ -71,6 +72,25 @@ def choose(
         else:
             decision.chosen[node], decision.found[node] = Candidate(choice.op, choice.config), choice
     return decision
+
+
+def untimed(graph: Graph, places: dict[Node, Place], setting: Setting, level: str, choices: Choices) -> int:
+    """Return how many steps of a graph `choose` would time.
+
+    Args: as of `choose`.
+    """
+    if level == "none":
+        return 0
+    return len(_missing({node: describe(node, places, setting) for node in _considered(graph, merges(graph, places))}, level, choices))
+
+
+def _considered(graph: Graph, possible: list[Merge]) -> list[Node]:
+    return [node for node in graph.steps() if node.op in COMPUTED] + [merge.node for merge in possible]
+
+
+def _missing(keys: dict[Node, str], level: str, choices: Choices) -> dict[str, Node]:
+    """Return the steps that are worth timing and have not been timed, by their keys."""
+    return {key: node for node, key in keys.items() if choices.get(key, level) is None and (level == "full" or _promising(node))}
 
 
 def _known(node: Node, choice: Choice) -> bool:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,6 +36,9 @@ Progress = Callable[[int, int, str], None]
 
 QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
 """Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""
+
+PARTS = QUICK | {"depthwise": 2}
+"""The same of steps that only count as parts of a merged one, which has the same candidates again."""
 
 QUICK_S = 42.0
 """Seconds that "quick" takes for the steps of a network and shape."""
@@ -103,15 +106,25 @@ def tune(
     level: str,
     compilers: Compilers,
     progress: Progress | None = None,
+    parts: Collection[str] = (),
 ) -> Iterator[tuple[str, Choice]]:
     """Time every candidate of some steps, each only after its result was right, and yield the fastest of each.
 
     Right means a relative error against the float32 reference of at most `STEP_SLACK` times ATen's own. All kernels are
     compiled first, for that takes longer than everything else; then one after the other is timed.
+
+    Args:
+        nodes: the steps by their keys.
+        places: where maps lie in larger ones.
+        setting: device, dtype.
+        level: "quick" or "full".
+        compilers: compile.
+        progress: called with (done, total, step).
+        parts: keys of steps that a merged one will most likely replace.
     """
-    limits = None if level == "full" else QUICK
+    limits = {key: None if level == "full" else PARTS if key in parts else QUICK for key in nodes}
     schedule = _Schedule(len(nodes), None if level == "full" else QUICK_S)
-    found = {key: list(candidates(node, blanks(node, places, setting), setting, limits)) for key, node in nodes.items()}
+    found = {key: list(candidates(node, blanks(node, places, setting), setting, limits[key])) for key, node in nodes.items()}
     found = _compiled(nodes, found, places, setting, None if level == "full" else COMPILING * QUICK_S, compilers, progress)
     schedule.begin()
     done = 0

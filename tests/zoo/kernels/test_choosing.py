@@ -1,0 +1,94 @@
+"""Which steps are timed, and how many candidates each has."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.compiling import Compilers
+from zoo.kernels.passes import understand
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.place import Place
+from zoo.kernels.tuning import choose as choosing
+from zoo.kernels.tuning import contest
+from zoo.kernels.tuning.candidates import candidates
+from zoo.kernels.tuning.choose import choose, untimed
+from zoo.kernels.tuning.steps import Setting
+
+SETTING = Setting(torch.device("cpu"), torch.bfloat16)
+
+
+class Block(nn.Module):
+    """A depthwise convolution whose pixels are gated, and one whose pixels are not."""
+
+    def __init__(self, alike: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(32, 32, 1)
+        self.gated = nn.Sequential(nn.Conv2d(32, 32, 3, 1, 1, groups=32), nn.SiLU())
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(32, 8, 1), nn.ReLU(), nn.Conv2d(8, 32, 1))
+        self.narrow = nn.Conv2d(32, 32, 1)
+        self.free = nn.Sequential(nn.Conv2d(32, 32, 3 if alike else 5, 1, 1 if alike else 2, groups=32), nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gated(self.first(x))
+        return self.free(self.narrow(x * self.squeeze(x).sigmoid()))
+
+
+def graph_of(alike: bool) -> tuple[Graph, dict[Node, Place]]:
+    return understand(Block(alike).eval(), (torch.zeros(2, 32, 14, 14),), {})
+
+
+@pytest.fixture
+def choices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choices:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    return Choices(torch.device("cpu"))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Node], Collection[str]]]:
+    """What is given to a contest that only says that ATen won."""
+    given: list[tuple[dict[str, Node], Collection[str]]] = []
+
+    def tune(nodes: dict[str, Node], *rest: Any) -> Iterator[tuple[str, Choice]]:
+        given.append((nodes, rest[-1]))
+        yield from ((key, Choice("aten", {}, 1.0, 1.0, 1, "quick")) for key in nodes)
+
+    monkeypatch.setattr(choosing, "tune", tune)
+    return given
+
+
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_part_of_a_gated_step_has_few_candidates_unless_it_is_a_step_of_its_own_elsewhere(
+    alike: bool, choices: Choices, timed: list[tuple[dict[str, Node], Collection[str]]]
+) -> None:
+    graph, places = graph_of(alike)
+    choose(graph, places, SETTING, "quick", choices, Compilers((9, 0)))
+    [(nodes, parts)] = timed
+    depthwise = {key for key, node in nodes.items() if node.op == "conv" and node.attrs["groups"] > 1}
+    assert len(depthwise) == (1 if alike else 2)
+    assert len(depthwise & set(parts)) == (0 if alike else 1)
+    assert any(node.op == "depthwise_squeeze" for node in nodes.values())
+
+
+def test_few_are_fewer() -> None:
+    graph, _ = graph_of(False)
+    node = next(node for node in graph.steps() if node.op == "conv" and node.attrs["groups"] > 1)
+    x = torch.zeros(2, 32, 14, 14).to(memory_format=torch.channels_last).bfloat16()
+    counts = [sum(c.op == "depthwise" for c in candidates(node, [x], SETTING, limits)) for limits in (contest.PARTS, contest.QUICK, None)]
+    assert counts[0] == 2 < counts[1] < counts[2]
+
+
+def test_what_was_timed_or_is_not_to_be_is_not_counted(choices: Choices, timed: list[tuple[dict[str, Node], Collection[str]]]) -> None:
+    graph, places = graph_of(False)
+    assert untimed(graph, places, SETTING, "none", choices) == 0
+    before = untimed(graph, places, SETTING, "quick", choices)
+    choose(graph, places, SETTING, "quick", choices, Compilers((9, 0)))
+    assert before == len(timed[0][0]) > 4
+    again, places = graph_of(False)
+    assert untimed(again, places, SETTING, "quick", choices) == 0
