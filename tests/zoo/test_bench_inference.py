@@ -402,6 +402,7 @@ def test_a_record_is_shown_as_what_it_is(
         {"model": "A", "batch": 1, "date": "", "ways": {"eager": {}}},
         {"model": "A", "batch": "1", "ways": {}},
         {"model": "A", "batch": 1, "date": "", "ways": {"eager": {**dict.fromkeys(FIGURES, 1.0), "build_s": "soon"}}},
+        {"model": "A", "batch": 1, "date": "", "ways": {"eager": dict.fromkeys(FIGURES[:-1], 1.0)}},
         3,
     ],
 )

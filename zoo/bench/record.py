@@ -133,7 +133,7 @@ class Record:
 
 
 def _is_cell(cell: Any) -> bool:
-    """Tell whether a cell says what it is of, and has a number for every figure of ways that did not fail."""
+    """Tell whether a cell says what it is of, and its ways, or why they failed, with their figures."""
     named = isinstance(cell, dict) and isinstance(cell.get("model"), str) and isinstance(cell.get("batch"), int)
     if not named or not isinstance(cell.get("date"), str) or not isinstance(cell.get("ways"), dict):
         return False
@@ -143,7 +143,7 @@ def _is_cell(cell: Any) -> bool:
 def _is_row(row: dict[str, Any]) -> bool:
     """Tell whether a way has all figures; until it was ready no time was taken where its kernels had been compiled beforehand."""
     figures = all(isinstance(row.get(key), int | float) for key in ("us", "us_low", "us_high", "images_s", "error"))
-    return figures and isinstance(row.get("build_s"), int | float | None)
+    return figures and isinstance(row.get("build_s", ""), int | float | None)
 
 
 def trains(record: Record) -> bool:

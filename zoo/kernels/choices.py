@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 FORMAT = 1
-LEVELS = ("none", "quick", "full")
+LEVELS = ("none", "part", "quick", "full")
+"""How much was tried; "part" of a step that only counts as a part of a merged one, which alone is timed again."""
 
 
 @dataclass(frozen=True, slots=True)

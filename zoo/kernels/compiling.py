@@ -143,7 +143,10 @@ class Compilers:
         return not (done or failed or late)
 
     def _processes(self, tasks: int) -> list[subprocess.Popen[bytes]]:
-        """Return as many processes as tasks and cores ask for, those that there are and new ones."""
+        """Return as many processes as tasks and cores ask for, those that are still there and new ones."""
+        for process in [process for process in self._idle if process.poll() is not None]:
+            self._idle.remove(process)
+            _end(process)
         wanted = min(MOST, tasks, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         with suppress(OSError):  # fewer will do
             while len(self._idle) < wanted:
@@ -161,12 +164,16 @@ class Compilers:
             raise OSError("no more is to be compiled")
         return process
 
-    def close(self) -> None:
-        """End the processes."""
-        self._closed = True
+    def rest(self) -> None:
+        """End the processes until there is something to compile again."""
         for process in self._idle:
             _end(process)
         self._idle = []
+
+    def close(self) -> None:
+        """End the processes for good."""
+        self._closed = True
+        self.rest()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

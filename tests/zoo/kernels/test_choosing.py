@@ -34,10 +34,11 @@ class Block(nn.Module):
         self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(32, 8, 1), nn.ReLU(), nn.Conv2d(8, 32, 1))
         self.narrow = nn.Conv2d(32, 32, 1)
         self.free = nn.Sequential(nn.Conv2d(32, 32, 3 if alike else 5, 1, 1 if alike else 2, groups=32), nn.SiLU())
+        self.last = nn.Conv2d(32, 16, 1)  # with which another merge is possible
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.gated(self.first(x))
-        return self.free(self.narrow(x * self.squeeze(x).sigmoid()))
+        return self.last(self.free(self.narrow(x * self.squeeze(x).sigmoid())))
 
 
 def graph_of(alike: bool) -> tuple[Graph, dict[Node, Place]]:
@@ -57,7 +58,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Node], Collec
 
     def tune(nodes: dict[str, Node], *rest: Any) -> Iterator[tuple[str, Choice]]:
         given.append((nodes, rest[-1]))
-        yield from ((key, Choice("aten", {}, 1.0, 1.0, 1, "quick")) for key in nodes)
+        yield from ((key, Choice("aten", {}, 1.0, 1.0, 1, "part" if key in rest[-1] else "quick")) for key in nodes)
 
     monkeypatch.setattr(choosing, "tune", tune)
     return given
@@ -74,6 +75,23 @@ def test_a_part_of_a_gated_step_has_few_candidates_unless_it_is_a_step_of_its_ow
     assert len(depthwise) == (1 if alike else 2)
     assert len(depthwise & set(parts)) == (0 if alike else 1)
     assert any(node.op == "depthwise_squeeze" for node in nodes.values())
+
+
+def test_a_part_is_timed_again_where_it_is_a_step_of_its_own(
+    choices: Choices, timed: list[tuple[dict[str, Node], Collection[str]]]
+) -> None:
+    for alike in (False, False, True):
+        graph, places = graph_of(alike)
+        choose(graph, places, SETTING, "quick", choices, Compilers((9, 0)))
+    first, second, third = ({key for key, node in nodes.items() if node.op == "conv"} & set(parts) for nodes, parts in timed)
+    [part] = first
+    assert not second
+    assert not third
+    assert part not in timed[1][0]
+    assert part in timed[2][0]
+    for level in ("part", "quick"):
+        choices.put(part, Choice("aten", {}, 1.0, 1.0, 1, level))
+        assert (choices.get(part, "quick") is None) == (level == "part")
 
 
 def test_few_are_fewer() -> None:

@@ -153,12 +153,23 @@ def test_processes_that_were_started_before_are_those_that_compile(cache: Path, 
         compilers.prepare(compiling.WORTH - 1)
         assert not compilers._idle
         compilers.prepare(compiling.WORTH)
+        dead, *_ = compilers._idle
+        dead.kill()
+        dead.wait()
+        compilers.prepare(compiling.WORTH)
         began = list(compilers._idle)
         assert began
+        assert dead not in began
         monkeypatch.setattr(compiling.subprocess, "Popen", None)
         assert compilers.compile([Easy(number) for number in range(6)]) == set(range(6))
         assert compilers._idle == began
-    assert all(process.poll() is not None for process in began)
+        monkeypatch.undo()
+        compilers.rest()
+        assert all(process.poll() is not None for process in began)
+        compilers.prepare(compiling.WORTH)
+        again = list(compilers._idle)
+        assert again
+    assert all(process.poll() is not None for process in again)
 
 
 def test_what_can_never_be_compiled_is_tried_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

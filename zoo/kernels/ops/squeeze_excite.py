@@ -200,8 +200,7 @@ def _both(
 def configs(pooled: Tensor, weight1: Tensor, *rest: Tensor, **options: Any) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: launches, images a program handles, outputs and inputs of a tile, and warps.
 
-    The first of three launches adds up the parts that the mean comes in, which a depthwise convolution leaves; where they are one, it is
-    left out.
+    The first of three launches adds up the parts that the mean comes in, which a depthwise convolution leaves.
     """
     n = pooled.shape[0]
     # Beyond 64 squeezed channels a program's tiles don't fit its registers.
@@ -215,8 +214,11 @@ def configs(pooled: Tensor, weight1: Tensor, *rest: Tensor, **options: Any) -> l
     # One program reads all the weights for its images: beyond 128 KB that takes longer than another launch.
     small = 2 * weight1.numel() * weight1.element_size() <= 2**17
     together = one + dots if small else dots + one
-    spread = [{"launches": 2, "images": 1, "block": 8, "depth": 512, "warps": 4}, {**dots[0], "launches": 3}]
-    return [*(spread if n <= 64 else spread[::-1]), *together]
+    spread = [{"launches": 2, "images": 1, "block": 8, "depth": 512, "warps": 4}]
+    if pooled.shape[1] == 1:
+        return spread + together if n <= 64 else together[:1] + spread + together[1:]
+    added = [{**dots[0], "launches": 3}]
+    return spread + added + together if n <= 64 else added + spread + together
 
 
 def launch(
@@ -279,7 +281,7 @@ CASES: list[dict[str, Any]] = [
     {"name": "odd", "sizes": (3, 2, 13, 5), "act": "relu", "gate_act": "sigmoid", "scale": 0.5},
     {"name": "many images", "sizes": (19, 1, 40, 10), "act": "relu", "gate_act": "hardsigmoid"},
     {"name": "many parts", "sizes": (17, 3, 33, 16), "act": "silu", "gate_act": "sigmoid"},
-    {"name": "more parts than at once", "sizes": (2, 21, 40, 8), "act": "silu", "gate_act": "sigmoid", "scale": 1 / 21},
+    {"name": "more parts than at once", "sizes": (9, 21, 40, 8), "act": "silu", "gate_act": "sigmoid", "scale": 1 / 21},
     {"name": "batch 0", "sizes": (0, 1, 16, 4), "act": "relu", "gate_act": "sigmoid"},
 ]
 LARGE_CASES: list[dict[str, Any]] = [

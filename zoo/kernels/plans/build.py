@@ -103,6 +103,7 @@ def _planned(
         if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's
             ours = Program(graph, places, decision.chosen, setting, weights, overlapping=True).ours()
             compilers.compile([Task(node, places, setting, decision.chosen[node], *how) for node, how in ours.items()], None, progress)
+    compilers.rest()  # their memory may be needed
     weights.planned = True
     plan, parity, notes = checked(graph, places, decision, setting, weights, choices, batches, reference)
     plan, parity = captured(plan, parity, decision, weights, batches, reference)

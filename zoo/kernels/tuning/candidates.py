@@ -55,7 +55,8 @@ def _accepts(module: Any, args: dict[str, Any]) -> bool:
 def _squeezes(node: Node, inputs: list[Tensor], setting: Setting, limit: int | None) -> Iterator[Candidate]:
     squeeze = ops.load("squeeze_excite")
     inner = node.attrs.get("squeeze", node.attrs)
-    pooled = torch.empty((node.inputs[0].shape[0], 1, node.inputs[0].shape[1]), device=setting.device)
+    parts = 2 if node.op == "depthwise_squeeze" else 1  # or any other number: of means in parts they may be added up first
+    pooled = torch.empty((node.inputs[0].shape[0], parts, node.inputs[0].shape[1]), device=setting.device)
     proxy = Node("squeeze_excite", [], inner, (), node.dtype)
     args = {"pooled": pooled} | arguments(proxy, "squeeze_excite", setting)
     if squeeze.supports(**args):

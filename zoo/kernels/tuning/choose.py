@@ -51,11 +51,10 @@ def choose(
     decision = Decision()
     keys = {node: describe(node, places, setting) for node in _considered(graph, possible)}
     if level != "none":
-        missing = _missing(keys, level, choices)
-        parts = {keys[part] for merge in possible for part in merge.parts if merge.node.op == "depthwise_squeeze"}
-        apart = {keys[node] for node in graph.steps() if node in keys and not any(node in merge.parts for merge in possible)}
+        parts = _only_parts(keys, possible)
+        missing = _missing(keys, parts, level, choices)
         try:
-            for key, choice in tune(missing, places, setting, level, compilers, progress, parts - apart):
+            for key, choice in tune(missing, places, setting, level, compilers, progress, parts):
                 choices.put(key, choice)
         finally:
             if missing:
@@ -81,16 +80,25 @@ def untimed(graph: Graph, places: dict[Node, Place], setting: Setting, level: st
     """
     if level == "none":
         return 0
-    return len(_missing({node: describe(node, places, setting) for node in _considered(graph, merges(graph, places))}, level, choices))
+    possible = merges(graph, places)
+    keys = {node: describe(node, places, setting) for node in _considered(graph, possible)}
+    return len(_missing(keys, _only_parts(keys, possible), level, choices))
 
 
 def _considered(graph: Graph, possible: list[Merge]) -> list[Node]:
     return [node for node in graph.steps() if node.op in COMPUTED] + [merge.node for merge in possible]
 
 
-def _missing(keys: dict[Node, str], level: str, choices: Choices) -> dict[str, Node]:
-    """Return the steps that are worth timing and have not been timed, by their keys."""
-    return {key: node for node, key in keys.items() if choices.get(key, level) is None and (level == "full" or _promising(node))}
+def _only_parts(keys: dict[Node, str], possible: list[Merge]) -> set[str]:
+    """Return the steps that squeeze-and-excite will most likely be merged with, wherever there is one of their kind."""
+    parts = {part for merge in possible if merge.node.op == "depthwise_squeeze" for part in merge.parts}
+    return {keys[part] for part in parts} - {key for node, key in keys.items() if node not in parts}
+
+
+def _missing(keys: dict[Node, str], parts: set[str], level: str, choices: Choices) -> dict[str, Node]:
+    """Return the steps that are worth timing and have not been timed so far as this level asks for, by their keys."""
+    wanted = {key: "part" if level == "quick" and key in parts else level for key in keys.values()}
+    return {key: node for node, key in keys.items() if choices.get(key, wanted[key]) is None and (level == "full" or _promising(node))}
 
 
 def _known(node: Node, choice: Choice) -> bool:

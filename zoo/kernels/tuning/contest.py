@@ -38,7 +38,7 @@ QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "
 """Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""
 
 PARTS = QUICK | {"depthwise": 2}
-"""The same of steps that only count as parts of a merged one, which has the same candidates again."""
+"""The same of steps that only count as parts of a merged one, which tries the best depthwise configurations once more."""
 
 QUICK_S = 42.0
 """Seconds that "quick" takes for the steps of a network and shape."""
@@ -143,7 +143,7 @@ def tune(
                     progress(done, len(nodes), contest.key)
                 if schedule.is_late(end):
                     contest.trials = _first_of_each([trial for trial in contest.trials if not trial.failure])
-                yield contest.key, _fastest(contest, setting, level)
+                yield contest.key, _fastest(contest, setting, "part" if level == "quick" and contest.key in parts else level)
                 done += 1
     torch.cuda.empty_cache()
 
