@@ -194,7 +194,7 @@ def _show(record: Record, as_json: bool) -> None:
             share = "" if row.get("roofline") is None else f"{row['roofline']:.0%}"
             latency = "" if "latency_us" not in row else f"{row['latency_us'] / 1000:.2f}"
             figures = f"{row['images_s']:,.0f}", f"{low:,.0f}-{high:,.0f}", latency, f"{row['error']:.1e}"
-            ready = "" if row.get("build_s") is None else f"{row['build_s']:.1f}"
+            ready = "" if row["build_s"] is None else f"{row['build_s']:.1f}"
             table.add_row(*where, *figures, memory, share, ready, ratio)
     out.print(table)
     out.print(f"[dim]{escape(record.caption())}; ratio: over the fastest peer[/dim]")

@@ -218,13 +218,6 @@ def test_a_lost_device_ends_the_run_after_the_record_is_written(tmp_path: Path) 
     assert "device_lost" not in (tmp_path / "record.json").read_text()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "about": {}, "cells": []}'])
-def test_a_file_that_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "record.json").write_text(text)
-    with pytest.raises(ValueError, match=r"record\.json is no record"):
-        Record.read(tmp_path / "record.json")
-
-
 def test_batchnorms_get_statistics_that_are_worth_folding(small: Subject) -> None:
     norms = [layer for layer in small.own.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert len(norms) == 19
@@ -370,46 +363,6 @@ def test_the_command_measures_saves_and_goes_on(
     assert json.loads(capsys.readouterr().out)["cells"] == record.cells
     assert picture.is_file()
     assert (tmp_path / "p-zoo.png").is_file()
-
-
-FIGURES = ("us", "us_low", "us_high", "images_s", "error", "build_s")
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [(["--what", "train"], 2, "record of infer"), (["--peers", "compile"], 2, "nothing is measured"), ([], 0, "")],
-)
-def test_a_record_is_shown_as_what_it_is(
-    options: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = {"us": 1.0, "us_low": 1.0, "us_high": 1.0, "images_s": 1e6, "error": 0.0, "build_s": 0.0, "memory_mib": None}
-    beforehand = {**row, "build_s": None}  # what was compiled beforehand has no time until it was ready
-    ways = {"eager": row, "compile": beforehand}
-    cells = [{"model": "ResNet20", "batch": batch, "date": "2026-11-23", "ways": ways} for batch in (8, 1)]
-    Record({"dtype": "float32", "type": "cpu"}, cells).write(tmp_path / "r.json")
-    assert main(["bench", "--from-json", str(tmp_path / "r.json"), *options]) == code
-    shown = capsys.readouterr()
-    assert message in " ".join(shown.err.split())
-    if not code:
-        batches = [line.split()[1] for line in shown.out.splitlines() if line.strip().startswith("ResNet20")]
-        assert batches == ["1", "1", "8", "8"]  # by network and batch, in whatever order they were measured
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        {},
-        {"model": "A", "batch": 1, "date": "", "ways": {"eager": {}}},
-        {"model": "A", "batch": "1", "ways": {}},
-        {"model": "A", "batch": 1, "date": "", "ways": {"eager": {**dict.fromkeys(FIGURES, 1.0), "build_s": "soon"}}},
-        {"model": "A", "batch": 1, "date": "", "ways": {"eager": dict.fromkeys(FIGURES[:-1], 1.0)}},
-        3,
-    ],
-)
-def test_a_damaged_record_is_refused(cell: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "r.json").write_text(json.dumps({"format": 1, "about": {}, "cells": [cell]}))
-    assert main(["bench", "--from-json", str(tmp_path / "r.json")]) != 0
-    assert "damaged" in capsys.readouterr().err
 
 
 def test_memory_below_that_of_the_weights_is_no_measurement() -> None:

@@ -142,8 +142,9 @@ def _is_cell(cell: Any) -> bool:
 
 def _is_row(row: dict[str, Any]) -> bool:
     """Tell whether a way has all figures; until it was ready no time was taken where its kernels had been compiled beforehand."""
-    figures = all(isinstance(row.get(key), int | float) for key in ("us", "us_low", "us_high", "images_s", "error"))
-    return figures and isinstance(row.get("build_s", ""), int | float | None)
+    if not all(isinstance(row.get(key), int | float) for key in ("us", "us_low", "us_high", "images_s", "error")):
+        return False
+    return "build_s" in row and isinstance(row["build_s"], int | float | None)
 
 
 def trains(record: Record) -> bool:

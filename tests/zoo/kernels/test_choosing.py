@@ -56,9 +56,11 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Node], Collec
     """What is given to a contest that only says that ATen won."""
     given: list[tuple[dict[str, Node], Collection[str]]] = []
 
-    def tune(nodes: dict[str, Node], *rest: Any) -> Iterator[tuple[str, Choice]]:
-        given.append((nodes, rest[-1]))
-        yield from ((key, Choice("aten", {}, 1.0, 1.0, 1, "part" if key in rest[-1] else "quick")) for key in nodes)
+    def tune(
+        nodes: dict[str, Node], places: dict[Node, Place], setting: Setting, levels: dict[str, str], *rest: Any
+    ) -> Iterator[tuple[str, Choice]]:
+        given.append((nodes, {key for key, level in levels.items() if level == "part"}))
+        yield from ((key, Choice("aten", {}, 1.0, 1.0, 1, levels[key])) for key in nodes)
 
     monkeypatch.setattr(choosing, "tune", tune)
     return given
@@ -98,7 +100,7 @@ def test_few_are_fewer() -> None:
     graph, _ = graph_of(False)
     node = next(node for node in graph.steps() if node.op == "conv" and node.attrs["groups"] > 1)
     x = torch.zeros(2, 32, 14, 14).to(memory_format=torch.channels_last).bfloat16()
-    counts = [sum(c.op == "depthwise" for c in candidates(node, [x], SETTING, limits)) for limits in (contest.PARTS, contest.QUICK, None)]
+    counts = [sum(c.op == "depthwise" for c in candidates(node, [x], SETTING, limits)) for limits in contest.LIMITS.values()]
     assert counts[0] == 2 < counts[1] < counts[2]
 
 

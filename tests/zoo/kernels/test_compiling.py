@@ -160,10 +160,10 @@ def test_processes_that_were_started_before_are_those_that_compile(cache: Path, 
         began = list(compilers._idle)
         assert began
         assert dead not in began
-        monkeypatch.setattr(compiling.subprocess, "Popen", None)
-        assert compilers.compile([Easy(number) for number in range(6)]) == set(range(6))
+        with monkeypatch.context() as none_starts:
+            none_starts.setattr(Compilers, "_start", None)
+            assert compilers.compile([Easy(number) for number in range(6)]) == set(range(6))
         assert compilers._idle == began
-        monkeypatch.undo()
         compilers.rest()
         assert all(process.poll() is not None for process in began)
         compilers.prepare(compiling.WORTH)

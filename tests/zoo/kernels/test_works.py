@@ -71,6 +71,27 @@ print(len(kernels), sorted({name for kernel in kernels.values() for name, _ in k
 """
 
 
+LENGTH = """
+import os, pathlib, re, torch
+from zoo.kernels.compiling import stop_at_launch
+stop_at_launch(90)
+from zoo.kernels.ops import depthwise
+x = torch.empty(32, 672, 14, 14, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+config = {"vector": 2, "cols": 4, "rows": 14, "steps": 1, "ahead": 1, "warps": 4}
+weight, bias = torch.empty(5, 5, 672, dtype=torch.bfloat16), torch.empty(672)
+depthwise.launch(x, weight, bias, padding=(2, 2, 2, 2), act="silu", sums=True, config=config)
+[file] = pathlib.Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.ttir")
+print(len(re.findall(r"^ +(?:%[^=]*= )?(?:arith|math|tt|scf)\\.", file.read_text(), re.M)))
+"""
+
+
+def test_a_depthwise_kernel_is_short_to_triton_whose_time_grows_with_its_length_cubed(tmp_path: Path) -> None:
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    there = kept | {"TRITON_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", LENGTH], env=there, capture_output=True, text=True, check=True)
+    assert 500 < int(ran.stdout) < 1200  # 1,058; with an address of its own for each column, and sums apart from products, 1,499
+
+
 def test_no_kernel_reads_a_global_which_its_hash_would_hold_or_not() -> None:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, "-c", GLOBALS], env=kept, capture_output=True, text=True, check=True)

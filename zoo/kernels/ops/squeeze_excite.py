@@ -99,7 +99,7 @@ def _mean(x, n, k, batch, size, parts, scale, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _means(x, out, groups, parts, scale, V: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr):
+def _add_parts(x, out, groups, parts, scale, V: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr):
     """Add up the parts of BK channels of one image."""
     begin(OVERLAP)
     size = groups * V
@@ -245,25 +245,24 @@ def launch(
     v = vector_width(c)
     images, block, depth = config["images"], config["block"], config["depth"]
     options: dict[str, Any] = {"num_warps": config["warps"], **overlap(pooled)}
+    if config["launches"] == 3 and parts > 1:
+        means = torch.empty((n, 1, c), dtype=torch.float32, device=pooled.device)
+        at_once = min(triton.next_power_of_2(parts), 16)
+        _add_parts[(triton.cdiv(c, 128), n)](pooled, means, c // v, parts, scale, V=v, BK=128, PARTS=at_once, **options)
+        pooled, parts, scale = means, 1, 1.0
     options["PARTS"] = 1 if parts == 1 else 8 if images == 1 else 4
     if config["launches"] == 1:
         arrays = (pooled, weight1, bias1, weight2, bias2, out)
         constants = {"ACT": act, "GATE": gate_act, "V": v, "IMAGES": images, "SQUEEZED": triton.next_power_of_2(r), "BK": depth}
         _both[(triton.cdiv(n, images),)](*arrays, n, c // v, parts, r // ALIGN, scale, **constants, **options)
         return out
-    if config["launches"] == 3 and parts > 1:
-        means, wide = torch.empty((n, 1, c), dtype=torch.float32, device=pooled.device), min(triton.next_power_of_2(parts), 16)
-        _means[(triton.cdiv(c, 128), n)](pooled, means, c // v, parts, scale, V=v, BK=128, **(options | {"PARTS": wide}))
-        pooled, parts, scale = means, 1, 1.0
-        options["PARTS"] = 1
     squeezed = torch.empty((n, r), dtype=torch.float32, device=pooled.device)
     groups = triton.cdiv(n, images)
     shape = {"IMAGES": images, "BO": block, "BK": depth, **options}
     _layer[(triton.cdiv(r, block), groups)](pooled, weight1, bias1, squeezed, n, c // v, parts, r, scale, ACT=act, V=v, **shape)
     # The second layer's inputs are few: as many products a program, so more outputs.
     inner = min(depth, max(triton.next_power_of_2(r), 16))
-    shape["PARTS"] = 1
-    shape |= {"BO": min(block * depth // inner, 128) if images == 1 else block, "BK": inner}
+    shape |= {"BO": min(block * depth // inner, 128) if images == 1 else block, "BK": inner, "PARTS": 1}
     _layer[(triton.cdiv(c, shape["BO"]), groups)](squeezed, weight2, bias2, out, n, r // ALIGN, 1, c, 1.0, ACT=gate_act, V=ALIGN, **shape)
     return out
 

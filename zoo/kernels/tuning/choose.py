@@ -51,10 +51,10 @@ def choose(
     decision = Decision()
     keys = {node: describe(node, places, setting) for node in _considered(graph, possible)}
     if level != "none":
-        parts = _only_parts(keys, possible)
-        missing = _missing(keys, parts, level, choices)
+        levels = _levels(keys, possible, level)
+        missing = _missing(keys, levels, choices)
         try:
-            for key, choice in tune(missing, places, setting, level, compilers, progress, parts):
+            for key, choice in tune(missing, places, setting, levels, compilers, progress):
                 choices.put(key, choice)
         finally:
             if missing:
@@ -82,23 +82,25 @@ def untimed(graph: Graph, places: dict[Node, Place], setting: Setting, level: st
         return 0
     possible = merges(graph, places)
     keys = {node: describe(node, places, setting) for node in _considered(graph, possible)}
-    return len(_missing(keys, _only_parts(keys, possible), level, choices))
+    return len(_missing(keys, _levels(keys, possible, level), choices))
 
 
 def _considered(graph: Graph, possible: list[Merge]) -> list[Node]:
     return [node for node in graph.steps() if node.op in COMPUTED] + [merge.node for merge in possible]
 
 
-def _only_parts(keys: dict[Node, str], possible: list[Merge]) -> set[str]:
-    """Return the steps that squeeze-and-excite will most likely be merged with, wherever there is one of their kind."""
+def _levels(keys: dict[Node, str], possible: list[Merge], level: str) -> dict[str, str]:
+    """Return how much to try of each step, by its key: few of one that squeeze-and-excite can be merged with wherever it is."""
     parts = {part for merge in possible if merge.node.op == "depthwise_squeeze" for part in merge.parts}
-    return {keys[part] for part in parts} - {key for node, key in keys.items() if node not in parts}
+    elsewhere = {key for node, key in keys.items() if node not in parts}
+    return {key: "part" if level == "quick" and key not in elsewhere else level for key in keys.values()}
 
 
-def _missing(keys: dict[Node, str], parts: set[str], level: str, choices: Choices) -> dict[str, Node]:
-    """Return the steps that are worth timing and have not been timed so far as this level asks for, by their keys."""
-    wanted = {key: "part" if level == "quick" and key in parts else level for key in keys.values()}
-    return {key: node for node, key in keys.items() if choices.get(key, wanted[key]) is None and (level == "full" or _promising(node))}
+def _missing(keys: dict[Node, str], levels: dict[str, str], choices: Choices) -> dict[str, Node]:
+    """Return the steps that are worth timing and of which less than their level has been tried, by their keys."""
+    return {
+        key: node for node, key in keys.items() if choices.get(key, levels[key]) is None and (levels[key] == "full" or _promising(node))
+    }
 
 
 def _known(node: Node, choice: Choice) -> bool:

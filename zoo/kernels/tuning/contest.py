@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -37,8 +37,9 @@ Progress = Callable[[int, int, str], None]
 QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
 """Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""
 
-PARTS = QUICK | {"depthwise": 2}
-"""The same of steps that only count as parts of a merged one, which tries the best depthwise configurations once more."""
+LIMITS: dict[str, dict[str, int] | None] = {"part": QUICK | {"depthwise": 2}, "quick": QUICK, "full": None}
+"""The same by how much is to be tried. "part" is of steps that only count as parts of a merged one, which tries the best depthwise
+configurations once more."""
 
 QUICK_S = 42.0
 """Seconds that "quick" takes for the steps of a network and shape."""
@@ -103,10 +104,9 @@ def tune(
     nodes: dict[str, Node],
     places: dict[Node, Place],
     setting: Setting,
-    level: str,
+    levels: Mapping[str, str],
     compilers: Compilers,
     progress: Progress | None = None,
-    parts: Collection[str] = (),
 ) -> Iterator[tuple[str, Choice]]:
     """Time every candidate of some steps, each only after its result was right, and yield the fastest of each.
 
@@ -117,15 +117,14 @@ def tune(
         nodes: the steps by their keys.
         places: where maps lie in larger ones.
         setting: device, dtype.
-        level: "quick" or "full".
+        levels: how much to try of each, by its key: one of `LIMITS`.
         compilers: compile.
         progress: called with (done, total, step).
-        parts: keys of steps that a merged one will most likely replace.
     """
-    limits = {key: None if level == "full" else PARTS if key in parts else QUICK for key in nodes}
-    schedule = _Schedule(len(nodes), None if level == "full" else QUICK_S)
-    found = {key: list(candidates(node, blanks(node, places, setting), setting, limits[key])) for key, node in nodes.items()}
-    found = _compiled(nodes, found, places, setting, None if level == "full" else COMPILING * QUICK_S, compilers, progress)
+    seconds = None if "full" in levels.values() else QUICK_S
+    schedule = _Schedule(len(nodes), seconds)
+    found = {key: list(candidates(node, blanks(node, places, setting), setting, LIMITS[levels[key]])) for key, node in nodes.items()}
+    found = _compiled(nodes, found, places, setting, None if seconds is None else COMPILING * seconds, compilers, progress)
     schedule.begin()
     done = 0
     with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
@@ -143,7 +142,7 @@ def tune(
                     progress(done, len(nodes), contest.key)
                 if schedule.is_late(end):
                     contest.trials = _first_of_each([trial for trial in contest.trials if not trial.failure])
-                yield contest.key, _fastest(contest, setting, "part" if level == "quick" and contest.key in parts else level)
+                yield contest.key, _fastest(contest, setting, levels[contest.key])
                 done += 1
     torch.cuda.empty_cache()
 
