@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels.images import natural_images
+from zoo.kernels.precision import products
 from zoo.model import Model
 
 CHUNK = 32
@@ -82,7 +83,7 @@ class Subject:
 
     def _answer(self, dtype: torch.dtype, channels_last: bool = False) -> Tensor:
         network = self.placed(self.peer, dtype, channels_last)
-        with torch.inference_mode(), tf32(False):
+        with torch.inference_mode(), products(tf32=False):  # cuDNN's search would take longer than the answer
             images = self.input(torch.float32).split(CHUNK)
             parts = [network(part.to(dtype, memory_format=_format(channels_last))).float() for part in images]
             return torch.cat(parts)
@@ -130,7 +131,7 @@ def settle(network: nn.Module, images: Tensor) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean over batches, of which there is one
         norm.train()
-    with torch.no_grad(), tf32(False):
+    with torch.no_grad(), products(tf32=False):
         network(images)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum

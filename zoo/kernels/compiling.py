@@ -71,10 +71,12 @@ class Compilers:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
-    def prepare(self, tasks: int) -> None:
-        """Start the processes for so many tasks, which they will be ready for after some seconds."""
-        if tasks >= WORTH:
-            self._processes(tasks)
+    def prepare(self, tasks: Sequence[Work]) -> None:
+        """Start the processes that `compile` will use for these tasks, if it will; they are ready after some seconds."""
+        if len(tasks) >= WORTH:
+            missing = _missing([task.key for task in tasks], tasks, Compiled(self._arguments[0]))
+            if len(missing) >= WORTH:
+                self._processes(len(missing))
 
     def compile(
         self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
@@ -94,10 +96,7 @@ class Compilers:
             return set(range(len(tasks)))
         keys = [task.key for task in tasks]
         compiled = Compiled(self._arguments[0])
-        missing: dict[str, Work] = {}
-        for key, task in zip(keys, tasks, strict=True):
-            if not compiled.knows(key):
-                missing.setdefault(key, task)
+        missing = _missing(keys, tasks, compiled)
         if len(missing) >= WORTH and not self._compile(missing, compiled, seconds, progress):
             missing = {}
         return {index for index, key in enumerate(keys) if key in missing or compiled.has(key)}
@@ -174,6 +173,15 @@ class Compilers:
         """End the processes for good."""
         self._closed = True
         self.rest()
+
+
+def _missing(keys: Sequence[str], tasks: Sequence[Work], compiled: Compiled) -> dict[str, Work]:
+    """Return the tasks of which nothing is noted by their keys, in their order, those of one key once."""
+    missing: dict[str, Work] = {}
+    for key, task in zip(keys, tasks, strict=True):
+        if not compiled.knows(key):
+            missing.setdefault(key, task)
+    return missing
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -18,8 +18,9 @@ from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning import choose as choosing
 from zoo.kernels.tuning import contest
 from zoo.kernels.tuning.candidates import candidates
-from zoo.kernels.tuning.choose import choose, untimed
-from zoo.kernels.tuning.steps import Setting
+from zoo.kernels.tuning.choose import choose, kernels
+from zoo.kernels.tuning.steps import Setting, describe
+from zoo.kernels.tuning.tasks import Task
 
 SETTING = Setting(torch.device("cpu"), torch.bfloat16)
 
@@ -104,11 +105,28 @@ def test_few_are_fewer() -> None:
     assert counts[0] == 2 < counts[1] < counts[2]
 
 
-def test_what_was_timed_or_is_not_to_be_is_not_counted(choices: Choices, timed: list[tuple[dict[str, Node], Collection[str]]]) -> None:
+def test_what_was_timed_or_is_not_to_be_is_not_compiled(choices: Choices, timed: list[tuple[dict[str, Node], Collection[str]]]) -> None:
     graph, places = graph_of(False)
-    assert untimed(graph, places, SETTING, "none", choices) == 0
-    before = untimed(graph, places, SETTING, "quick", choices)
+    assert kernels(graph, places, SETTING, "none", choices) == []
+    before = kernels(graph, places, SETTING, "quick", choices)
     choose(graph, places, SETTING, "quick", choices, Compilers((9, 0)))
-    assert before == len(timed[0][0]) > 4
+    assert {describe(task.node, places, SETTING) for task in before} == timed[0][0].keys()
+    assert len(before) > len(timed[0][0]) > 4
     again, places = graph_of(False)
-    assert untimed(again, places, SETTING, "quick", choices) == 0
+    assert kernels(again, places, SETTING, "quick", choices) == []
+
+
+def test_what_is_begun_with_is_what_a_contest_compiles(choices: Choices) -> None:
+    asked: list[str] = []
+
+    class Listening:
+        def compile(self, tasks: list[Task], seconds: float | None, progress: Any) -> set[int]:
+            asked.extend(task.key for task in tasks)
+            raise KeyboardInterrupt
+
+    graph, places = graph_of(False)
+    before = kernels(graph, places, SETTING, "quick", choices)
+    compilers: Any = Listening()
+    with pytest.raises(KeyboardInterrupt):
+        choose(graph, places, SETTING, "quick", choices, compilers)
+    assert asked == [task.key for task in before]

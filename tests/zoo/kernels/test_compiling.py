@@ -149,24 +149,27 @@ def test_a_compiler_that_dies_takes_its_own_task_along_and_no_other(cache: Path,
 
 def test_processes_that_were_started_before_are_those_that_compile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     send(monkeypatch)
+    works = [Easy(number) for number in range(6)]
     with closing(Compilers((9, 0))) as compilers:
-        compilers.prepare(compiling.WORTH - 1)
+        compilers.prepare(works[: compiling.WORTH - 1])
         assert not compilers._idle
-        compilers.prepare(compiling.WORTH)
+        compilers.prepare(works)
         dead, *_ = compilers._idle
         dead.kill()
         dead.wait()
-        compilers.prepare(compiling.WORTH)
+        compilers.prepare(works)
         began = list(compilers._idle)
         assert began
         assert dead not in began
         with monkeypatch.context() as none_starts:
             none_starts.setattr(Compilers, "_start", None)
-            assert compilers.compile([Easy(number) for number in range(6)]) == set(range(6))
+            assert compilers.compile(works) == set(range(6))
         assert compilers._idle == began
         compilers.rest()
         assert all(process.poll() is not None for process in began)
-        compilers.prepare(compiling.WORTH)
+        compilers.prepare(works)
+        assert not compilers._idle  # all of them are compiled
+        compilers.prepare([Easy(number) for number in range(6, 12)])
         again = list(compilers._idle)
         assert again
     assert all(process.poll() is not None for process in again)

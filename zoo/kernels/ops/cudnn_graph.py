@@ -6,6 +6,7 @@ needn't be the one. Needs the package nvidia-cudnn-frontend, the extra "cudnn".
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import importlib.util
@@ -102,6 +103,7 @@ class _Graph:
 
 
 _GRAPHS: dict[tuple[Any, ...], _Graph] = {}
+atexit.register(_GRAPHS.clear)  # the front end complains of what outlives it
 _BUILDING = threading.Lock()
 _HANDLES = threading.local()
 

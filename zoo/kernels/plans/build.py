@@ -30,7 +30,7 @@ from zoo.kernels.plans.rows import rows
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport
 from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choose import choose, untimed
+from zoo.kernels.tuning.choose import choose, kernels
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task
 from zoo.kernels.workspaces import give_back
@@ -60,7 +60,7 @@ def build_gpu(
         if any(leaf.numel() == 0 for leaf in tensors):
             return empty(graph, options, network)
         setting = Setting(options.device, options.dtype, options.tf32)
-        compilers.prepare(untimed(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
+        compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
         batches = _batches(typed, tensors, options.device)
         reference = Reference(network, options.device, options.dtype, options.tf32, batches)
         if not math.isfinite(reference.eager):

@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo.kernels import ops
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.tuning.binding import named
-from zoo.kernels.tuning.steps import Candidate, Setting, arguments, op_names
+from zoo.kernels.tuning.steps import FOREIGN, Candidate, Setting, arguments, op_names
 
 OTHERS = ""
 """In limits the ops that are not named."""
@@ -21,9 +21,16 @@ EFFORT = 200
 """What `effort` of a kernel "quick" puts up with, a few seconds of compiling: ten times that is a few percent faster, if it is."""
 
 
-def candidates(node: Node, inputs: list[Tensor], setting: Setting, limits: dict[str, int] | int | None) -> Iterator[Candidate]:
-    """Yield what could compute this step with these inputs, the most promising first; of an op's configurations at most its limit."""
+def candidates(
+    node: Node, inputs: list[Tensor], setting: Setting, limits: dict[str, int] | int | None, *, foreign: bool = True
+) -> Iterator[Candidate]:
+    """Yield what could compute this step with these inputs, the most promising first; of an op's configurations at most its limit.
+
+    Libraries' kernels are among them if `foreign`: some have to be asked, which takes tens of milliseconds a step.
+    """
     for name in op_names(node):
+        if name in FOREIGN and not foreign:
+            continue
         limit = limits.get(name, limits[OTHERS]) if isinstance(limits, dict) else limits
         if node.op in ("squeeze_excite", "depthwise_squeeze"):
             yield from _squeezes(node, inputs, setting, limit)

@@ -11,8 +11,9 @@ from zoo.kernels.passes.merge import Merge, apply, merges
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.candidates import candidates
-from zoo.kernels.tuning.contest import Progress, tune
+from zoo.kernels.tuning.contest import Progress, contenders, ranked, tune
 from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting, describe, op_names
+from zoo.kernels.tuning.tasks import Task
 
 
 @dataclass(slots=True)
@@ -73,16 +74,19 @@ def choose(
     return decision
 
 
-def untimed(graph: Graph, places: dict[Node, Place], setting: Setting, level: str, choices: Choices) -> int:
-    """Return how many steps of a graph `choose` would time.
+def kernels(graph: Graph, places: dict[Node, Place], setting: Setting, level: str, choices: Choices) -> list[Task]:
+    """Return the kernels that `choose` would compile before it times them, the most promising first.
 
     Args: as of `choose`.
     """
     if level == "none":
-        return 0
+        return []
     possible = merges(graph, places)
     keys = {node: describe(node, places, setting) for node in _considered(graph, possible)}
-    return len(_missing(keys, _levels(keys, possible, level), choices))
+    levels = _levels(keys, possible, level)
+    missing = _missing(keys, levels, choices)
+    found = contenders(missing, places, setting, levels, foreign=False)
+    return [task for _, task in ranked(missing, found, places, setting)]
 
 
 def _considered(graph: Graph, possible: list[Merge]) -> list[Node]:

@@ -123,7 +123,7 @@ def tune(
     """
     seconds = None if "full" in levels.values() else QUICK_S
     schedule = _Schedule(len(nodes), seconds)
-    found = {key: list(candidates(node, blanks(node, places, setting), setting, LIMITS[levels[key]])) for key, node in nodes.items()}
+    found = contenders(nodes, places, setting, levels)
     found = _compiled(nodes, found, places, setting, None if seconds is None else COMPILING * seconds, compilers, progress)
     schedule.begin()
     done = 0
@@ -145,6 +145,28 @@ def tune(
                 yield contest.key, _fastest(contest, setting, levels[contest.key])
                 done += 1
     torch.cuda.empty_cache()
+
+
+def contenders(
+    nodes: Mapping[str, Node], places: dict[Node, Place], setting: Setting, levels: Mapping[str, str], *, foreign: bool = True
+) -> dict[str, list[Candidate]]:
+    """Return what could compute each step, the most promising first, as much as its level asks for; libraries' kernels if `foreign`.
+
+    Args: as of `tune`.
+    """
+    return {
+        key: list(candidates(node, blanks(node, places, setting), setting, LIMITS[levels[key]], foreign=foreign))
+        for key, node in nodes.items()
+    }
+
+
+def ranked(
+    nodes: Mapping[str, Node], found: Mapping[str, list[Candidate]], places: dict[Node, Place], setting: Setting
+) -> list[tuple[str, Task]]:
+    """Return our kernels among the candidates and whose step each is, the first of every step before the second of any."""
+    ours = [(key, [c for c in several if c.op not in FOREIGN]) for key, several in found.items()]
+    order = sorted(((rank, key, one) for key, several in ours for rank, one in enumerate(several)), key=lambda entry: entry[0])
+    return [(key, Task(nodes[key], places, setting, one)) for _, key, one in order]
 
 
 class _Schedule:
@@ -187,11 +209,9 @@ def _compiled(
     compilers: Compilers,
     progress: Progress | None,
 ) -> dict[str, list[Candidate]]:
-    """Compile our kernels among the candidates, the first of every step before the second of any; leave out what is not done in time."""
-    ours = {key: [c for c in several if c.op not in FOREIGN] for key, several in found.items()}
-    ranked = sorted(((rank, key) for key, several in ours.items() for rank in range(len(several))), key=lambda pair: pair[0])
-    tasks = [Task(nodes[key], places, setting, ours[key][rank]) for rank, key in ranked]
-    done = {(ranked[i][1], str(tasks[i].candidate)) for i in compilers.compile(tasks, seconds, progress)}
+    """Compile our kernels among the candidates; leave out what is not done in time."""
+    queue = ranked(nodes, found, places, setting)
+    done = {(queue[i][0], str(queue[i][1].candidate)) for i in compilers.compile([task for _, task in queue], seconds, progress)}
     return {key: [c for c in several if c.op in FOREIGN or (key, str(c)) in done] for key, several in found.items()}
 
 
