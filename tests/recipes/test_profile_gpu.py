@@ -47,7 +47,8 @@ def test_kernels_that_overlap_leave_no_gap_between_them(recipe: dict[str, Any]) 
         ("copies, fills", 0.5, 0.5),
     ]
     assert [share.name for share in recipe["shares"](spans, 2, str)[0]] == ["cudnn", "mine", "Memset"]
-    lines = recipe["table"](found, idle, 10.0).splitlines()
+    *lines, _, ready = recipe["table"](found, idle, 10.0, 41.6).splitlines()
+    assert ready == "ready after 42 s"
     assert lines[2] == "| cuDNN, cuBLAS | 0.01 | 1 | 60% |"
     assert lines[-2] == "| nothing | 0.00 | | 15% |"
     with pytest.raises(ValueError, match="no kernel"):
