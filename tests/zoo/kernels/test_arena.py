@@ -309,6 +309,49 @@ def test_an_element_wise_step_writes_over_what_nobody_reads_again(again: bool, d
     assert not any(seen)  # who looks at a step sees what went in
 
 
+class Shortened(Bottleneck):
+    """A bottleneck whose shortcut is an output too, or is read as a map besides, or ends with its sum."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.use = use
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        wide = torch.relu(self.wide(torch.relu(self.first(x))))
+        inner = torch.relu(self.inner(torch.relu(self.narrow(wide))))
+        y = torch.relu(self.back(inner) + wide)
+        return (
+            (self.narrow(y), self.narrow(wide))
+            if self.use == "again"
+            else (self.narrow(y), wide)
+            if self.use == "output"
+            else (self.narrow(y),)
+        )
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("use", ["", "again", "output"])
+def test_a_sum_is_written_over_its_shortcut_where_nobody_reads_that_again(use: str, merged: bool, device: torch.device) -> None:
+    x = torch.randn(2, 3, 12, 10, device=device)
+    with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+        network = Shortened(use).eval().to(device)
+        graph, places = understand(network, (x,), {})
+        if merged:
+            apply(graph, [merge for merge in merges(graph, places) if merge.node.argument("residual") is not None][:1], places)
+        setting = Setting(x.device, torch.float32)
+        chosen = {node: guess(node, places, setting) for node in graph.steps() if node.op in COMPUTED}
+        made = Program(graph, places, chosen, setting, Weights(), overlapping=True)
+        (added,) = [node for node in made.steps if "residual" in node.roles]
+        assert added.op == ("join" if merged else "conv")
+        assert made._in_place == ({} if use else {added: added.roles.index("residual")})
+        plan = Plan(made)
+        with Watched(x.device) as watched:
+            found = plan.eager([x])
+        for got, wanted in zip(found, network(x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    assert sum(p.form[0] == (2, 24, 12, 10) for p in watched.pieces) == (2 if use else 1)
+
+
 class Seen(nn.Module):
     """A map of which an output is a view, and which a gate and a sum would be written over."""
 

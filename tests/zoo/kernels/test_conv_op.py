@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from zoo.kernels.ops import conv, grouped
+from zoo.kernels import checking
+from zoo.kernels.ops import conv, cublaslt, grouped
 from zoo.kernels.ops._tiles import by_image
 
 TILE = {"kind": "tile", "BM": 64, "BN": 16, "BK": 16, "SPLIT": 1, "warps": 4, "stages": 2, "GROUP": 1, "EARLY": False}
@@ -36,6 +38,15 @@ def test_split_sums_are_the_whole_sum_and_repeat_bit_for_bit(split: int, device:
     found = conv.launch(**given, config=config)
     assert error(found, whole) < 1e-6
     assert torch.equal(found, conv.launch(**given, config=config))
+
+
+@pytest.mark.parametrize("config", [TILE, {**TILE, "SPLIT": 3}, {**TILE, "EARLY": True}, {"kind": "row", "BN": 8, "BK": 32, "warps": 4}])
+def test_the_result_may_overwrite_the_residual(config: dict[str, Any], device: torch.device) -> None:
+    given = packed(args(device, n=2, k=40, size=9, kernel=1, residual=True, act="relu"))
+    expected = conv.reference(**given)
+    out = given["residual"]
+    assert conv.launch(**given, out=out, config=config).data_ptr() == out.data_ptr()
+    assert error(out, expected) < 1e-5
 
 
 def test_more_splits_than_steps_of_k_add_nothing(device: torch.device) -> None:
@@ -165,6 +176,16 @@ def test_grouped_splits_k_too(device: torch.device) -> None:
     expected = grouped.reference(**given)
     given["weight"] = grouped.pack(given["weight"])
     assert error(grouped.launch(**given, config={**TILE, "SPLIT": 3}), expected) < 1e-5
+
+
+@pytest.mark.parametrize("op", [grouped, cublaslt], ids=lambda op: op.__name__)
+def test_the_result_of_others_may_overwrite_the_residual_too(op: ModuleType, device: torch.device) -> None:
+    case = next(case for case in op.CASES if case.get("residual") and not case.get("wide"))
+    given = checking.draw(op, case, torch.float32, device)
+    expected = op.reference(**given)
+    out = given["residual"]
+    op.launch(**checking.packed(op, given), out=out)
+    assert error(out, expected) < 1e-5
 
 
 def test_grouped_says_what_it_cannot_do(device: torch.device) -> None:

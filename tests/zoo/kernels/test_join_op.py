@@ -85,12 +85,14 @@ def test_nan_stays_in_its_pixel(kind: str, device: torch.device) -> None:
     pytest.fail(f"no {kind} tile")
 
 
-def test_the_result_may_overwrite_the_residual(device: torch.device) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_result_may_overwrite_the_residual(alone: bool, device: torch.device) -> None:
     args = drawn("identity_next", device)
     expected = both(join.reference(**args))
     z = torch.empty_like(expected[1], memory_format=torch.channels_last)
-    join.launch(**args, out=(args["residual"], z))
-    torch.testing.assert_close((args["residual"], z), expected, rtol=1e-4, atol=1e-4)
+    y, z = both(join.launch(**args, out=args["residual"] if alone else (args["residual"], z)))
+    assert y is args["residual"]
+    torch.testing.assert_close((y, z), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_second_convolution_reads_the_map_as_it_is_stored(device: torch.device) -> None:

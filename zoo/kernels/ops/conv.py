@@ -218,7 +218,7 @@ def launch(
         pre_act: see `reference`.
         tf32: see `reference`.
         out_dtype: see `reference`.
-        out: where to write, maybe a channel slice; made if None.
+        out: where to write, maybe a channel slice, or `residual` itself; made if None.
         config: one of `configs`.
         workspace: for configs that split k, see the function of that name; without one, every launch zeroes a fresh one.
 

@@ -114,7 +114,7 @@ def launch(
         pre_act: "none".
         tf32: whether a GPU may round float32 factors to TF32.
         out_dtype: the type of `x`, or None.
-        out: where to write, maybe a channel slice; made if None.
+        out: where to write, maybe a channel slice, or `residual` itself; made if None.
         config: {}.
 
     Returns:
@@ -131,7 +131,7 @@ def launch(
     rows, result, factor = _rows(x), _rows(out), weight.t()
     with _tf32(x, tf32):
         if residual is not None:
-            torch.addmm(_rows(residual), rows, factor, out=result)
+            torch.addmm(result if residual.data_ptr() == out.data_ptr() else _rows(residual), rows, factor, out=result)
         elif bias is None:
             torch.mm(rows, factor, out=result)
         elif act == "relu":

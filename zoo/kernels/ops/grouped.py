@@ -179,7 +179,7 @@ def launch(
         dilation: see `reference`.
         act: see `reference`.
         tf32: see `reference`.
-        out: where to write, maybe a channel slice; made if None.
+        out: where to write, maybe a channel slice, or `residual` itself; made if None.
         config: one of `configs`.
         workspace: as `conv.launch` takes it.
 

@@ -200,7 +200,7 @@ def launch(
         next_bias: see `reference`.
         next_act: see `reference`.
         tf32: whether float32 is multiplied as TF32.
-        out: y, or (y, z), each maybe a channel slice; y may be `residual` itself; made if None.
+        out: y, or (y, z), each maybe a channel slice; y may be `residual` itself; what is not given is made.
         config: one of `configs`.
 
     Returns:
@@ -211,11 +211,9 @@ def launch(
     """
     n, k, h, w = x.shape
     c, c2 = weight.shape[0], 0 if next_weight is None else next_weight.shape[0]
-    if out is None:
-        y = empty_map(n, c, h, w, x)
-        z = empty_map(n, c2, h, w, x) if c2 else None
-    else:
-        y, z = out if isinstance(out, tuple) else (out, None)
+    y, z = out if isinstance(out, tuple) else (out, None)
+    y = empty_map(n, c, h, w, x) if y is None else y
+    z = empty_map(n, c2, h, w, x) if z is None and c2 else z
     result = y if z is None else (y, z)
     pixels = n * h * w
     if pixels == 0:

@@ -14,7 +14,7 @@ from zoo.kernels.passes.lower import run_aten
 from zoo.kernels.passes.place import Buffer, Place
 from zoo.kernels.plans.arena import Changed
 from zoo.kernels.tuning.binding import Bound, Weights, Workspace, bind, packing
-from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, IMAGE_OPS, UNPLACED, Candidate, Setting
+from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, IMAGE_OPS, OVERWRITES, UNPLACED, Candidate, Setting
 
 Probe = Callable[[Node, list[Any], Any], None]
 
@@ -89,8 +89,11 @@ class Program:
                 self.dead[i].append(node)
         kernels = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op != ATEN}
         kept = results.union(places, self._widened)
-        able = [node for node in kernels if chosen[node].op == "pointwise" and node not in kept]
-        self._in_place = {node for node in able if node.inputs[0] in self.dead[index[node]] and self._is_its_own(node, kernels)}
+        self._in_place: dict[Node, int] = {}
+        for node in kernels - kept:
+            number = _overwritten(node, chosen[node])
+            if number is not None and node.inputs[number] in self.dead[index[node]] and self._is_its_own(node, number, kernels):
+                self._in_place[node] = number
         ends: dict[Buffer, int] = {}
         for node, spot in places.items():
             end = len(self.steps) if node in results else last.get(node, index.get(node, 0))
@@ -103,10 +106,10 @@ class Program:
         """Return the steps with kernels of ours, and what they are compiled for: whether another of ours follows, and another dtype."""
         return {node: (node in self._overlaps, self._widened.get(node)) for node in self.steps if node in self._ours}
 
-    def _is_its_own(self, node: Node, kernels: set[Node]) -> bool:
-        """Tell whether an element-wise step's x has memory that nothing else shows: only kernels made or read it, no view."""
-        x = node.inputs[0]
-        readers = {step for step in self.steps if x in step.inputs}
+    def _is_its_own(self, node: Node, number: int, kernels: set[Node]) -> bool:
+        """Tell whether a step's input has memory of its result's size that nothing else shows: only kernels made or read it, no view."""
+        x = node.inputs[number]
+        readers = {step for step in self.steps if x in step.inputs and step.op != "second"}  # which is memory of its own
         return x in kernels and x not in self.places and x.shape == node.shape and readers <= kernels
 
     def _is_followed_by_ours(self, node: Node, index: dict[Node, int]) -> bool:
@@ -215,7 +218,7 @@ class Program:
     def _target(self, node: Node, inputs: list[Any], home: Tensor | None, probe: Probe | None) -> Tensor | None:
         """Return where a step writes; None where it makes a map. Who probes wants to see the inputs as they were."""
         if node in self._in_place and probe is None:
-            return inputs[0]
+            return inputs[self._in_place[node]]
         return None if node.op in UNPLACED else home
 
     def _allowing(self, node: Node) -> AbstractContextManager[None]:
@@ -263,3 +266,12 @@ class Program:
         if value.is_floating_point() and value.dtype != self.setting.dtype:
             value = value.to(self.setting.dtype)
         return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+
+
+def _overwritten(node: Node, candidate: Candidate) -> int | None:
+    """Return the number of the input that a step's kernel may write its result over, element by element; None if there is none."""
+    role = OVERWRITES.get(candidate.op)
+    if role not in node.roles:
+        return None
+    number = node.roles.index(role)
+    return number if candidate.op == "pointwise" or node.inputs.count(node.inputs[number]) == 1 else None

@@ -20,6 +20,10 @@ OTHERS = ""
 EFFORT = 200
 """What `effort` of a kernel "quick" puts up with, a few seconds of compiling: ten times that is a few percent faster, if it is."""
 
+LARGE = 8 << 20
+"""Bytes of a map from which on a limit means twice as many of cuDNN's plans: where PyTorch's choice among as many is the faster one, its
+map lies beside the plan's."""
+
 
 def candidates(
     node: Node, inputs: list[Tensor], setting: Setting, limits: dict[str, int] | int | None, *, foreign: bool = True
@@ -32,6 +36,8 @@ def candidates(
         if name in FOREIGN and not foreign:
             continue
         limit = limits.get(name, limits[OTHERS]) if isinstance(limits, dict) else limits
+        if name == "cudnn_graph" and limit is not None and torch.Size(node.shape).numel() * setting.dtype.itemsize >= LARGE:
+            limit *= 2
         if node.op in ("squeeze_excite", "depthwise_squeeze"):
             yield from _squeezes(node, inputs, setting, limit)
             continue

@@ -32,6 +32,9 @@ FOREIGN = (ATEN, "cudnn_conv", "cudnn_graph", "cublaslt")
 MAKES_ITS_MAP = (ATEN, "cudnn_conv")
 """Candidates whose library makes the map that it writes, where nobody can say."""
 
+OVERWRITES = {"pointwise": "x", "conv": "residual", "grouped": "residual", "join": "residual", "cublaslt": "residual"}
+"""The input of an op that `out` may be: each of its elements is read for one of the result's, before that one is written."""
+
 IMAGE_OPS = ("stem", "stem_pool")
 """Ops that read the packed image instead of the map."""
 
