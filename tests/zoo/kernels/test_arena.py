@@ -273,6 +273,37 @@ def test_a_capture_is_served_where_that_can_be_and_saves_memory(
         assert plan._graph is not None
         plan._graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(plan._outputs, expected, strict=True))
+
+
+@pytest.mark.usefixtures("captures")
+def test_what_comes_in_lies_where_maps_do_that_are_made_after_it_was_read(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = [10**6, 0]
+    monkeypatch.setattr(planning, "pool_bytes", lambda graph: pools.pop(0))
+    first, x = torch.randn(2, 2, 3, 12, 10, device=device)
+    with torch.inference_mode():
+        plan = Plan(program(Joined().eval(), x))
+        expected = [y.clone() for y in plan.eager([x])]
+        ((apart,),) = plan._buffers
+        with Collecting(x.device) as watched:
+            plan._run(plan._made_anew())
+        image, *rest = (piece for piece in watched.pieces if piece.ours)
+        assert image.form[0] == apart.shape
+        assert image.dies < rest[-1].born
+        plan.capture()
+        ((inside,),) = plan._buffers
+        assert plan._memory is not None
+        assert inside.untyped_storage().data_ptr() == plan._memory.untyped_storage().data_ptr()
+        for _ in range(2):  # over what the run before has left there
+            plan.eager([first])
+            found = plan.eager([x])
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            if device.type == "cuda":
+                plan([first])
+                assert all(torch.equal(a, b) for a, b in zip(plan([x]), expected, strict=True))
+        plan.close()
+        ((again,),) = plan._buffers
+        assert again.untyped_storage().nbytes() == apart.nbytes
+        assert all(torch.equal(a, b) for a, b in zip(plan.eager([x]), expected, strict=True))
     plan.close()
     assert not plan.shares
 

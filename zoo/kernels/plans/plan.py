@@ -6,6 +6,7 @@ import contextlib
 import gc
 import math
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Plan:
         self.note = ""
         self._outputs: list[Any] = []
         self._memory: Tensor | None = None
-        self._buffers = [[self._buffer(node.shape, node.dtype, *form) for form in program.forms[node]] for node in program.graph.inputs]
+        self._buffers = self._made()
         self._raw = [self._raw_buffer(node) for node in program.graph.inputs]
 
     def _raw_buffer(self, node: Node) -> Tensor | None:
@@ -46,6 +47,16 @@ class Plan:
         size = torch.Size(node.shape).numel() * self.setting.dtype.itemsize
         packed = any(kind == "packed" for kind, _ in self.program.forms[node])
         return torch.zeros(node.shape, dtype=self.setting.dtype, device=self.setting.device) if packed and size <= PACKED_INSIDE else None
+
+    def _made(self) -> list[list[Tensor]]:
+        """Make room for what comes in, in the forms that the first layers read."""
+        forms = self.program.forms
+        return [[self._buffer(node.shape, node.dtype, *form) for form in forms[node]] for node in self.program.graph.inputs]
+
+    def _made_anew(self) -> Iterator[list[Tensor]]:
+        """Make that room as a run asks for memory: what comes in needs it no longer than until it is read."""
+        for buffers in self._buffers:
+            yield [torch.empty(b.shape, dtype=b.dtype, device=b.device, memory_format=_form(b)) for b in buffers]
 
     def _buffer(self, shape: tuple[int, ...], dtype: torch.dtype, kind: str, how: dict[str, Any]) -> Tensor:
         if kind == "packed":
@@ -62,11 +73,11 @@ class Plan:
             if raw is not None:
                 raw.copy_(tensor)
             else:
-                self._pack(number, tensor)
+                self._pack(number, tensor, self._buffers[number])
 
-    def _pack(self, number: int, tensor: Tensor) -> None:
+    def _pack(self, number: int, tensor: Tensor, buffers: list[Tensor]) -> None:
         forms = self.program.forms[self.program.graph.inputs[number]]
-        for (kind, how), buffer in zip(forms, self._buffers[number], strict=True):
+        for (kind, how), buffer in zip(forms, buffers, strict=True):
             if kind == "packed":
                 if not reachable(tensor):  # a view into something vast
                     tensor = tensor.contiguous()
@@ -74,17 +85,22 @@ class Plan:
             else:
                 buffer.copy_(tensor)
 
-    def _run(self, probe: Any = None) -> list[Any]:
-        for number, raw in enumerate(self._raw):
+    def _run(self, buffers: Iterable[list[Tensor]], probe: Any = None) -> list[Any]:
+        return self.program.run(self._packed(buffers), probe)
+
+    def _packed(self, buffers: Iterable[list[Tensor]]) -> Iterator[list[Tensor]]:
+        """Hand the buffers on and keep none, with images in them that came as they are."""
+        for number, forms in enumerate(buffers):
+            raw = self._raw[number]
             if raw is not None:
-                self._pack(number, raw)
-        return self.program.run(self._buffers, probe)
+                self._pack(number, raw, forms)
+            yield forms
 
     def eager(self, tensors: list[Tensor], probe: Any = None) -> list[Any]:
         """Run without the graph: to check, and to warm up."""
         self.fill(tensors)
         with self.flags():
-            return self._run(probe)
+            return self._run(self._buffers, probe)
 
     def flags(self) -> contextlib.AbstractContextManager[None]:
         """Let cuDNN choose its own plans by timing; the capture keeps what it chose."""
@@ -105,16 +121,16 @@ class Plan:
             watched = Watched(self.setting.device) if arena else None
             with torch.cuda.stream(stream), self.flags():
                 if watched is not None:
-                    self._run()  # what it makes once and keeps is no part of what each run asks for
+                    self._run(self._buffers)  # what it makes once and keeps is no part of what each run asks for
                 with watched or contextlib.nullcontext():
-                    self._run()
+                    self._run(self._buffers if watched is None else self._made_anew())
             torch.cuda.synchronize(self.setting.device)
             torch.cuda.empty_cache()  # of the run's own pieces
             found = None if watched is None else layout(watched.pieces)
             apart = math.inf
             try:
                 self._record(stream, None)
-                apart = 0 if found is None else pool_bytes(self._graph)
+                apart = 0 if found is None else pool_bytes(self._graph) + sum(b.nbytes for forms in self._buffers for b in forms)
             except torch.OutOfMemoryError:  # an arena may fit
                 if found is None:
                     raise
@@ -146,6 +162,8 @@ class Plan:
 
     def _forget(self) -> None:
         """Let go of what was recorded, and of its memory."""
+        if self.shares:
+            self._buffers = self._made()
         self._graph, self._outputs, self._memory = None, [], None
         torch.cuda.empty_cache()
 
@@ -157,7 +175,9 @@ class Plan:
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     with served or contextlib.nullcontext():
-                        self._outputs = self._run()
+                        if served is not None:
+                            self._buffers = list(self._made_anew())
+                        self._outputs = self._run(self._buffers)
                     if served is not None:
                         served.done()
                 finally:
@@ -194,7 +214,7 @@ class Plan:
             self.fill(tensors)
             if self._graph is None:
                 with self.flags():
-                    self._outputs = self._run()
+                    self._outputs = self._run(self._buffers)
             else:
                 self._graph.replay()
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
@@ -208,3 +228,8 @@ def pool_bytes(graph: torch.cuda.CUDAGraph | None) -> float:
         return math.inf
     pool = tuple(graph.pool())
     return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot() if tuple(segment["segment_pool_id"]) == pool)
+
+
+def _form(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format to ask for another like a buffer with."""
+    return torch.contiguous_format if tensor.is_contiguous() else torch.channels_last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -85,7 +85,7 @@ class Program:
         self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index)}
         self.dead: list[list[Node]] = [[] for _ in self.steps]
         for node, i in last.items():
-            if node in index and node not in results:
+            if (node in index or node.op == "input") and node not in results:
                 self.dead[i].append(node)
         kernels = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op != ATEN}
         kept = results.union(places, self._widened)
@@ -136,17 +136,14 @@ class Program:
         """Return the forms in which the network's tensor input of this number is read: a map, or a packed image."""
         return self.forms[self.graph.inputs[index]]
 
-    def run(self, inputs: list[list[Tensor]], probe: Probe | None = None) -> list[Any]:
+    def run(self, inputs: Iterable[list[Tensor]], probe: Probe | None = None) -> list[Any]:
         """Compute the network's flat outputs.
 
         Args:
-            inputs: for each tensor input its forms, in the order of `forms_of`.
+            inputs: for each tensor input its forms, in the order of `forms_of`; let go of when the last step that reads them has run.
             probe: is called with every computed step, its inputs and its value.
         """
-        values: dict[Any, Any] = {}
-        for node, tensors in zip(self.graph.inputs, inputs, strict=True):
-            for (kind, how), tensor in zip(self.forms[node], tensors, strict=True):
-                values[node, kind, str(how)] = tensor
+        values = self._named(inputs)
         buffers: dict[Buffer, Tensor] = {}
         pairs: dict[Node, Any] = {}
         for i, node in enumerate(self.steps):
@@ -159,9 +156,16 @@ class Program:
                 buffers.pop(buffer, None)
         return [self._result(leaf, values) if isinstance(leaf, Node) else leaf for leaf in self.graph.outputs]
 
+    def _named(self, inputs: Iterable[list[Tensor]]) -> dict[Node, Any]:
+        """Return each tensor input's forms by their names."""
+        return {
+            node: {(kind, str(how)): tensor for (kind, how), tensor in zip(self.forms[node], tensors, strict=True)}
+            for node, tensors in zip(self.graph.inputs, inputs, strict=True)
+        }
+
     def _result(self, leaf: Node, values: dict[Any, Any]) -> Any:
         value: Tensor = (
-            values[leaf, "map", "{}"]
+            values[leaf]["map", "{}"]
             if leaf.op == "input"
             else values[leaf]
             if leaf.op != "const"
@@ -171,7 +175,7 @@ class Program:
 
     def _read(self, source: Node, values: dict[Any, Any], how: str | None) -> Any:
         if source.op == "input":
-            return values[source, "map", "{}"] if how is None else values[source, "packed", how]
+            return values[source]["map", "{}"] if how is None else values[source]["packed", how]
         if source.op == "const":
             tensor: Tensor = source.attrs["tensor"].to(self.setting.device)
             return tensor.to(self.setting.dtype) if tensor.is_floating_point() else tensor
