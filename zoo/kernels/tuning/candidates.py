@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo.kernels import ops
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.tuning.binding import named
-from zoo.kernels.tuning.steps import FOREIGN, Candidate, Setting, arguments, map_bytes, op_names
+from zoo.kernels.tuning.steps import FOREIGN, Candidate, Setting, arguments, op_names
 
 OTHERS = ""
 """In limits the ops that are not named."""
@@ -21,8 +21,8 @@ EFFORT = 200
 """What `effort` of a kernel "quick" puts up with, a few seconds of compiling: ten times that is a few percent faster, if it is."""
 
 LARGE = 8 << 20
-"""Bytes of a map from which on it costs too much memory to lie beside the plan's arena, where the library puts it that PyTorch calls: a
-limit means twice as many of cuDNN's plans, which write into it."""
+"""Bytes of a map from which on a limit means twice as many of cuDNN's plans: where PyTorch's choice among as many is the faster one, its
+map lies beside the plan's."""
 
 
 def candidates(
@@ -36,7 +36,7 @@ def candidates(
         if name in FOREIGN and not foreign:
             continue
         limit = limits.get(name, limits[OTHERS]) if isinstance(limits, dict) else limits
-        if name == "cudnn_graph" and limit is not None and map_bytes(node, setting) >= LARGE:
+        if name == "cudnn_graph" and limit is not None and torch.Size(node.shape).numel() * setting.dtype.itemsize >= LARGE:
             limit *= 2
         if node.op in ("squeeze_excite", "depthwise_squeeze"):
             yield from _squeezes(node, inputs, setting, limit)

@@ -27,8 +27,8 @@ from zoo.kernels.passes.place import Place
 from zoo.kernels.precision import products
 from zoo.kernels.timing import NotCapturable, graph_time_us
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
-from zoo.kernels.tuning.candidates import LARGE, OTHERS, candidates
-from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, Candidate, Setting, map_bytes
+from zoo.kernels.tuning.candidates import OTHERS, candidates
+from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, Candidate, Setting
 from zoo.kernels.tuning.tasks import Task
 
 Progress = Callable[[int, int, str], None]
@@ -52,8 +52,8 @@ STEP_SLACK = 1.25
 """How many times ATen's own error a candidate's may be on random inputs; one rounding at the end is all that a fused kernel needs."""
 
 OUT_OF_PLACE = 1.03
-"""What its time counts for a candidate with memory outside of the plan's arena, its map or cuBLAS's workspace; the square of it where the
-map is `LARGE`, the cube where that workspace is larger than the map. Measuring it again would differ by a hundredth or two."""
+"""What its time counts for a candidate with memory outside of the plan's arena, its map or cuBLAS's workspace; the cube of it where that
+workspace is larger than the step's map. Measuring it again would differ by a hundredth or two."""
 
 CUBLAS_BYTES = 32 << 20
 """A graph's workspace of cuBLAS on Hopper."""
@@ -269,11 +269,9 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
 
 def _beside(op: str, node: Node, setting: Setting) -> float:
     """Return what its time counts for a candidate that may need memory beside the plan's arena."""
-    if op not in (*MAKES_ITS_MAP, "cublaslt"):
-        return 1.0
-    if op == "cublaslt" and map_bytes(node, setting) < CUBLAS_BYTES:
+    if op == "cublaslt" and torch.Size(node.shape).numel() * setting.dtype.itemsize < CUBLAS_BYTES:
         return OUT_OF_PLACE**3
-    return OUT_OF_PLACE**2 if op in MAKES_ITS_MAP and map_bytes(node, setting) >= LARGE else OUT_OF_PLACE
+    return OUT_OF_PLACE if op in (*MAKES_ITS_MAP, "cublaslt") else 1.0
 
 
 def _unseen(dtype: torch.dtype) -> float:

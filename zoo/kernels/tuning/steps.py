@@ -92,11 +92,6 @@ class Setting:
     tf32: bool = False
 
 
-def map_bytes(node: Node, setting: Setting) -> int:
-    """Return the bytes of a step's map, of its first value."""
-    return torch.Size(node.shape).numel() * setting.dtype.itemsize
-
-
 def op_names(node: Node) -> list[str]:
     """Name the ops that have a kernel for steps of this kind, the most promising first."""
     if node.op == "conv":
