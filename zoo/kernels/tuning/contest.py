@@ -41,10 +41,10 @@ LIMITS: dict[str, dict[str, int] | None] = {"part": QUICK | {"depthwise": 2}, "q
 """The same by how much is to be tried. "part" is of steps that only count as parts of a merged one, which tries the best depthwise
 configurations once more."""
 
-QUICK_S = 42.0
+QUICK_S = 38.0
 """Seconds that "quick" takes for the steps of a network and shape."""
 
-COMPILING = 0.6
+COMPILING = 0.65
 """Share of them that compiling takes at most: the best guess of every step first, then the second best; what is not done by then is left
 out. Of a step that is timed late only the best guess of each op is."""
 
