@@ -92,7 +92,7 @@ def main() -> None:
         for program, *_ in found:
             plan = Plan(program)
             plan.eager([torch.randn(SHAPE)])
-            plan._pack(0, torch.randn(SHAPE))  # as large images are
+            plan._pack(0, torch.randn(SHAPE), plan._buffers[0])  # as large images are
     ops = sorted({task.candidate.op for task in trials})
     again = {"timed": names(timed - ahead), "planned": names(compiled() - timed)}
     sys.stdout.write(json.dumps({"ahead": len(ahead), "ops": ops, "refused": refused, **again}))

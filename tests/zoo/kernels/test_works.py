@@ -47,12 +47,17 @@ print(sum(work.name.startswith("conv") for work in works))
 """
 
 
+def python(*arguments: str, **environment: str) -> str:
+    """Run Python where kernels are compiled, not interpreted, and return what it prints."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    there = kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment
+    ran = subprocess.run([sys.executable, *arguments], env=there, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
 def test_keys_are_the_same_in_every_process() -> None:
-    known = []
-    for seed in ("1", "2"):
-        there = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]), "PYTHONHASHSEED": seed}
-        ran = subprocess.run([sys.executable, "-c", KEYS], env=os.environ | there, capture_output=True, text=True, check=True)
-        known.append(ran.stdout.splitlines())
+    known = [python("-c", KEYS, PYTHONHASHSEED=seed).splitlines() for seed in ("1", "2")]
     assert known[0] == known[1]
     assert len(set(known[0])) > 30
     assert not any(" at 0x" in key for key in known[0])
@@ -86,26 +91,18 @@ print(len(re.findall(r"^ +(?:%[^=]*= )?(?:arith|math|tt|scf)\\.", file.read_text
 
 
 def test_a_depthwise_kernel_is_short_to_triton_whose_time_grows_with_its_length_cubed(tmp_path: Path) -> None:
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    there = kept | {"TRITON_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-c", LENGTH], env=there, capture_output=True, text=True, check=True)
-    assert 500 < int(ran.stdout) < 1200  # 1,058; with an address of its own for each column, and sums apart from products, 1,499
+    operations = int(python("-c", LENGTH, TRITON_CACHE_DIR=str(tmp_path)))
+    assert 500 < operations < 1200  # 1,058; with an address of its own for each column, and sums apart from products, 1,499
 
 
 def test_no_kernel_reads_a_global_which_its_hash_would_hold_or_not() -> None:
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", GLOBALS], env=kept, capture_output=True, text=True, check=True)
-    count, found = ran.stdout.split(" ", 1)
+    count, found = python("-c", GLOBALS).split(" ", 1)
     assert int(count) > 50
     assert found.strip() == "[]"
 
 
 def test_what_processes_compile_is_what_is_launched(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    there = {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path)}
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).parent / "launching.py")]
-    found = json.loads(subprocess.run(command, env=kept | there, capture_output=True, text=True, check=True).stdout)
+    found = json.loads(python(str(Path(__file__).parent / "launching.py"), TRITON_CACHE_DIR=str(tmp_path)))
     assert found["ahead"] > 8
     assert {"stem", "depthwise", "squeeze_excite", "depthwise_squeeze", "conv"} <= set(found["ops"])
     assert found["refused"] == []
@@ -138,11 +135,7 @@ def test_a_key_says_where_a_map_begins() -> None:
 
 
 def test_what_trains_convolutions_with_a_bias_can_be_compiled(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CHAINS]
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    there = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]), "TRITON_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run(command, env=kept | there, capture_output=True, text=True, check=True)
-    assert int(ran.stdout) > 0
+    assert int(python("-c", CHAINS, TRITON_CACHE_DIR=str(tmp_path))) > 0
 
 
 def test_a_key_says_what_follows_and_which_parameters() -> None:
