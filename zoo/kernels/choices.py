@@ -19,6 +19,8 @@ import torch
 FORMAT = 1
 LEVELS = ("none", "part", "quick", "full")
 """How much was tried; "part" of a step that only counts as a part of a merged one, which alone is timed again."""
+GPU_ROOMS = ("ops", "differentiable", "training")
+"""Folders of what is timed on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ def folder() -> Path:
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Return what a choice depends on: device, driver and versions."""
-    found: dict[str, Any] = {"format": FORMAT, "kernels": _kernels(), "torch": torch.__version__, "threads": torch.get_num_threads()}
+    rooms = GPU_ROOMS if device.type == "cuda" else ("engines",)
+    found: dict[str, Any] = {"format": FORMAT, "kernels": _code(rooms), "torch": torch.__version__, "threads": torch.get_num_threads()}
     if device.type != "cuda":
         import platform
 
@@ -66,10 +69,10 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 
 @functools.cache
-def _kernels() -> str:
-    """Return a hash of the files of kernels, and of what trains on them: what was found for others says nothing of these."""
+def _code(rooms: tuple[str, ...]) -> str:
+    """Return a hash of the files of what was timed: what was found for others says nothing of these, nor of any that came later."""
     digest = hashlib.sha256()
-    for room in ("ops", "differentiable", "training"):
+    for room in rooms:
         for path in sorted((Path(__file__).parent / room).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.kernels.choices import Choice, Choices
-from zoo.kernels.choices import _kernels as hashed
+from zoo.kernels.choices import GPU_ROOMS, Choice, Choices, _code
 
 CPU = torch.device("cpu")
 
@@ -40,14 +39,16 @@ DAMAGES = {
 }
 
 
-def test_kernels_that_were_changed_are_timed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, read = Choices(CPU).path, Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + (b"#" if self.name == "pointwise.py" else b""))
-    hashed.cache_clear()
+@pytest.mark.parametrize(("changed", "rooms"), [("pointwise.py", GPU_ROOMS), ("openvino.py", ("engines",))])
+def test_what_was_changed_is_timed_anew_and_nothing_else(monkeypatch: pytest.MonkeyPatch, changed: str, rooms: tuple[str, ...]) -> None:
+    before, path, read = {each: _code(each) for each in (GPU_ROOMS, ("engines",))}, Choices(CPU).path, Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + (b"#" if self.name == changed else b""))
+    _code.cache_clear()
     try:
-        assert Choices(CPU).path != before
+        assert {each for each in before if _code(each) != before[each]} == {rooms}
+        assert (Choices(CPU).path != path) == (rooms == ("engines",))
     finally:
-        hashed.cache_clear()
+        _code.cache_clear()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())

@@ -1,6 +1,7 @@
 """Inference engines for CPUs: which are there, and which is the fastest for one network and the shapes of its inputs.
 
     openvino         optional; bfloat16 and float16 where the processor has them
+    openvino/2 …     the same for two images of a batch at a time, several times at once
     onnxruntime      optional; float32
     channels_last    PyTorch, BatchNorm folded, channels_last
     eager            the network itself, unchanged: always there, and always right
@@ -13,10 +14,11 @@ others: it must be made anew.
 from __future__ import annotations
 
 import importlib.util
+import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,13 +35,18 @@ Bound = Callable[[Callable[..., Any], torch.dtype], tuple[float, float]]
 """Takes an engine's call and the type it computes in, runs it on inputs of its choice; returns the error and the largest allowed."""
 
 EAGER = "eager"
+SETTLE, SLOW = 0.06, 1.0
+"""Seconds for which an engine runs before its calls count, because the one before leaves threads that spin (onnxruntime's for 50 ms), and
+from which on a single call counts all the same."""
 TURN = 0.03
-"""Seconds of an engine's turn at least, so that what the engine before left behind (spinning threads, cold caches) is little of it."""
-ROUNDS = 15
+"""Seconds of calls that count in an engine's turn, at least."""
+ROUNDS = 8
 FEWEST_ROUNDS = 3
 """Rounds that are held even for twice the budget: on a machine that does other work, one says little."""
-HOPELESS = (2.0, 1.5)
-"""How many times slower than the fastest an engine may be and stay, after the first round and after the others."""
+IMAGE = 3 * 224 * 224
+"""Numbers of an image as most networks take it. Of parts of 1 to 16 those of one and two were the fastest: a core's cache holds them."""
+HOPELESS = (2.0, 1.5, 1.1)
+"""How many times slower than the fastest an engine may be and stay: after one round, after more, and when half of the time is over."""
 MEANT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -48,7 +55,7 @@ class Engine:
     """A way to run a network on the CPU.
 
     Attributes:
-        name: "openvino", "onnxruntime", "channels_last" or "eager".
+        name: "openvino", "onnxruntime", "channels_last" or "eager"; "openvino/2" for two images at a time.
         precision: the type it computes in, which may be wider than the one asked for.
         copies_weights: whether it holds a second copy of the weights, and does not follow changes of the network's.
         why_not: why it can't be built here; empty if it can.
@@ -103,7 +110,9 @@ class Chosen:
     notes: tuple[str, ...] = ()
 
 
-def candidates(network: nn.Module, example: tuple[Tensor, ...], dtype: torch.dtype = torch.float32, *, output: Any = None) -> list[Engine]:
+def candidates(
+    network: nn.Module, example: tuple[Tensor, ...], dtype: torch.dtype = torch.float32, *, output: Any = None, apart: bool = False
+) -> list[Engine]:
     """List the engines, those that can't be built included.
 
     Args:
@@ -111,6 +120,7 @@ def candidates(network: nn.Module, example: tuple[Tensor, ...], dtype: torch.dty
         example: its inputs, tensors of the shapes to run.
         dtype: to compute in where the processor has it: torch.float32, torch.bfloat16 or torch.float16.
         output: what the network returns for the example, if that is known already.
+        apart: whether it answers for each image by itself (`passes.apart`), so that a batch may be computed in parts.
 
     Returns:
         The most promising first; "eager" last.
@@ -125,7 +135,17 @@ def candidates(network: nn.Module, example: tuple[Tensor, ...], dtype: torch.dty
         absent = partial(Engine, precision=torch.float32, copies_weights=True, make=_never, why_not=str(error))
         return [*(absent(name) for name in ("openvino", "onnxruntime", "channels_last")), last]
     shared = _Shared(partial(export, network, example, form))
-    return [_openvino(shared, form, dtype), _onnxruntime(shared, form, dtype), _channels_last(network, example, form, dtype), last]
+    whole = _openvino(shared, form, dtype)
+    parted = [_in_parts(network, example, form, dtype, part) for part in parts(example)] if apart and not whole.why_not else []
+    return [whole, *parted, _onnxruntime(shared, form, dtype), _channels_last(network, example, form, dtype), last]
+
+
+def parts(example: tuple[Tensor, ...]) -> list[int]:
+    """Return of how many images parts of a batch may be: about one and about two `IMAGE`s, by numbers that divide the batch."""
+    images, numbers = example[0].shape[0], example[0].numel()
+    possible = [count for count in range(1, images) if images % count == 0]
+    wanted = images * IMAGE / numbers
+    return sorted({min(possible, key=lambda count: abs(math.log(count / (many * wanted)))) for many in (1, 2)}) if possible else []
 
 
 def choose(
@@ -137,6 +157,7 @@ def choose(
     cached: str | None = None,
     progress: Callable[[str], None] | None = None,
     budget: float = 10.0,
+    apart: bool = False,
 ) -> Chosen:
     """Build every engine, refuse those that compute something else, and keep the fastest.
 
@@ -151,6 +172,7 @@ def choose(
             fails.
         progress: is told, in a few words, what is being done.
         budget: seconds to spend on timing, about; up to twice as many for `FEWEST_ROUNDS`.
+        apart: whether a batch may be computed in parts, see `candidates`.
 
     Raises:
         Exception: whatever the network itself raises for the example.
@@ -158,7 +180,7 @@ def choose(
     say = progress or (lambda text: None)
     output = _Plain(network)(*example)
     bound = bound or Parity(network, example)
-    engines = candidates(network, example, dtype, output=output)
+    engines = candidates(network, example, dtype, output=output, apart=apart)
     trial = _Trial(bound, say)
     if cached is not None and any(engine.name == cached and trial.admit(engine) for engine in engines):
         return trial.chosen(cached, {})
@@ -236,23 +258,33 @@ def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> dict[str
                 del taken[name]
         levels = {name: undisturbed(times) for name, times in taken.items()}
         best = min(levels.values())
-        running = [name for name in levels if name in running and levels[name] <= HOPELESS[count > 1] * best]
         left = until - time.perf_counter()
+        most = best * HOPELESS[2 if left < budget / 2 else count > 1]
+        running = [name for name in levels if name in running and levels[name] <= most]
         if len(running) == 1 or left < -budget or (count >= FEWEST_ROUNDS and left < 0):
             break
     return {name: undisturbed(times) for name, times in taken.items()}
 
 
 def _turn(call: Callable[..., Any], example: tuple[Tensor, ...]) -> list[float]:
+    """Return how long calls took, without those that paid for what the engine before left behind."""
+    until = time.perf_counter() + SETTLE
+    while True:
+        took = _seconds(call, example)
+        if took > SLOW:
+            return [took]
+        if time.perf_counter() > until:
+            break
+    times: list[float] = []
+    while sum(times) < TURN:
+        times.append(_seconds(call, example))
+    return times
+
+
+def _seconds(call: Callable[..., Any], example: tuple[Tensor, ...]) -> float:
     start = time.perf_counter()
     call(*example)
-    first = time.perf_counter() - start
-    times = [] if first < TURN else [first]  # a short call pays for what the engine before left behind
-    while sum(times) < TURN:
-        start = time.perf_counter()
-        call(*example)
-        times.append(time.perf_counter() - start)
-    return times
+    return time.perf_counter() - start
 
 
 class _Shared:
@@ -273,14 +305,23 @@ class _Shared:
         return self.made
 
 
-def _openvino(shared: _Shared, form: Form, dtype: torch.dtype) -> Engine:
+def _in_parts(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: torch.dtype, part: int) -> Engine:
+    """A core with images of its own waits for no other behind each layer, and its maps stay in its cache."""
+    shared = _Shared(partial(export, network, tuple(tensor[:part] for tensor in example), form))
+    count = example[0].shape[0] // part
+    made = _openvino(shared, form, dtype, count)
+    said = f"{part} image{'s' if part > 1 else ''} at a time, {openvino.streams(count)} such parts at once"
+    return replace(made, name=f"{made.name}/{part}", note="; ".join(filter(None, (said, made.note))))
+
+
+def _openvino(shared: _Shared, form: Form, dtype: torch.dtype, count: int = 1) -> Engine:
     absent = _absent("openvino") or _absent("onnx")
     try:
         computes = torch.float32 if absent else openvino.precision(dtype)
     except Exception as error:  # an installation that is broken
         absent, computes = f"openvino can't be imported: {first_line(error)}", torch.float32
     note = "" if computes == dtype else f"this processor has no {MEANT[dtype]}: openvino computes in float32"
-    return Engine("openvino", computes, True, lambda: openvino.build(shared.get(), form, computes), absent, note)
+    return Engine("openvino", computes, True, lambda: openvino.build(shared.get(), form, computes, count), absent, note)
 
 
 def _onnxruntime(shared: _Shared, form: Form, dtype: torch.dtype) -> Engine:

@@ -15,6 +15,8 @@ from zoo.kernels.copies import on_device, own_dtype
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images
 from zoo.kernels.parity import ALLOWED, Parity
+from zoo.kernels.passes.apart import apart
+from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport, Row
@@ -45,11 +47,12 @@ def build_cpu(
     shapes = [tuple(t.shape) for t in tensors]
     dtype = str(options.dtype).removeprefix("torch.")
     key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"
+    lower(graph)
     known = choices.get(key, "none" if options.tune == "none" else "quick")
     with bar("choosing kernels", options.progress) as progress:
         say = None if progress is None else lambda text: progress(0, 1, text)
         untimed = "onnxruntime" if options.tune == "none" else None
-        chosen = engines.choose(model, example, options.dtype, cached=known.op if known else untimed, progress=say)
+        chosen = engines.choose(model, example, options.dtype, cached=known.op if known else untimed, progress=say, apart=apart(graph))
     if chosen.seconds:
         mine, eager = chosen.seconds[chosen.name], chosen.seconds.get("eager", 0.0)
         choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds)))

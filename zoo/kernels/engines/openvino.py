@@ -6,14 +6,18 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from zoo.kernels.engines.export import EngineError, Exported, Form, as_array
 
+AHEAD = 4
+"""Parts of a batch that are handed over for each one that is computed, so that no core waits for Python."""
 CAPABILITY = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
 PRECISION = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _IMPORTING = threading.Lock()
@@ -28,16 +32,23 @@ def precision(dtype: torch.dtype) -> torch.dtype:
     return dtype if CAPABILITY.get(dtype) in _core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else torch.float32
 
 
-def build(exported: Exported, form: Form, dtype: torch.dtype) -> Callable[..., Any]:
-    """Compile a graph for this machine, for latency, with as many threads as PyTorch has.
+def streams(parts: int) -> int:
+    """Return how many parts of a batch are computed at once; the threads are divided among them."""
+    return min(torch.get_num_threads(), parts)
+
+
+def build(exported: Exported, form: Form, dtype: torch.dtype, parts: int = 1) -> Callable[..., Any]:
+    """Compile a graph for this machine, for the least latency of a batch, with as many threads as PyTorch has.
 
     Args:
         exported: the network; its tensors are packed into a copy, and those that need no packing are read where they are.
         form: of what the network returns.
         dtype: to compute in; see `precision`.
+        parts: of the graph's size that a batch has, each computed by itself.
 
     Returns:
-        What takes the network's inputs and returns its output, in fresh tensors; any number of threads may call it at once.
+        What takes the network's inputs, all parts of them, and returns its output, in fresh tensors; any number of threads may call it
+        at once.
     """
     ov, core = imported(), _core()
     model = core.read_model(exported.graph)
@@ -46,7 +57,7 @@ def build(exported: Exported, form: Form, dtype: torch.dtype) -> Callable[..., A
         model,
         "CPU",
         {
-            "PERFORMANCE_HINT": "LATENCY",
+            **({"PERFORMANCE_HINT": "LATENCY"} if parts == 1 else {"NUM_STREAMS": streams(parts)}),
             "INFERENCE_PRECISION_HINT": PRECISION[dtype],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             # Pinned, the threads of every process on the machine would sit on the same few cores.
@@ -55,30 +66,72 @@ def build(exported: Exported, form: Form, dtype: torch.dtype) -> Callable[..., A
     )
     asked, given = _positions(compiled.inputs), _positions(compiled.outputs)
     inputs = [(index, asked[name]) for index, name in enumerate(exported.inputs) if name in asked]
-    return _Requests(ov, compiled, inputs, [given[name] for name in exported.outputs], form, weights)
+    return _Requests(ov, compiled, inputs, [given[name] for name in exported.outputs], form, weights, parts)
 
 
 class _Requests:
-    """Runs a compiled model with as many requests as there are calls at once: a request has buffers of its own."""
+    """Runs a compiled model with as many requests as there are calls, or parts of calls, at once: a request has buffers of its own."""
 
-    def __init__(self, ov: Any, compiled: Any, inputs: list[tuple[int, int]], outputs: list[int], form: Form, weights: list[Any]) -> None:
+    def __init__(
+        self, ov: Any, compiled: Any, inputs: list[tuple[int, int]], outputs: list[int], form: Form, weights: list[Any], parts: int
+    ) -> None:
         self.tensor, self.compiled, self.inputs, self.outputs, self.form = ov.Tensor, compiled, inputs, outputs, form
         self.weights = weights  # OpenVINO reads some of them and owns none
+        self.parts, self.ahead = parts, AHEAD * streams(parts)
         self.idle: deque[Any] = deque()
 
     def __call__(self, *given: Tensor) -> Any:
+        arrays = [(position, as_array(given[index])) for index, position in self.inputs]  # OpenVINO keeps none of them alive
+        if self.parts == 1:
+            request = self._request(arrays)
+            request.infer()
+            made = [self._output(request, position).copy() for position in self.outputs]  # its next call overwrites its own
+            self.idle.append(request)  # not after an error: what state it is in then is not known
+        else:
+            made = self._together(arrays)
+        return self.form.build([torch.from_numpy(array) for array in made])
+
+    def _request(self, arrays: list[tuple[int, Any]]) -> Any:
         try:
             request = self.idle.pop()  # atomic: no two threads get the same
         except IndexError:
             request = self.compiled.create_infer_request()
-        arrays = [as_array(given[index]) for index, _ in self.inputs]  # OpenVINO reads their memory, and keeps none of them alive
-        for (_, position), array in zip(self.inputs, arrays, strict=True):
+        for position, array in arrays:
             request.set_input_tensor(position, self.tensor(array, shared_memory=True))
-        request.infer()
-        # The request's own output is overwritten by its next call.
-        made = [torch.from_numpy(request.get_output_tensor(position).data).clone() for position in self.outputs]
-        self.idle.append(request)  # not after an error: what state it is in then is not known
-        return self.form.build(made)
+        return request
+
+    def _output(self, request: Any, position: int) -> Any:
+        return request.get_output_tensor(position).data
+
+    def _together(self, arrays: list[tuple[int, Any]]) -> list[Any]:
+        """Compute all parts, some at once, and lay their outputs behind each other."""
+        parted = [(position, np.split(array, self.parts)) for position, array in arrays]
+        made: list[Any] = []
+        running: deque[Any] = deque()
+
+        def finish(part: int) -> None:
+            request = running[0]
+            request.wait()
+            outputs = [self._output(request, position) for position in self.outputs]
+            if not made:
+                made.extend(np.empty((self.parts, *output.shape), output.dtype) for output in outputs)
+            for whole, output in zip(made, outputs, strict=True):
+                whole[part] = output
+            self.idle.append(running.popleft())
+
+        try:
+            for part in range(self.parts):
+                if len(running) == self.ahead:
+                    finish(part - len(running))
+                running.append(self._request([(position, array[part]) for position, array in parted]))
+                running[-1].start_async()
+            for part in range(self.parts - len(running), self.parts):
+                finish(part)
+        finally:
+            for request in running:  # after an error: they still read the arrays
+                with suppress(Exception):
+                    request.wait()
+        return [whole.reshape(-1, *whole.shape[2:]) for whole in made]
 
 
 def _positions(ports: list[Any]) -> dict[str, int]:

@@ -6,6 +6,7 @@ lower      what they mean: convolution, BatchNorm, pool …
 fold       BatchNorm into weights, padding into convolutions
 fuse       what one kernel does: convolution + bias + residual + activation …
 place      parts of concatenations, computed where they belong
+apart      whether images are answered one by one: so that a CPU's engine may take a batch in parts
 merge      steps that may become one kernel, where the clock decides: `tuning.choose` applies those that pay
 """
 

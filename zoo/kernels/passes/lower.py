@@ -46,7 +46,7 @@ def lower(graph: Graph) -> None:
             and node not in several
             and (rule := _RULES.get(node.attrs["func"])) is not None
         ):
-            new = rule(node, *_bound(node)) or node
+            new = rule(node, *bound(node)) or node
         elif node.op == "item" and node.inputs[0].op != "aten":
             new = node.inputs[0]
         done[node] = new
@@ -85,7 +85,7 @@ def writes_in_place(func: Any) -> bool:
     return bool(first is not None and first.alias_info is not None and first.alias_info.is_write)
 
 
-def _bound(node: Node) -> tuple[Any, ...]:
+def bound(node: Node) -> tuple[Any, ...]:
     """Return the operator's arguments in the order of its schema, references resolved to nodes, defaults filled in."""
     schema = node.attrs["func"]._schema.arguments
     args, kwargs = pytree.tree_map(
