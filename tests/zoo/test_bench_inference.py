@@ -284,13 +284,30 @@ def test_pools_of_a_graph_count_as_held() -> None:
     assert clock.pooled(segments, 0) == 70
 
 
-def test_the_hosts_clock_takes_turns() -> None:
+def test_the_hosts_clock_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "SETTLE_S", 0.0)
     order: list[str] = []
     calls = {name: lambda name=name: order.append(name) for name in "ab"}
     times = clock.clock(CPU).latency(calls, 40)
     assert [len(t) for t in times.values()] == [40, 40]
     rounds = ["".join(order[i : i + 2]) for i in range(0, 80, 2)]
     assert set(rounds) == {"ab", "ba"}  # each once a round, and neither always behind the other
+
+
+def test_calls_that_pay_for_other_engines_threads_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def call(name: str) -> None:
+        nonlocal now, spins
+        now += 1.0 if name == "heavy" else 0.01 + 0.02 * (now < spins)
+        spins = now + 0.05 if name == "heavy" else spins
+
+    spins = 0.0
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: now)
+    calls = {name: lambda name=name: call(name) for name in ("heavy", "light")}
+    for times in (clock.clock(CPU).latency(calls, 10), clock.clock(CPU).throughput(calls, 10)):
+        assert times["light"] == pytest.approx([1e4] * 10)
+        assert times["heavy"] == pytest.approx([1e6] * 10)
 
 
 def test_peers_are_chosen_by_device_and_dtype() -> None:

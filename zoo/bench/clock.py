@@ -16,7 +16,9 @@ from zoo.kernels.workspaces import clear_workspaces
 Calls = Mapping[str, Callable[[], object]]
 Samples = dict[str, list[float]]
 BLOCK_US = 30_000.0
-"""A sample on the CPU is as many calls as last about this long, behind one that does not count: other engines leave threads that spin."""
+"""A sample on the CPU is as many calls as last about this long."""
+SETTLE_S = 0.06
+"""Calls on the CPU, one at least, that do not count: other engines leave threads that spin, onnxruntime's for 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +38,41 @@ def clock(device: torch.device) -> Clock:
         from zoo.kernels.timing import alternate
 
         return Clock(lambda calls, rounds: alternate(calls, rounds), lambda calls, rounds: _turns(calls, rounds, 1, torch.cuda.synchronize))
-    return Clock(lambda calls, rounds: _turns(calls, rounds, None), lambda calls, rounds: _turns(calls, rounds, 1))
+    return Clock(
+        lambda calls, rounds: _turns(calls, rounds, None, settle_s=SETTLE_S),
+        lambda calls, rounds: _turns(calls, rounds, 1, settle_s=SETTLE_S),
+    )
 
 
-def _turns(calls: Calls, rounds: int, inner: int | None, settle: Callable[[], object] = lambda: None) -> Samples:
+def _turns(calls: Calls, rounds: int, inner: int | None, wait: Callable[[], object] = lambda: None, settle_s: float = 0.0) -> Samples:
     """Time each call once a round, in another order each time; `inner` calls make a sample, None chooses.
 
     The order is drawn: in a cycle the same call would always pay for the threads that the same other one leaves spinning.
     """
-    counts = {name: inner or max(1, min(50, round(BLOCK_US / max(_span(call, 1, settle), 1.0)))) for name, call in calls.items()}
+    counts = {name: inner or max(1, min(50, round(BLOCK_US / max(_span(call, 1, wait), 1.0)))) for name, call in calls.items()}
     times: Samples = {name: [] for name in calls}
     order = list(calls)
     drawn = random.Random(0)
     for _ in range(rounds):
         drawn.shuffle(order)
         for name in order:
-            if inner is None:
-                calls[name]()
-            times[name].append(_span(calls[name], counts[name], settle) / counts[name])
+            _settle(calls[name], settle_s)
+            times[name].append(_span(calls[name], counts[name], wait) / counts[name])
     return times
 
 
-def _span(call: Callable[[], object], count: int, settle: Callable[[], object]) -> float:
-    settle()
+def _settle(call: Callable[[], object], seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        call()
+
+
+def _span(call: Callable[[], object], count: int, wait: Callable[[], object]) -> float:
+    wait()
     start = time.perf_counter()
     for _ in range(count):
         call()
-    settle()
+    wait()
     return 1e6 * (time.perf_counter() - start)
 
 
