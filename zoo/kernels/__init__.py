@@ -12,6 +12,8 @@ The way of a call, in reading order:
 
 `training/` is `fast(model, train=True)` and `fast_step`; it calls `differentiable/`, the ops with their gradients.
 
+`ahead` compiles a network's kernels on a machine that has no GPU.
+
 Beside them lie what several of these use: `parity` (the comparison with the plain network), `copies` and `images` to compare on,
 `precision`, `growing` and `workspaces` (memory of graphs), `compiling` (in processes of their own), `timing`, `choices` (what was
 found by timing, in a file), `roofline`, `progress`,

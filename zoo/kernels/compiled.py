@@ -73,7 +73,7 @@ def _settings() -> str:
 
         found += sorted(get_cache_invalidating_env_vars().items())
     with contextlib.suppress(RuntimeError):  # there is none
-        found.append(knobs.nvidia.ptxas)
+        found.append(knobs.nvidia.ptxas.version)  # wherever it lies: Triton's cache may have come from another machine
     return str(found)
 
 

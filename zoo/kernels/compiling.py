@@ -27,7 +27,7 @@ MOST = 16
 """Processes at a time; each takes about 0.4 GB."""
 
 WORTH = 5
-"""Missing kernels for which processes are started: they need some seconds to start."""
+"""Missing kernels for which processes are started where a launch could compile them too: they need some seconds to start."""
 
 _log = logging.getLogger("zoo.kernels")
 
@@ -64,18 +64,23 @@ class Failure:
 
 
 class Compilers:
-    """Processes that compile for GPUs of one compute capability; they start with the first tasks or by `prepare`, and end with `close`."""
+    """Processes that compile for GPUs of one compute capability; they start with the first tasks or by `prepare`, and end with `close`.
 
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self._arguments = [str(10 * capability[0] + capability[1])]
+    Args:
+        capability: of the GPU.
+        worth: how many kernels have to be missing for processes to be started.
+    """
+
+    def __init__(self, capability: tuple[int, int], worth: int = WORTH) -> None:
+        self._arguments, self._worth = [target(capability)], worth
         self._idle: list[subprocess.Popen[bytes]] = []
         self._closed = False
 
     def prepare(self, tasks: Sequence[Work]) -> None:
         """Start the processes that `compile` will use for these tasks, if it will; they are ready after some seconds."""
-        if len(tasks) >= WORTH:
+        if len(tasks) >= self._worth:
             missing = _missing([task.key for task in tasks], tasks, Compiled(self._arguments[0]))
-            if len(missing) >= WORTH:
+            if len(missing) >= self._worth:
                 self._processes(len(missing))
 
     def compile(
@@ -92,12 +97,12 @@ class Compilers:
             Which of them are in Triton's cache now; and those that their first call has to compile, where too few are missing for
             processes, or no process answers. What can't be compiled is in neither.
         """
-        if len(tasks) < WORTH:
+        if len(tasks) < self._worth:
             return set(range(len(tasks)))
         keys = [task.key for task in tasks]
         compiled = Compiled(self._arguments[0])
         missing = _missing(keys, tasks, compiled)
-        if len(missing) >= WORTH and not self._compile(missing, compiled, seconds, progress):
+        if len(missing) >= self._worth and not self._compile(missing, compiled, seconds, progress):
             missing = {}
         return {index for index, key in enumerate(keys) if key in missing or compiled.has(key)}
 
@@ -173,6 +178,11 @@ class Compilers:
         """End the processes for good."""
         self._closed = True
         self.rest()
+
+
+def target(capability: tuple[int, int]) -> str:
+    """Return what kernels are compiled for, as notes and processes are told."""
+    return str(10 * capability[0] + capability[1])
 
 
 def _missing(keys: Sequence[str], tasks: Sequence[Work], compiled: Compiled) -> dict[str, Work]:

@@ -1,0 +1,66 @@
+"""Kernels for a GPU are compiled where there is none, are what a plan asks for there, and are compiled once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.zoo.kernels.works import SETTING
+from zoo import SqueezeNet1_1
+from zoo.kernels.ahead import compile_ahead
+from zoo.kernels.choices import Choices
+from zoo.kernels.compiled import Compiled, _settings
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.passes import understand
+from zoo.kernels.tuning.choose import kernels
+
+IMAGES = torch.empty(2, 3, 64, 64, device="meta")
+
+
+def test_what_is_compiled_ahead_is_what_a_plan_would_compile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "zoo"))
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)).eval()  # fewer kernels than a plan would start processes for
+    there, asked = compile_ahead(network, IMAGES, progress=False)
+    assert there == asked > 0
+    graph, places = understand(network, (IMAGES,), {}, torch.device("cpu"))
+    wanted = kernels(graph, places, SETTING, "quick", Choices(torch.device("cpu")))
+    noted = Compiled("90")
+    assert all(noted.has(task.key) for task in wanted)
+    assert len(list((tmp_path / "triton").rglob("*.cubin"))) > 0
+    assert not any(Compiled("80").has(task.key) for task in wanted)
+
+
+def test_notes_hold_on_another_machine() -> None:
+    assert "12." in _settings() or "13." in _settings()  # the assembler's version
+    assert sys.prefix not in _settings()
+
+
+def test_a_second_time_no_process_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    first = compile_ahead(network, IMAGES, progress=False)
+
+    def no_process(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    assert compile_ahead(network, IMAGES, progress=False) == first
+
+
+def test_what_can_not_be_planned_says_why() -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(Untraceable):
+        compile_ahead(Branching(), IMAGES)
+    with pytest.raises(ValueError, match='tune=\'none\' is neither "quick" nor "full"'):
+        compile_ahead(Branching(), IMAGES, tune="none")
+    with pytest.raises(ValueError, match="images"):
+        compile_ahead(SqueezeNet1_1().eval(), torch.empty(1, 3, 2, 2))
