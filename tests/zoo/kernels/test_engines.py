@@ -154,6 +154,7 @@ def test_parts_of_several_threads_are_not_mixed(small: nn.Module, monkeypatch: p
 
 def test_a_part_that_fails_leaves_nothing_running(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # so that all eight are handed over before the first is waited for
     (engine,) = (each for each in candidates(small, (images(8),), apart=True) if each.name == "openvino/1")
     call, waited, ended = engine.build(), [], []
 
