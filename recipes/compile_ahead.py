@@ -24,7 +24,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile for every network and batch, and say how many kernels are there."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Compile networks' kernels for a GPU on a machine that has none.")
     parser.add_argument("--models", required=True, help="networks by name, with commas; or all")
     parser.add_argument("--batches", default="1,32,256")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for batch in batches:
             start, images = time.monotonic(), torch.empty(batch, 3, cls.input_size, cls.input_size, device="meta")
             there, asked = compile_ahead(network, images, dtype=DTYPES[options.dtype], capability=(major, minor), tune=options.tune)
+            if asked and not there:
+                sys.exit(f"{name} at {batch}: none of {asked} kernels could be compiled for {options.capability}; is Triton whole?")
             print(f"{name} at {batch}: {there} of {asked} kernels, {time.monotonic() - start:.0f} s", flush=True)
     print(f"in {knobs.cache.dir}", file=sys.stderr)
 

@@ -43,3 +43,9 @@ def test_every_network_and_batch_is_compiled_for_the_gpu_that_was_named(
     sizes = (("ResNet20", 32), ("SqueezeNet1_1", 224))
     assert asked == [(name, (batch, 3, size, size), (8, 0), "quick") for name, size in sizes for batch in (1, 2)]
     assert "ResNet20 at 2: 3 of 4 kernels" in capsys.readouterr().out
+
+
+def test_where_nothing_can_be_compiled_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "compile_ahead", lambda network, images, **how: (0, 4))
+    with pytest.raises(SystemExit, match="none of 4 kernels could be compiled"):
+        runpy.run_path(str(RECIPE))["main"](["--models", "ResNet20"])

@@ -285,7 +285,7 @@ def test_pools_of_a_graph_count_as_held() -> None:
 
 
 def test_the_hosts_clock_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "SETTLE_S", 0.0)
+    monkeypatch.setattr(clock, "SETTLE", 0.0)
     order: list[str] = []
     calls = {name: lambda name=name: order.append(name) for name in "ab"}
     times = clock.clock(CPU).latency(calls, 40)

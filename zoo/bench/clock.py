@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
+from zoo.kernels.engines import SETTLE
 from zoo.kernels.workspaces import clear_workspaces
 
 Calls = Mapping[str, Callable[[], object]]
 Samples = dict[str, list[float]]
 BLOCK_US = 30_000.0
 """A sample on the CPU is as many calls as last about this long."""
-SETTLE_S = 0.06
-"""Calls on the CPU, one at least, that do not count: other engines leave threads that spin, onnxruntime's for 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ def clock(device: torch.device) -> Clock:
 
         return Clock(lambda calls, rounds: alternate(calls, rounds), lambda calls, rounds: _turns(calls, rounds, 1, torch.cuda.synchronize))
     return Clock(
-        lambda calls, rounds: _turns(calls, rounds, None, settle_s=SETTLE_S),
-        lambda calls, rounds: _turns(calls, rounds, 1, settle_s=SETTLE_S),
+        lambda calls, rounds: _turns(calls, rounds, None, settle_s=SETTLE),
+        lambda calls, rounds: _turns(calls, rounds, 1, settle_s=SETTLE),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from zoo.kernels.choices import Choices
 from zoo.kernels.compiled import Compiled
 from zoo.kernels.compiling import Compilers, target
+from zoo.kernels.copies import in_own_dtype
 from zoo.kernels.passes import understand
 from zoo.kernels.progress import bar
 from zoo.kernels.tuning.choose import kernels
@@ -51,7 +52,9 @@ def compile_ahead(
     """
     if tune not in ("quick", "full"):
         raise ValueError(f'tune={tune!r} is neither "quick" nor "full": nothing else is timed, so nothing is compiled before')
-    graph, places = understand(network, example if isinstance(example, tuple) else (example,), {}, CPU)
+    graph, places = understand(network, in_own_dtype(network, example if isinstance(example, tuple) else (example,)), {}, CPU)
+    if any(0 in node.shape for node in graph.inputs):  # of which a plan computes nothing
+        return 0, 0
     tasks = kernels(graph, places, Setting(CPU, dtype), tune, Choices(CPU))  # a CPU's file has no choices of kernels
     with closing(Compilers(capability, worth=1)) as compilers, bar("compiling kernels", progress) as shown:
         compilers.compile(tasks, None, shown)

@@ -19,8 +19,8 @@ import torch
 FORMAT = 1
 LEVELS = ("none", "part", "quick", "full")
 """How much was tried; "part" of a step that only counts as a part of a merged one, which alone is timed again."""
-GPU_ROOMS = ("ops", "differentiable", "training")
-"""Folders of what is timed on a GPU."""
+GPU_ROOMS, CPU_ROOMS = ("ops", "differentiable", "training"), ("engines", "passes")
+"""Folders of what is timed on a GPU, and of what is timed on a CPU and says what may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def folder() -> Path:
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Return what a choice depends on: device, driver and versions."""
-    rooms = GPU_ROOMS if device.type == "cuda" else ("engines",)
+    rooms = GPU_ROOMS if device.type == "cuda" else CPU_ROOMS
     found: dict[str, Any] = {"format": FORMAT, "kernels": _code(rooms), "torch": torch.__version__, "threads": torch.get_num_threads()}
     if device.type != "cuda":
         import platform

@@ -30,7 +30,7 @@ class Compiled:
         import triton
         from triton import knobs
 
-        self._about = f"{target} triton {triton.__version__} torch {torch.__version__} {_settings()} {_sources()}"
+        self._about = f"{target} triton {triton.__version__} torch {torch.__version__} {_settings(target)} {_sources()}"
         self._file = Path(knobs.cache.dir) / NAME
         self._known: set[str] = set()
         try:
@@ -63,7 +63,7 @@ class Compiled:
         return hashlib.sha256(f"{self._about} {key}".encode()).hexdigest()
 
 
-def _settings() -> str:
+def _settings(target: str) -> str:
     """Return what else Triton compiles otherwise by: variables of the environment, and its assembler."""
     from triton import knobs
 
@@ -73,7 +73,8 @@ def _settings() -> str:
 
         found += sorted(get_cache_invalidating_env_vars().items())
     with contextlib.suppress(RuntimeError):  # there is none
-        found.append(knobs.nvidia.ptxas.version)  # wherever it lies: Triton's cache may have come from another machine
+        blackwell = getattr(knobs.nvidia, "ptxas_blackwell", None) if int(target) >= 100 else None
+        found.append((blackwell or knobs.nvidia.ptxas).version)  # wherever it lies: the cache may have come from another machine
     return str(found)
 
 

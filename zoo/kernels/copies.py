@@ -6,12 +6,19 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 
 def own_dtype(network: nn.Module) -> torch.dtype:
     """Return the floating dtype of a network's parameters; float32 where it has none."""
     return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+
+
+def in_own_dtype(network: nn.Module, values: Any) -> Any:
+    """Give floating-point tensors, in any structure, the dtype of a network's parameters."""
+    own = own_dtype(network)
+    return pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, values)
 
 
 def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:

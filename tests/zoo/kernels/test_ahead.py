@@ -15,6 +15,7 @@ from zoo import SqueezeNet1_1
 from zoo.kernels.ahead import compile_ahead
 from zoo.kernels.choices import Choices
 from zoo.kernels.compiled import Compiled, _settings
+from zoo.kernels.compiling import Compilers
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes import understand
 from zoo.kernels.tuning.choose import kernels
@@ -37,8 +38,20 @@ def test_what_is_compiled_ahead_is_what_a_plan_would_compile(monkeypatch: pytest
 
 
 def test_notes_hold_on_another_machine() -> None:
-    assert "12." in _settings() or "13." in _settings()  # the assembler's version
-    assert sys.prefix not in _settings()
+    settings = _settings("90")
+    assert "12." in settings or "13." in settings  # the assembler's version
+    assert sys.prefix not in settings
+
+
+def test_what_fast_takes_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    monkeypatch.setattr(Compilers, "compile", lambda *given: set())
+    asked = compile_ahead(network, IMAGES, progress=False)
+    assert compile_ahead(network, IMAGES.bfloat16(), progress=False) == asked
+    assert compile_ahead(network.bfloat16(), IMAGES, progress=False) == asked
+    assert asked[1] > 0
+    assert compile_ahead(network, IMAGES[:0], progress=False) == (0, 0)
 
 
 def test_a_second_time_no_process_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from tests.zoo.kernels.networks import Op, Random, ops
-from zoo.kernels.passes.apart import _POINTWISE, _RULES, apart
+from zoo.kernels.passes.apart import _POINTWISE, _RULES, alike, apart
 from zoo.kernels.passes.graph import Graph
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
@@ -85,6 +86,14 @@ MIXING = {
     "one": lambda y: y[:1],
     "a branch": lambda y: torch.where(y.amax((0, 1, 2, 3), keepdim=True) > 0, y, -y),
     "along channels of all": lambda y: F.conv1d(y.mean(3).transpose(0, 1), torch.ones(N, N, 1)).transpose(0, 1),
+}  # fmt: skip
+
+MIXING |= {
+    "a batch as one image": With(torch.randn(16, 16, 1, 1), lambda y, c: F.conv2d(y.reshape(1, 16, 4, 4), c).reshape(y.shape)),
+    "padded": lambda y: F.pad(y, (0, 0, 0, 0, 0, 0, 1, -1)),
+    "weights of the batch": lambda y: F.conv2d(y, y[:, :, :1, :1]),
+    "turned weights": lambda y: F.conv2d(y, y.mean((2, 3)).view(N, C, 1, 1)),
+    "channels as images": lambda y: F.max_pool2d(y.reshape(1, N * C, 4, 4), 2).reshape(N, C, 2, 2).flip(0),
 }  # fmt: skip
 
 UNSHOWN = {"a branch", "one", "made", *(name for name in MIXING if name.startswith("constant"))}
@@ -167,6 +176,54 @@ def test_random_networks_give_in_parts_what_they_give_together(drawn: list[Op], 
         whole, parts = pytree.tree_leaves(network(x)), [pytree.tree_leaves(network(part)) for part in x.split(2)]
     for wanted, *found in zip(whole, *parts, strict=True):
         torch.testing.assert_close(torch.cat(found), wanted)
+
+
+class Asks(nn.Module):
+    """Does something else with more than two images, which no example need show."""
+
+    def __init__(self, how: Callable[[Tensor, int], Any]) -> None:
+        super().__init__()
+        self.first, self.how = nn.Conv2d(3, C, 3), how
+
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self.first(x), x.shape[0])
+
+
+@pytest.mark.parametrize(
+    ("how", "same"),
+    [
+        (lambda y, n: y.mean((2, 3)), True),
+        (lambda y, n: (y.flatten(1), y.view(n, 2, 2, *y.shape[2:]).transpose(1, 2).reshape(y.shape), 3), True),
+        (lambda y, n: y.clamp(-50, 50) if n > 2 else y, False),
+        (lambda y, n: y.clamp(-n, n), False),
+        (lambda y, n: y * n, False),
+        (lambda y, n: F.max_pool2d(y, 2 if n > 2 else 3), False),
+        (lambda y, n: F.relu(y) if n > 2 else F.silu(y), False),
+        (lambda y, n: torch.cat([y, y] if n > 2 else [y, y * 1], 1), False),
+        (lambda y, n: (y, n), False),
+        (lambda y, n: {"a": y} if n > 2 else {"b": y}, False),
+        (lambda y, n: (y, y * 2) if n > 2 else (y * 2, y), False),
+        (lambda y, n: y.double() if n > 2 else y, False),
+    ],
+)
+def test_a_part_has_to_have_the_same_graph(how: Callable[[Tensor, int], Any], same: bool) -> None:
+    network = Asks(how).eval()
+    whole, part = lowered(network, images()), lowered(network, images()[:2])
+    assert apart(whole)
+    assert alike(whole, part) == same
+
+
+def test_other_weights_are_not_the_same_graph() -> None:
+    first, second = Does(nn.BatchNorm2d(C)).eval(), Does(nn.BatchNorm2d(C)).eval()
+    assert not alike(lowered(first, images()), lowered(second, images()))
+    second.load_state_dict(first.state_dict())
+    assert alike(lowered(first, images()), lowered(second, images()))
+
+
+@pytest.mark.parametrize("act", [lambda y, c: (y, c), lambda y, c: c, lambda y, c: c * 2], ids=["beside", "alone", "computed"])
+def test_a_constant_answer_is_no_batch(act: Callable[[Tensor, Tensor], Any]) -> None:
+    for shape in ((7,), (N, 2), (1, 2)):
+        assert not is_apart(Does(With(torch.randn(shape), act)).eval(), images())
 
 
 def test_one_image_or_inputs_of_other_lengths_are_no_batch() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from zoo.kernels.choices import GPU_ROOMS, Choice, Choices, _code
+from zoo.kernels.choices import CPU_ROOMS, GPU_ROOMS, Choice, Choices, _code
 
 CPU = torch.device("cpu")
 
@@ -39,14 +39,14 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize(("changed", "rooms"), [("pointwise.py", GPU_ROOMS), ("openvino.py", ("engines",))])
+@pytest.mark.parametrize(("changed", "rooms"), [("pointwise.py", GPU_ROOMS), ("openvino.py", CPU_ROOMS), ("apart.py", CPU_ROOMS)])
 def test_what_was_changed_is_timed_anew_and_nothing_else(monkeypatch: pytest.MonkeyPatch, changed: str, rooms: tuple[str, ...]) -> None:
-    before, path, read = {each: _code(each) for each in (GPU_ROOMS, ("engines",))}, Choices(CPU).path, Path.read_bytes
+    before, path, read = {each: _code(each) for each in (GPU_ROOMS, CPU_ROOMS)}, Choices(CPU).path, Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + (b"#" if self.name == changed else b""))
     _code.cache_clear()
     try:
         assert {each for each in before if _code(each) != before[each]} == {rooms}
-        assert (Choices(CPU).path != path) == (rooms == ("engines",))
+        assert (Choices(CPU).path != path) == (rooms == CPU_ROOMS)
     finally:
         _code.cache_clear()
 

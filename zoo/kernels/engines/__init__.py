@@ -19,20 +19,23 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zoo.kernels.engines import onnxruntime, openvino, pytorch
-from zoo.kernels.engines.export import EngineError, Exported, Form, export, first_line
+from zoo.kernels.engines.export import EngineError, Exported, Form, export, first_line, recast
 from zoo.kernels.engines.parity import Parity
 
 __all__ = ["Bound", "Chosen", "Engine", "EngineError", "Parity", "candidates", "choose"]
 
 Bound = Callable[[Callable[..., Any], torch.dtype], tuple[float, float]]
 """Takes an engine's call and the type it computes in, runs it on inputs of its choice; returns the error and the largest allowed."""
+
+Apart = Callable[[int], bool]
+"""Tells whether a batch may be computed in parts of so many images."""
 
 EAGER = "eager"
 SETTLE, SLOW = 0.06, 1.0
@@ -111,7 +114,7 @@ class Chosen:
 
 
 def candidates(
-    network: nn.Module, example: tuple[Tensor, ...], dtype: torch.dtype = torch.float32, *, output: Any = None, apart: bool = False
+    network: nn.Module, example: tuple[Tensor, ...], dtype: torch.dtype = torch.float32, *, output: Any = None, apart: Apart | None = None
 ) -> list[Engine]:
     """List the engines, those that can't be built included.
 
@@ -120,7 +123,7 @@ def candidates(
         example: its inputs, tensors of the shapes to run.
         dtype: to compute in where the processor has it: torch.float32, torch.bfloat16 or torch.float16.
         output: what the network returns for the example, if that is known already.
-        apart: whether it answers for each image by itself (`passes.apart`), so that a batch may be computed in parts.
+        apart: tells whether the batch may be computed in parts of so many images (`passes.apart`); None if it may not.
 
     Returns:
         The most promising first; "eager" last.
@@ -134,15 +137,21 @@ def candidates(
     except EngineError as error:
         absent = partial(Engine, precision=torch.float32, copies_weights=True, make=_never, why_not=str(error))
         return [*(absent(name) for name in ("openvino", "onnxruntime", "channels_last")), last]
-    shared = _Shared(partial(export, network, example, form))
+    single = cache(partial(recast, network, torch.float32))  # one copy for all exports
+    shared = _Shared(lambda: export(single(), example, form))
     whole = _openvino(shared, form, dtype)
-    parted = [_in_parts(network, example, form, dtype, part) for part in parts(example)] if apart and not whole.why_not else []
+    sizes = [] if apart is None or whole.why_not else [part for part in parts(example) if apart(part)]
+
+    def of(part: int) -> _Shared:
+        return _Shared(lambda: export(single(), tuple(tensor[:part] for tensor in example), form), shared)
+
+    parted = [_in_parts(of(part), example, form, dtype, part) for part in sizes]
     return [whole, *parted, _onnxruntime(shared, form, dtype), _channels_last(network, example, form, dtype), last]
 
 
 def parts(example: tuple[Tensor, ...]) -> list[int]:
     """Return of how many images parts of a batch may be: about one and about two `IMAGE`s, by numbers that divide the batch."""
-    images, numbers = example[0].shape[0], example[0].numel()
+    images, numbers = example[0].shape[0], sum(tensor.numel() for tensor in example)
     possible = [count for count in range(1, images) if images % count == 0]
     wanted = images * IMAGE / numbers
     return sorted({min(possible, key=lambda count: abs(math.log(count / (many * wanted)))) for many in (1, 2)}) if possible else []
@@ -157,7 +166,7 @@ def choose(
     cached: str | None = None,
     progress: Callable[[str], None] | None = None,
     budget: float = 10.0,
-    apart: bool = False,
+    apart: Apart | None = None,
 ) -> Chosen:
     """Build every engine, refuse those that compute something else, and keep the fastest.
 
@@ -172,7 +181,7 @@ def choose(
             fails.
         progress: is told, in a few words, what is being done.
         budget: seconds to spend on timing, about; up to twice as many for `FEWEST_ROUNDS`.
-        apart: whether a batch may be computed in parts, see `candidates`.
+        apart: tells whether the batch may be computed in parts, see `candidates`.
 
     Raises:
         Exception: whatever the network itself raises for the example.
@@ -187,8 +196,8 @@ def choose(
     for engine in engines:
         if engine.name not in trial.refused:
             trial.admit(engine)
-    seconds = _race(trial, example, budget)
-    return trial.chosen(min(seconds, key=seconds.__getitem__), seconds)
+    seconds, fastest = _race(trial, example, budget)
+    return trial.chosen(fastest, seconds)
 
 
 class _Trial:
@@ -241,10 +250,15 @@ def undisturbed(times: list[float]) -> float:
     return statistics.median(sorted(times)[: (len(times) + 1) // 2])
 
 
-def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> dict[str, float]:
-    """Time engines in turns, so that what slows the machine down for a while slows all of them; drop those that can't win."""
+def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> tuple[dict[str, float], str]:
+    """Time engines in turns, so that what slows the machine down for a while slows all of them; drop those that can't win.
+
+    Returns:
+        The seconds of one call by name, and the fastest of those that were timed to the end.
+    """
     taken: dict[str, list[float]] = {name: [] for name in trial.calls}
     running = list(taken)
+    levels: dict[str, float] = {}
     until = time.perf_counter() + budget
     for count in range(1, ROUNDS + 1):
         trial.say(f"timing {', '.join(running)}: round {count}")
@@ -257,13 +271,13 @@ def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> dict[str
                 trial.refused[name] = first_line(error)
                 del taken[name]
         levels = {name: undisturbed(times) for name, times in taken.items()}
-        best = min(levels.values())
+        best = min(levels[name] for name in running if name in levels)
         left = until - time.perf_counter()
-        most = best * HOPELESS[2 if left < budget / 2 else count > 1]
+        most = best * HOPELESS[0 if count == 1 else 1 if left > budget / 2 else 2]
         running = [name for name in levels if name in running and levels[name] <= most]
         if len(running) == 1 or left < -budget or (count >= FEWEST_ROUNDS and left < 0):
             break
-    return {name: undisturbed(times) for name, times in taken.items()}
+    return levels, min(running, key=levels.__getitem__)
 
 
 def _turn(call: Callable[..., Any], example: tuple[Tensor, ...]) -> list[float]:
@@ -288,14 +302,19 @@ def _seconds(call: Callable[..., Any], example: tuple[Tensor, ...]) -> float:
 
 
 class _Shared:
-    """The exported graph, made when the first engine wants it; failing takes as long as succeeding, so it is not tried twice."""
+    """The exported graph, made when the first engine wants it; failing takes as long as succeeding, so it is not tried twice.
 
-    def __init__(self, make: Callable[[], Exported]) -> None:
-        self.make, self.made, self.why_not = make, None, ""
+    Args:
+        make: exports.
+        whole: of a graph for a part of a batch, that for all of it: where that one failed, this one does.
+    """
+
+    def __init__(self, make: Callable[[], Exported], whole: _Shared | None = None) -> None:
+        self.make, self.whole, self.made, self.why_not = make, whole, None, ""
 
     def get(self) -> Exported:
-        if self.why_not:
-            raise EngineError(self.why_not)
+        if why_not := self.why_not or (self.whole.why_not if self.whole else ""):
+            raise EngineError(why_not)
         if self.made is None:
             try:
                 self.made = self.make()
@@ -305,9 +324,8 @@ class _Shared:
         return self.made
 
 
-def _in_parts(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: torch.dtype, part: int) -> Engine:
+def _in_parts(shared: _Shared, example: tuple[Tensor, ...], form: Form, dtype: torch.dtype, part: int) -> Engine:
     """A core with images of its own waits for no other behind each layer, and its maps stay in its cache."""
-    shared = _Shared(partial(export, network, tuple(tensor[:part] for tensor in example), form))
     count = example[0].shape[0] // part
     made = _openvino(shared, form, dtype, count)
     said = f"{part} image{'s' if part > 1 else ''} at a time, {openvino.streams(count)} such parts at once"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from zoo.kernels.copies import on_device, own_dtype
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images
 from zoo.kernels.parity import ALLOWED, Parity
-from zoo.kernels.passes.apart import apart
+from zoo.kernels.passes.apart import alike, apart
+from zoo.kernels.passes.graph import Graph
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.progress import bar
@@ -47,12 +49,13 @@ def build_cpu(
     shapes = [tuple(t.shape) for t in tensors]
     dtype = str(options.dtype).removeprefix("torch.")
     key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"
-    lower(graph)
     known = choices.get(key, "none" if options.tune == "none" else "quick")
     with bar("choosing kernels", options.progress) as progress:
         say = None if progress is None else lambda text: progress(0, 1, text)
         untimed = "onnxruntime" if options.tune == "none" else None
-        chosen = engines.choose(model, example, options.dtype, cached=known.op if known else untimed, progress=say, apart=apart(graph))
+        chosen = engines.choose(
+            model, example, options.dtype, cached=known.op if known else untimed, progress=say, apart=_apart(network, args, kwargs, graph)
+        )
     if chosen.seconds:
         mine, eager = chosen.seconds[chosen.name], chosen.seconds.get("eager", 0.0)
         choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds)))
@@ -68,6 +71,24 @@ def build_cpu(
         return pytree.tree_leaves(chosen.call(*(t.to(own) if t.is_floating_point() else t for t in given)))
 
     return Built(run, graph.spec, report)
+
+
+def _apart(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> Callable[[int], bool] | None:
+    """Tell of which sizes parts of the batch may be: None if images are not answered one by one. The graph is lowered for that."""
+    lower(graph)
+    if not apart(graph):
+        return None
+
+    def fits(part: int) -> bool:
+        some = pytree.tree_map(lambda leaf: leaf[:part] if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        try:
+            smaller = trace(network, *some)
+        except (Untraceable, ValueError):  # a number of images is written into it
+            return False
+        lower(smaller)
+        return alike(graph, smaller)
+
+    return fits
 
 
 class _OfTensors(nn.Module):

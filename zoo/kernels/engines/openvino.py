@@ -117,7 +117,9 @@ class _Requests:
                 made.extend(np.empty((self.parts, *output.shape), output.dtype) for output in outputs)
             for whole, output in zip(made, outputs, strict=True):
                 whole[part] = output
-            self.idle.append(running.popleft())
+            running.popleft()
+            if len(self.idle) < self.ahead:  # however many threads call at once
+                self.idle.append(request)
 
         try:
             for part in range(self.parts):
@@ -128,10 +130,10 @@ class _Requests:
             for part in range(self.parts - len(running), self.parts):
                 finish(part)
         finally:
-            for request in running:  # after an error: they still read the arrays
-                with suppress(Exception):
+            for request in running:  # after an error, which goes on: they still read the arrays
+                with suppress(BaseException):  # a second interrupt too
                     request.wait()
-        return [whole.reshape(-1, *whole.shape[2:]) for whole in made]
+        return [whole.reshape(whole.shape[0] * whole.shape[1], *whole.shape[2:]) for whole in made]
 
 
 def _positions(ports: list[Any]) -> dict[str, int]:

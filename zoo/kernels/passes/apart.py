@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.lower import bound
@@ -22,7 +23,7 @@ def apart(graph: Graph) -> bool:
     """Tell whether all that a network returns for an image follows from that image alone, whatever is beside it.
 
     It is read off the operators, not off an example, for a branch that one strange image takes for all would not show in most. What is
-    not known to keep images apart counts as mixing them. How many there are may still matter, as a number that `forward` reads.
+    not known to keep images apart counts as mixing them. How many there are may still matter, for `forward` can ask: see `alike`.
 
     Args:
         graph: lowered, not folded.
@@ -30,13 +31,41 @@ def apart(graph: Graph) -> bool:
     Returns:
         True if that is certain, and every input and output is a batch of the same size, above one.
     """
-    ends = [*graph.inputs, *(leaf for leaf in graph.outputs if isinstance(leaf, Node))]
-    images = ends[0].shape[0] if ends[0].shape else 0
+    images = graph.inputs[0].shape[0] if graph.inputs[0].shape else 0
     several = {node.inputs[0] for node in graph.nodes if node.op == "item"}
-    values = [node for node in graph.nodes if node.op != "const" and node not in several]
-    if images < 2 or not all(node.shape[:1] == (images,) for node in values):
+    computed = [node for node in graph.nodes if node.op != "const"]
+    if images < 2 or any(isinstance(leaf, Node) and leaf.op == "const" for leaf in graph.outputs):
         return False
-    return all(node.op in ("input", "item") or _keeps(node, images) for node in graph.nodes if node.op != "const")
+    if not all(node.shape[:1] == (images,) for node in computed if node not in several):
+        return False
+    return all(node.op in ("input", "item") or _keeps(node, images) for node in computed)
+
+
+def alike(graph: Graph, other: Graph) -> bool:
+    """Tell whether two lowered graphs of a network, at batches of other sizes, do the same with each image."""
+    places = [{node: index for index, node in enumerate(each.nodes)} for each in (graph, other)]
+    leaves = [
+        [at.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in g.outputs] for g, at in zip((graph, other), places, strict=True)
+    ]
+    if len(graph.nodes) != len(other.nodes) or graph.spec != other.spec or leaves[0] != leaves[1]:
+        return False
+    return all(
+        (a.op, a.dtype, a.roles, a.shape[1:]) == (b.op, b.dtype, b.roles, b.shape[1:])
+        and [places[0][source] for source in a.inputs] == [places[1][source] for source in b.inputs]
+        and _equal(a.attrs, b.attrs, 1 if a.op == "view" else 0)
+        for a, b in zip(graph.nodes, other.nodes, strict=True)
+    )
+
+
+def _equal(a: Any, b: Any, skipped: int = 0) -> bool:
+    """Compare what nodes are made of; of a view's shape not the first number."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[name], b[name], skipped) for name in a)
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(_equal, a[skipped:], b[skipped:]))
+    return type(a) is type(b) and a == b
 
 
 def _keeps(node: Node, images: int) -> bool:
@@ -70,10 +99,6 @@ def _along(x: Node, dim: Any, *_: Any) -> bool:
     return dim is not None and _behind(x, *(dim if isinstance(dim, list | tuple) else (dim,)))
 
 
-def _slice(x: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> bool:
-    return _behind(x, dim) or ((start or 0) == 0 and (end is None or end >= x.shape[0]) and step == 1)
-
-
 def _split(x: Node, sizes: Any, dim: int = 0) -> bool:
     return _behind(x, dim)
 
@@ -86,8 +111,8 @@ def _padded(x: Node, amounts: list[int], *_: Any) -> bool:
     return len(amounts) < 2 * len(x.shape)  # from the last dimension on
 
 
-def _maps(x: Node, *_: Any) -> bool:
-    return len(x.shape) == 4
+def _each(*_: Any) -> bool:
+    return True  # of a pool; and a slice whose first dimension is still a batch took all of it
 
 
 def _convolution(x: Node, weight: Node, bias: Node | None, *_: Any) -> bool:
@@ -95,7 +120,7 @@ def _convolution(x: Node, weight: Node, bias: Node | None, *_: Any) -> bool:
 
 
 _RULES: Mapping[Any, Callable[..., bool]] = {
-    aten.slice.Tensor: _slice, aten.select.int: _along,
+    aten.slice.Tensor: _each, aten.select.int: _along,
     aten.mean.dim: _along, aten.sum.dim_IntList: _along, aten.amax.default: _along, aten.argmax.default: _along,
     aten._softmax.default: _along, aten._log_softmax.default: _along,
     aten.transpose.int: lambda x, *dims: _behind(x, *dims),
@@ -104,8 +129,8 @@ _RULES: Mapping[Any, Callable[..., bool]] = {
     aten.cat.default: _cat,
     aten.constant_pad_nd.default: _padded,
     aten.convolution.default: _convolution,
-    aten.upsample_nearest2d.default: _maps, aten.upsample_bilinear2d.default: _maps,
-    aten.max_pool2d_with_indices.default: _maps, aten.avg_pool2d.default: _maps,
-    aten._adaptive_avg_pool2d.default: _maps,
+    aten.upsample_nearest2d.default: _each, aten.upsample_bilinear2d.default: _each,
+    aten.max_pool2d_with_indices.default: _each, aten.avg_pool2d.default: _each,
+    aten._adaptive_avg_pool2d.default: _each,
 }  # fmt: skip
 """What else is known, by operator: from its arguments, whether it leaves the first dimension alone."""

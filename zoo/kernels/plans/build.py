@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.built import Built, Options, empty
 from zoo.kernels.choices import Choices
 from zoo.kernels.compiling import Compilers
-from zoo.kernels.copies import own_dtype
+from zoo.kernels.copies import in_own_dtype
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images, noise_like
 from zoo.kernels.parity import Reference
@@ -49,8 +49,7 @@ def build_gpu(
     Raises:
         Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
     """
-    own = own_dtype(network)
-    typed = pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, (args, kwargs))
+    typed = in_own_dtype(network, (args, kwargs))
     tensors = tensors_of(typed)
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
