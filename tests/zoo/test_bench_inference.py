@@ -285,13 +285,13 @@ def test_pools_of_a_graph_count_as_held() -> None:
 
 
 def test_the_hosts_clock_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "SETTLE", 0.0)
+    monkeypatch.setattr(clock, "SETTLE", 1e-6)
     order: list[str] = []
     calls = {name: lambda name=name: order.append(name) for name in "ab"}
     times = clock.clock(CPU).latency(calls, 40)
     assert [len(t) for t in times.values()] == [40, 40]
-    rounds = ["".join(order[i : i + 2]) for i in range(0, 80, 2)]
-    assert set(rounds) == {"ab", "ba"}  # each once a round, and neither always behind the other
+    rounds = ["".join(order[i : i + 4]) for i in range(0, 160, 4)]
+    assert set(rounds) == {"aabb", "bbaa"}  # each once a round, and neither always behind the other
 
 
 def test_calls_that_pay_for_other_engines_threads_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,13 @@ def test_calls_that_pay_for_other_engines_threads_do_not_count(monkeypatch: pyte
         spins = now + 0.05 if name == "heavy" else spins
 
     spins = 0.0
+
+    def rest(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
     monkeypatch.setattr(clock.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(clock.time, "sleep", rest)
     calls = {name: lambda name=name: call(name) for name in ("heavy", "light")}
     for times in (clock.clock(CPU).latency(calls, 10), clock.clock(CPU).throughput(calls, 10)):
         assert times["light"] == pytest.approx([1e4] * 10)

@@ -402,6 +402,10 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.disturbed = 0.0
         monkeypatch.setattr(engines.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(engines.time, "sleep", self.rest)
+
+    def rest(self, seconds: float) -> None:
+        self.now += seconds
 
     def call(self, seconds: float, spins: float = 0.0) -> Any:
         def run() -> None:
@@ -420,10 +424,12 @@ def test_calls_that_pay_for_the_engine_before_do_not_count(monkeypatch: pytest.M
     assert sum(times) >= engines.TURN
 
 
-def test_a_call_of_more_than_a_second_counts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_call_counts_at_once_and_of_short_ones_the_first_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     assert engines._turn(clock.call(2.0), ()) == [2.0]
-    assert clock.now == 2.0
+    assert clock.now == 2.0 + engines.SETTLE
+    clock.disturbed = clock.now + engines.SETTLE + 0.01  # what a first call finds
+    assert engines._turn(clock.call(0.04), ()) == pytest.approx([0.04])
 
 
 def raced(monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[float]]) -> tuple[dict[str, int], str]:

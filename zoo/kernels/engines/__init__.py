@@ -38,9 +38,8 @@ Apart = Callable[[int], bool]
 """Tells whether a batch may be computed in parts of so many images."""
 
 EAGER = "eager"
-SETTLE, SLOW = 0.06, 1.0
-"""Seconds for which an engine runs before its calls count, because the one before leaves threads that spin (onnxruntime's for 50 ms), and
-from which on a single call counts all the same."""
+SETTLE = 0.06
+"""Seconds of rest before an engine's turn: the one before leaves threads that spin, onnxruntime's for 50 ms."""
 TURN = 0.03
 """Seconds of calls that count in an engine's turn, at least."""
 ROUNDS = 8
@@ -281,15 +280,10 @@ def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> tuple[di
 
 
 def _turn(call: Callable[..., Any], example: tuple[Tensor, ...]) -> list[float]:
-    """Return how long calls took, without those that paid for what the engine before left behind."""
-    until = time.perf_counter() + SETTLE
-    while True:
-        took = _seconds(call, example)
-        if took > SLOW:
-            return [took]
-        if time.perf_counter() > until:
-            break
-    times: list[float] = []
+    """Return how long calls took that no engine before disturbs; of short ones the first, with cold caches, does not count."""
+    time.sleep(SETTLE)
+    first = _seconds(call, example)
+    times = [first] if first > SETTLE else []
     while sum(times) < TURN:
         times.append(_seconds(call, example))
     return times
