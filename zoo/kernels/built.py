@@ -21,6 +21,12 @@ class Built:
     run: Callable[[list[Tensor]], list[Any]]
     spec: Any
     report: PlanReport
+    single: bool = False
+    """Whether the network returns one tensor, and no structure around it."""
+
+    def __post_init__(self) -> None:
+        """Ask the structure once."""
+        self.single = self.spec.is_leaf()
 
 
 class Options(Protocol):

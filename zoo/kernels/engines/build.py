@@ -67,8 +67,11 @@ def build_cpu(
         row.us, row.replaced_us = known.us, known.aten_us or None
     report = PlanReport(shapes, [row], Parity(error, allowed / ALLOWED, example[0].shape[0] if example[0].dim() else 1), list(chosen.notes))
 
+    flat = getattr(chosen.call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
+
     def run(given: list[Tensor]) -> list[Any]:
-        return pytree.tree_leaves(chosen.call(*(t.to(own) if t.is_floating_point() else t for t in given)))
+        cast = [t if t.dtype is own or not t.is_floating_point() else t.to(own) for t in given]
+        return pytree.tree_leaves(chosen.call(*cast)) if flat is None else flat(*cast)
 
     return Built(run, graph.spec, report)
 

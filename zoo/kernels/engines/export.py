@@ -74,6 +74,12 @@ class Form:
         """How many of the leaves are tensors."""
         return sum(isinstance(leaf, torch.dtype) for leaf in self.leaves)
 
+    def tensors(self, arrays: list[Any]) -> list[Tensor]:
+        """Return what an engine computed, in the types that the network itself returns; on the arrays' own memory where these agree."""
+        types = [leaf for leaf in self.leaves if isinstance(leaf, torch.dtype)]
+        made = map(torch.from_numpy, arrays)
+        return [tensor if tensor.dtype is dtype else tensor.to(dtype) for tensor, dtype in zip(made, types, strict=True)]
+
     def build(self, tensors: list[Tensor]) -> Any:
         """Put tensors, in the order of the leaves, into the structure, in the types that the network itself returns."""
         given = iter(tensors)
@@ -150,6 +156,8 @@ def as_array(tensor: Tensor) -> Any:
 
     NumPy copies on this thread alone. PyTorch would wake its threads, and they spin for milliseconds, beside the engine's own.
     """
+    if tensor.dtype is torch.float32 and not tensor.requires_grad and tensor.is_contiguous():
+        return tensor.numpy()
     return np.asarray(_float(tensor.detach()).numpy(), order="C")
 
 

@@ -48,10 +48,12 @@ class _Session:
         self.weights = weights  # the session reads them and does not own them
 
     def __call__(self, *given: Tensor) -> Any:
-        fed = {}
-        for index, name in self.inputs:
-            fed[name] = as_array(given[index])
-        return self.form.build([torch.from_numpy(array) for array in self.session.run(self.outputs, fed)])
+        return self.form.build(self.flat(*given))
+
+    def flat(self, *given: Tensor) -> list[Tensor]:
+        """Return the tensors of the output, in the types that the network itself returns."""
+        fed = {name: as_array(given[index]) for index, name in self.inputs}
+        return self.form.tensors(self.session.run(self.outputs, fed))
 
 
 def _with_initialisers(exported: Exported) -> tuple[bytes, list[str]]:

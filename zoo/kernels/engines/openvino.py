@@ -81,6 +81,10 @@ class _Requests:
         self.idle: deque[Any] = deque()
 
     def __call__(self, *given: Tensor) -> Any:
+        return self.form.build(self.flat(*given))
+
+    def flat(self, *given: Tensor) -> list[Tensor]:
+        """Return the tensors of the output, in the types that the network itself returns."""
         arrays = [(position, as_array(given[index])) for index, position in self.inputs]  # OpenVINO keeps none of them alive
         if self.parts == 1:
             request = self._request(arrays)
@@ -89,7 +93,7 @@ class _Requests:
             self.idle.append(request)  # not after an error: what state it is in then is not known
         else:
             made = self._together(arrays)
-        return self.form.build([torch.from_numpy(array) for array in made])
+        return self.form.tensors(made)
 
     def _request(self, arrays: list[tuple[int, Any]]) -> Any:
         try:
