@@ -47,8 +47,8 @@ FEWEST_ROUNDS = 3
 """Rounds that are held even for twice the budget: on a machine that does other work, one says little."""
 IMAGE = 3 * 224 * 224
 """Numbers of an image as most networks take it. Of parts of 1 to 16 those of one and two were the fastest: a core's cache holds them."""
-HOPELESS = (2.0, 1.5, 1.1)
-"""How many times slower than the fastest an engine may be and stay: after one round, after more, and when half of the time is over."""
+HOPELESS = ((2.0, 1.3), (1.5, 1.1))
+"""How many times slower than the fastest an engine may be and stay, after one round and after more; the second if half the time is over."""
 MEANT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -187,7 +187,7 @@ def choose(
     """
     say = progress or (lambda text: None)
     output = _Plain(network)(*example)
-    bound = bound or Parity(network, example)
+    bound = bound or Parity(network, example, output)
     engines = candidates(network, example, dtype, output=output, apart=apart)
     trial = _Trial(bound, say)
     if cached is not None and any(engine.name == cached and trial.admit(engine) for engine in engines):
@@ -272,7 +272,7 @@ def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> tuple[di
         levels = {name: undisturbed(times) for name, times in taken.items()}
         best = min(levels[name] for name in running if name in levels)
         left = until - time.perf_counter()
-        most = best * HOPELESS[0 if count == 1 else 1 if left > budget / 2 else 2]
+        most = best * HOPELESS[count > 1][left < budget / 2]
         running = [name for name in levels if name in running and levels[name] <= most]
         if len(running) == 1 or left < -budget or (count >= FEWEST_ROUNDS and left < 0):
             break

@@ -30,10 +30,11 @@ class Parity:
     Args:
         network: in eval mode, on the CPU; not changed.
         example: its inputs.
+        output: what it returns for these, if that is known already.
     """
 
-    def __init__(self, network: nn.Module, example: tuple[Tensor, ...]) -> None:
-        self._network, self._example = network, example
+    def __init__(self, network: nn.Module, example: tuple[Tensor, ...], output: Any = None) -> None:
+        self._network, self._example, self._output = network, example, output
         self._known: dict[torch.dtype, tuple[list[tuple[Tensor, ...]], list[Any], float]] = {}
 
     def __call__(self, call: Callable[..., Any], dtype: torch.dtype) -> tuple[float, float]:
@@ -64,6 +65,8 @@ class Parity:
     def _run(self, dtype: torch.dtype, inputs: list[tuple[Tensor, ...]]) -> list[Any]:
         tensors = (*self._network.parameters(), *self._network.buffers())
         own = all(tensor.dtype == dtype for tensor in tensors if tensor.is_floating_point())
+        if own and self._output is not None and len(inputs) == 1:
+            return [self._output]
         twin = self._network if own else recast(self._network, dtype)
         with torch.no_grad():
             return [twin(*(t.to(dtype) if t.is_floating_point() else t for t in each)) for each in inputs]
