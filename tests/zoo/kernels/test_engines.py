@@ -138,7 +138,8 @@ def test_a_batch_in_parts_gives_what_it_gives_whole(small: nn.Module, form: str,
     call = engine.build()
     assert isinstance(call, openvino._Requests)
     assert (call.parts, engine.copies_weights, engine.precision) == (14 // part, True, torch.float32)
-    assert engine.note == f"{part} image{'s' if part > 1 else ''} at a time, {threads} such parts at once"
+    together = f", {threads} such parts at once" if threads > 1 else ""
+    assert engine.note == f"{part} image{'s' if part > 1 else ''} at a time{together}"
     for given in (x, y, y.contiguous(memory_format=torch.channels_last), y.double()):
         found, expected = call(given), plain(network, given.float())
         assert parity.error([found], [expected]) < 1e-5

@@ -322,7 +322,8 @@ def _in_parts(shared: _Shared, example: tuple[Tensor, ...], form: Form, dtype: t
     """A core with images of its own waits for no other behind each layer, and its maps stay in its cache."""
     count = example[0].shape[0] // part
     made = _openvino(shared, form, dtype, count)
-    said = f"{part} image{'s' if part > 1 else ''} at a time, {openvino.streams(count)} such parts at once"
+    together = openvino.streams(count)
+    said = f"{part} image{'s' if part > 1 else ''} at a time{f', {together} such parts at once' if together > 1 else ''}"
     return replace(made, name=f"{made.name}/{part}", note="; ".join(filter(None, (said, made.note))))
 
 

@@ -100,15 +100,20 @@ class _OfTensors(nn.Module):
     def __init__(self, network: nn.Module, leaves: list[Any], spec: Any) -> None:
         super().__init__()
         self.network = network
-        self.leaves, self.spec = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
-        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        kept = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+        def arranged(tensors: tuple[Tensor, ...]) -> Any:
+            given = list(kept)
+            for index, tensor in zip(places, tensors, strict=True):
+                given[index] = tensor
+            return pytree.tree_unflatten(given, spec)
+
+        self.arranged = arranged  # a function, which copies of this module share: torch 2.11 warns where a copy is made of a spec
 
     def forward(self, *tensors: Tensor) -> Any:
         """Call the network with these tensors in their places."""
-        leaves = list(self.leaves)
-        for index, tensor in zip(self.places, tensors, strict=True):
-            leaves[index] = tensor
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        args, kwargs = self.arranged(tensors)
         return self.network(*args, **kwargs)
 
 
