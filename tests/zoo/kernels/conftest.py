@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.zoo.kernels.engine_networks import Small, varied
 from zoo.kernels import compiling
 from zoo.kernels.precision import products
 
@@ -26,3 +27,9 @@ def device() -> Iterator[torch.device]:
     """Where kernels run; what they are compared with is computed there without TF32."""
     with products(tf32=False):
         yield torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def small() -> torch.nn.Module:
+    """A convolution that is folded, one that is read twice, and a classifier, with statistics that a fold could get wrong."""
+    return varied(Small())

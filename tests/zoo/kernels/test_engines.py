@@ -2,84 +2,22 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from tests.zoo.kernels.engine_networks import NAMES, Pair, Shaped, Small, images, plain, tensors_of, varied
 from zoo import MobileNetV3Small
-from zoo.kernels import engines, fast, why
-from zoo.kernels.engines import Engine, EngineError, candidates, choose, onnxruntime, openvino, parity, pytorch
+from zoo.kernels.engines import Engine, EngineError, candidates, choose, openvino, parity, pytorch
 from zoo.kernels.engines.export import Form, export, recast
-
-NAMES = ("openvino", "onnxruntime", "channels_last", "eager")
-Pair = namedtuple("Pair", "small large")
-
-
-class Small(nn.Module):
-    """A convolution that is folded, one that is read twice, and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.second, self.other = nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8)
-        self.classifier = nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.first(x)))
-        y = self.second(x)
-        x = F.relu(self.other(y) + y)
-        return self.classifier(x.mean((2, 3)))
-
-
-class Shaped(nn.Module):
-    """Returns what `shape` makes of a small and a large tensor."""
-
-    def __init__(self, shape: Any) -> None:
-        super().__init__()
-        self.convolution, self.shape = nn.Conv2d(3, 4, 3), shape
-
-    def forward(self, x: Tensor) -> Any:
-        large = self.convolution(x)
-        return self.shape(large.mean((2, 3)), large)
-
-
-def varied(network: nn.Module, seed: int = 0) -> nn.Module:
-    """Give BatchNorm statistics that a fold could get wrong."""
-    torch.manual_seed(seed)
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
-                assert tensor is not None
-                nn.init.uniform_(tensor, 0.5, 1.5)
-    return network.eval()
-
-
-@pytest.fixture
-def small() -> nn.Module:
-    return varied(Small())
-
-
-def always(part: int) -> bool:
-    return True
-
-
-def images(batch: int = 2, size: int = 11, seed: int = 1) -> Tensor:
-    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
 def built(network: nn.Module, *example: Tensor, name: str, dtype: torch.dtype = torch.float32) -> Any:
     (engine,) = (each for each in candidates(network, example, dtype) if each.name == name)
     return engine.build()
-
-
-def plain(network: nn.Module, *given: Tensor) -> Any:
-    with torch.no_grad():
-        return network(*given)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,171 +47,7 @@ def test_the_output_keeps_its_structure_and_types(name: str, shape: Any) -> None
     output, expected = built(network, x, name=name)(x), plain(network, x)
     assert type(output) is type(expected)
     assert parity.error([output], [expected]) < 1e-6
-    assert [t.dtype for t in _tensors(output)] == [t.dtype for t in _tensors(expected)]
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-
-
-@pytest.mark.parametrize(("batch", "size", "expected"), [
-    (8, 224, [1, 2]), (9, 224, [1, 3]), (7, 224, [1]), (2, 224, [1]), (1, 224, []), (256, 32, [64, 128]), (4, 11, [2]), (16, 512, [1]),
-])  # fmt: skip
-def test_parts_are_of_about_one_image_or_two(batch: int, size: int, expected: list[int]) -> None:
-    pictures = torch.empty(batch, 3, size, size, device="meta")
-    assert engines.parts((pictures,)) == engines.parts((torch.empty(batch, 4, device="meta"), pictures)) == expected
-
-
-@pytest.mark.parametrize("form", ["logits", "several"])
-@pytest.mark.parametrize("part", [1, 2])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_a_batch_in_parts_gives_what_it_gives_whole(small: nn.Module, form: str, part: int, threads: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    several = Shaped(
-        lambda small, large: {"map": large, "no": (None, 3), "empty": large[:, :0], "winner": small.argmax(1), "flags": large > 0}
-    ).eval()
-    network, x, y = several if form == "several" else small, images(14), images(14, seed=7)
-    (engine,) = (each for each in candidates(network, (x,), apart=always) if each.name == f"openvino/{part}")
-    call = engine.build()
-    assert isinstance(call, openvino._Requests)
-    assert (call.parts, engine.copies_weights, engine.precision) == (14 // part, True, torch.float32)
-    together = f", {threads} such parts at once" if threads > 1 else ""
-    assert engine.note == f"{part} image{'s' if part > 1 else ''} at a time{together}"
-    for given in (x, y, y.contiguous(memory_format=torch.channels_last), y.double()):
-        found, expected = call(given), plain(network, given.float())
-        assert parity.error([found], [expected]) < 1e-5
-        assert [t.dtype for t in _tensors(found)] == [t.dtype for t in _tensors(expected)]
-    kept = call(x)
-    before = [tensor.clone() for tensor in _tensors(kept)]
-    call(y)
-    assert all(map(torch.equal, _tensors(kept), before))  # no later call writes over it
-    assert len(call.idle) <= openvino.AHEAD * threads  # however many parts there are
-
-
-def test_parts_of_several_threads_are_not_mixed(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    (engine,) = (each for each in candidates(small, (images(8),), apart=always) if each.name == "openvino/1")
-    call, inputs = engine.build(), [images(8, seed=seed) for seed in range(6)]
-    expected = [plain(small, x) for x in inputs]
-    with ThreadPoolExecutor(6) as pool:
-        assert max(pool.map(lambda i: max(parity.error([call(inputs[i])], [expected[i]]) for _ in range(20)), range(6))) < 1e-5
-
-
-def test_a_part_that_fails_leaves_nothing_running(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # so that all eight are handed over before the first is waited for
-    (engine,) = (each for each in candidates(small, (images(8),), apart=always) if each.name == "openvino/1")
-    call, waited, ended = engine.build(), [], []
-
-    class Failing:
-        def __init__(self, request: Any) -> None:
-            self.request = request
-
-        def wait(self) -> None:
-            waited.append(self.request)
-            self.request.wait()
-            ended.append(self.request)
-            if len(waited) == 2:
-                raise RuntimeError("no memory left")
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.request, name)
-
-    started: list[Failing] = []
-    make = openvino._Requests._request
-
-    def planted(self: Any, arrays: Any) -> Any:
-        started.append(Failing(make(self, arrays)))
-        return started[-1]
-
-    monkeypatch.setattr(openvino._Requests, "_request", planted)
-    with pytest.raises(RuntimeError, match="no memory left"):
-        call(images(8))
-    assert {id(each.request) for each in started} == {id(request) for request in ended}
-    assert len(call.idle) == 1  # the first, whose answer was read; of the others' states nothing is known
-    monkeypatch.setattr(openvino._Requests, "_request", make)
-    torch.testing.assert_close(call(images(8)), plain(small, images(8)), rtol=1e-5, atol=1e-6)
-
-
-def test_parts_are_tried_where_images_are_apart_and_the_engine_is_there(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = images(8, 96)
-    names = [engine.name for engine in candidates(small, (x,), apart=always)]
-    assert names == ["openvino", "openvino/4", "onnxruntime", "channels_last", "eager"]
-    assert [engine.name for engine in candidates(small, (x,))] == list(NAMES)
-    assert [engine.name for engine in candidates(small, (x,), apart=lambda part: False)] == list(NAMES)
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    assert [engine.name for engine in candidates(small, (x,), apart=always)] == list(NAMES)
-
-
-def test_a_graph_that_can_not_be_exported_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-    monkeypatch.setattr(engines, "export", lambda *given: tried.append(1) or export(*given))
-    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    network = Shaped(lambda small, large: torch.special.bessel_j0(small)).eval()
-    chosen = choose(network, (images(4),), budget=0, apart=always)
-    assert len(tried) == 1
-    assert {name: reason for name, reason in chosen.refused.items() if "ONNX" in reason}.keys() >= {"openvino", "openvino/1", "openvino/2"}
-
-
-def test_half_precision_is_widened_once_for_all_exports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    network, seen = varied(Small()).bfloat16(), list[int]()
-
-    def noted(*given: Any) -> Any:
-        made = export(*given)
-        seen.append(made.tensors["network.classifier.weight"].data_ptr())
-        return made
-
-    monkeypatch.setattr(engines, "export", noted)
-    chosen = choose(network, (images(4).bfloat16(),), budget=0, apart=always)
-    assert {"openvino", "openvino/1", "openvino/2"} <= chosen.errors.keys()
-    assert len(seen) == 3
-    assert len(set(seen)) == 1
-
-
-def test_parts_that_compute_something_else_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    counting = Shaped(lambda small, large: small * small.shape[0]).eval()  # of each image alone, and of how many there are
-    chosen = choose(counting, (images(4),), budget=0, apart=always)
-    assert {name for name in chosen.refused if "computes something else" in chosen.refused[name]} == {"openvino/1", "openvino/2"}
-
-
-class Asking(nn.Module):
-    """Clamps where there are more than two images, which no picture of an example is large enough to show."""
-
-    def __init__(self, asks: bool) -> None:
-        super().__init__()
-        self.convolution, self.asks = nn.Conv2d(3, 4, 3), asks
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.convolution(x)
-        return (y.clamp(-50, 50) if x.shape[0] > 2 or not self.asks else y).mean((2, 3))
-
-
-@pytest.mark.parametrize("asks", [False, True])
-def test_fast_takes_parts_only_of_what_does_not_ask_for_their_number(asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1 if getattr(call, "parts", 1) > 1 else 0.15])
-    network, x = Asking(asks).eval(), images(4)
-    x[1] *= 1e4
-    model = fast(network, "cpu", example=x)
-    assert why(model).plans[0].rows[0].kernel.startswith("openvino/") != asks
-    torch.testing.assert_close(model(x), plain(network, x), rtol=1e-4, atol=1e-4)
-
-
-def test_parts_win_and_are_known_by_name(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1 if getattr(call, "parts", 1) == 2 else 0.15])
-    x, said = images(4), list[str]()
-    chosen = choose(small, (x,), apart=always)
-    assert chosen.name == "openvino/2"
-    assert chosen.notes[0].startswith("2 images at a time")
-    again = choose(small, (x,), cached=chosen.name, progress=said.append, apart=always)
-    assert (again.name, said) == ("openvino/2", ["building openvino/2"])
-    torch.testing.assert_close(again.call(x), plain(small, x), rtol=1e-5, atol=1e-6)
-    mixing = choose(small, (x,), cached=chosen.name)  # a network that mixes images has none of that name: it is timed
-    assert set(mixing.seconds) == set(NAMES)
+    assert [t.dtype for t in tensors_of(output)] == [t.dtype for t in tensors_of(expected)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -374,91 +148,6 @@ def test_the_fastest_is_kept_and_every_engine_was_compared(small: nn.Module) -> 
     assert all(found <= allowed for found, allowed in chosen.errors.values())
     assert said[0] == "building openvino"
     assert any(text.startswith("timing") for text in said)
-
-
-@pytest.mark.parametrize(
-    ("winner", "kind"), [("openvino", openvino._Requests), ("onnxruntime", onnxruntime._Session), ("eager", engines._Plain)]
-)
-def test_the_fastest_engine_wins_even_if_more_than_half_of_its_calls_were_disturbed(
-    small: nn.Module, monkeypatch: pytest.MonkeyPatch, winner: str, kind: type
-) -> None:
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1, 9.0, 0.1, 9.0, 9.0] if isinstance(call, kind) else [0.15])
-    chosen = choose(small, (images(),))
-    assert (chosen.name, chosen.copies_weights, bool(chosen.notes)) == (winner, winner != "eager", winner != "eager")
-    assert isinstance(chosen.call, kind)
-    assert chosen.seconds == {name: 0.1 if name == winner else 0.15 for name in NAMES}
-
-
-def test_an_engine_that_can_not_win_is_timed_once(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1 if isinstance(call, onnxruntime._Session | engines._Plain) else 0.21])
-    choose(small, (images(),), progress=said.append)
-    timed = [text.split(":")[0] for text in said if text.startswith("timing")]
-    assert timed == [f"timing {', '.join(NAMES)}"] + ["timing onnxruntime, eager"] * (engines.ROUNDS - 1)
-
-
-class Clock:
-    """Calls that take the seconds that they are told to, behind a disturbance that ends at some time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = self.disturbed = 0.0
-        monkeypatch.setattr(engines.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(engines.time, "sleep", self.rest)
-
-    def rest(self, seconds: float) -> None:
-        self.now += seconds
-
-    def call(self, seconds: float, spins: float = 0.0) -> Any:
-        def run() -> None:
-            self.now += seconds + min(seconds, max(0.0, self.disturbed - self.now))
-            self.disturbed = self.now + spins if spins else self.disturbed
-
-        return run
-
-
-@pytest.mark.parametrize("seconds", [0.001, 0.02, 0.07, 0.5])
-def test_calls_that_pay_for_the_engine_before_do_not_count(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    clock = Clock(monkeypatch)
-    clock.call(0.1, spins=0.05)()
-    times = engines._turn(clock.call(seconds), ())
-    assert times == pytest.approx([seconds] * len(times))
-    assert sum(times) >= engines.TURN
-
-
-def test_a_long_call_counts_at_once_and_of_short_ones_the_first_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    assert engines._turn(clock.call(2.0), ()) == [2.0]
-    assert clock.now == 2.0 + engines.SETTLE
-    clock.disturbed = clock.now + engines.SETTLE + 0.01  # what a first call finds
-    assert engines._turn(clock.call(0.04), ()) == pytest.approx([0.04])
-
-
-def raced(monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[float]]) -> tuple[dict[str, int], str]:
-    """Hold a race between engines whose turns take so long, the last one again and again; return how many turns each had, and who won."""
-    clock, had = Clock(monkeypatch), dict.fromkeys(turns, 0)
-
-    def turn(name: str, example: Any) -> list[float]:
-        took = turns[name][min(had[name], len(turns[name]) - 1)]
-        had[name] += 1
-        clock.now += took
-        return [took]
-
-    monkeypatch.setattr(engines, "_turn", turn)
-    trial = engines._Trial(lambda call, dtype: (0.0, 1.0), lambda text: None)
-    trial.calls = {name: name for name in turns}  # type: ignore[assignment]
-    return had, engines._race(trial, (), 10.0)[1]
-
-
-def test_one_disturbed_turn_of_a_long_call_costs_no_engine_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    had, won = raced(monkeypatch, {"a": [1.3, 1.02], "b": [1.05], "c": [1.1], "d": [1.25], "e": [1.4]})
-    assert won == "a"
-    assert had["a"] == had["b"] >= engines.FEWEST_ROUNDS
-    assert (had["d"], had["e"]) == (2, 1)  # half of the time was over
-
-
-def test_one_that_was_dropped_does_not_win_because_others_slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    had, won = raced(monkeypatch, {"a": [0.1, 0.4], "b": [0.21, 0.1], "c": [0.11, 0.44]})
-    assert (had["b"], won) == (1, "a")
 
 
 @pytest.mark.parametrize("wrong", ["scaled", "nan", "structure", "shape"])
