@@ -24,12 +24,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile for every network and batch, and say how many kernels are there."""
-    parser = argparse.ArgumentParser(description="Compile networks' kernels for a GPU on a machine that has none.")
+    parser = argparse.ArgumentParser(
+        description="Compile networks' kernels for a GPU on a machine that has none, into the folder that TRITON_CACHE_DIR names."
+    )
     parser.add_argument("--models", required=True, help="networks by name, with commas; or all")
-    parser.add_argument("--batches", default="1,32,256")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    parser.add_argument("--capability", default="9.0", help="of the GPU: 9.0 for an H100 or H200, 8.0 for an A100")
-    parser.add_argument("--tune", choices=("quick", "full"), default="quick")
+    parser.add_argument("--batches", default="1,32,256", help="images of the calls there, with commas; default %(default)s")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="that fast is asked for there; default %(default)s")
+    parser.add_argument("--capability", default="9.0", help="of the GPU: 9.0 (the default) for an H100 or H200, 8.0 for an A100")
+    parser.add_argument("--tune", choices=("quick", "full"), default="quick", help="that fast is asked for there; default %(default)s")
     options = parser.parse_args(arguments)
     names = list(CATALOGUE) if options.models == "all" else options.models.split(",")
     if unknown := [name for name in names if name not in CATALOGUE]:
@@ -39,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         batches = [int(batch) for batch in options.batches.split(",")]
     except ValueError:
         parser.error("a capability is like 9.0, batches are like 1,32,256")
+    if min(batches) < 1 or not (7, 5) <= (major, minor) <= (12, 9):
+        parser.error("batches are 1 or more, capabilities 7.5 to 12.9")
     for name in names:
         cls = CATALOGUE[name]
         network = cls().eval()

@@ -18,6 +18,9 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "compile_ahead.py"
     [
         (["--models", "VGG20"], "there is no network VGG20; `zoo list` names them"),
         (["--models", "VGG19", "--batches", "one"], "a capability is like 9.0, batches are like 1,32,256"),
+        (["--models", "VGG19", "--batches", "8,0"], "batches are 1 or more"),
+        (["--models", "VGG19", "--batches=-1"], "batches are 1 or more"),
+        (["--models", "VGG19", "--capability", "1.0"], "capabilities 7.5 to 12.9"),
         (["--models", "VGG19", "--capability", "hopper"], "a capability is like 9.0"),
         ([], "--models"),
     ],

@@ -74,7 +74,7 @@ def dtype_of(dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
             return torch.float32
         return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise ValueError(f"dtype is torch.bfloat16, torch.float16 or torch.float32, got {dtype}")
+        raise ValueError(f"dtype is torch.bfloat16, torch.float16 or torch.float32, got {dtype!r}")
     return dtype
 
 
