@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +21,7 @@ class Built:
     run: Callable[[list[Tensor]], list[Any]]
     spec: Any
     report: PlanReport
-    single: bool = False
+    single: bool = field(init=False)
     """Whether the network returns one tensor, and no structure around it."""
 
     def __post_init__(self) -> None:

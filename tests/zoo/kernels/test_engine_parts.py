@@ -176,5 +176,8 @@ def test_parts_win_and_are_known_by_name(small: nn.Module, monkeypatch: pytest.M
     again = choose(small, (x,), cached=chosen.name, progress=said.append, apart=always)
     assert (again.name, said) == ("openvino/2", ["building openvino/2"])
     torch.testing.assert_close(again.call(x), plain(small, x), rtol=1e-5, atol=1e-6)
+    asked: list[int] = []
+    choose(small, (x,), cached="onnxruntime", apart=lambda part: asked.append(part) is None)
+    assert asked == []  # nothing is traced for parts that nobody wants
     mixing = choose(small, (x,), cached=chosen.name)  # a network that mixes images has none of that name: it is timed
     assert set(mixing.seconds) == set(NAMES)

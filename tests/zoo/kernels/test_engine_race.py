@@ -81,7 +81,7 @@ def raced(monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[float]]) -> tup
 
     monkeypatch.setattr(engines, "_turn", turn)
     trial = engines._Trial(lambda call, dtype: (0.0, 1.0), lambda text: None)
-    trial.calls = {name: name for name in turns}  # type: ignore[assignment]
+    trial.calls = {name: name for name in turns}  # type: ignore[assignment]  # `turn` knows them by name
     return had, engines._race(trial, (), 10.0)[1]
 
 
@@ -95,3 +95,20 @@ def test_one_disturbed_turn_of_a_long_call_costs_no_engine_the_race(monkeypatch:
 def test_one_that_was_dropped_does_not_win_because_others_slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
     had, won = raced(monkeypatch, {"a": [0.1, 0.4], "b": [0.21, 0.1], "c": [0.11, 0.44]})
     assert (had["b"], won) == (1, "a")
+
+
+def test_where_all_that_were_left_fail_the_network_itself_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    had = {"a": 0, "b": 0, "eager": 0}
+
+    def turn(name: str, example: Any) -> list[float]:
+        had[name] += 1
+        if name != "eager" and had[name] == 2:
+            raise MemoryError("no memory left")
+        return [0.9 if name == "eager" else 0.1]
+
+    monkeypatch.setattr(engines, "_turn", turn)
+    trial = engines._Trial(lambda call, dtype: (0.0, 1.0), lambda text: None)
+    trial.calls = {name: name for name in had}  # type: ignore[assignment]  # `turn` knows them by name
+    seconds, won = engines._race(trial, (), 10.0)
+    assert (won, set(seconds)) == ("eager", {"eager"})
+    assert trial.refused == dict.fromkeys("ab", "no memory left")

@@ -39,14 +39,14 @@ Apart = Callable[[int], bool]
 
 EAGER = "eager"
 SETTLE = 0.06
-"""Seconds of rest before an engine's turn: the one before leaves threads that spin, onnxruntime's for 50 ms."""
+"""Seconds of rest before an engine's turn: the one before leaves threads that spin, onnxruntime's for most of that."""
 TURN = 0.03
 """Seconds of calls that count in an engine's turn, at least."""
 ROUNDS = 8
 FEWEST_ROUNDS = 3
 """Rounds that are held even for twice the budget: on a machine that does other work, one says little."""
 IMAGE = 3 * 224 * 224
-"""Numbers of an image as most networks take it. Of parts of 1 to 16 those of one and two were the fastest: a core's cache holds them."""
+"""Numbers of an image as most networks take it: parts are of one or two such, whose maps a core's cache may hold."""
 HOPELESS = ((2.0, 1.3), (1.5, 1.1))
 """How many times slower than the fastest an engine may be and stay, after one round and after more; the second if half the time is over."""
 MEANT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32", torch.float64: "float64"}
@@ -188,11 +188,12 @@ def choose(
     say = progress or (lambda text: None)
     output = _Plain(network)(*example)
     bound = bound or Parity(network, example, output)
-    engines = candidates(network, example, dtype, output=output, apart=apart)
     trial = _Trial(bound, say)
-    if cached is not None and any(engine.name == cached and trial.admit(engine) for engine in engines):
-        return trial.chosen(cached, {})
-    for engine in engines:
+    if cached is not None:  # of parts, which are traced for that, only if it is one
+        known = candidates(network, example, dtype, output=output, apart=apart if "/" in cached else None)
+        if any(engine.name == cached and trial.admit(engine) for engine in known):
+            return trial.chosen(cached, {})
+    for engine in candidates(network, example, dtype, output=output, apart=apart):
         if engine.name not in trial.refused:
             trial.admit(engine)
     seconds, fastest = _race(trial, example, budget)
@@ -270,10 +271,11 @@ def _race(trial: _Trial, example: tuple[Tensor, ...], budget: float) -> tuple[di
                 trial.refused[name] = first_line(error)
                 del taken[name]
         levels = {name: undisturbed(times) for name, times in taken.items()}
-        best = min(levels[name] for name in running if name in levels)
+        running = [name for name in running if name in levels] or list(levels)  # the network itself is always there
+        best = min(levels[name] for name in running)
         left = until - time.perf_counter()
         most = best * HOPELESS[count > 1][left < budget / 2]
-        running = [name for name in levels if name in running and levels[name] <= most]
+        running = [name for name in running if levels[name] <= most]
         if len(running) == 1 or left < -budget or (count >= FEWEST_ROUNDS and left < 0):
             break
     return levels, min(running, key=levels.__getitem__)
