@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.zoo.kernels.works import SETTING
 from zoo import SqueezeNet1_1
 from zoo.kernels.ahead import compile_ahead
 from zoo.kernels.choices import Choices
-from zoo.kernels.compiled import Compiled, _settings
+from zoo.kernels.compiled import NAME, Compiled, _settings
 from zoo.kernels.compiling import Compilers
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes import understand
@@ -41,6 +42,28 @@ def test_notes_hold_on_another_machine() -> None:
     settings = _settings("90")
     assert "12." in settings or "13." in settings  # the assembler's version
     assert sys.prefix not in settings
+
+
+def test_kernels_are_found_in_a_folder_that_was_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "made"))
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    there = compile_ahead(network, IMAGES, progress=False)
+    (tmp_path / "made").rename(tmp_path / "a place of its own")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "a place of its own"))
+    groups = list((tmp_path / "a place of its own").rglob("__grp__*.json"))
+    damaged = groups[0].with_name("__grp__damaged.json")
+    damaged.write_text("[1")
+    assert len(groups) > 0
+    assert compile_ahead(network, IMAGES, progress=False) == there
+    for group in groups:
+        paths = json.loads(group.read_text())["child_paths"].values()
+        assert len(paths) > 1
+        assert all(Path(path).is_file() for path in paths)
+    notes = tmp_path / "a place of its own" / NAME
+    before, written = notes.read_text(), groups[0].stat().st_mtime_ns
+    assert before.count("@") == 2
+    Compiled("90")
+    assert (notes.read_text(), groups[0].stat().st_mtime_ns) == (before, written)
 
 
 def test_what_fast_takes_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

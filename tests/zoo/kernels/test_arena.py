@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.merge import apply, merges
 from zoo.kernels.plans import plan as planning
-from zoo.kernels.plans.arena import ALIGNED, Changed, Layout, Piece, Served, Watched, laid_out, layout
+from zoo.kernels.plans.arena import ALIGNED, Changed, Layout, Piece, Served, Watched, laid_out, layouts, left_to_allocator
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights
@@ -52,6 +52,32 @@ def test_holes_are_filled() -> None:
     narrow, wide = 100 * ALIGNED, 400 * ALIGNED
     pieces = [piece(narrow, 0, 4), piece(narrow, 1, 3), piece(narrow, 2, 5), piece(wide, 3, 5), piece(wide, 4, 7), piece(narrow, 5, 6)]
     assert laid_out(pieces)[1] == at_once(pieces) == 2 * wide + narrow
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 8), st.booleans()), max_size=30))
+def test_what_is_left_to_the_allocator_needs_no_more_room_than_libraries_do(drawn: list[tuple[int, int, bool]]) -> None:
+    pieces = [piece(nbytes, born, born + life, ours) for born, (nbytes, life, ours) in enumerate(drawn)]
+    left = left_to_allocator(pieces)
+    theirs, ours = [p for p in pieces if not p.ours], [p for p in pieces if p.ours]
+    assert left <= {p.born for p in ours}
+    assert at_once([*theirs, *(p for p in ours if p.born in left)]) == at_once(theirs)
+    assert at_once([p for p in ours if p.born not in left]) <= at_once(ours)
+    assert len(layouts(pieces)) <= 1 + bool(left)
+
+
+def test_maps_lie_where_a_library_makes_one_later() -> None:
+    """Two residual blocks and a library's convolution: the first block's shortcut and the second's sum lie where that makes its map."""
+    wide, narrow = 400 * ALIGNED, 200 * ALIGNED
+    shortcut, first, inner, second = piece(wide, 0, 3), piece(wide, 1, 5), piece(narrow, 3, 5), piece(wide, 4, 7)
+    after, theirs, third = piece(wide, 5, 8), piece(wide, 7, 9, ours=False), piece(wide, 8, 9)
+    pieces = [shortcut, first, piece(narrow, 2, 3), inner, second, after, piece(narrow, 6, 7), theirs, third]
+    best, plain = layouts(pieces)
+    assert plain.nbytes == 2 * wide + narrow
+    assert best.nbytes == wide + narrow
+    assert [offset is None for offset in best.offsets] == [True, False, False, False, True, False, False, False]
+    held, _ = layouts(pieces, held=1)
+    assert None not in held.offsets[:1]
+    assert best.nbytes < held.nbytes < plain.nbytes
 
 
 class Joined(nn.Module):
@@ -138,8 +164,7 @@ def test_a_run_in_an_arena_gives_the_same_bits(network: nn.Module, device: torch
         with Collecting(x.device) as watched:
             made.run(forms)
         pieces = [replace(p, nbytes=-(-p.nbytes // ALIGNED) * ALIGNED) for p in watched.pieces if p.ours]
-        found = layout(pieces)
-        assert found is not None
+        (found,) = layouts(pieces)
         together = device.type == "cuda" and isinstance(network, Gated)  # whose three pieces there are all there at once
         assert found.nbytes <= 1.05 * at_once(pieces)
         assert together or at_once(pieces) < sum(p.nbytes for p in pieces)
@@ -155,8 +180,7 @@ def test_another_run_is_noticed() -> None:
 
     with Watched(CPU) as watched:
         kept = run(3000, 4000)
-    found = layout(watched.pieces)
-    assert found is not None
+    (found,) = layouts(watched.pieces)
     assert len(kept) == len(found.offsets) == 2
     memory = torch.empty(found.nbytes, dtype=torch.uint8)
     for sizes in ((3000, 4000, 500), (3000, 4001)):
@@ -190,10 +214,29 @@ def test_what_libraries_make_themselves_is_left_to_the_allocator() -> None:
     assert ours.count(True) == 1
     assert len(ours) > 3
     assert y.numel() == x.numel()
-    found = layout(watched.pieces)
-    assert found is not None
-    assert found.nbytes == y.numel() * 4
-    assert layout([p for p in watched.pieces if not p.ours]) is None
+    assert layouts(watched.pieces)[-1].nbytes == y.numel() * 4
+    assert not layouts([p for p in watched.pieces if not p.ours])
+
+
+def test_what_is_left_is_made_by_the_allocator() -> None:
+    def run() -> list[int]:
+        first = torch.empty(5000)
+        first_at, first = first.data_ptr(), torch.empty(100)
+        theirs = torch.zeros(6000)  # a library's
+        return [first_at, first.data_ptr(), theirs.data_ptr()]
+
+    with Watched(CPU) as watched:
+        run()
+    left, plain = layouts(watched.pieces)
+    assert left.offsets[0] is None
+    assert None not in plain.offsets
+    memory = torch.empty(left.nbytes, dtype=torch.uint8)
+    with Served(left, memory) as serving:
+        first, second, _ = run()
+    serving.done()
+    inside = range(memory.data_ptr(), memory.data_ptr() + left.nbytes)
+    assert first not in inside
+    assert second in inside
 
 
 def test_the_second_map_of_a_join_dies_with_its_reader() -> None:

@@ -5,7 +5,8 @@ keeps what was handed out while it was captured for ever. A plan runs the same s
 that go, is known for all. So one run is `Watched`, its pieces are laid out, and the run that is captured is `Served`.
 
 Only what Python asks for is served: maps and partial sums of the kernels here, not what libraries make for themselves, which lies beside
-it. So an arena may take more than it saves; `Plan` captures a run both ways and keeps the smaller.
+it, in room that is theirs for ever and empty most of the time. Some of ours are left to the allocator, which puts them there. What room it
+needs for that is its affair, so an arena may take more than it saves; `Plan` captures a run both ways and keeps the smaller.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ Form = tuple[tuple[int, ...], torch.dtype, torch.memory_format]
 
 ALIGNED = 512
 """Bytes that every piece begins at a multiple of, as PyTorch's own allocator does."""
+WORTH = 0.01
+"""Share of what is there at most that a piece is, at least, to be left to the allocator."""
 
 
 class Changed(RuntimeError):
@@ -100,12 +103,12 @@ class Layout:
 
     Attributes:
         forms: of each piece, in the order in which they are asked for.
-        offsets: bytes at which each begins.
-        nbytes: of the memory that holds all.
+        offsets: bytes at which each begins, None for what is left to the allocator.
+        nbytes: of the memory that holds the others.
     """
 
     forms: tuple[Form, ...]
-    offsets: tuple[int, ...]
+    offsets: tuple[int | None, ...]
     nbytes: int
 
 
@@ -133,6 +136,8 @@ class Served(TorchDispatchMode):
             raise Changed(f"memory of {asked} is asked for, as number {self._next}")
         offset = self._layout.offsets[self._next]
         self._next += 1
+        if offset is None:
+            return func(*args, **kwargs)
         size, dtype, form = asked
         flat = self._memory[offset : offset + prod(size) * dtype.itemsize].view(dtype)
         if form != torch.channels_last:
@@ -159,11 +164,71 @@ def _asked(func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -
     return (size, kwargs.get("dtype") or torch.get_default_dtype(), form) if plain and prod(size) else None
 
 
-def layout(pieces: list[Piece]) -> Layout | None:
-    """Lay the pieces of a run out that Python asks for; None where there are none."""
+def layouts(pieces: list[Piece], held: int = 0) -> list[Layout]:
+    """Lay the pieces of a run out that Python asks for, the way that ought to need the least first; none where there are no pieces.
+
+    Args:
+        pieces: of the run.
+        held: how many of them, the first, somebody holds for ever, so that only an arena lets others lie over them.
+    """
+    found = [_layout(pieces, set())]
+    if left := left_to_allocator(pieces, held):
+        found.insert(0, _layout(pieces, left))
+    return [each for each in found if each.nbytes]
+
+
+def _layout(pieces: list[Piece], left: set[int]) -> Layout:
     ours = [piece for piece in pieces if piece.ours]
-    offsets, nbytes = laid_out(ours)
-    return Layout(tuple(piece.form for piece in ours), tuple(offsets), nbytes) if ours else None
+    offsets, nbytes = laid_out([piece for piece in ours if piece.born not in left])
+    served = iter(offsets)
+    return Layout(tuple(piece.form for piece in ours), tuple(None if p.born in left else next(served) for p in ours), nbytes)
+
+
+def left_to_allocator(pieces: list[Piece], held: int = 0) -> set[int]:
+    """Return by `born` which of our pieces lie best in the room that libraries need for theirs at other times.
+
+    One after the other is taken out whose absence makes the most bytes of ours that are there together fewest, or least often so many;
+    the first is each that can be, in turn, for the best one at first may bar better ones.
+
+    Args:
+        pieces: of the run.
+        held: see `layouts`.
+    """
+    end = 1 + max((piece.born for piece in pieces), default=0)
+    theirs, ours = [0] * end, [0] * end
+    for piece in pieces:
+        for time in range(piece.born, min(piece.dies, end)):
+            (ours if piece.ours else theirs)[time] += piece.nbytes
+    free, movable = [max(theirs) - there for there in theirs], [piece for piece in pieces[held:] if piece.ours]
+    ways = [_taken_out(movable, ours, free, first) for first in _helpful(movable, ours, free)]
+    return {piece.born for piece in min(ways, default=((0, 0), []), key=lambda way: way[0])[1]}
+
+
+def _taken_out(movable: list[Piece], ours: list[int], free: list[int], first: Piece) -> tuple[tuple[int, int], list[Piece]]:
+    """Take pieces out as long as that helps, this one first; return the most bytes that are there then, how often, and the pieces."""
+    out, ours, free = [first], _less(ours, first), _less(free, first)
+    while True:
+        ways = [(_most(_less(ours, piece)), piece) for piece in _helpful(movable, ours, free) if piece not in out]
+        now, (then, piece) = _most(ours), min(ways, default=((0, 0), first), key=lambda way: way[0])
+        if not ways or then >= now:
+            return now, out
+        out.append(piece)
+        ours, free = _less(ours, piece), _less(free, piece)
+
+
+def _helpful(movable: list[Piece], ours: list[int], free: list[int]) -> list[Piece]:
+    """Return the pieces that are there when most is, are large enough, and fit beside what libraries make."""
+    most = max(ours)
+    large = [piece for piece in movable if piece.nbytes >= max(1, WORTH * most) and most in ours[piece.born : piece.dies]]
+    return [piece for piece in large if piece.nbytes <= min(free[piece.born : piece.dies])]
+
+
+def _most(ours: list[int]) -> tuple[int, int]:
+    return max(ours), ours.count(max(ours))
+
+
+def _less(there: list[int], piece: Piece) -> list[int]:
+    return [*there[: piece.born], *(some - piece.nbytes for some in there[piece.born : piece.dies]), *there[piece.dies :]]
 
 
 def laid_out(pieces: list[Piece]) -> tuple[list[int], int]:

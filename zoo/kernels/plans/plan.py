@@ -16,7 +16,7 @@ from zoo.kernels import ops
 from zoo.kernels.growing import growing
 from zoo.kernels.ops._layout import reachable
 from zoo.kernels.passes.graph import Node
-from zoo.kernels.plans.arena import Changed, Layout, Served, Watched, layout
+from zoo.kernels.plans.arena import Changed, Layout, Served, Watched, layouts
 from zoo.kernels.plans.program import Program
 from zoo.kernels.precision import products
 from zoo.kernels.workspaces import clear_workspaces
@@ -126,15 +126,16 @@ class Plan:
                     self._run(self._buffers if watched is None else self._made_anew())
             torch.cuda.synchronize(self.setting.device)
             torch.cuda.empty_cache()  # of the run's own pieces
-            found = None if watched is None else layout(watched.pieces)
+            found = [] if watched is None else layouts(watched.pieces, held=sum(map(len, self._buffers)))
             apart = math.inf
             try:
                 self._record(stream, None)
-                apart = 0 if found is None else pool_bytes(self._graph) + sum(b.nbytes for forms in self._buffers for b in forms)
+                apart = 0 if not found else pool_bytes(self._graph) + sum(b.nbytes for forms in self._buffers for b in forms)
             except torch.OutOfMemoryError:  # an arena may fit
-                if found is None:
+                if not found:
                     raise
-            if found is not None and found.nbytes < apart and not self._served(stream, found, apart):
+            tried = [each for each in found if each.nbytes < apart]
+            if tried and not any(self._served(stream, each, apart) for each in tried):
                 self._record(stream, None)
         finally:
             if collecting:
