@@ -105,12 +105,18 @@ class Fast(nn.Module):
             except Untraceable as error:
                 if self._strict:
                     raise
+                result = self._run_unchanged(args, kwargs)  # what the network itself refuses is no news of ours
                 warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=2)
-                return self._run_unchanged(args, kwargs)
+                from zoo.kernels.built import without_plan
+
+                self._keep(key, without_plan(str(error), (args, kwargs)))
+                return result
         elif len(self._plans) > 1:
             with self._order:
                 if key in self._plans:
                     self._plans.move_to_end(key)
+        if built.unchanged:
+            return self._run_unchanged(args, kwargs)
         casting = torch.is_autocast_enabled(self.device.type)  # asked first, for the context costs microseconds
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False) if casting else nullcontext():
             outputs = built.run(tensors)
@@ -131,13 +137,16 @@ class Fast(nn.Module):
             self._choices = Choices(self.device) if self._choices is None else self._choices
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
                 built = build(self.core, args, kwargs, self, self._weights, self._choices)
-            with self._order:
-                self._plans[key] = built
-                if len(self._plans) > KEPT_PLANS:
-                    self._settle()
-                while len(self._plans) > KEPT_PLANS:
-                    self._plans.popitem(last=False)
+            self._keep(key, built)
             return built
+
+    def _keep(self, key: Any, built: Built) -> None:
+        with self._order:
+            self._plans[key] = built
+            if len(self._plans) > KEPT_PLANS:
+                self._settle()
+            while len(self._plans) > KEPT_PLANS:
+                self._plans.popitem(last=False)
 
     def _settle(self) -> None:
         """Wait for what still runs, on any stream, before the memory of a plan goes."""

@@ -245,6 +245,51 @@ def test_a_network_that_depends_on_values_runs_unchanged_and_says_why() -> None:
     assert "runs unchanged" in str(why(quick))
 
 
+class LargeOnesDepend(nn.Module):
+    """What is wide enough is traced no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return y if x.shape[-1] < 16 or y.sum() > 0 else -y
+
+
+def test_a_shape_that_has_no_plan_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LargeOnesDepend().eval()
+    quick = fast(model, "cpu", example=torch.randn(2, 3, 12, 12))
+    planned, plan = list[Any](), Fast._plan
+
+    def counting(self: Fast, *given: Any) -> Any:
+        planned.append(given)
+        return plan(self, *given)
+
+    monkeypatch.setattr(Fast, "_plan", counting)
+    large = torch.randn(2, 3, 18, 18)
+    with pytest.warns(UserWarning, match="runs unchanged for this shape"):
+        first = quick(large)
+    close(first, eager(model, large))
+    close(quick(large + 1), eager(model, large + 1))  # a second warning would fail this test
+    assert len(planned) == 1
+    assert "2x3x18x18" in str(why(quick))
+    assert "runs unchanged: " in str(why(quick))
+    small = torch.randn(2, 3, 12, 12)
+    close(quick(small), eager(model, small))
+    quick.load_state_dict(model.state_dict())
+    with pytest.warns(UserWarning, match="runs unchanged for this shape"):
+        quick(large)
+
+
+def test_what_the_network_itself_refuses_is_not_announced_as_unchanged() -> None:
+    quick = fast(nn.Linear(4, 4).eval(), "cpu", example=torch.randn(2, 4))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            quick(torch.randn(2, 5))
+    assert "2x5" not in str(why(quick))
+
+
 def test_writing_into_a_viewed_tensor_is_not_traced_wrongly() -> None:
     class Views(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
