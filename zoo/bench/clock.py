@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from zoo.kernels.engines import SETTLE
+from zoo.kernels.engines.race import SETTLE
 from zoo.kernels.workspaces import clear_workspaces
 
 Calls = Mapping[str, Callable[[], object]]

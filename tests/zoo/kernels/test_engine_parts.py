@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.zoo.kernels.engine_networks import NAMES, Shaped, Small, images, plain, tensors_of, varied
 from zoo.kernels import engines, fast, why
-from zoo.kernels.engines import candidates, choose, openvino, parity
+from zoo.kernels.engines import candidates, choose, openvino, parity, race
 from zoo.kernels.engines.export import export
 
 
@@ -158,7 +158,7 @@ class Asking(nn.Module):
 @pytest.mark.parametrize("asks", [False, True])
 def test_fast_takes_parts_only_of_what_does_not_ask_for_their_number(asks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1 if getattr(call, "parts", 1) > 1 else 0.15])
+    monkeypatch.setattr(race, "turn", lambda call, example: [0.1 if getattr(call, "parts", 1) > 1 else 0.15])
     network, x = Asking(asks).eval(), images(4)
     x[1] *= 1e4
     model = fast(network, "cpu", example=x)
@@ -168,7 +168,7 @@ def test_fast_takes_parts_only_of_what_does_not_ask_for_their_number(asks: bool,
 
 def test_parts_win_and_are_known_by_name(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1 if getattr(call, "parts", 1) == 2 else 0.15])
+    monkeypatch.setattr(race, "turn", lambda call, example: [0.1 if getattr(call, "parts", 1) == 2 else 0.15])
     x, said = images(4), list[str]()
     chosen = choose(small, (x,), apart=always)
     assert chosen.name == "openvino/2"

@@ -8,17 +8,15 @@ import pytest
 from torch import nn
 
 from tests.zoo.kernels.engine_networks import NAMES, images
-from zoo.kernels import engines
-from zoo.kernels.engines import choose, onnxruntime, openvino
+from zoo.kernels.engines import choose, onnxruntime, openvino, race
+from zoo.kernels.engines.engine import Plain
 
 
-@pytest.mark.parametrize(
-    ("winner", "kind"), [("openvino", openvino._Requests), ("onnxruntime", onnxruntime._Session), ("eager", engines._Plain)]
-)
+@pytest.mark.parametrize(("winner", "kind"), [("openvino", openvino._Requests), ("onnxruntime", onnxruntime._Session), ("eager", Plain)])
 def test_the_fastest_engine_wins_even_if_more_than_half_of_its_calls_were_disturbed(
     small: nn.Module, monkeypatch: pytest.MonkeyPatch, winner: str, kind: type
 ) -> None:
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1, 9.0, 0.1, 9.0, 9.0] if isinstance(call, kind) else [0.15])
+    monkeypatch.setattr(race, "turn", lambda call, example: [0.1, 9.0, 0.1, 9.0, 9.0] if isinstance(call, kind) else [0.15])
     chosen = choose(small, (images(),))
     assert (chosen.name, chosen.copies_weights, bool(chosen.notes)) == (winner, winner != "eager", winner != "eager")
     assert isinstance(chosen.call, kind)
@@ -27,10 +25,10 @@ def test_the_fastest_engine_wins_even_if_more_than_half_of_its_calls_were_distur
 
 def test_an_engine_that_can_not_win_is_timed_once(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(engines, "_turn", lambda call, example: [0.1 if isinstance(call, onnxruntime._Session | engines._Plain) else 0.21])
+    monkeypatch.setattr(race, "turn", lambda call, example: [0.1 if isinstance(call, onnxruntime._Session | Plain) else 0.21])
     choose(small, (images(),), progress=said.append)
     timed = [text.split(":")[0] for text in said if text.startswith("timing")]
-    assert timed == [f"timing {', '.join(NAMES)}"] + ["timing onnxruntime, eager"] * (engines.ROUNDS - 1)
+    assert timed == [f"timing {', '.join(NAMES)}"] + ["timing onnxruntime, eager"] * (race.ROUNDS - 1)
 
 
 class Clock:
@@ -38,8 +36,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = self.disturbed = 0.0
-        monkeypatch.setattr(engines.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(engines.time, "sleep", self.rest)
+        monkeypatch.setattr(race.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(race.time, "sleep", self.rest)
 
     def rest(self, seconds: float) -> None:
         self.now += seconds
@@ -56,17 +54,17 @@ class Clock:
 def test_calls_that_pay_for_the_engine_before_do_not_count(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     clock = Clock(monkeypatch)
     clock.call(0.1, spins=0.05)()
-    times = engines._turn(clock.call(seconds), ())
+    times = race.turn(clock.call(seconds), ())
     assert times == pytest.approx([seconds] * len(times))
-    assert sum(times) >= engines.TURN
+    assert sum(times) >= race.TURN
 
 
 def test_a_long_call_counts_at_once_and_of_short_ones_the_first_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    assert engines._turn(clock.call(2.0), ()) == [2.0]
-    assert clock.now == 2.0 + engines.SETTLE
-    clock.disturbed = clock.now + engines.SETTLE + 0.01  # what a first call finds
-    assert engines._turn(clock.call(0.04), ()) == pytest.approx([0.04])
+    assert race.turn(clock.call(2.0), ()) == [2.0]
+    assert clock.now == 2.0 + race.SETTLE
+    clock.disturbed = clock.now + race.SETTLE + 0.01  # what a first call finds
+    assert race.turn(clock.call(0.04), ()) == pytest.approx([0.04])
 
 
 def raced(monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[float]]) -> tuple[dict[str, int], str]:
@@ -79,16 +77,16 @@ def raced(monkeypatch: pytest.MonkeyPatch, turns: dict[str, list[float]]) -> tup
         clock.now += took
         return [took]
 
-    monkeypatch.setattr(engines, "_turn", turn)
-    trial = engines._Trial(lambda call, dtype: (0.0, 1.0), lambda text: None)
+    monkeypatch.setattr(race, "turn", turn)
+    trial = race.Trial(lambda call, dtype: (0.0, 1.0), lambda text: None)
     trial.calls = {name: name for name in turns}  # type: ignore[assignment]  # `turn` knows them by name
-    return had, engines._race(trial, (), 10.0)[1]
+    return had, race.fastest(trial, (), 10.0)[1]
 
 
 def test_one_disturbed_turn_of_a_long_call_costs_no_engine_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     had, won = raced(monkeypatch, {"a": [1.3, 1.02], "b": [1.05], "c": [1.1], "d": [1.25], "e": [1.4]})
     assert won == "a"
-    assert had["a"] == had["b"] >= engines.FEWEST_ROUNDS
+    assert had["a"] == had["b"] >= race.FEWEST_ROUNDS
     assert (had["d"], had["e"]) == (2, 1)  # half of the time was over
 
 
@@ -106,9 +104,9 @@ def test_where_all_that_were_left_fail_the_network_itself_remains(monkeypatch: p
             raise MemoryError("no memory left")
         return [0.9 if name == "eager" else 0.1]
 
-    monkeypatch.setattr(engines, "_turn", turn)
-    trial = engines._Trial(lambda call, dtype: (0.0, 1.0), lambda text: None)
+    monkeypatch.setattr(race, "turn", turn)
+    trial = race.Trial(lambda call, dtype: (0.0, 1.0), lambda text: None)
     trial.calls = {name: name for name in had}  # type: ignore[assignment]  # `turn` knows them by name
-    seconds, won = engines._race(trial, (), 10.0)
+    seconds, won = race.fastest(trial, (), 10.0)
     assert (won, set(seconds)) == ("eager", {"eager"})
     assert trial.refused == dict.fromkeys("ab", "no memory left")
