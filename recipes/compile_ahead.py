@@ -9,11 +9,9 @@ Interrupted, it goes on where it stopped: what is in the folder is not compiled 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from triton import knobs
@@ -35,8 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--capability", default="9.0", help="of the GPU: 9.0 (the default) for an H100 or H200, 8.0 for an A100")
     parser.add_argument("--tune", choices=("quick", "full"), default="quick", help="that fast is asked for there; default %(default)s")
     options = parser.parse_args(arguments)
-    if folder := os.environ.get("TRITON_CACHE_DIR"):
-        os.environ["TRITON_CACHE_DIR"] = str(Path(folder).absolute())  # Triton notes where its files are, and finds them from here only
     names = list(CATALOGUE) if options.models == "all" else options.models.split(",")
     if unknown := [name for name in names if name not in CATALOGUE]:
         parser.error(f"there is no network {', '.join(unknown)}; `zoo list` names them")

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes.graph import Graph, Node
@@ -22,8 +21,6 @@ class Built:
     run: Callable[[list[Tensor]], list[Any]]
     spec: Any
     report: PlanReport
-    unchanged: str = ""
-    """Why the network itself answers these calls, and `run` doesn't."""
     single: bool = field(init=False)
     """Whether the network returns one tensor, and no structure around it."""
 
@@ -40,13 +37,6 @@ class Options(Protocol):
     tune: Any
     tf32: bool
     progress: bool
-
-
-def without_plan(reason: str, args: Any) -> Built:
-    """Remember of calls with such arguments why they have no plan, so that none is tried again."""
-    leaves, spec = pytree.tree_flatten(args)
-    shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
-    return Built(lambda _: [], spec, PlanReport(shapes, notes=[f"runs unchanged: {reason}"]), reason)
 
 
 def empty(graph: Graph, options: Options, network: nn.Module) -> Built:

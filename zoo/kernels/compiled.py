@@ -34,21 +34,19 @@ class Compiled:
         from triton import knobs
 
         self._about = f"{target} triton {triton.__version__} torch {torch.__version__} {_settings(target)} {_sources()}"
-        self._file = Path(knobs.cache.dir) / NAME
+        folder = Path(knobs.cache.dir).absolute()
+        if knobs.cache.dir != str(folder) and os.environ.get("TRITON_CACHE_DIR"):  # Triton would note paths that hold from here only
+            os.environ["TRITON_CACHE_DIR"] = str(folder)
+        self._file = folder / NAME
         self._known: set[str] = set()
-        self._place = f"@{self._file.parent.absolute()}"
         try:
-            lines = self._file.read_text(errors="replace").splitlines()
+            lines = self._file.read_text("utf-8", "surrogateescape").splitlines()
         except OSError as error:
             _log.debug("no notes of compiled kernels: %s", error)
             return
         self._known.update(lines)
-        if [line for line in lines if line.startswith("@")][-1:] != [self._place]:
-            try:
-                _found_here(self._file.parent.absolute())
-                self._write([self._place])
-            except OSError as error:
-                _log.debug("Triton finds no kernels in a folder that was moved: %s", error)
+        if [line for line in lines if line.startswith("@")][-1:] != [f"@{folder}"]:
+            self._write(self._settled())
 
     def has(self, key: str) -> bool:
         """Tell whether a kernel of this key was compiled."""
@@ -65,29 +63,34 @@ class Compiled:
         if not new:
             return
         self._known.update(new)
-        try:
-            self._write(new if self._file.exists() else [self._place, *new])
-        except OSError as error:
-            _log.debug("compiled kernels are not noted: %s", error)
+        self._write(new if self._file.exists() else [*self._settled(), *new])
+
+    def _settled(self) -> list[str]:
+        """Let Triton find what lies in this folder, and return the note of that."""
+        for group in self._file.parent.glob("*/__grp__*.json"):
+            with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError, OSError):  # Triton compiles this one anew
+                _found_here(group)
+        return [f"@{self._file.parent}"]
 
     def _write(self, lines: list[str]) -> None:
-        with self._file.open("a", encoding="utf-8") as file:  # as one piece: other processes append too
-            file.write("".join(f"{line}\n" for line in lines))
+        try:
+            with self._file.open("a", encoding="utf-8", errors="surrogateescape") as file:  # as one piece: other processes append too
+                file.write("".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            _log.debug("compiled kernels are not noted: %s", error)
 
     def _line(self, key: str) -> str:
         return hashlib.sha256(f"{self._about} {key}".encode()).hexdigest()
 
 
-def _found_here(folder: Path) -> None:
-    """Let Triton's lists of files name those that lie beside them."""
-    for group in folder.glob("*/__grp__*.json"):
-        with contextlib.suppress(ValueError, AttributeError, TypeError):  # damaged: Triton compiles anew
-            there = json.loads(group.read_text("utf-8"))
-            paths = {name: str(group.parent / name) for name in there["child_paths"]}
-            if paths != there["child_paths"]:
-                written = group.with_name(f"{group.name}.{os.getpid()}")
-                written.write_text(json.dumps({"child_paths": paths}), "utf-8")
-                written.replace(group)
+def _found_here(group: Path) -> None:
+    """Let a list of Triton's name the files that lie beside it."""
+    there = json.loads(group.read_text("utf-8"))["child_paths"]
+    here = {name: str(group.parent / name) for name in there}
+    if here != there:
+        written = group.with_name(f"{group.name}.{os.getpid()}")
+        written.write_text(json.dumps({"child_paths": here}), "utf-8")
+        written.replace(group)
 
 
 def _settings(target: str) -> str:

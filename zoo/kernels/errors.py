@@ -2,4 +2,13 @@
 
 
 class Untraceable(RuntimeError):
-    """The network can't be written down as a fixed sequence of operators; the message says where and why."""
+    """The network can't be written down as a fixed sequence of operators; the message says where and why.
+
+    Args:
+        reason: where and why.
+        lasting: whether it is so at every call of these shapes; what a device or a library failed in may pass.
+    """
+
+    def __init__(self, reason: str, *, lasting: bool = True) -> None:
+        super().__init__(reason)
+        self.lasting = lasting

@@ -27,6 +27,8 @@ Tune = Literal["none", "quick", "full"]
 
 KEPT_PLANS = 8
 """Input shapes whose plans a fast network keeps; the one that was not used for longest goes first."""
+KEPT_REASONS = 64
+"""Input shapes of which it remembers that they have no plan."""
 
 
 class Fast(nn.Module):
@@ -67,6 +69,8 @@ class Fast(nn.Module):
     def _fresh(self) -> None:
         """Begin without plans."""
         self._plans: OrderedDict[Any, Built] = OrderedDict()
+        self._unplanned: dict[Any, str] = {}
+        """Shapes that have no plan, and why; none is tried again."""
         self._lock = threading.RLock()
         self._order = threading.Lock()
         self._weights: Weights | None = None
@@ -105,27 +109,34 @@ class Fast(nn.Module):
             except Untraceable as error:
                 if self._strict:
                     raise
-                result = self._run_unchanged(args, kwargs)  # what the network itself refuses is no news of ours
+                try:
+                    result = self._run_unchanged(args, kwargs)
+                except Exception:  # the network itself refuses the call, of which there is no more to say
+                    with self._lock:
+                        self._unplanned.pop(key, None)
+                    raise
                 warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=2)
-                from zoo.kernels.built import without_plan
-
-                self._keep(key, without_plan(str(error), (args, kwargs)))
                 return result
+            if built is None:
+                return self._run_unchanged(args, kwargs)
         elif len(self._plans) > 1:
             with self._order:
                 if key in self._plans:
                     self._plans.move_to_end(key)
-        if built.unchanged:
-            return self._run_unchanged(args, kwargs)
         casting = torch.is_autocast_enabled(self.device.type)  # asked first, for the context costs microseconds
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False) if casting else nullcontext():
             outputs = built.run(tensors)
         return outputs[0] if built.single else pytree.tree_unflatten(outputs, built.spec)
 
-    def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built:
+    def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built | None:
+        """Make the plan of a shape; None where it is known that there is none."""
+        if key in self._unplanned and not self._strict:
+            return None
         with self._lock:
             if (built := self._plans.get(key)) is not None:
                 return built
+            if key in self._unplanned and not self._strict:  # since another thread has tried
+                return None
             from zoo.kernels.choices import Choices
             from zoo.kernels.tuning.binding import Weights
 
@@ -136,17 +147,21 @@ class Fast(nn.Module):
             self._weights = Weights() if self._weights is None else self._weights
             self._choices = Choices(self.device) if self._choices is None else self._choices
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                built = build(self.core, args, kwargs, self, self._weights, self._choices)
-            self._keep(key, built)
+                try:
+                    built = build(self.core, args, kwargs, self, self._weights, self._choices)
+                except Untraceable as error:
+                    if error.lasting:
+                        self._unplanned[key] = f"{_shapes(args, kwargs)} runs unchanged: {error}"
+                        while len(self._unplanned) > KEPT_REASONS:
+                            del self._unplanned[next(iter(self._unplanned))]
+                    raise
+            with self._order:
+                self._plans[key] = built
+                if len(self._plans) > KEPT_PLANS:
+                    self._settle()
+                while len(self._plans) > KEPT_PLANS:
+                    self._plans.popitem(last=False)
             return built
-
-    def _keep(self, key: Any, built: Built) -> None:
-        with self._order:
-            self._plans[key] = built
-            if len(self._plans) > KEPT_PLANS:
-                self._settle()
-            while len(self._plans) > KEPT_PLANS:
-                self._plans.popitem(last=False)
 
     def _settle(self) -> None:
         """Wait for what still runs, on any stream, before the memory of a plan goes."""
@@ -211,9 +226,8 @@ class Fast(nn.Module):
             if self.part and self._plain_copy is not None:
                 inner = getattr(self._plain_copy, self.part).report()
                 return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
-            return Report(
-                [built.report for built in self._plans.values()], self.unchanged, str(self.device), str(self.dtype).removeprefix("torch.")
-            )
+            plans, dtype = [built.report for built in self._plans.values()], str(self.dtype).removeprefix("torch.")
+            return Report(plans, self.unchanged, str(self.device), dtype, list(self._unplanned.values()))
 
     def train(self, mode: bool = True) -> Fast:
         """Refuse train mode: folded BatchNorm has no statistics to update; RuntimeError says what to do."""
@@ -238,7 +252,7 @@ class Fast(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave plans and copies out; they belong to this process and device."""
-        hidden = ("_plans", "_lock", "_order", "_weights", "_choices", "_plain_copy")
+        hidden = ("_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy")
         return {name: value for name, value in self.__dict__.items() if name not in hidden}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -269,6 +283,11 @@ def _key(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.dtype.is_floating_point or leaf.dtype
     return type(leaf).__name__, repr(leaf)
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Name the shapes of the tensors among arguments."""
+    return ", ".join("x".join(map(str, leaf.shape)) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
 
 
 def _as_input(leaf: Tensor, dtype: torch.dtype) -> Tensor:

@@ -53,6 +53,8 @@ class Report:
     unchanged: str
     device: str
     dtype: str
+    unplanned: list[str] = field(default_factory=list)
+    """Shapes that have no plan, and why."""
 
     @property
     def rows(self) -> list[Row]:
@@ -100,6 +102,7 @@ class Report:
             if plan.parity is not None:
                 yield escape(str(plan.parity))
             yield from (escape(note) for note in plan.notes)
+        yield from map(escape, self.unplanned)
 
 
 def _number(us: float | None) -> str:

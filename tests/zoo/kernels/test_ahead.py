@@ -51,8 +51,8 @@ def test_kernels_are_found_in_a_folder_that_was_moved(monkeypatch: pytest.Monkey
     (tmp_path / "made").rename(tmp_path / "a place of its own")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "a place of its own"))
     groups = list((tmp_path / "a place of its own").rglob("__grp__*.json"))
-    damaged = groups[0].with_name("__grp__damaged.json")
-    damaged.write_text("[1")
+    for number, damaged in enumerate(("[1", "{}", "[]", '{"child_paths": 3}')):
+        groups[0].with_name(f"__grp__damaged{number}.json").write_text(damaged)
     assert len(groups) > 0
     assert compile_ahead(network, IMAGES, progress=False) == there
     for group in groups:
@@ -64,6 +64,27 @@ def test_kernels_are_found_in_a_folder_that_was_moved(monkeypatch: pytest.Monkey
     assert before.count("@") == 2
     Compiled("90")
     assert (notes.read_text(), groups[0].stat().st_mtime_ns) == (before, written)
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_folder_named_from_the_one_that_one_is_in_is_found_from_others(
+    noted: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "kernels")
+    compile_ahead(network, IMAGES, progress=False)
+    if not noted:  # whoever compiled did not come to that
+        (tmp_path / "kernels").rename(tmp_path / "moved")
+        (tmp_path / "moved" / NAME).unlink()
+        monkeypatch.setenv("TRITON_CACHE_DIR", "moved")
+        Compiled("90").add(["a"])
+    groups = list(tmp_path.rglob("__grp__*.json"))
+    monkeypatch.chdir("/")
+    for group in groups:
+        assert all(Path(path).is_file() for path in json.loads(group.read_text())["child_paths"].values())
+    assert len(groups) > 0
+    assert not list(Path("/").glob("kernels"))
 
 
 def test_what_fast_takes_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

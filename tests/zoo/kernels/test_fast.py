@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo import ResNet20, fast, plain, why
+from zoo.kernels import network as answering
 from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.engines import build as building
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.network import KEPT_PLANS, Fast
 from zoo.kernels.passes import understand
@@ -257,37 +259,123 @@ class LargeOnesDepend(nn.Module):
         return y if x.shape[-1] < 16 or y.sum() > 0 else -y
 
 
-def test_a_shape_that_has_no_plan_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments of each plan that is begun."""
+    found, build = list[Any](), building.build_cpu
+
+    def counting(network: nn.Module, args: Any, *rest: Any) -> Any:
+        found.append(args)
+        return build(network, args, *rest)
+
+    monkeypatch.setattr(building, "build_cpu", counting)
+    return found
+
+
+UNPLANNED = "runs unchanged for this shape"
+
+
+def test_a_shape_that_has_no_plan_is_tried_once(planned: list[Any]) -> None:
     model = LargeOnesDepend().eval()
     quick = fast(model, "cpu", example=torch.randn(2, 3, 12, 12))
-    planned, plan = list[Any](), Fast._plan
-
-    def counting(self: Fast, *given: Any) -> Any:
-        planned.append(given)
-        return plan(self, *given)
-
-    monkeypatch.setattr(Fast, "_plan", counting)
     large = torch.randn(2, 3, 18, 18)
-    with pytest.warns(UserWarning, match="runs unchanged for this shape"):
+    with pytest.warns(UserWarning, match=UNPLANNED):
         first = quick(large)
     close(first, eager(model, large))
     close(quick(large + 1), eager(model, large + 1))  # a second warning would fail this test
-    assert len(planned) == 1
-    assert "2x3x18x18" in str(why(quick))
-    assert "runs unchanged: " in str(why(quick))
+    assert len(planned) == 2
+    assert "2x3x18x18 runs unchanged: " in str(why(quick))
+    assert len(why(quick).plans) == 1
+    assert why(quick).parity is not None
     small = torch.randn(2, 3, 12, 12)
     close(quick(small), eager(model, small))
+    with pytest.raises(Untraceable):
+        quick.prepare((large,))
     quick.load_state_dict(model.state_dict())
-    with pytest.warns(UserWarning, match="runs unchanged for this shape"):
+    with pytest.warns(UserWarning, match=UNPLANNED):
         quick(large)
+    assert len(planned) == 4
+    with pytest.warns(UserWarning, match=UNPLANNED):
+        copy.deepcopy(quick)(large)
 
 
-def test_what_the_network_itself_refuses_is_not_announced_as_unchanged() -> None:
+def test_threads_that_bring_a_shape_without_a_plan_try_it_once(planned: list[Any]) -> None:
+    model = LargeOnesDepend().eval()
+    quick = fast(model, "cpu", example=torch.randn(2, 3, 12, 12))
+    large, answers, together = torch.randn(2, 3, 18, 18), list[Tensor](), threading.Barrier(4)
+
+    def call() -> None:
+        together.wait()
+        answers.append(quick(large))
+
+    def run() -> None:
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with pytest.warns(UserWarning, match=UNPLANNED) as warned:
+        run()
+    assert len(planned) == 2
+    assert len([one for one in warned if UNPLANNED in str(one.message)]) == 1
+    assert len(answers) == 4
+    for answer in answers:
+        close(answer, eager(model, large))
+
+
+def test_shapes_without_a_plan_cost_no_plan_its_place(planned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LargeOnesDepend().eval()
+    small = torch.randn(2, 3, 12, 12)
+    quick = fast(model, "cpu", example=small)
+    monkeypatch.setattr(answering, "KEPT_REASONS", 2)
+    for count in range(1, KEPT_PLANS + 2):
+        with pytest.warns(UserWarning, match=UNPLANNED):
+            quick(torch.randn(count, 3, 18, 18))
+    assert len(planned) == KEPT_PLANS + 2
+    quick(small)
+    quick(torch.randn(KEPT_PLANS + 1, 3, 18, 18))
+    assert len(planned) == KEPT_PLANS + 2
+    with pytest.warns(UserWarning, match=UNPLANNED):
+        quick(torch.randn(1, 3, 18, 18))  # forgotten meanwhile
+    assert len(planned) == KEPT_PLANS + 3
+
+
+def test_a_warning_that_is_an_error_is_one_once(planned: list[Any]) -> None:
+    model = LargeOnesDepend().eval()
+    quick = fast(model, "cpu", example=torch.randn(2, 3, 12, 12))
+    large = torch.randn(2, 3, 18, 18)
+    with pytest.raises(UserWarning, match=UNPLANNED):  # as this project's tests have warnings
+        quick(large)
+    close(quick(large), eager(model, large))
+    assert len(planned) == 2
+
+
+def test_what_may_pass_is_tried_again(planned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ResNet20().eval()
+    quick = fast(model, "cpu", example=torch.randn(2, 3, 32, 32))
+    build, x = building.build_cpu, torch.randn(3, 3, 32, 32)
+
+    def failing(*given: Any) -> Any:
+        monkeypatch.setattr(building, "build_cpu", build)
+        raise Untraceable("the device has no room just now", lasting=False)
+
+    monkeypatch.setattr(building, "build_cpu", failing)
+    with pytest.warns(UserWarning, match="no room just now"):
+        quick(x)
+    assert "no room" not in str(why(quick))
+    close(quick(x), eager(model, x))
+    assert len(planned) == 2
+    assert len(why(quick).plans) == 2
+
+
+def test_what_the_network_itself_refuses_is_not_announced_as_unchanged(planned: list[Any]) -> None:
     quick = fast(nn.Linear(4, 4).eval(), "cpu", example=torch.randn(2, 4))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             quick(torch.randn(2, 5))
     assert "2x5" not in str(why(quick))
+    assert len(planned) == 3
 
 
 def test_writing_into_a_viewed_tensor_is_not_traced_wrongly() -> None:

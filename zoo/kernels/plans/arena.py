@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -29,6 +30,10 @@ ALIGNED = 512
 """Bytes that every piece begins at a multiple of, as PyTorch's own allocator does."""
 WORTH = 0.01
 """Share of what is there at most that a piece is, at least, to be left to the allocator."""
+STARTS, MOST_LEFT = 4, 256
+"""Pieces that are tried as the first to be left, and how many are left at most."""
+Bytes = np.ndarray[Any, np.dtype[np.int64]]
+"""How many are there whenever a piece is made."""
 
 
 class Changed(RuntimeError):
@@ -171,10 +176,9 @@ def layouts(pieces: list[Piece], held: int = 0) -> list[Layout]:
         pieces: of the run.
         held: how many of them, the first, somebody holds for ever, so that only an arena lets others lie over them.
     """
-    found = [_layout(pieces, set())]
-    if left := left_to_allocator(pieces, held):
-        found.insert(0, _layout(pieces, left))
-    return [each for each in found if each.nbytes]
+    plain = _layout(pieces, set())
+    beside = _layout(pieces, left_to_allocator(pieces, held))
+    return [each for each in (beside, plain) if each.nbytes and (each is plain or each.nbytes < plain.nbytes)]
 
 
 def _layout(pieces: list[Piece], left: set[int]) -> Layout:
@@ -187,48 +191,53 @@ def _layout(pieces: list[Piece], left: set[int]) -> Layout:
 def left_to_allocator(pieces: list[Piece], held: int = 0) -> set[int]:
     """Return by `born` which of our pieces lie best in the room that libraries need for theirs at other times.
 
-    One after the other is taken out whose absence makes the most bytes of ours that are there together fewest, or least often so many;
-    the first is each that can be, in turn, for the best one at first may bar better ones.
+    One after the other is taken out whose absence makes the most bytes of ours that are there together fewest, or least often so many.
+    The first is each of the best few in turn, for the best one of all may bar better ones.
 
     Args:
         pieces: of the run.
         held: see `layouts`.
     """
     end = 1 + max((piece.born for piece in pieces), default=0)
-    theirs, ours = [0] * end, [0] * end
+    theirs, ours = np.zeros(end, np.int64), np.zeros(end, np.int64)
     for piece in pieces:
-        for time in range(piece.born, min(piece.dies, end)):
-            (ours if piece.ours else theirs)[time] += piece.nbytes
-    free, movable = [max(theirs) - there for there in theirs], [piece for piece in pieces[held:] if piece.ours]
-    ways = [_taken_out(movable, ours, free, first) for first in _helpful(movable, ours, free)]
-    return {piece.born for piece in min(ways, default=((0, 0), []), key=lambda way: way[0])[1]}
+        (ours if piece.ours else theirs)[piece.born : piece.dies] += piece.nbytes
+    movable = [piece for piece in pieces[held:] if piece.ours]
+    ways = [_taken_out(movable, ours, theirs.max() - theirs, first) for first in _helpful(movable, ours, theirs.max() - theirs)[:STARTS]]
+    return {piece.born for piece in min(ways, default=(0, []), key=lambda way: way[0])[1]}
 
 
-def _taken_out(movable: list[Piece], ours: list[int], free: list[int], first: Piece) -> tuple[tuple[int, int], list[Piece]]:
-    """Take pieces out as long as that helps, this one first; return the most bytes that are there then, how often, and the pieces."""
-    out, ours, free = [first], _less(ours, first), _less(free, first)
-    while True:
-        ways = [(_most(_less(ours, piece)), piece) for piece in _helpful(movable, ours, free) if piece not in out]
-        now, (then, piece) = _most(ours), min(ways, default=((0, 0), first), key=lambda way: way[0])
-        if not ways or then >= now:
-            return now, out
-        out.append(piece)
-        ours, free = _less(ours, piece), _less(free, piece)
+def _taken_out(movable: list[Piece], ours: Bytes, free: Bytes, first: Piece) -> tuple[int, list[Piece]]:
+    """Take pieces out as long as that helps, this one first; return the most bytes that are there then, and the pieces."""
+    ours, free = ours.copy(), free.copy()
+    out, found = list[Piece](), [first]
+    while found and len(out) < MOST_LEFT:
+        out.append(found[0])
+        for there in (ours, free):
+            there[found[0].born : found[0].dies] -= found[0].nbytes
+        found = [piece for piece in _helpful(movable, ours, free) if piece not in out]
+    return int(ours.max()), out
 
 
-def _helpful(movable: list[Piece], ours: list[int], free: list[int]) -> list[Piece]:
-    """Return the pieces that are there when most is, are large enough, and fit beside what libraries make."""
-    most = max(ours)
-    large = [piece for piece in movable if piece.nbytes >= max(1, WORTH * most) and most in ours[piece.born : piece.dies]]
-    return [piece for piece in large if piece.nbytes <= min(free[piece.born : piece.dies])]
-
-
-def _most(ours: list[int]) -> tuple[int, int]:
-    return max(ours), ours.count(max(ours))
-
-
-def _less(there: list[int], piece: Piece) -> list[int]:
-    return [*there[: piece.born], *(some - piece.nbytes for some in there[piece.born : piece.dies]), *there[piece.dies :]]
+def _helpful(movable: list[Piece], ours: Bytes, free: Bytes) -> list[Piece]:
+    """Return the pieces without which the most bytes are fewer, or less often there, and that fit beside libraries'; the best first."""
+    most = int(ours.max())
+    peaks = ours == most
+    before, all_of_them = np.concatenate(([0], np.cumsum(peaks))), int(peaks.sum())
+    found = []
+    for piece in movable:
+        times = slice(piece.born, piece.dies)
+        if piece.nbytes < max(1, WORTH * most) or not (there := int(before[min(piece.dies, len(ours))] - before[piece.born])):
+            continue
+        if piece.nbytes > free[times].min():
+            continue
+        without = most
+        if there == all_of_them:
+            less = ours.copy()
+            less[times] -= piece.nbytes
+            without, there = int(less.max()), 0
+        found.append(((without, -there), piece))
+    return [piece for _, piece in sorted(found, key=lambda each: each[0])]
 
 
 def laid_out(pieces: list[Piece]) -> tuple[list[int], int]:

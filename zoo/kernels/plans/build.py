@@ -119,7 +119,7 @@ def _as_untraceable(network: nn.Module) -> Iterator[None]:
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise Untraceable(
-            f"{type(network).__name__} could not be planned: {type(error).__name__}: {reason[0] if reason else ''}"
+            f"{type(network).__name__} could not be planned: {type(error).__name__}: {reason[0] if reason else ''}", lasting=False
         ) from error
 
 

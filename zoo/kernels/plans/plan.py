@@ -134,9 +134,7 @@ class Plan:
             except torch.OutOfMemoryError:  # an arena may fit
                 if not found:
                     raise
-            tried = [each for each in found if each.nbytes < apart]
-            if tried and not any(self._served(stream, each, apart) for each in tried):
-                self._record(stream, None)
+            self._arrange(stream, found, apart)
         finally:
             if collecting:
                 gc.enable()
@@ -145,21 +143,40 @@ class Plan:
             clear_workspaces()
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
 
-    def _served(self, stream: torch.cuda.Stream, found: Layout, apart: float) -> bool:
-        """Record the run again in an arena; False where that failed, or takes as much as maps that lie apart, and nothing is recorded."""
+    def _arrange(self, stream: torch.cuda.Stream, found: list[Layout], apart: float) -> None:
+        """Record the run in the arena that takes least, where one takes less than maps that lie apart, as they are recorded now."""
+        best: Layout | None = None
+        last: Layout | None = None
+        least = apart
+        for each in found:
+            if each.nbytes < least:
+                taken, last = self._served(stream, each), each
+                if taken is not None and (taken < least or (best is None and least == math.inf)):
+                    best, least = each, taken
+        if last is None or (best is last and self.shares):
+            return
+        if best is None:
+            self._forget()
+            self._record(stream, None)
+        elif self._served(stream, best) is None:
+            raise Changed("a run that was recorded asks for other memory, or for more than there is, the second time")
+
+    def _served(self, stream: torch.cuda.Stream, found: Layout) -> float | None:
+        """Record the run again in an arena and return what that takes; None, and nothing is recorded, where it can't be.
+
+        It can't where a kernel keeps memory from call to call, and where an arena and what libraries make don't fit beside each other.
+        """
         self._forget()
-        self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
         try:
+            self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
             self._record(stream, Served(found, self._memory))
-            if apart == math.inf or found.nbytes + pool_bytes(self._graph) < apart:
-                return True
-        except Changed:  # by a kernel that keeps memory from call to call
-            pass
+        except (Changed, torch.OutOfMemoryError):
+            self._forget()
+            return None
         except BaseException:
             self._forget()
             raise
-        self._forget()
-        return False
+        return found.nbytes + pool_bytes(self._graph)
 
     def _forget(self) -> None:
         """Let go of what was recorded, and of its memory."""
