@@ -248,6 +248,33 @@ def test_what_is_left_is_made_by_the_allocator() -> None:
     assert second in inside
 
 
+class Scratching(Watched):
+    """Believes that whatever a library does takes a thousand bytes for a while."""
+
+    asked = 0
+
+    def _freed(self) -> int:
+        self.asked += 1
+        return 1000 * (self.asked // 2)
+
+
+def test_what_a_library_makes_for_a_while_is_there_with_what_it_reads_and_returns() -> None:
+    with Scratching(CPU) as watched:
+        first = torch.empty(500)
+        second = torch.zeros_like(first)  # asks for it, and fills it
+        del first
+        third = torch.empty(100)
+    pieces = watched.pieces
+    (scratch,) = [p for p in pieces if p.nbytes == 1000][:1]
+    assert not scratch.ours
+    assert scratch.dies == scratch.born + 1
+    there = {p.nbytes for p in pieces if p.born <= scratch.born < p.dies}
+    assert there == {2000, 1000}
+    assert second.nbytes == 2000
+    assert [p.born for p in pieces] == list(range(len(pieces)))
+    assert pieces[-1].nbytes == third.nbytes
+
+
 def test_the_second_map_of_a_join_dies_with_its_reader() -> None:
     """The wide map that it was made with is read again at the end of the block; that one lived on beside it."""
     x = torch.randn(2, 3, 12, 10)

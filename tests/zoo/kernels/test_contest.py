@@ -45,8 +45,13 @@ def test_of_a_late_step_the_best_guess_of_each_op_is_timed() -> None:
 
 def test_memory_beside_the_arena_decides_between_equals() -> None:
     setting = Setting(torch.device("cpu"), torch.bfloat16)
-    small, large = (Node("conv", [], {}, (n, 64, 56, 56), torch.float32) for n in (1, 256))
+    small, middle, large = (Node("conv", [], {}, (n, 64, 56, 56), torch.float32) for n in (1, 256, 512))
     assert contest._beside("conv", small, setting) == contest._beside("cudnn_graph", large, setting) == 1.0
     assert 1.0 < contest._beside("cudnn_conv", small, setting) < 1.05
     assert contest._beside("cudnn_conv", large, setting) == contest._beside("cublaslt", large, setting)
-    assert contest._beside("cublaslt", large, setting) < contest._beside("cublaslt", small, setting) < 1.1
+    assert (
+        contest._beside("cublaslt", large, setting)
+        < contest._beside("cublaslt", middle, setting)
+        < 1.2
+        < contest._beside("cublaslt", small, setting)
+    )

@@ -78,7 +78,9 @@ class Watched(TorchDispatchMode):
         asked = _asked(func, args, kwargs, self.device)
         self._let_go()
         known = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        freed = self._freed() if asked is None else 0
         out = func(*args, **kwargs)
+        scratch = self._freed() - freed if asked is None else 0
         for leaf in tree_leaves(out):
             if not isinstance(leaf, Tensor) or leaf.device != self.device or not leaf.numel():
                 continue
@@ -87,7 +89,14 @@ class Watched(TorchDispatchMode):
                 form = asked or (tuple(leaf.shape), leaf.dtype, torch.contiguous_format)
                 self._alive[storage._cdata] = len(self._made), StorageWeakRef(storage)
                 self._made.append((form, storage.nbytes(), asked is not None))
+        if scratch:  # there with what was read and what was made, and gone
+            self._dies[len(self._made)] = len(self._made) + 1
+            self._made.append((((scratch,), torch.uint8, torch.contiguous_format), scratch, False))
         return out
+
+    def _freed(self) -> int:
+        """Return the bytes that have ever been given back: what a library makes for itself is, before it returns."""
+        return torch.cuda.memory_stats(self.device).get("allocated_bytes.all.freed", 0) if self.device.type == "cuda" else 0
 
     def _let_go(self) -> None:
         for key, (number, reference) in list(self._alive.items()):

@@ -52,11 +52,14 @@ STEP_SLACK = 1.25
 """How many times ATen's own error a candidate's may be on random inputs; one rounding at the end is all that a fused kernel needs."""
 
 OUT_OF_PLACE = 1.03
-"""What its time counts for a candidate with memory outside of the plan's arena, its map or cuBLAS's workspace; the cube of it where that
-workspace is larger than the step's map. Measuring it again would differ by a hundredth or two."""
+"""What its time counts for a candidate with memory outside of the plan's arena, its map or cuBLAS's workspace. Measuring it again would
+differ by a hundredth or two."""
 
 CUBLAS_BYTES = 32 << 20
-"""A graph's workspace of cuBLAS on Hopper."""
+"""A graph's workspace of cuBLAS on Hopper, which it keeps for good."""
+
+WORKSPACE = ((CUBLAS_BYTES, 1.5), (4 * CUBLAS_BYTES, 1.1))
+"""What its time counts where the step's map is smaller than so many bytes: some microseconds are not worth half of a network's memory."""
 
 GROUP = 16
 """Steps whose kernels are compiled together."""
@@ -269,9 +272,10 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
 
 def _beside(op: str, node: Node, setting: Setting) -> float:
     """Return what its time counts for a candidate that may need memory beside the plan's arena."""
-    if op == "cublaslt" and torch.Size(node.shape).numel() * setting.dtype.itemsize < CUBLAS_BYTES:
-        return OUT_OF_PLACE**3
-    return OUT_OF_PLACE if op in (*MAKES_ITS_MAP, "cublaslt") else 1.0
+    nbytes = torch.Size(node.shape).numel() * setting.dtype.itemsize
+    if op == "cublaslt":
+        return next((counts for limit, counts in WORKSPACE if nbytes < limit), OUT_OF_PLACE)
+    return OUT_OF_PLACE if op in MAKES_ITS_MAP else 1.0
 
 
 def _unseen(dtype: torch.dtype) -> float:
