@@ -237,6 +237,35 @@ def test_a_subject_is_the_same_every_time(small: Subject) -> None:
     torch.testing.assert_close(again.reference, small.reference)
 
 
+@pytest.mark.parametrize(("batch", "batches"), [(1, 16), (3, 6), (16, 1), (20, 1)])
+def test_answers_are_compared_on_sixteen_images_or_more(batch: int, batches: int) -> None:
+    s = subject.subject(TINY, batch, CPU, torch.float32)
+    images = s.input(torch.float32)
+    before, seen = images.clone(), list[Tensor]()
+
+    def call() -> Tensor:
+        seen.append(images.clone())
+        with torch.no_grad():
+            return s.peer(images)
+
+    assert s.reference.shape == (batch * batches, 10)
+    assert subject.relative_error(s.answers(call), s.reference) < 1e-5
+    assert len(seen) == s.batches == batches
+    assert len({one.sum().item() for one in seen}) == batches
+    assert torch.equal(seen[0], before)
+    assert torch.equal(images, before)
+
+
+def test_a_way_that_is_wrong_for_other_images_only_is_red() -> None:
+    def build(s: Subject, tune: str) -> Callable[[], Tensor]:
+        call, first = eager()(s, tune), s.input(torch.float32).clone()
+        return lambda: call() if torch.equal(s.input(torch.float32), first) else -call()
+
+    cell = measure_cell(plan(way("fast", build), way("eager")), TINY, 2, watch(fast=[50.0], eager=[60.0]))
+    assert cell["ways"]["fast"]["failed"].startswith("red: ")
+    assert "failed" not in cell["ways"]["eager"]
+
+
 @pytest.mark.parametrize(("name", "twin"), [("SqueezeNet1_1", "torchvision"), ("GoogLeNet", "torchvision"), ("ResNet20", "zoo")])
 def test_the_peer_has_our_weights(name: str, twin: str) -> None:
     own = zoo.CATALOGUE[name]().eval()
@@ -252,7 +281,7 @@ def test_folding_keeps_the_answer_and_loses_the_batchnorms(small: Subject) -> No
     folded = peers.folded(small.own)
     assert not any(isinstance(layer, nn.BatchNorm2d) for _, layer in folded.named_modules() if layer is not small.own)
     with torch.no_grad():
-        assert subject.relative_error(folded(small.input(torch.float32)), small.reference) < 1e-5
+        assert subject.relative_error(small.answers(lambda: folded(small.input(torch.float32))), small.reference) < 1e-5
     assert any(isinstance(layer, nn.BatchNorm2d) for layer in small.own.modules())
 
 
@@ -260,7 +289,7 @@ def test_eager_peers_compute_the_network(small: Subject) -> None:
     with torch.no_grad():
         for name in ("eager-fp32", "eager-cl"):
             call = peers.WAYS[name].build(small, "none")
-            assert subject.relative_error(call(), small.reference) < 1e-5
+            assert subject.relative_error(small.answers(call), small.reference) < 1e-5
 
 
 def test_the_floor_counts_multiply_adds_and_each_map_once() -> None:

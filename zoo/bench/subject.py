@@ -21,6 +21,8 @@ CHUNK = 32
 """Images at a time where an answer and not its speed is wanted: the reference must fit where the fastest way fits."""
 IMAGES = 100
 """Seed of the pictures: other than those that plans are checked and rounded with, which count from 0."""
+PROVEN = 16
+"""Images that an answer is compared on, at least: the error of a single one scatters by more than is allowed."""
 SETTLING = 8
 """Images that BatchNorm's statistics are taken from."""
 
@@ -53,10 +55,35 @@ class Subject:
     def input(self, dtype: torch.dtype, channels_last: bool = False) -> Tensor:
         """Return the images, (batch, C, size, size), on the device; one tensor a dtype and memory format."""
         if (dtype, channels_last) not in self._inputs:
-            images = natural_images((self.batch, self.own.in_channels, self.size, self.size), torch.device("cpu"), seed=IMAGES)
-            kept = images.to(self.device, dtype, memory_format=_format(channels_last))
+            kept = self._pictures(0).to(self.device, dtype, memory_format=_format(channels_last))
             self._inputs[dtype, channels_last] = kept
         return self._inputs[dtype, channels_last]
+
+    def _pictures(self, number: int) -> Tensor:
+        """Make a batch on the CPU, float32; the first is what is measured."""
+        seed = IMAGES + number + (number > 0)  # the one between is that of the statistics
+        return natural_images((self.batch, self.own.in_channels, self.size, self.size), torch.device("cpu"), seed=seed)
+
+    def answers(self, call: Callable[[], Tensor]) -> Tensor:
+        """Return what a way that reads `input` answers to `PROVEN` images or more, a batch after the other; shaped as `reference`."""
+        found = []
+        for number in range(self.batches):
+            self._show(number)
+            found.append(call().detach().clone())
+        self._show(0)
+        return torch.cat(found)
+
+    def _show(self, number: int) -> None:
+        """Put a batch of pictures where the ways read theirs."""
+        if self.batches > 1:
+            pictures = self._pictures(number)
+            for kept in self._inputs.values():
+                kept.copy_(pictures)
+
+    @property
+    def batches(self) -> int:
+        """How many batches answers are compared on."""
+        return max(1, -(-PROVEN // self.batch))
 
     def prepare(self) -> None:
         """Make all that the ways share, reference and images, so that no way is charged for it."""
@@ -70,7 +97,7 @@ class Subject:
 
     @functools.cached_property
     def reference(self) -> Tensor:
-        """Logits (batch, classes) of the peer in float32 eager, without TF32."""
+        """Logits (`batches` * batch, classes) of the peer in float32 eager, without TF32."""
         return self._answer(torch.float32)
 
     @functools.cached_property
@@ -84,8 +111,9 @@ class Subject:
     def _answer(self, dtype: torch.dtype, channels_last: bool = False) -> Tensor:
         network = self.placed(self.peer, dtype, channels_last)
         with torch.inference_mode(), products(tf32=False):  # cuDNN's search would take longer than the answer
-            images = self.input(torch.float32).split(CHUNK)
-            parts = [network(part.to(dtype, memory_format=_format(channels_last))).float() for part in images]
+            first = self.input(torch.float32)
+            images = torch.cat([first, *(self._pictures(number).to(first) for number in range(1, self.batches))])
+            parts = [network(part.to(dtype, memory_format=_format(channels_last))).float() for part in images.split(CHUNK)]
             return torch.cat(parts)
 
 

@@ -130,3 +130,32 @@ def test_what_is_begun_with_is_what_a_contest_compiles(choices: Choices) -> None
     with pytest.raises(KeyboardInterrupt):
         choose(graph, places, SETTING, "quick", choices, compilers)
     assert asked == [task.key for task in before]
+
+
+class Weighty(nn.Module):
+    """A step of each reason to be timed early, behind one that has none: often there, wide, or of many products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.light = nn.Conv2d(3, 16, 1)
+        self.often = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(12))
+        self.wide, self.back = nn.Conv2d(16, 512, 1), nn.Conv2d(512, 16, 1)
+        self.deep = nn.Conv2d(16, 2048, 1)
+        self.products = nn.Conv2d(2048, 2048, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.light(x)
+        for layer in self.often:
+            x = layer(x).sigmoid()
+        x = self.back(self.wide(x).tanh())
+        return self.products(self.deep(nn.functional.adaptive_avg_pool2d(x, 5)).sin())
+
+
+def test_what_a_call_spends_most_time_in_is_timed_first(choices: Choices, timed: list[tuple[dict[str, Node], Collection[str]]]) -> None:
+    graph, places = understand(Weighty().eval(), (torch.zeros(8, 3, 64, 64, device="meta"),), {})
+    choose(graph, places, SETTING, "quick", choices, Compilers((9, 0)))
+    [(nodes, _)] = timed
+    convolutions = ["x".join(map(str, node.attrs["weight"].shape)) for node in nodes.values() if node.op == "conv"]
+    early, late = convolutions[:4], convolutions[4:]
+    assert set(early) == {"16x16x3x3", "512x16x1x1", "16x512x1x1", "2048x2048x3x3"}
+    assert set(late) == {"16x3x1x1", "2048x16x1x1"}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from math import prod
+
+from torch import Tensor
 
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.compiling import Compilers
@@ -101,10 +105,29 @@ def _levels(keys: dict[Node, str], possible: list[Merge], level: str) -> dict[st
 
 
 def _missing(keys: dict[Node, str], levels: dict[str, str], choices: Choices) -> dict[str, Node]:
-    """Return the steps that are worth timing and of which less than their level has been tried, by their keys."""
-    return {
+    """Return the steps that are worth timing and of which less than their level has been tried, by their keys.
+
+    Those come first that a call spends most time in: whatever is late is tried less, and should cost little.
+    """
+    worth = {
         key: node for node, key in keys.items() if choices.get(key, levels[key]) is None and (levels[key] == "full" or _promising(node))
     }
+    often = Counter(keys.values())
+    return dict(sorted(worth.items(), key=lambda entry: -often[entry[0]] * (LAUNCH + _size(entry[1]))))
+
+
+LAUNCH = 4 << 20
+"""Elements that are read or written while a small kernel runs, as long as which any takes."""
+PRODUCTS = 200
+"""Products that are added up while an element is read or written."""
+
+
+def _size(node: Node) -> float:
+    """Return about how much a step has to do, in elements that are read and written."""
+    weights = [value for value in node.attrs.values() if isinstance(value, Tensor)]
+    elements = sum(prod(one.shape) for one in (node, *node.inputs)) + sum(weight.numel() for weight in weights)
+    pixels = prod(node.shape) // node.shape[1] if len(node.shape) > 1 and node.shape[1] else 0
+    return max(elements, pixels * sum(weight.numel() for weight in weights if weight.dim() == 4) / PRODUCTS)
 
 
 def _known(node: Node, choice: Choice) -> bool:
