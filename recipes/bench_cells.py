@@ -1,0 +1,167 @@
+"""Measure many networks and batches on GPUs whose minutes cost: compile the peers' kernels by all cores first, then measure one by one.
+
+    python recipes/bench_cells.py --cells cells.txt --save gpu0.json --seconds 580 --compilers 15
+
+`cells.txt` has a line a cell, "ResNet50 32", in the order in which they are wanted. Kernels of `fast` come from `compile_ahead.py`, whose
+folder TRITON_CACHE_DIR names. With several GPUs start a process for each, with its own CUDA_VISIBLE_DEVICES and --save and the same
+--claims, all but one with --compilers 0: each takes the next cell that nobody has taken. What is measured is in the record at once; started
+again, cells that are there are not measured again. `zoo bench --from-json` puts records together.
+
+Seconds until ready are left out of the record, for what was compiled before does not count in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import torch
+
+from zoo import CATALOGUE
+from zoo.bench.inference import DeviceLost, Plan, run
+from zoo.bench.peers import WAYS, select
+from zoo.bench.record import Record
+from zoo.bench.subject import subject, tf32
+
+Cell = tuple[str, int]
+LEAST = 30.0
+"""Seconds that a cell takes, about: none is begun when fewer are left."""
+
+
+def cells_of(path: Path) -> list[Cell]:
+    """Read networks and batches, a line each.
+
+    Raises:
+        ValueError: a line is none such; the message names it.
+    """
+    found = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or words[0] not in CATALOGUE or not words[1].isdecimal() or int(words[1]) < 1:
+            raise ValueError(f'{path}, line {number}: {line.strip()!r} is no network of `zoo list` and a batch, as "ResNet50 32"')
+        found.append((words[0], int(words[1])))
+    return found
+
+
+def unclaimed(cells: Sequence[Cell], claims: Path) -> Iterator[Cell]:
+    """Yield the cells that no other process has taken, each taken when it is yielded."""
+    claims.mkdir(parents=True, exist_ok=True)
+    for name, batch in cells:
+        try:
+            (claims / f"{name}-{batch}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        yield name, batch
+
+
+def compile_peer(cell: Cell) -> None:
+    """Let torch.compile make what the stock recipe runs at a cell, into its cache."""
+    name, batch = cell
+    with torch.no_grad(), tf32(False):
+        WAYS["recipe"].build(subject(CATALOGUE[name], batch, torch.device("cuda"), torch.bfloat16), "none")()
+    torch.cuda.synchronize()
+
+
+def _work(cells: Any, until: float, compiling: Callable[[Cell], None]) -> None:
+    torch.set_num_threads(1)
+    while time.time() < until:
+        try:
+            cell = cells.get(timeout=0.2)
+        except Empty:
+            return
+        try:
+            compiling(cell)
+        except Exception as error:  # the measurement will say so again
+            print(f"{cell[0]} at {cell[1]}: {type(error).__name__}: {str(error).splitlines()[:1]}", file=sys.stderr, flush=True)
+        torch._dynamo.reset()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def compile_peers(cells: Sequence[Cell], processes: int, seconds: float, compiling: Callable[[Cell], None] = compile_peer) -> None:
+    """Compile by several processes for so many seconds; which launch parameters are best, found beside others, is forgotten again."""
+    os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    for cell in cells:
+        queue.put(cell)
+    workers = [context.Process(target=_work, args=(queue, time.time() + seconds, compiling), daemon=True) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    until = time.monotonic() + seconds
+    for worker in workers:
+        worker.join(max(0.1, until - time.monotonic()))
+        worker.kill()
+        worker.join()
+    queue.cancel_join_thread()
+    for name in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS"):
+        del os.environ[name]
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    for found in Path(cache_dir()).rglob("*.best_config"):
+        found.unlink(missing_ok=True)
+
+
+def measure(cells: Sequence[Cell], plan: Plan, save: Path, claims: Path, until: float) -> None:
+    """Measure cells into a record until a time (of `time.monotonic`)."""
+    for name, batch in unclaimed(cells, claims):
+        if time.monotonic() > until - LEAST:
+            (claims / f"{name}-{batch}").unlink()
+            print(f"the time is over before {name} at {batch}; start again to go on", flush=True)
+            return
+        one = Plan([CATALOGUE[name]], [batch], plan.ways, plan.device, plan.dtype, plan.rounds, plan.tune)
+        start = time.monotonic()
+        record = run(one, path=save, resume=True)
+        cell = record.cell(name, batch)
+        assert cell is not None
+        for row in cell["ways"].values():
+            if "build_s" in row:
+                row["build_s"] = None
+        record.write(save)
+        failed = "".join(f"; {way}: {row['failed']}" for way, row in cell["ways"].items() if "failed" in row)
+        ratio = f"{cell['ratio']:.2f}" if "ratio" in cell else "no ratio"
+        print(f"{name} at {batch}: {ratio}, {time.monotonic() - start:.0f} s{failed}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compile, then measure."""
+    parser = argparse.ArgumentParser(description="Compile the peers of many cells by all cores, then measure one cell after the other.")
+    parser.add_argument("--cells", required=True, type=Path, help="a file with a line a cell: a network and a batch")
+    parser.add_argument("--save", required=True, type=Path, help="the record, JSON; cells that it has are not measured again")
+    parser.add_argument("--claims", type=Path, help="a folder that processes share; default: beside the record, its own")
+    parser.add_argument("--peers", default="eager-cl,recipe", help="with commas; default %(default)s")
+    parser.add_argument("--seconds", type=float, default=580, help="for everything; default %(default)s")
+    parser.add_argument("--compilers", type=int, default=os.cpu_count() or 1, help="processes that compile; 0 for none")
+    parser.add_argument("--compile-seconds", type=float, default=120, help="that compiling takes at most; default %(default)s")
+    options = parser.parse_args(arguments)
+    until = time.monotonic() + options.seconds
+    try:
+        cells = cells_of(options.cells)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        ways = select(options.peers.split(","), device, torch.bfloat16)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    claims = options.claims or options.save.with_name(f"{options.save.name}.claims")
+    if options.save.is_file():
+        for cell in Record.read(options.save).cells:
+            claims.mkdir(parents=True, exist_ok=True)
+            (claims / f"{cell['model']}-{cell['batch']}").touch()
+    if options.compilers and device.type == "cuda":
+        compile_peers([c for c in cells if not (claims / f"{c[0]}-{c[1]}").exists()], options.compilers, options.compile_seconds)
+    try:
+        measure(cells, Plan([], [], ways, device, torch.bfloat16), options.save, claims, until)
+    except DeviceLost as error:
+        sys.exit(f"{error}; start again: the cell is not tried twice")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Cells are taken once, measured while there is time, kept, and not measured again."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from zoo.bench.record import Record
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "bench_cells.py"
+
+
+@pytest.fixture(scope="module")
+def recipe() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_cells", RECIPE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_cells"] = module  # processes that compile import what they are given by its name
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def measured(recipe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The cells that are measured, which takes no time."""
+    found: list[tuple[str, int]] = []
+
+    def run(plan: Any, *, path: Path, resume: bool) -> Record:
+        assert resume
+        [cls], [batch] = plan.models, plan.batches
+        found.append((cls.__name__, batch))
+        record = Record.read(path) if path.is_file() else Record({"device": "none"})
+        rows = {
+            "fast": {"build_s": 3.0, "images_s": 100.0},
+            "recipe": {"build_s": 1.0, "images_s": 50.0},
+            "eager-cl": {"failed": "no room"},
+        }
+        record.put({"model": cls.__name__, "batch": batch, "ways": rows, "ratio": 2.0})
+        record.write(path)
+        return record
+
+    monkeypatch.setattr(recipe, "run", run)
+    return found
+
+
+def listed(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cells.txt"
+    path.write_text(text)
+    return path
+
+
+def test_cells_are_measured_once_in_their_order_and_kept(
+    recipe: ModuleType, measured: list[tuple[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells, save = listed(tmp_path, "# small ones\nResNet20 4\n\nSqueezeNet1_1 1\n"), tmp_path / "record.json"
+    words = ["--cells", str(cells), "--save", str(save), "--peers", "eager-cl", "--compilers", "0"]
+    recipe.main(words)
+    assert measured == [("ResNet20", 4), ("SqueezeNet1_1", 1)]
+    kept = Record.read(save)
+    for name, batch in measured:
+        cell = kept.cell(name, batch)
+        assert cell is not None
+        assert {row.get("build_s", "none") for row in cell["ways"].values()} == {None, "none"}
+    printed = capsys.readouterr().out
+    assert "ResNet20 at 4: 2.00, 0 s; eager-cl: no room" in printed
+    recipe.main(words)
+    for claim in (tmp_path / "record.json.claims").iterdir():
+        claim.unlink()
+    recipe.main(words)  # by the record alone
+    assert len(measured) == 2
+
+
+def test_processes_take_different_cells(recipe: ModuleType, tmp_path: Path) -> None:
+    cells = [("ResNet20", 1), ("ResNet20", 2), ("ResNet20", 3)]
+    one, other = (recipe.unclaimed(cells, tmp_path / "claims") for _ in range(2))
+    assert [next(one), next(other), next(one)] == cells
+    assert list(other) == []
+
+
+def test_what_there_is_no_time_for_is_left_to_the_next_start(
+    recipe: ModuleType, measured: list[tuple[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells, save = listed(tmp_path, "ResNet20 4"), tmp_path / "record.json"
+    words = ["--cells", str(cells), "--save", str(save), "--peers", "eager-cl", "--seconds"]
+    recipe.main([*words, "20"])
+    assert not measured
+    assert "the time is over before ResNet20 at 4" in capsys.readouterr().out
+    recipe.main([*words, "60"])
+    assert measured == [("ResNet20", 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ResNet20 4\nResNet20", "line 2: 'ResNet20' is no network"),
+        ("ResNet21 4", "ResNet21"),
+        ("ResNet20 0", "line 1"),
+        ("ResNet20 x", "line 1"),
+    ],
+)
+def test_a_line_that_is_no_cell_is_named(
+    recipe: ModuleType, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        recipe.main(["--cells", str(listed(tmp_path, text)), "--save", str(tmp_path / "record.json")])
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def compiling(cell: tuple[str, int]) -> None:
+    """Stands for a compiler: leaves a file, and what it found best; one of them fails."""
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    (folder / f"{cell[0]}.{os.environ['OMP_NUM_THREADS']}").touch()
+    (folder / f"{cell[0]}.best_config").touch()
+    if cell[1] == 2:
+        raise RuntimeError("no compiler")
+
+
+def test_peers_are_compiled_beside_each_other_and_what_was_best_there_is_forgotten(
+    recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.syspath_prepend(RECIPE.parent)
+    recipe.compile_peers([("a", 3), ("b", 2), ("c", 1)], 2, 300, compiling)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.1", "b.1", "c.1"}
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_compilers_end_with_their_time(recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.syspath_prepend(RECIPE.parent)
+    recipe.compile_peers([("a", 3)], 1, 0.1, compiling)
+    assert not list(tmp_path.iterdir())
+    assert not multiprocessing.active_children()
