@@ -256,6 +256,13 @@ def test_answers_are_compared_on_sixteen_images_or_more(batch: int, batches: int
     assert torch.equal(images, before)
 
 
+def test_answers_can_be_asked_for_after_the_reference() -> None:
+    s = subject.subject(TINY, 2, CPU, torch.float32)
+    assert s.reference.shape == (16, 10)
+    with torch.no_grad():
+        assert subject.relative_error(s.answers(lambda: s.peer(s.input(torch.float32))), s.reference) < 1e-5
+
+
 def test_a_way_that_is_wrong_for_other_images_only_is_red() -> None:
     def build(s: Subject, tune: str) -> Callable[[], Tensor]:
         call, first = eager()(s, tune), s.input(torch.float32).clone()

@@ -55,7 +55,8 @@ class Subject:
     def input(self, dtype: torch.dtype, channels_last: bool = False) -> Tensor:
         """Return the images, (batch, C, size, size), on the device; one tensor a dtype and memory format."""
         if (dtype, channels_last) not in self._inputs:
-            kept = self._pictures(0).to(self.device, dtype, memory_format=_format(channels_last))
+            with torch.inference_mode(False):  # others are put there later, by whoever asks
+                kept = self._pictures(0).to(self.device, dtype, memory_format=_format(channels_last))
             self._inputs[dtype, channels_last] = kept
         return self._inputs[dtype, channels_last]
 

@@ -67,7 +67,10 @@ class Compiled:
 
     def _settled(self) -> list[str]:
         """Let Triton find what lies in this folder, and return the note of that."""
-        for group in self._file.parent.glob("*/__grp__*.json"):
+        groups: list[Path] = []
+        with contextlib.suppress(OSError):  # somebody empties it meanwhile
+            groups.extend(self._file.parent.glob("*/__grp__*.json"))
+        for group in groups:
             with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError, OSError):  # Triton compiles this one anew
                 _found_here(group)
         return [f"@{self._file.parent}"]

@@ -71,11 +71,14 @@ class Fast(nn.Module):
         self._plans: OrderedDict[Any, Built] = OrderedDict()
         self._unplanned: dict[Any, str] = {}
         """Shapes that have no plan, and why; none is tried again."""
+        self._doubtful: set[Any] = set()
+        """The shape that failed last, of which a second failure is believed."""
         self._lock = threading.RLock()
         self._order = threading.Lock()
         self._weights: Weights | None = None
         self._choices: Choices | None = None
         self._plain_copy: nn.Module | None = None
+        self._plain_dtype = self.dtype
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the plain network computes in eval mode; same arguments, same structure of the result.
@@ -150,10 +153,11 @@ class Fast(nn.Module):
                 try:
                     built = build(self.core, args, kwargs, self, self._weights, self._choices)
                 except Untraceable as error:
-                    if error.lasting:
+                    if error.lasting or key in self._doubtful:
                         self._unplanned[key] = f"{_shapes(args, kwargs)} runs unchanged: {error}"
                         while len(self._unplanned) > KEPT_REASONS:
                             del self._unplanned[next(iter(self._unplanned))]
+                    self._doubtful = {key}
                     raise
             with self._order:
                 self._plans[key] = built
@@ -171,21 +175,24 @@ class Fast(nn.Module):
     def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from zoo.kernels.copies import channels_last, on_device, own_dtype
 
+        wanted = own_dtype(self.network)
         with self._lock:
             if self._plain_copy is None:
                 self._plain_copy = self._with_part() if self.part else channels_last(on_device(self.core, self.device, self.dtype))
-        wanted = own_dtype(self.network)
-        dtype = wanted if self.part else self.dtype
-        args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-        with torch.no_grad():
-            try:
-                result = self._plain_copy(*args, **kwargs)
-            except RuntimeError as error:
-                if self.part or self.dtype == wanted or "type" not in str(error):
-                    raise
-                self.unchanged += f"; in {wanted}, for it mixes dtypes"
-                self.dtype, self._plain_copy = wanted, None
-                return self._run_unchanged(args, kwargs)
+                self._plain_dtype = wanted if self.part else self.dtype
+            plain, dtype = self._plain_copy, self._plain_dtype
+        try:
+            result = _answer(plain, args, kwargs, dtype)
+        except RuntimeError as error:
+            if dtype == wanted or "type" not in str(error):
+                raise
+            plain = channels_last(on_device(self.core, self.device, wanted))
+            result = _answer(plain, args, kwargs, wanted)  # what it refuses in its own dtype too says nothing of dtypes
+            with self._lock:
+                self._plain_copy, self._plain_dtype = plain, wanted
+                if self.unchanged and self.dtype != wanted:
+                    self.unchanged += f"; in {wanted}, for it mixes dtypes"
+                    self.dtype = wanted
         return pytree.tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, result)
 
     def _with_part(self) -> nn.Module:
@@ -211,11 +218,14 @@ class Fast(nn.Module):
     def prepare_part(self, name: str, reason: str) -> None:
         """Let one child run fast, and the rest unchanged for a reason."""
         self.part, self.unchanged = name, reason
-        self._plain_copy = self._with_part()
+        from zoo.kernels.copies import own_dtype
+
+        self._plain_copy, self._plain_dtype = self._with_part(), own_dtype(self.network)
 
     def refuse(self, reason: str) -> None:
         """Run the network unchanged from now on, and warn whoever called `fast`."""
         self.unchanged = reason
+        self._unplanned.clear()  # it is said once
         warnings.warn(f"{type(self.network).__name__} runs unchanged: {reason}", stacklevel=3)
 
     def report(self) -> Report:
@@ -252,7 +262,7 @@ class Fast(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave plans and copies out; they belong to this process and device."""
-        hidden = ("_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy")
+        hidden = ("_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype", "_doubtful")
         return {name: value for name, value in self.__dict__.items() if name not in hidden}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -293,6 +303,12 @@ def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 def _as_input(leaf: Tensor, dtype: torch.dtype) -> Tensor:
     cast = leaf.to(dtype) if leaf.is_floating_point() else leaf
     return cast.contiguous(memory_format=torch.channels_last) if cast.dim() == 4 else cast
+
+
+def _answer(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+    args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    with torch.no_grad():
+        return network(*args, **kwargs)
 
 
 def _only_tensors(args: tuple[Any, ...]) -> bool:

@@ -369,6 +369,36 @@ def test_what_may_pass_is_tried_again(planned: list[Any], monkeypatch: pytest.Mo
     assert len(why(quick).plans) == 2
 
 
+def test_what_fails_twice_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = ResNet20().eval(), list[Any]()
+    quick = fast(model, "cpu", example=torch.randn(2, 3, 32, 32))
+
+    def failing(*given: Any) -> Any:
+        tried.append(given)
+        raise Untraceable("a step fails", lasting=False)
+
+    monkeypatch.setattr(building, "build_cpu", failing)
+    x = torch.randn(3, 3, 32, 32)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="a step fails"):
+            quick(x)
+    close(quick(x), eager(model, x))
+    assert len(tried) == 2
+    assert "3x3x32x32 runs unchanged: a step fails" in str(why(quick))
+
+
+def test_a_call_that_is_refused_in_any_dtype_changes_nothing() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    x = torch.randn(2, 3, 8, 8)
+    quick = fast(model, "cpu", torch.bfloat16, example=x)
+    with pytest.raises(RuntimeError, match="type"):
+        quick(torch.ones(2, 3, 8, 8, dtype=torch.int64))
+    assert not quick.unchanged
+    assert quick.dtype == torch.bfloat16
+    assert quick(x).shape == (2, 4, 6, 6)
+    assert len(why(quick).plans) == 1
+
+
 def test_what_the_network_itself_refuses_is_not_announced_as_unchanged(planned: list[Any]) -> None:
     quick = fast(nn.Linear(4, 4).eval(), "cpu", example=torch.randn(2, 4))
     for _ in range(2):

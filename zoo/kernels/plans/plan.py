@@ -166,24 +166,31 @@ class Plan:
 
         It can't where a kernel keeps memory from call to call, and where an arena and what libraries make don't fit beside each other.
         """
-        self._forget()
+        done = False
         try:
+            self._forget()
             self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
             self._record(stream, Served(found, self._memory))
+            done = True
         except (Changed, torch.OutOfMemoryError):
-            self._forget()
-            return None
+            pass
         except BaseException:
             self._forget()
             raise
+        if not done:  # outside of the except clause, whose traceback holds the run's maps
+            self._forget()
+            return None
         return found.nbytes + pool_bytes(self._graph)
 
     def _forget(self) -> None:
-        """Let go of what was recorded, and of its memory."""
-        if self.shares:
-            self._buffers = self._made()
+        """Let go of what was recorded, and of its memory, before the buffers are made anew that lay there."""
+        inside = self.shares
         self._graph, self._outputs, self._memory = None, [], None
+        if inside:
+            self._buffers = []
         torch.cuda.empty_cache()
+        if inside or not self._buffers:
+            self._buffers = self._made()
 
     def _record(self, stream: torch.cuda.Stream, served: Served | None) -> None:
         graph = torch.cuda.CUDAGraph()

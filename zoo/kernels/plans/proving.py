@@ -104,11 +104,13 @@ def captured(
     for overlapping, arena in WAYS:
         if not arena and not shares:
             continue  # the same as the way before
-        tried = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping))
+        tried: Plan | None = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping))
         try:
             tried.capture(arena)
         except Exception as error:  # a step that synchronises, or a library that allocates
             fault = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            tried = None  # its buffers are made before the next one's otherwise
+        if tried is None:
             if not arena:
                 break
             shares = True
