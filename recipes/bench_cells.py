@@ -4,8 +4,9 @@
 
 `cells.txt` has a line a cell, "ResNet50 32", in the order in which they are wanted. Kernels of `fast` come from `compile_ahead.py`, whose
 folder TRITON_CACHE_DIR names. With several GPUs start a process for each, with its own CUDA_VISIBLE_DEVICES and --save and the same
---claims, all but one with --compilers 0: each takes the next cell that nobody has taken. What is measured is in the record at once; started
-again, cells that are there are not measured again. `zoo bench --from-json` puts records together.
+--claims, all but one with --compilers 0: each takes the next cell that nobody has taken who still runs. What is measured is in the record
+at once; started again, cells that are there with all of these peers are not measured again. `zoo bench --from-json` puts records
+together. No cell is begun in the last half minute. The status is 0 where all cells are measured, 3 where some are left.
 
 Seconds until ready are left out of the record, for what was compiled before does not count in them.
 """
@@ -15,14 +16,16 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from zoo import CATALOGUE
 from zoo.bench.inference import DeviceLost, Plan, run
@@ -52,15 +55,52 @@ def cells_of(path: Path) -> list[Cell]:
     return found
 
 
-def unclaimed(cells: Sequence[Cell], claims: Path) -> Iterator[Cell]:
-    """Yield the cells that no other process has taken, each taken when it is yielded."""
-    claims.mkdir(parents=True, exist_ok=True)
-    for name, batch in cells:
-        try:
-            (claims / f"{name}-{batch}").touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        yield name, batch
+class Claims:
+    """Who measures which cell: a file each in a folder that processes share, with the process in it, or "done".
+
+    Args:
+        folder: is made where it is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._lock = folder, FileLock(folder / ".lock")
+
+    def take(self, cell: Cell) -> bool:
+        """Take a cell; False where it is done, or somebody measures it."""
+        with self._lock:
+            file = self._file(cell)
+            if file.is_file() and ((owner := file.read_text("utf-8")) == "done" or _runs(owner)):
+                return False
+            file.write_text(f"{platform.node()} {os.getpid()}", "utf-8")
+            return True
+
+    def done(self, cell: Cell) -> None:
+        """Say that a cell is measured."""
+        self._file(cell).write_text("done", "utf-8")
+
+    def give_up(self, cell: Cell) -> None:
+        """Leave a cell to whoever comes next."""
+        self._file(cell).unlink(missing_ok=True)
+
+    def is_done(self, cell: Cell) -> bool:
+        """Tell whether a cell is measured."""
+        return self._file(cell).is_file() and self._file(cell).read_text("utf-8") == "done"
+
+    def _file(self, cell: Cell) -> Path:
+        return self.folder / f"{cell[0]}-{cell[1]}"
+
+
+def _runs(owner: str) -> bool:
+    """Tell whether a process runs, as far as this machine can know."""
+    node, _, number = owner.rpartition(" ")
+    if node != platform.node() or not number.isdecimal() or int(number) == os.getpid():
+        return node != platform.node()
+    try:
+        os.kill(int(number), 0)
+    except OSError:
+        return False
+    return True
 
 
 def compile_peer(cell: Cell) -> None:
@@ -111,36 +151,49 @@ def compile_peers(cells: Sequence[Cell], processes: int, seconds: float, compili
         found.unlink(missing_ok=True)
 
 
-def measure(cells: Sequence[Cell], plan: Plan, save: Path, claims: Path, until: float) -> None:
+def measure(cells: Sequence[Cell], plan: Plan, save: Path, claims: Claims, until: float) -> None:
     """Measure cells into a record until a time (of `time.monotonic`)."""
-    for name, batch in unclaimed(cells, claims):
+    for cell in cells:
         if time.monotonic() > until - LEAST:
-            (claims / f"{name}-{batch}").unlink()
-            print(f"the time is over before {name} at {batch}; start again to go on", flush=True)
             return
-        one = Plan([CATALOGUE[name]], [batch], plan.ways, plan.device, plan.dtype, plan.rounds, plan.tune)
-        start = time.monotonic()
-        record = run(one, path=save, resume=True)
-        cell = record.cell(name, batch)
-        assert cell is not None
-        for row in cell["ways"].values():
-            if "build_s" in row:
-                row["build_s"] = None
-        record.write(save)
-        failed = "".join(f"; {way}: {row['failed']}" for way, row in cell["ways"].items() if "failed" in row)
-        ratio = f"{cell['ratio']:.2f}" if "ratio" in cell else "no ratio"
-        print(f"{name} at {batch}: {ratio}, {time.monotonic() - start:.0f} s{failed}", flush=True)
+        if not claims.take(cell):
+            continue
+        try:
+            _measure(cell, plan, save)
+        except BaseException:
+            claims.give_up(cell)
+            raise
+        claims.done(cell)
+
+
+def _measure(cell: Cell, plan: Plan, save: Path) -> None:
+    name, batch = cell
+    start = time.monotonic()
+    record = run(Plan([CATALOGUE[name]], [batch], plan.ways, plan.device, plan.dtype, plan.rounds, plan.tune), path=save, resume=True)
+    found = record.cell(name, batch)
+    assert found is not None
+    for row in found["ways"].values():
+        if "build_s" in row:
+            row["build_s"] = None
+    record.write(save)
+    failed = "".join(f"; {way}: {row['failed']}" for way, row in found["ways"].items() if "failed" in row)
+    ratio = f"{found['ratio']:.2f}" if "ratio" in found else "no ratio"
+    print(f"{name} at {batch}: {ratio}, {time.monotonic() - start:.0f} s{failed}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile, then measure."""
+    """Compile, then measure; exits with 3 where cells are left."""
     parser = argparse.ArgumentParser(description="Compile the peers of many cells by all cores, then measure one cell after the other.")
     parser.add_argument("--cells", required=True, type=Path, help="a file with a line a cell: a network and a batch")
-    parser.add_argument("--save", required=True, type=Path, help="the record, JSON; cells that it has are not measured again")
+    parser.add_argument(
+        "--save", required=True, type=Path, help="the record, JSON; cells that it has with all peers are not measured again"
+    )
     parser.add_argument("--claims", type=Path, help="a folder that processes share; default: beside the record, its own")
     parser.add_argument("--peers", default="eager-cl,recipe", help="with commas; default %(default)s")
-    parser.add_argument("--seconds", type=float, default=580, help="for everything; default %(default)s")
-    parser.add_argument("--compilers", type=int, default=os.cpu_count() or 1, help="processes that compile; 0 for none")
+    parser.add_argument("--seconds", type=float, default=580, help="for everything; no cell is begun in the last 30; default %(default)s")
+    parser.add_argument(
+        "--compilers", type=int, default=os.cpu_count() or 1, help="processes that compile; 0 for none; default %(default)s"
+    )
     parser.add_argument("--compile-seconds", type=float, default=120, help="that compiling takes at most; default %(default)s")
     options = parser.parse_args(arguments)
     until = time.monotonic() + options.seconds
@@ -150,17 +203,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ways = select(options.peers.split(","), device, torch.bfloat16)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    claims = options.claims or options.save.with_name(f"{options.save.name}.claims")
+    claims = Claims(options.claims or options.save.with_name(f"{options.save.name}.claims"))
     if options.save.is_file():
-        for cell in Record.read(options.save).cells:
-            claims.mkdir(parents=True, exist_ok=True)
-            (claims / f"{cell['model']}-{cell['batch']}").touch()
-    if options.compilers and device.type == "cuda":
-        compile_peers([c for c in cells if not (claims / f"{c[0]}-{c[1]}").exists()], options.compilers, options.compile_seconds)
+        record = Record.read(options.save)
+        for cell in cells:
+            there = record.cell(*cell)
+            if there is not None and {way.name for way in ways} <= set(there["ways"]):
+                claims.done(cell)
+            elif claims.is_done(cell) and options.claims is None:  # by other peers, or taken out of the record
+                claims.give_up(cell)
+    missing = [cell for cell in cells if not claims.is_done(cell)]
+    if missing and options.compilers and device.type == "cuda":
+        compile_peers(missing, options.compilers, options.compile_seconds)
     try:
-        measure(cells, Plan([], [], ways, device, torch.bfloat16), options.save, claims, until)
+        measure(missing, Plan([], [], ways, device, torch.bfloat16), options.save, claims, until)
     except DeviceLost as error:
-        sys.exit(f"{error}; start again: the cell is not tried twice")
+        sys.exit(f"{error}; start again to go on")
+    except KeyboardInterrupt:
+        print("interrupted; start again to go on", file=sys.stderr)
+        sys.exit(130)
+    left = [cell for cell in cells if not claims.is_done(cell)]
+    print(
+        f"{len(cells) - len(left)} of {len(cells)} cells are measured"
+        + (f"; left are {left[0][0]} at {left[0][1]} and behind" if left else "")
+    )
+    if left:
+        sys.exit(3)
 
 
 if __name__ == "__main__":

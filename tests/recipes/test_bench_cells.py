@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from zoo.bench.inference import DeviceLost
 from zoo.bench.record import Record
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "bench_cells.py"
@@ -57,43 +59,95 @@ def listed(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def words(tmp_path: Path, text: str, *more: str) -> list[str]:
+    return ["--cells", str(listed(tmp_path, text)), "--save", str(tmp_path / "record.json"), "--peers", "eager-cl", *more]
+
+
 def test_cells_are_measured_once_in_their_order_and_kept(
     recipe: ModuleType, measured: list[tuple[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cells, save = listed(tmp_path, "# small ones\nResNet20 4\n\nSqueezeNet1_1 1\n"), tmp_path / "record.json"
-    words = ["--cells", str(cells), "--save", str(save), "--peers", "eager-cl", "--compilers", "0"]
-    recipe.main(words)
+    asked = words(tmp_path, "# small ones\nResNet20 4\n\nSqueezeNet1_1 1\n")
+    recipe.main(asked)
     assert measured == [("ResNet20", 4), ("SqueezeNet1_1", 1)]
-    kept = Record.read(save)
+    kept = Record.read(tmp_path / "record.json")
     for name, batch in measured:
         cell = kept.cell(name, batch)
         assert cell is not None
         assert {row.get("build_s", "none") for row in cell["ways"].values()} == {None, "none"}
     printed = capsys.readouterr().out
     assert "ResNet20 at 4: 2.00, 0 s; eager-cl: no room" in printed
-    recipe.main(words)
+    assert "2 of 2 cells are measured\n" in printed
+    recipe.main(asked)
     for claim in (tmp_path / "record.json.claims").iterdir():
         claim.unlink()
-    recipe.main(words)  # by the record alone
+    recipe.main(asked)  # by the record alone
+    assert len(measured) == 2
+    (tmp_path / "record.json").unlink()
+    recipe.main([*asked, "--claims", str(tmp_path / "record.json.claims")])  # another process has measured them
     assert len(measured) == 2
 
 
-def test_processes_take_different_cells(recipe: ModuleType, tmp_path: Path) -> None:
-    cells = [("ResNet20", 1), ("ResNet20", 2), ("ResNet20", 3)]
-    one, other = (recipe.unclaimed(cells, tmp_path / "claims") for _ in range(2))
-    assert [next(one), next(other), next(one)] == cells
-    assert list(other) == []
+def test_a_cell_that_lacks_a_peer_is_measured_again(recipe: ModuleType, measured: list[tuple[str, int]], tmp_path: Path) -> None:
+    recipe.main(words(tmp_path, "ResNet20 4"))
+    recipe.main([*words(tmp_path, "ResNet20 4")[:-1], "eager-fp32"])
+    assert measured == [("ResNet20", 4)] * 2
+
+
+def test_processes_take_different_cells_and_those_of_one_that_is_gone(recipe: ModuleType, tmp_path: Path) -> None:
+    claims, cell = recipe.Claims(tmp_path / "claims"), ("ResNet20", 1)
+    assert claims.take(cell)
+    file = tmp_path / "claims" / "ResNet20-1"
+    mine = file.read_text()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        file.write_text(mine.replace(str(os.getpid()), str(other.pid)))
+        assert not claims.take(cell)
+        other.communicate(b"\n")
+    assert claims.take(cell)
+    file.write_text("another-machine 1")
+    assert not claims.take(cell)
+    claims.give_up(cell)
+    assert claims.take(cell)
+    claims.done(cell)
+    assert not claims.take(cell)
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (DeviceLost("gone"), "gone; start again to go on")])
+def test_what_is_interrupted_is_left_to_the_next_start(
+    recipe: ModuleType,
+    measured: list[tuple[str, int]],
+    error: BaseException,
+    status: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = words(tmp_path, "ResNet20 4\nResNet20 8")
+    with monkeypatch.context() as patched:
+        patched.setattr(recipe, "run", Raising(error))
+        with pytest.raises(SystemExit) as stopped:
+            recipe.main(asked)
+    assert stopped.value.code == status
+    assert not measured
+    recipe.main(asked)
+    assert measured == [("ResNet20", 4), ("ResNet20", 8)]
+
+
+class Raising:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, *given: object, **named: object) -> None:
+        raise self.error
 
 
 def test_what_there_is_no_time_for_is_left_to_the_next_start(
     recipe: ModuleType, measured: list[tuple[str, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cells, save = listed(tmp_path, "ResNet20 4"), tmp_path / "record.json"
-    words = ["--cells", str(cells), "--save", str(save), "--peers", "eager-cl", "--seconds"]
-    recipe.main([*words, "20"])
+    with pytest.raises(SystemExit) as stopped:
+        recipe.main(words(tmp_path, "ResNet20 4", "--seconds", "20"))
+    assert stopped.value.code == 3
     assert not measured
-    assert "the time is over before ResNet20 at 4" in capsys.readouterr().out
-    recipe.main([*words, "60"])
+    assert "0 of 1 cells are measured; left are ResNet20 at 4 and behind" in capsys.readouterr().out
+    recipe.main(words(tmp_path, "ResNet20 4", "--seconds", "60"))
     assert measured == [("ResNet20", 4)]
 
 

@@ -47,5 +47,5 @@ def empty(graph: Graph, options: Options, network: nn.Module) -> Built:
     return Built(
         lambda _: [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in made],
         graph.spec,
-        PlanReport([], notes=["an empty batch"]),
+        PlanReport([tuple(node.shape) for node in graph.inputs], notes=["an empty batch"]),
     )

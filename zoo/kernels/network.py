@@ -27,6 +27,8 @@ Tune = Literal["none", "quick", "full"]
 
 KEPT_PLANS = 8
 """Input shapes whose plans a fast network keeps; the one that was not used for longest goes first."""
+CALLER = 4
+"""Frames between `forward` and whoever calls the module, itself counted: `nn.Module` has two."""
 KEPT_REASONS = 64
 """Input shapes of which it remembers that they have no plan."""
 
@@ -118,7 +120,7 @@ class Fast(nn.Module):
                     with self._lock:
                         self._unplanned.pop(key, None)
                     raise
-                warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=2)
+                warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=CALLER)
                 return result
             if built is None:
                 return self._run_unchanged(args, kwargs)

@@ -279,8 +279,9 @@ def test_a_shape_that_has_no_plan_is_tried_once(planned: list[Any]) -> None:
     model = LargeOnesDepend().eval()
     quick = fast(model, "cpu", example=torch.randn(2, 3, 12, 12))
     large = torch.randn(2, 3, 18, 18)
-    with pytest.warns(UserWarning, match=UNPLANNED):
+    with pytest.warns(UserWarning, match=UNPLANNED) as warned:
         first = quick(large)
+    assert warned[0].filename == __file__
     close(first, eager(model, large))
     close(quick(large + 1), eager(model, large + 1))  # a second warning would fail this test
     assert len(planned) == 2
