@@ -16,16 +16,17 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty
 from typing import Any
+from unittest import mock
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from zoo import CATALOGUE
 from zoo.bench.inference import DeviceLost, Plan, run
@@ -56,7 +57,7 @@ def cells_of(path: Path) -> list[Cell]:
 
 
 class Claims:
-    """Who measures which cell: a file each in a folder that processes share, with the process in it, or "done".
+    """Which cells are measured, and which are just now: files in a folder that processes share. What a process held is free when it ends.
 
     Args:
         folder: is made where it is missing.
@@ -64,43 +65,35 @@ class Claims:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._lock = folder, FileLock(folder / ".lock")
+        self.folder = folder
 
-    def take(self, cell: Cell) -> bool:
-        """Take a cell; False where it is done, or somebody measures it."""
-        with self._lock:
-            file = self._file(cell)
-            if file.is_file() and ((owner := file.read_text("utf-8")) == "done" or _runs(owner)):
-                return False
-            file.write_text(f"{platform.node()} {os.getpid()}", "utf-8")
-            return True
-
-    def done(self, cell: Cell) -> None:
-        """Say that a cell is measured."""
-        self._file(cell).write_text("done", "utf-8")
-
-    def give_up(self, cell: Cell) -> None:
-        """Leave a cell to whoever comes next."""
-        self._file(cell).unlink(missing_ok=True)
+    @contextmanager
+    def taken(self, cell: Cell) -> Iterator[bool]:
+        """Hold a cell inside of the block; False where it is measured, or somebody holds it."""
+        lock = FileLock(self.folder / f"{cell[0]}-{cell[1]}.lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            yield False
+            return
+        try:
+            yield not self.is_done(cell)
+        finally:
+            lock.release()
 
     def is_done(self, cell: Cell) -> bool:
         """Tell whether a cell is measured."""
-        return self._file(cell).is_file() and self._file(cell).read_text("utf-8") == "done"
+        return self._file(cell).is_file()
+
+    def done(self, cell: Cell, is_so: bool = True) -> None:
+        """Say that a cell is measured, or is to be again."""
+        if is_so:
+            self._file(cell).touch()
+        else:
+            self._file(cell).unlink(missing_ok=True)
 
     def _file(self, cell: Cell) -> Path:
-        return self.folder / f"{cell[0]}-{cell[1]}"
-
-
-def _runs(owner: str) -> bool:
-    """Tell whether a process runs, as far as this machine can know."""
-    node, _, number = owner.rpartition(" ")
-    if node != platform.node() or not number.isdecimal() or int(number) == os.getpid():
-        return node != platform.node()
-    try:
-        os.kill(int(number), 0)
-    except OSError:
-        return False
-    return True
+        return self.folder / f"{cell[0]}-{cell[1]}.done"
 
 
 def compile_peer(cell: Cell) -> None:
@@ -111,9 +104,9 @@ def compile_peer(cell: Cell) -> None:
     torch.cuda.synchronize()
 
 
-def _work(cells: Any, until: float, compiling: Callable[[Cell], None]) -> None:
+def _work(cells: Any, compiling: Callable[[Cell], None]) -> None:
     torch.set_num_threads(1)
-    while time.time() < until:
+    while True:
         try:
             cell = cells.get(timeout=0.2)
         except Empty:
@@ -129,22 +122,20 @@ def _work(cells: Any, until: float, compiling: Callable[[Cell], None]) -> None:
 
 def compile_peers(cells: Sequence[Cell], processes: int, seconds: float, compiling: Callable[[Cell], None] = compile_peer) -> None:
     """Compile by several processes for so many seconds; which launch parameters are best, found beside others, is forgotten again."""
-    os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     for cell in cells:
         queue.put(cell)
-    workers = [context.Process(target=_work, args=(queue, time.time() + seconds, compiling), daemon=True) for _ in range(processes)]
-    for worker in workers:
-        worker.start()
+    workers = [context.Process(target=_work, args=(queue, compiling), daemon=True) for _ in range(processes)]
     until = time.monotonic() + seconds
+    with mock.patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1", OMP_NUM_THREADS="1"):
+        for worker in workers:
+            worker.start()
     for worker in workers:
         worker.join(max(0.1, until - time.monotonic()))
         worker.kill()
         worker.join()
     queue.cancel_join_thread()
-    for name in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS"):
-        del os.environ[name]
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     for found in Path(cache_dir()).rglob("*.best_config"):
@@ -156,14 +147,10 @@ def measure(cells: Sequence[Cell], plan: Plan, save: Path, claims: Claims, until
     for cell in cells:
         if time.monotonic() > until - LEAST:
             return
-        if not claims.take(cell):
-            continue
-        try:
-            _measure(cell, plan, save)
-        except BaseException:
-            claims.give_up(cell)
-            raise
-        claims.done(cell)
+        with claims.taken(cell) as mine:
+            if mine:
+                _measure(cell, plan, save)
+                claims.done(cell)
 
 
 def _measure(cell: Cell, plan: Plan, save: Path) -> None:
@@ -208,14 +195,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         record = Record.read(options.save)
         for cell in cells:
             there = record.cell(*cell)
-            if there is not None and {way.name for way in ways} <= set(there["ways"]):
-                claims.done(cell)
-            elif claims.is_done(cell) and options.claims is None:  # by other peers, or taken out of the record
-                claims.give_up(cell)
+            whole = there is not None and {way.name for way in ways} <= set(there["ways"])
+            if whole or options.claims is None:  # else another process may have measured it, into another record
+                claims.done(cell, whole)
     missing = [cell for cell in cells if not claims.is_done(cell)]
-    if missing and options.compilers and device.type == "cuda":
-        compile_peers(missing, options.compilers, options.compile_seconds)
     try:
+        if missing and options.compilers and device.type == "cuda":
+            compile_peers(missing, options.compilers, options.compile_seconds)
         measure(missing, Plan([], [], ways, device, torch.bfloat16), options.save, claims, until)
     except DeviceLost as error:
         sys.exit(f"{error}; start again to go on")

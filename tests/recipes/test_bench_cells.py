@@ -93,22 +93,27 @@ def test_a_cell_that_lacks_a_peer_is_measured_again(recipe: ModuleType, measured
     assert measured == [("ResNet20", 4)] * 2
 
 
-def test_processes_take_different_cells_and_those_of_one_that_is_gone(recipe: ModuleType, tmp_path: Path) -> None:
+HOLD = "import sys; from filelock import FileLock; lock = FileLock(sys.argv[1]); lock.acquire(); print('held', flush=True); input()"
+
+
+def test_processes_take_different_cells_and_those_of_one_that_was_killed(recipe: ModuleType, tmp_path: Path) -> None:
     claims, cell = recipe.Claims(tmp_path / "claims"), ("ResNet20", 1)
-    assert claims.take(cell)
-    file = tmp_path / "claims" / "ResNet20-1"
-    mine = file.read_text()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        file.write_text(mine.replace(str(os.getpid()), str(other.pid)))
-        assert not claims.take(cell)
-        other.communicate(b"\n")
-    assert claims.take(cell)
-    file.write_text("another-machine 1")
-    assert not claims.take(cell)
-    claims.give_up(cell)
-    assert claims.take(cell)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "claims" / "ResNet20-1.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with claims.taken(cell) as mine:
+            assert not mine
+        with claims.taken(("ResNet20", 2)) as mine:
+            assert mine
+        other.kill()
+    for _ in range(2):
+        with claims.taken(cell) as mine:
+            assert mine
     claims.done(cell)
-    assert not claims.take(cell)
+    with claims.taken(cell) as mine:
+        assert not mine
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), 130), (DeviceLost("gone"), "gone; start again to go on")])
@@ -182,11 +187,11 @@ def test_peers_are_compiled_beside_each_other_and_what_was_best_there_is_forgott
     recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.syspath_prepend(RECIPE.parent)
     recipe.compile_peers([("a", 3), ("b", 2), ("c", 1)], 2, 300, compiling)
     assert {path.name for path in tmp_path.iterdir()} == {"a.1", "b.1", "c.1"}
-    assert "OMP_NUM_THREADS" not in os.environ
+    assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
 def test_compilers_end_with_their_time(recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

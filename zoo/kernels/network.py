@@ -74,7 +74,7 @@ class Fast(nn.Module):
         self._unplanned: dict[Any, str] = {}
         """Shapes that have no plan, and why; none is tried again."""
         self._doubtful: set[Any] = set()
-        """The shape that failed last, of which a second failure is believed."""
+        """Shapes that failed, of which a second failure is believed."""
         self._lock = threading.RLock()
         self._order = threading.Lock()
         self._weights: Weights | None = None
@@ -159,7 +159,9 @@ class Fast(nn.Module):
                         self._unplanned[key] = f"{_shapes(args, kwargs)} runs unchanged: {error}"
                         while len(self._unplanned) > KEPT_REASONS:
                             del self._unplanned[next(iter(self._unplanned))]
-                    self._doubtful = {key}
+                    self._doubtful.add(key)
+                    if len(self._doubtful) > KEPT_REASONS:
+                        self._doubtful.clear()
                     raise
             with self._order:
                 self._plans[key] = built

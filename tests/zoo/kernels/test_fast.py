@@ -379,12 +379,12 @@ def test_what_fails_twice_fails_again(monkeypatch: pytest.MonkeyPatch) -> None:
         raise Untraceable("a step fails", lasting=False)
 
     monkeypatch.setattr(building, "build_cpu", failing)
-    x = torch.randn(3, 3, 32, 32)
-    for _ in range(2):
+    x, other = torch.randn(3, 3, 32, 32), torch.randn(4, 3, 32, 32)
+    for images in (x, other, x):  # another's failure between
         with pytest.warns(UserWarning, match="a step fails"):
-            quick(x)
+            quick(images)
     close(quick(x), eager(model, x))
-    assert len(tried) == 2
+    assert len(tried) == 3
     assert "3x3x32x32 runs unchanged: a step fails" in str(why(quick))
 
 

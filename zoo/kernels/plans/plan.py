@@ -166,18 +166,16 @@ class Plan:
 
         It can't where a kernel keeps memory from call to call, and where an arena and what libraries make don't fit beside each other.
         """
-        done = False
         try:
             self._forget()
             self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
             self._record(stream, Served(found, self._memory))
-            done = True
         except (Changed, torch.OutOfMemoryError):
             pass
         except BaseException:
             self._forget()
             raise
-        if not done:  # outside of the except clause, whose traceback holds the run's maps
+        if self._graph is None:  # outside of the except clause, whose traceback holds the run's maps
             self._forget()
             return None
         return found.nbytes + pool_bytes(self._graph)
