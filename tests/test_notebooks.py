@@ -11,11 +11,11 @@ import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 ANEW = """
-%reset -f
-import os
+import os, tempfile
 os.chdir({folder!r})
 os.environ.update({environment!r})
-del os
+tempfile.tempdir = {folder!r}
+%reset -f
 """
 """Nothing of the notebook before is left but what Python keeps of imports, which take four seconds a kernel."""
 OWN = ("ZOO_CACHE", "ZOO_USER_REGISTRY", "HF_HOME", "TORCH_HOME")

@@ -1,0 +1,217 @@
+"""What a captured run takes: one arena where that is less, the allocator where not, and nothing of what did not fit."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.zoo.kernels.mapped import Collecting, Joined, program
+from zoo.kernels.plans import plan as planning
+from zoo.kernels.plans.arena import Layout, Piece, Served, _layout
+from zoo.kernels.plans.plan import Plan
+
+
+class Graph:
+    """Stands for a CUDA graph: a replay runs nothing, for what was captured has run."""
+
+    def capture_begin(self, **options: object) -> None: ...
+    def capture_end(self) -> None: ...
+    def replay(self) -> None: ...
+
+
+class Stream:
+    def __init__(self, *args: object) -> None: ...
+    def wait_stream(self, other: Stream) -> None: ...
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """A CPU that takes part in captures; a GPU does."""
+    if device.type == "cuda":
+        return
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(planning, "growing", nullcontext)
+
+
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize(
+    ("differs", "arena", "pools", "shares"),
+    [
+        (False, True, [10**6, 0], True),
+        (False, False, [10**6, 0], False),
+        (True, True, [10**6, 0], False),
+        (False, True, [10**6] * 2, False),
+    ],
+    ids=["served", "apart", "asks for other memory in each call", "takes no less"],
+)
+def test_a_capture_is_served_where_that_can_be_and_saves_memory(
+    differs: bool, arena: bool, pools: list[int], shares: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "pool_bytes", lambda graph: pools.pop(0))
+    x = torch.randn(2, 3, 12, 10, device=device)
+    with torch.inference_mode():
+        plan = Plan(program(Joined().eval(), x))
+        expected = plan.eager([x])
+        bound = plan.program.bound
+        node = list(bound)[2]
+        inner, kept = bound[node], list[Tensor]()
+
+        def differing(inputs: list[Tensor], out: Tensor | None) -> Tensor:
+            kept.append(torch.empty(777 if len(kept) == 1 else 0, device=x.device))
+            return inner(inputs, out)
+
+        if differs:
+            bound[node] = differing
+        plan.capture(arena)
+        assert plan.shares == shares
+        assert plan._graph is not None
+        plan._graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(plan._outputs, expected, strict=True))
+
+
+@pytest.mark.usefixtures("captures")
+def test_what_comes_in_lies_where_maps_do_that_are_made_after_it_was_read(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = [10**6, 0]
+    monkeypatch.setattr(planning, "pool_bytes", lambda graph: pools.pop(0))
+    first, x = torch.randn(2, 2, 3, 12, 10, device=device)
+    with torch.inference_mode():
+        plan = Plan(program(Joined().eval(), x))
+        expected = [y.clone() for y in plan.eager([x])]
+        ((apart,),) = plan._buffers
+        with Collecting(x.device) as watched:
+            plan._run(plan._made_anew())
+        image, *rest = (piece for piece in watched.pieces if piece.ours)
+        assert image.form[0] == apart.shape
+        assert image.dies < rest[-1].born
+        plan.capture()
+        ((inside,),) = plan._buffers
+        assert plan._memory is not None
+        assert inside.untyped_storage().data_ptr() == plan._memory.untyped_storage().data_ptr()
+        for _ in range(2):  # over what the run before has left there
+            plan.eager([first])
+            found = plan.eager([x])
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+            if device.type == "cuda":
+                plan([first])
+                assert all(torch.equal(a, b) for a, b in zip(plan([x]), expected, strict=True))
+        plan.close()
+        ((again,),) = plan._buffers
+        assert again.untyped_storage().nbytes() == apart.nbytes
+        assert all(torch.equal(a, b) for a, b in zip(plan.eager([x]), expected, strict=True))
+    plan.close()
+    assert not plan.shares
+
+
+@pytest.mark.gpu
+def test_a_graphs_memory_is_weighed() -> None:
+    x = torch.randn(2, 3, 120, 100, device="cuda")
+    with torch.inference_mode():
+        network = Joined().eval()
+        apart, served = (Plan(program(network, x)) for _ in range(2))
+        apart.capture(False)
+        served.capture()
+        assert served.shares
+        assert served._memory is not None
+        assert served._memory.numel() + planning.pool_bytes(served._graph) < planning.pool_bytes(apart._graph)
+        assert all(torch.equal(a, b) for a, b in zip(served([x]), apart([x]), strict=True))
+
+
+FULL = torch.OutOfMemoryError("no room")
+
+
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize(
+    ("pools", "arena"),
+    [
+        ([10**6, 0, 0], 0),
+        ([10**6, 10**5, 0], 1),
+        ([10**6, FULL, 0], 1),
+        ([10**6, 0, FULL], 0),
+        ([10**6, FULL, FULL], None),
+        ([10**6, 10**6, 10**6], None),
+        ([FULL, 10**5, 0], 1),
+        ([FULL, 0, FULL], 0),
+    ],
+)
+def test_of_two_arenas_the_smaller_is_kept_and_one_that_does_not_fit_bars_no_other(
+    pools: list[Any], arena: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what each record says it took: maps apart, those with some left to the allocator, all in one piece of memory."""
+    x = torch.randn(2, 3, 12, 10, device=device)
+    record, lay_out, ways, held, took = Plan._record, planning.layouts, list[Any](), list[int](), list[Any]()
+
+    def laid(pieces: list[Piece], held_at_first: int = 0, **named: int) -> list[Layout]:
+        held.append(named.get("held", held_at_first))
+        (plain,) = lay_out(pieces)
+        beside = _layout(pieces, {max(p.born for p in pieces if p.ours)})
+        ways.extend((None, beside, plain))
+        return [beside, plain]
+
+    def recording(self: Plan, stream: Any, serving: Served | None) -> None:
+        took.append(pools[ways.index(None if serving is None else serving._layout)])
+        if took[-1] is FULL:
+            raise FULL
+        record(self, stream, serving)
+
+    monkeypatch.setattr(planning, "layouts", laid)
+    monkeypatch.setattr(Plan, "_record", recording)
+    with torch.inference_mode():
+        plan = Plan(program(Joined().eval(), x))
+        monkeypatch.setattr(planning, "pool_bytes", lambda graph: took[-1])
+        expected = plan.eager([x])
+        plan.capture()
+        assert held == [1]
+        assert plan.shares == (arena is not None)
+        assert took[-1] == pools[0 if arena is None else 1 + arena]
+        assert plan._graph is not None
+        plan._graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(plan._outputs, expected, strict=True))
+        if plan._memory is not None:
+            ((image,),) = plan._buffers
+            assert image.untyped_storage().data_ptr() == plan._memory.untyped_storage().data_ptr()
+
+
+@pytest.mark.usefixtures("captures")
+def test_buffers_are_made_anew_when_what_they_lay_in_is_gone(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 3, 12, 10, device=device)
+    made, given = Plan._made, list[Any]()
+    monkeypatch.setattr(planning, "pool_bytes", lambda graph: 10**6)  # an arena never takes less
+
+    def making(self: Plan) -> list[list[Tensor]]:
+        given.append([getattr(self, name, None) for name in ("_memory", "_graph", "_buffers")])
+        return made(self)
+
+    with torch.inference_mode():
+        monkeypatch.setattr(Plan, "_made", making)
+        plan = Plan(program(Joined().eval(), x))
+        plan.eager([x])
+        plan.capture()
+        assert not plan.shares
+    assert len(given) == 2
+    assert [thing for things in given for thing in things if thing] == []
+
+
+@pytest.mark.usefixtures("captures")
+def test_nothing_is_left_of_a_capture_that_does_not_fit(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 3, 12, 10, device=device)
+
+    def full(self: Plan, *given: Any) -> None:
+        raise FULL
+
+    monkeypatch.setattr(Plan, "_record", full)
+    with torch.inference_mode():
+        plan = Plan(program(Joined().eval(), x))
+        plan.eager([x])
+        with pytest.raises(torch.OutOfMemoryError):
+            plan.capture()
+        assert not plan.shares
+        assert plan._graph is None
