@@ -143,6 +143,7 @@ class Fast(nn.Module):
             if key in self._unplanned and not self._strict:  # since another thread has tried
                 return None
             from zoo.kernels.choices import Choices
+            from zoo.kernels.report import named
             from zoo.kernels.tuning.binding import Weights
 
             if self.device.type == "cuda":
@@ -156,13 +157,14 @@ class Fast(nn.Module):
                     built = build(self.core, args, kwargs, self, self._weights, self._choices)
                 except Untraceable as error:
                     if error.lasting or key in self._doubtful:
-                        self._unplanned[key] = f"{_shapes(args, kwargs)} runs unchanged: {error}"
+                        self._unplanned[key] = f"{named(args, kwargs)} runs unchanged: {error}"
                         while len(self._unplanned) > KEPT_REASONS:
                             del self._unplanned[next(iter(self._unplanned))]
                     self._doubtful.add(key)
                     if len(self._doubtful) > KEPT_REASONS:
                         self._doubtful.clear()
                     raise
+            built.report.given = named(args, kwargs)
             with self._order:
                 self._plans[key] = built
                 if len(self._plans) > KEPT_PLANS:
@@ -297,11 +299,6 @@ def _key(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.dtype.is_floating_point or leaf.dtype
     return type(leaf).__name__, repr(leaf)
-
-
-def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Name the shapes of the tensors among arguments."""
-    return ", ".join("x".join(map(str, leaf.shape)) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
 
 
 def _as_input(leaf: Tensor, dtype: torch.dtype) -> Tensor:

@@ -6,6 +6,10 @@ import io
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
 from zoo.kernels.parity import Parity
 
 
@@ -33,6 +37,8 @@ class PlanReport:
     rows: list[Row] = field(default_factory=list)
     parity: Parity | None = None
     notes: list[str] = field(default_factory=list)
+    given: str = ""
+    """The arguments that it is for, by which a user tells it from others of the same shapes."""
 
     @property
     def us(self) -> float:
@@ -83,9 +89,13 @@ class Report:
         if self.unchanged:
             yield escape(f"runs unchanged on {self.device} in {self.dtype}: {self.unchanged}")
         for plan in self.plans:
-            shapes = ", ".join("x".join(map(str, shape)) for shape in plan.shapes)
+            given = plan.given or ", ".join(map(_sizes, plan.shapes))
             table = Table(
-                title=f"{shapes}, {self.dtype} on {self.device}", title_justify="left", box=None, pad_edge=False, header_style="bold"
+                title=escape(f"{given}, {self.dtype} on {self.device}"),
+                title_justify="left",
+                box=None,
+                pad_edge=False,
+                header_style="bold",
             )
             table.add_column("layers", overflow="ellipsis", no_wrap=True, max_width=44)
             table.add_column("kernel", overflow="ellipsis", no_wrap=True, max_width=52)
@@ -103,6 +113,23 @@ class Report:
                 yield escape(str(plan.parity))
             yield from (escape(note) for note in plan.notes)
         yield from map(escape, self.unplanned)
+
+
+def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Name the arguments of a call as a plan tells them apart: tensors by shape, and dtype unless they hold fractions; others by value."""
+    by_name = [f"{name}=" + ", ".join(map(_leaf, pytree.tree_leaves(value))) for name, value in kwargs.items()]
+    return ", ".join([*map(_leaf, pytree.tree_leaves(args)), *by_name])
+
+
+def _leaf(leaf: Any) -> str:
+    if not isinstance(leaf, Tensor):
+        return str(leaf) if isinstance(leaf, torch.dtype | torch.device) else repr(leaf)
+    kind = "" if leaf.is_floating_point() else f" {str(leaf.dtype).removeprefix('torch.')}"
+    return _sizes(tuple(leaf.shape)) + kind
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "a number"
 
 
 def _number(us: float | None) -> str:

@@ -338,6 +338,18 @@ def test_numbers_that_are_equal_but_of_other_types_are_other_arguments() -> None
     for value in (1, 1.0, True, 2):
         assert quick(x, value).dtype == eager(quick, x, value).dtype
         close(quick(x, value).float(), eager(quick, x, value).float())
+    text = str(why(quick))
+    assert all(f"1x3x8x8, {value}, float32 on cpu" in text for value in (1, 1.0, True, 2))
+
+
+def test_tables_say_which_arguments_they_are_for(small: Fast) -> None:
+    quick = copy.deepcopy(small)
+    x = torch.randn(1, 3, 16, 16)
+    close(quick(x, scale=2.0), eager(quick, x, scale=2.0))
+    close(quick(x, scale=torch.tensor(3)), eager(quick, x, scale=torch.tensor(3)))
+    text = str(why(quick))
+    assert "1x3x16x16, scale=2.0, float32 on cpu" in text
+    assert "1x3x16x16, scale=a number int64, float32 on cpu" in text
 
 
 class Joins(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.report import PlanReport, Report
+from zoo.kernels.report import PlanReport, Report, named
 from zoo.kernels.training.choosing import Timer, timer
 from zoo.kernels.training.planning import Checked, Known, checked, device_of
 from zoo.kernels.training.recompute import as_is
@@ -143,6 +143,7 @@ class FastTraining(nn.Module):
             except Untraceable as error:
                 plan = _Plan(None, None, PlanReport(shapes, notes=[f"runs unchanged: {error}"]), str(error))
                 warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=3)
+            plan.report.given = named(args, kwargs)
             self._give_back(args, kwargs)
             self._plans[key] = plan
             while len(self._plans) > KEPT_PLANS:
