@@ -223,9 +223,9 @@ class Fast(nn.Module):
 
     def prepare_part(self, name: str, reason: str) -> None:
         """Let one child run fast, and the rest unchanged for a reason."""
-        self.part, self.unchanged = name, reason
         from zoo.kernels.copies import own_dtype
 
+        self.part, self.unchanged = name, reason
         self._plain_copy, self._plain_dtype = self._with_part(), own_dtype(self.network)
 
     def refuse(self, reason: str) -> None:

@@ -89,9 +89,8 @@ class Report:
         if self.unchanged:
             yield escape(f"runs unchanged on {self.device} in {self.dtype}: {self.unchanged}")
         for plan in self.plans:
-            given = plan.given or ", ".join(map(_sizes, plan.shapes))
             table = Table(
-                title=escape(f"{given}, {self.dtype} on {self.device}"),
+                title=escape(f"{plan.given}, {self.dtype} on {self.device}"),
                 title_justify="left",
                 box=None,
                 pad_edge=False,
@@ -116,7 +115,7 @@ class Report:
 
 
 def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Name the arguments of a call as a plan tells them apart: tensors by shape, and dtype unless they hold fractions; others by value."""
+    """Name the arguments of a call: tensors by shape, and by dtype unless they hold fractions; others by value."""
     by_name = [f"{name}=" + ", ".join(map(_leaf, pytree.tree_leaves(value))) for name, value in kwargs.items()]
     return ", ".join([*map(_leaf, pytree.tree_leaves(args)), *by_name])
 
@@ -125,11 +124,7 @@ def _leaf(leaf: Any) -> str:
     if not isinstance(leaf, Tensor):
         return str(leaf) if isinstance(leaf, torch.dtype | torch.device) else repr(leaf)
     kind = "" if leaf.is_floating_point() else f" {str(leaf.dtype).removeprefix('torch.')}"
-    return _sizes(tuple(leaf.shape)) + kind
-
-
-def _sizes(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "a number"
+    return ("x".join(map(str, leaf.shape)) or "a number") + kind
 
 
 def _number(us: float | None) -> str:

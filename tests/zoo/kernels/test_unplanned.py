@@ -20,13 +20,15 @@ from zoo.kernels.passes.trace import trace
 
 
 class DependsOnValues(nn.Module):
-    def __init__(self) -> None:
+    """Images of at least so many pixels' width can't be traced."""
+
+    def __init__(self, width: int = 0) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
+        self.conv, self.width = nn.Conv2d(3, 4, 3), width
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x)
-        return y if y.sum() > 0 else -y
+        return y if x.shape[-1] < self.width or y.sum() > 0 else -y
 
 
 def test_a_network_that_depends_on_values_runs_unchanged_and_says_why() -> None:
@@ -37,18 +39,6 @@ def test_a_network_that_depends_on_values_runs_unchanged_and_says_why() -> None:
     close(quick(x), eager(model, x))
     close(copy.deepcopy(quick)(x), eager(model, x))
     assert "runs unchanged" in str(why(quick))
-
-
-class LargeOnesDepend(nn.Module):
-    """What is wide enough is traced no more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
-        return y if x.shape[-1] < 16 or y.sum() > 0 else -y
 
 
 @pytest.fixture
@@ -68,7 +58,7 @@ UNPLANNED = "runs unchanged for this shape"
 
 
 def test_a_shape_that_has_no_plan_is_tried_once(planned: list[Any]) -> None:
-    model = LargeOnesDepend().eval()
+    model = DependsOnValues(16).eval()
     quick = fast(model, "cpu", example=torch.randn(2, 3, 12, 12))
     large = torch.randn(2, 3, 18, 18)
     with pytest.warns(UserWarning, match=UNPLANNED) as warned:
@@ -93,7 +83,7 @@ def test_a_shape_that_has_no_plan_is_tried_once(planned: list[Any]) -> None:
 
 
 def test_threads_that_bring_a_shape_without_a_plan_try_it_once(planned: list[Any]) -> None:
-    model = LargeOnesDepend().eval()
+    model = DependsOnValues(16).eval()
     quick = fast(model, "cpu", example=torch.randn(2, 3, 12, 12))
     large, answers, together = torch.randn(2, 3, 18, 18), list[Tensor](), threading.Barrier(4)
 
@@ -118,7 +108,7 @@ def test_threads_that_bring_a_shape_without_a_plan_try_it_once(planned: list[Any
 
 
 def test_shapes_without_a_plan_cost_no_plan_its_place(planned: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LargeOnesDepend().eval()
+    model = DependsOnValues(16).eval()
     small = torch.randn(2, 3, 12, 12)
     quick = fast(model, "cpu", example=small)
     monkeypatch.setattr(answering, "KEPT_REASONS", 2)
@@ -135,7 +125,7 @@ def test_shapes_without_a_plan_cost_no_plan_its_place(planned: list[Any], monkey
 
 
 def test_a_warning_that_is_an_error_is_one_once(planned: list[Any]) -> None:
-    model = LargeOnesDepend().eval()
+    model = DependsOnValues(16).eval()
     quick = fast(model, "cpu", example=torch.randn(2, 3, 12, 12))
     large = torch.randn(2, 3, 18, 18)
     with pytest.raises(UserWarning, match=UNPLANNED):  # as this project's tests have warnings
