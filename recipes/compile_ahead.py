@@ -2,8 +2,9 @@
 
     TRITON_CACHE_DIR=kernels python recipes/compile_ahead.py --models ResNet50,VGG19 --batches 1,32,256 --capability 9.0
 
-Take the folder to the GPU and name it there in TRITON_CACHE_DIR. Both machines need the same Triton, torch and version of the zoo.
-Interrupted, it goes on where it stopped: what is in the folder is not compiled again.
+Take the folder to the GPU and name it there in TRITON_CACHE_DIR. Both machines need the same Python (3.12, say), Triton, torch and
+version of the zoo: Triton finds nothing that its build for another Python has compiled. Interrupted, it goes on where it stopped: what
+is in the folder is not compiled again.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def compile_ahead(
     """Compile what `fast(network, "cuda", dtype, tune=tune)` would compile before it times anything, for a GPU that need not be here.
 
     Triton keeps it in the folder that TRITON_CACHE_DIR names, else in `~/.triton/cache`. Take that folder to the machine with the GPU: what
-    has the same Triton, the same torch and this version of the zoo finds its kernels there. What timing decides later, such as which
-    kernels are followed by others of ours, is compiled there all the same, a small part.
+    has the same Triton, for the same version of Python, the same torch and this version of the zoo finds its kernels there. What timing
+    decides later, such as which kernels are followed by others of ours, is compiled there all the same, a small part.
 
     Args:
         network: any module with its weights; it is neither run nor changed.

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,10 +31,9 @@ class Compiled:
     """
 
     def __init__(self, target: str) -> None:
-        import triton
         from triton import knobs
 
-        self._about = f"{target} triton {triton.__version__} torch {torch.__version__} {_settings(target)} {_sources()}"
+        self._about = f"{target} triton {_build()} torch {torch.__version__} {_settings(target)} {_sources()}"
         folder = Path(knobs.cache.dir).absolute()
         if knobs.cache.dir != str(folder) and os.environ.get("TRITON_CACHE_DIR"):  # Triton would note paths that hold from here only
             os.environ["TRITON_CACHE_DIR"] = str(folder)
@@ -109,6 +109,17 @@ def _settings(target: str) -> str:
         blackwell = getattr(knobs.nvidia, "ptxas_blackwell", None) if int(target) >= 100 else None
         found.append((blackwell or knobs.nvidia.ptxas).version)  # wherever it lies: the cache may have come from another machine
     return str(found)
+
+
+def _build() -> str:
+    """Return what tells Triton's builds apart, as its cache does: one for another Python finds nothing of this one's."""
+    try:
+        from triton.runtime.cache import triton_key
+    except ImportError:  # elsewhere in another version
+        import triton
+
+        return f"{triton.__version__} for {sys.implementation.cache_tag}"
+    return triton_key()
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from typing import IO, Any, Protocol
 import torch
 
 from zoo.kernels.compiled import Compiled
+from zoo.kernels.stopwatch import phase
 
 MOST = 16
 """Processes at a time; each takes about 0.4 GB."""
@@ -102,8 +103,10 @@ class Compilers:
         keys = [task.key for task in tasks]
         compiled = Compiled(self._arguments[0])
         missing = _missing(keys, tasks, compiled)
-        if len(missing) >= self._worth and not self._compile(missing, compiled, seconds, progress):
-            missing = {}
+        if len(missing) >= self._worth:
+            with phase("compiling"):
+                if not self._compile(missing, compiled, seconds, progress):
+                    missing = {}
         return {index for index, key in enumerate(keys) if key in missing or compiled.has(key)}
 
     def _compile(

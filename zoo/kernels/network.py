@@ -144,6 +144,7 @@ class Fast(nn.Module):
                 return None
             from zoo.kernels.choices import Choices
             from zoo.kernels.report import named
+            from zoo.kernels.stopwatch import stopwatch
             from zoo.kernels.tuning.binding import Weights
 
             if self.device.type == "cuda":
@@ -154,7 +155,8 @@ class Fast(nn.Module):
             self._choices = Choices(self.device) if self._choices is None else self._choices
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
                 try:
-                    built = build(self.core, args, kwargs, self, self._weights, self._choices)
+                    with stopwatch() as seconds:
+                        built = build(self.core, args, kwargs, self, self._weights, self._choices)
                 except Untraceable as error:
                     if error.lasting or key in self._doubtful:
                         self._unplanned[key] = f"{named(args, kwargs)} runs unchanged: {error}"
@@ -164,7 +166,7 @@ class Fast(nn.Module):
                     if len(self._doubtful) > KEPT_REASONS:
                         self._doubtful.clear()
                     raise
-            built.report.given = named(args, kwargs)
+            built.report.given, built.report.seconds = named(args, kwargs), seconds
             with self._order:
                 self._plans[key] = built
                 if len(self._plans) > KEPT_PLANS:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.parity import Parity
+from zoo.kernels.stopwatch import told
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class PlanReport:
     notes: list[str] = field(default_factory=list)
     given: str = ""
     """The arguments that it is for, by which a user tells it from others of the same shapes."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """How long each phase of making it took."""
 
     @property
     def us(self) -> float:
@@ -111,6 +114,8 @@ class Report:
             if plan.parity is not None:
                 yield escape(str(plan.parity))
             yield from (escape(note) for note in plan.notes)
+            if plan.seconds:
+                yield told(plan.seconds)
         yield from map(escape, self.unplanned)
 
 

@@ -44,6 +44,14 @@ def test_notes_hold_on_another_machine() -> None:
     assert sys.prefix not in settings
 
 
+def test_notes_of_another_build_of_triton_are_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    Compiled("90").add(["a"])
+    assert Compiled("90").has("a")
+    monkeypatch.setattr("triton.runtime.cache.triton_key", lambda: "the same version, built for another Python")
+    assert not Compiled("90").has("a")
+
+
 def test_kernels_are_found_in_a_folder_that_was_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "made"))
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()

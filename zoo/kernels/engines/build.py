@@ -22,6 +22,7 @@ from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport, Row
+from zoo.kernels.stopwatch import phase
 from zoo.kernels.tuning.binding import Weights
 
 CPU = torch.device("cpu")
@@ -43,14 +44,15 @@ def build_cpu(
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
     example = tuple(natural_images(tuple(t.shape), t.device).to(own) if t.is_floating_point() else t.clone() for t in tensors)
-    graph = trace(network, args, kwargs)  # refuses what an engine would silently do only once, such as counting its calls
+    with phase("tracing"):
+        graph = trace(network, args, kwargs)  # refuses what an engine would silently do only once, such as counting its calls
     if any(t.numel() == 0 for t in tensors):
         return empty(graph, options, network)
     shapes = [tuple(t.shape) for t in tensors]
     dtype = str(options.dtype).removeprefix("torch.")
     key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"
     known = choices.get(key, "none" if options.tune == "none" else "quick")
-    with bar("choosing kernels", options.progress) as progress:
+    with bar("choosing kernels", options.progress) as progress, phase("making and timing engines"):
         say = None if progress is None else lambda text: progress(0, 1, text)
         untimed = "onnxruntime" if options.tune == "none" else None
         chosen = engines.choose(

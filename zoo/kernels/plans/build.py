@@ -29,6 +29,7 @@ from zoo.kernels.plans.proving import Unlike, captured, checked, tensors_of
 from zoo.kernels.plans.rows import rows
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport
+from zoo.kernels.stopwatch import phase
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.choose import choose, kernels
 from zoo.kernels.tuning.steps import Setting
@@ -55,21 +56,25 @@ def build_gpu(
         raise Untraceable(f"{type(network).__name__} is given no tensor")
     capability = torch.cuda.get_device_capability(options.device)
     with _BUILDING, torch.cuda.device(options.device), _as_untraceable(network), closing(Compilers(capability)) as compilers:
-        graph, places = understand(network, typed[0], typed[1], options.device)
+        with phase("tracing"):
+            graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
             return empty(graph, options, network)
         setting = Setting(options.device, options.dtype, options.tf32)
-        compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
-        batches = _batches(typed, tensors, options.device)
-        reference = Reference(network, options.device, options.dtype, options.tf32, batches)
+        with phase("listing kernels"):
+            compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
+        with phase("reference"):
+            batches = _batches(typed, tensors, options.device)
+            reference = Reference(network, options.device, options.dtype, options.tf32, batches)
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
         if options.dtype == torch.float32:
             plan, report = _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
         else:
-            if weights.means is None:
-                weights.means = _means(network, graph, places, batches, setting)
-            balance(graph, weights.means, setting, weights.rounded)
+            with phase("rounding weights"):
+                if weights.means is None:
+                    weights.means = _means(network, graph, places, batches, setting)
+                balance(graph, weights.means, setting, weights.rounded)
             try:
                 plan, report = _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
             except Unlike as first:  # by chance plain rounding may be the better one for this network
@@ -104,8 +109,10 @@ def _planned(
             compilers.compile([Task(node, places, setting, decision.chosen[node], *how) for node, how in ours.items()], None, progress)
     compilers.rest()  # their memory may be needed
     weights.planned = True
-    plan, parity, notes = checked(graph, places, decision, setting, weights, choices, batches, reference)
-    plan, parity = captured(plan, parity, decision, weights, batches, reference)
+    with phase("checking"):
+        plan, parity, notes = checked(graph, places, decision, setting, weights, choices, batches, reference)
+    with phase("capturing"):
+        plan, parity = captured(plan, parity, decision, weights, batches, reference)
     return plan, PlanReport([], rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else [])
 
 

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.report import PlanReport, Report, named
+from zoo.kernels.stopwatch import stopwatch
 from zoo.kernels.training.choosing import Timer, timer
 from zoo.kernels.training.planning import Checked, Known, checked, device_of
 from zoo.kernels.training.recompute import as_is
@@ -137,9 +138,11 @@ class FastTraining(nn.Module):
             shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             try:
                 hooks = torch.autograd.graph.saved_tensors_hooks(as_is, as_is)
-                with torch.inference_mode(False), hooks:  # what the check saves is not for a checkpoint around this call
+                # what the check saves is not for a checkpoint around this call
+                with torch.inference_mode(False), hooks, stopwatch() as seconds:
                     found = checked(self.network, args, kwargs, self._known, self._clock(args, kwargs))
                 plan = _Plan(found.replay, found.replay.at(self.network), _report(shapes, found))
+                plan.report.seconds = seconds
             except Untraceable as error:
                 plan = _Plan(None, None, PlanReport(shapes, notes=[f"runs unchanged: {error}"]), str(error))
                 warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=3)

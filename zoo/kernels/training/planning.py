@@ -13,6 +13,7 @@ from zoo.kernels.choices import Choices
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import Parity
 from zoo.kernels.report import Row
+from zoo.kernels.stopwatch import phase
 from zoo.kernels.training import choosing, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, casts_of, replay_of
@@ -68,17 +69,19 @@ def checked(
         Untraceable: it can't be recorded, or without any chain a replay still computes something else; here or in another process.
     """
     device = device_of((args, kwargs))
-    recording = record(network, args, kwargs, device)
+    with phase("tracing"):
+        recording = record(network, args, kwargs, device)
     key = _kind(recording, device)
     shapes = (key, *(recording.values[number].shape for _, number in recording.inputs))
     try:
         check = None if key in known.verdicts else _check(network, recording, args, kwargs, device, known.recompute)
         if check is not None or (clock is not None and shapes not in known.slow):
             compile_chains([recording] if check is None else [check.recording, recording])
-        verdict = known.verdicts[key] if check is None else check.verdict()
+        with phase("checking"):
+            verdict = known.verdicts[key] if check is None else check.verdict()
         slow: Without = {}
         if clock is not None:
-            with casts_of(device), shared.alone():
+            with casts_of(device), shared.alone(), phase("timing"):
                 slow = known.slow.get(shapes) or choosing.slower(recording, verdict.without, known.times, clock, known.most)
             known.times.save()
         outcome = verdict.without, slow

@@ -25,6 +25,7 @@ from zoo.kernels.parity import FLOAT32_FLOOR
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.precision import products
+from zoo.kernels.stopwatch import phase
 from zoo.kernels.timing import NotCapturable, graph_time_us
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
 from zoo.kernels.tuning.candidates import OTHERS, candidates
@@ -126,7 +127,8 @@ def tune(
     """
     seconds = None if "full" in levels.values() else QUICK_S
     schedule = _Schedule(len(nodes), seconds)
-    found = contenders(nodes, places, setting, levels)
+    with phase("listing kernels"):
+        found = contenders(nodes, places, setting, levels)
     found = _compiled(nodes, found, places, setting, None if seconds is None else COMPILING * seconds, compilers, progress)
     schedule.begin()
     done = 0
@@ -137,8 +139,9 @@ def tune(
             contests = [_contest(key, nodes[key], several[key], places, setting) for key in group]
             end = done + len(group)
             torch.cuda.synchronize()  # the inputs are there before other streams read them
-            list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
-            torch.cuda.synchronize()
+            with phase("first calls"):
+                list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
+                torch.cuda.synchronize()
             while contests:
                 contest = contests.pop(0)
                 if progress is not None:
@@ -244,16 +247,18 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
     node, inputs = contest.node, contest.inputs
     plain = bind(node, Candidate(ATEN), setting)
     with products(setting.tf32, benchmark=True):
-        expected = precise(node, inputs, setting)
-        allowed = max(STEP_SLACK * max(errors(plain(inputs, None), expected)), _unseen(setting.dtype))
-        aten_us = _time(lambda: plain(inputs, None))
+        with phase("PyTorch's operators"):  # of which cuDNN tries several where it is called first
+            expected = precise(node, inputs, setting)
+            allowed = max(STEP_SLACK * max(errors(plain(inputs, None), expected)), _unseen(setting.dtype))
+            aten_us = _time(lambda: plain(inputs, None))
         best = Choice(ATEN, {}, aten_us, aten_us, 1 + len(contest.trials), level)
         for trial in contest.trials:
             if trial.failure:
                 _log.debug("%s: %s failed: %s", contest.key, trial.candidate, trial.failure)
                 continue
             try:
-                found = max(errors(trial.call(), expected))
+                with phase("checking kernels" if trial.op not in FOREIGN else "libraries' kernels"):
+                    found = max(errors(trial.call(), expected))
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # it ran once before, in another thread
@@ -264,7 +269,8 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
                 if not found <= ops.load(_module(trial.candidate)).TOLERANCE.get(setting.dtype, 0.0):
                     warnings.warn(f"{trial.candidate} is wrong for {contest.key} (error {found:.1e}); it is not used", stacklevel=2)
                 continue
-            us = _time(trial.call)
+            with phase("timing kernels" if trial.op not in FOREIGN else "libraries' kernels"):
+                us = _time(trial.call)
             if us * _beside(trial.candidate.op, node, setting) < best.us * _beside(best.op, node, setting):
                 best = Choice(trial.candidate.op, trial.candidate.config, us, aten_us, best.tried, level)
     return best
