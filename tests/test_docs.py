@@ -126,13 +126,14 @@ def test_what_is_written_from_registries_is_not_stale(generate: ModuleType, mode
 
 @pytest.mark.parametrize("record", sorted(DOCS.glob("benchmarks-*.json")), ids=lambda path: path.name)
 def test_the_page_of_measurements_is_that_of_its_records(record: Path) -> None:
-    """If it is stale: zoo bench --from-json RECORD --docs docs/benchmarks.md."""
+    """If it is stale: zoo bench --from-json RECORD --docs docs/benchmarks.md, of a device with a page of its own that one."""
     from zoo.bench import page
     from zoo.bench.record import Record
 
     measured = Record.read(record)
     begin, end = page.marks(measured)
-    shown = documents.read(DOCS / "benchmarks.md").partition(begin)[2].partition(end)[0].strip()
+    own = record.with_suffix(".md")
+    shown = documents.read(own if own.is_file() else DOCS / "benchmarks.md").partition(begin)[2].partition(end)[0].strip()
     pictures = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", shown)
     make = page.training_section if "training" in begin else page.section
     assert make(measured, pictures).strip() == shown

@@ -431,7 +431,7 @@ def test_memory_below_that_of_the_weights_is_no_measurement() -> None:
     assert inference.plausible(None, zoo.ResNet20, torch.float32) is None
 
 
-@pytest.mark.parametrize("name", ["benchmarks-h200.json", "benchmarks-train-h200.json"])
+@pytest.mark.parametrize("name", ["benchmarks-h200.json", "benchmarks-h100.json", "benchmarks-train-h200.json"])
 def test_no_memory_in_the_records_is_below_that_of_the_weights(name: str) -> None:
     record = Record.read(Path(__file__).parents[2] / "docs" / name)
     found = [(cell, row) for cell in record.cells for row in cell["ways"].values() if row.get("memory_mib") is not None]

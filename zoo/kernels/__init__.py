@@ -16,7 +16,7 @@ The way of a call, in reading order:
 
 Beside them lie what several of these use: `parity` (the comparison with the plain network), `copies` and `images` to compare on,
 `precision`, `growing` and `workspaces` (memory of graphs), `compiling` (in processes of their own), `timing`, `choices` (what was
-found by timing, in a file), `roofline`, `progress`,
+found by timing, in a file), `roofline`, `progress`, `stopwatch` (what making a plan took),
 `built` and `report` (what a plan is, what `why` prints), `errors`; and what `python -m zoo.kernels` does: `__main__` and `checking`.
 """
 

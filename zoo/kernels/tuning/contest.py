@@ -327,11 +327,13 @@ def _own_stream(device: torch.device) -> None:
 
 def _first_call(trial: _Trial) -> None:
     """Compile a trial's kernel by running it once; any failure, of the compiler's too, only means that it is no candidate."""
+    start = time.perf_counter()
     try:
         with torch.no_grad(), torch.cuda.stream(_threads.stream):
             trial.call()
     except Exception as error:
         trial.failure = f"{type(error).__name__}: {error}"
+    _log.debug("first call of %s: %.2f s", trial.candidate, time.perf_counter() - start)
 
 
 def precise(node: Node, inputs: list[Tensor], setting: Setting) -> tuple[Tensor, ...]:
