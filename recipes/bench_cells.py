@@ -6,7 +6,8 @@
 folder TRITON_CACHE_DIR names. With several GPUs start a process for each, with its own CUDA_VISIBLE_DEVICES and --save and the same
 --claims, all but one with --compilers 0: each takes the next cell that nobody has taken who still runs. What is measured is in the record
 at once; started again, cells that are there with all of these peers are not measured again. `zoo bench --from-json` puts records
-together. No cell is begun in the last half minute. The status is 0 where all cells are measured, 3 where some are left.
+together. No cell is begun when less time is left than the longest took, half a minute at least. The status is 0 where all cells are
+measured, 3 where some are left.
 
 Seconds until ready are left out of the record, for what was compiled before does not count in them.
 """
@@ -36,7 +37,7 @@ from zoo.bench.subject import subject, tf32
 
 Cell = tuple[str, int]
 LEAST = 30.0
-"""Seconds that a cell takes, about: none is begun when fewer are left."""
+"""Seconds that a cell takes, about: none is begun when fewer are left, or fewer than the longest has taken."""
 
 
 def cells_of(path: Path) -> list[Cell]:
@@ -144,13 +145,16 @@ def compile_peers(cells: Sequence[Cell], processes: int, seconds: float, compili
 
 def measure(cells: Sequence[Cell], plan: Plan, save: Path, claims: Claims, until: float) -> None:
     """Measure cells into a record until a time (of `time.monotonic`)."""
+    longest = LEAST
     for cell in cells:
-        if time.monotonic() > until - LEAST:
+        start = time.monotonic()
+        if start > until - longest:
             return
         with claims.taken(cell) as mine:
             if mine:
                 _measure(cell, plan, save)
                 claims.done(cell)
+        longest = max(longest, time.monotonic() - start)
 
 
 def _measure(cell: Cell, plan: Plan, save: Path) -> None:
@@ -177,7 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--claims", type=Path, help="a folder that processes share; default: beside the record, its own")
     parser.add_argument("--peers", default="eager-cl,recipe", help="with commas; default %(default)s")
-    parser.add_argument("--seconds", type=float, default=580, help="for everything; no cell is begun in the last 30; default %(default)s")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=580,
+        help="for everything; no cell is begun when fewer are left than the longest took; default %(default)s",
+    )
     parser.add_argument(
         "--compilers", type=int, default=os.cpu_count() or 1, help="processes that compile; 0 for none; default %(default)s"
     )

@@ -156,6 +156,24 @@ def test_what_there_is_no_time_for_is_left_to_the_next_start(
     assert measured == [("ResNet20", 4)]
 
 
+def test_a_cell_as_long_as_the_longest_is_not_begun_without_time_for_it(
+    recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, lasts, begun = [0.0], {("ResNet20", 1): 90.0, ("ResNet20", 4): 5.0}, []
+
+    def measure_one(cell: tuple[str, int], *_: object) -> None:
+        begun.append(cell)
+        now[0] += lasts[cell]
+
+    monkeypatch.setattr(recipe.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recipe, "_measure", measure_one)
+    claims = recipe.Claims(tmp_path / "claims")
+    recipe.measure(list(lasts), None, tmp_path / "record.json", claims, until=170.0)
+    assert begun == [("ResNet20", 1)]
+    recipe.measure(list(lasts)[1:], None, tmp_path / "record.json", claims, until=170.0)
+    assert begun == list(lasts)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
