@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="that fast is asked for there; default %(default)s")
     parser.add_argument("--capability", default="9.0", help="of the GPU: 9.0 (the default) for an H100 or H200, 8.0 for an A100")
     parser.add_argument("--tune", choices=("quick", "full"), default="quick", help="that fast is asked for there; default %(default)s")
+    parser.add_argument(
+        "--libraries", action="store_true", help="also each kernel as one that a library's follows, as timing may decide: twice as many"
+    )
     options = parser.parse_args(arguments)
     names = list(CATALOGUE) if options.models == "all" else options.models.split(",")
     if unknown := [name for name in names if name not in CATALOGUE]:
@@ -49,7 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         network = cls().eval()
         for batch in batches:
             start, images = time.monotonic(), torch.empty(batch, 3, cls.input_size, cls.input_size, device="meta")
-            there, asked = compile_ahead(network, images, dtype=DTYPES[options.dtype], capability=(major, minor), tune=options.tune)
+            there, asked = compile_ahead(
+                network,
+                images,
+                dtype=DTYPES[options.dtype],
+                capability=(major, minor),
+                tune=options.tune,
+                libraries=options.libraries,
+            )
             if asked and not there:
                 sys.exit(f"{name} at {batch}: none of {asked} kernels could be compiled for {options.capability}; is Triton whole?")
             print(f"{name} at {batch}: {there} of {asked} kernels, {time.monotonic() - start:.0f} s", flush=True)

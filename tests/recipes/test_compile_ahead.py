@@ -32,19 +32,20 @@ def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.Captu
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("libraries", [[], ["--libraries"]])
 def test_every_network_and_batch_is_compiled_for_the_gpu_that_was_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    libraries: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
 
     def compiled(network: Any, images: Any, **how: Any) -> tuple[int, int]:
-        asked.append((type(network).__name__, tuple(images.shape), how["capability"], how["tune"]))
+        asked.append((type(network).__name__, tuple(images.shape), how["capability"], how["tune"], how["libraries"]))
         return 3, 4
 
     monkeypatch.setattr(ahead, "compile_ahead", compiled)
-    runpy.run_path(str(RECIPE))["main"](["--models", "ResNet20,SqueezeNet1_1", "--batches", "1,2", "--capability", "8.0"])
+    runpy.run_path(str(RECIPE))["main"](["--models", "ResNet20,SqueezeNet1_1", "--batches", "1,2", "--capability", "8.0", *libraries])
     sizes = (("ResNet20", 32), ("SqueezeNet1_1", 224))
-    assert asked == [(name, (batch, 3, size, size), (8, 0), "quick") for name, size in sizes for batch in (1, 2)]
+    assert asked == [(name, (batch, 3, size, size), (8, 0), "quick", bool(libraries)) for name, size in sizes for batch in (1, 2)]
     assert "ResNet20 at 2: 3 of 4 kernels" in capsys.readouterr().out
 
 

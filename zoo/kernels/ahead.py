@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,13 +28,15 @@ def compile_ahead(
     dtype: torch.dtype = torch.bfloat16,
     capability: tuple[int, int] = (9, 0),
     tune: str = "quick",
+    libraries: bool = False,
     progress: bool = True,
 ) -> tuple[int, int]:
     """Compile what `fast(network, "cuda", dtype, tune=tune)` would compile before it times anything, for a GPU that need not be here.
 
     Triton keeps it in the folder that TRITON_CACHE_DIR names, else in `~/.triton/cache`. Take that folder to the machine with the GPU: what
-    has the same Triton, for the same version of Python, the same torch and this version of the zoo finds its kernels there. What timing
-    decides later, such as which kernels are followed by others of ours, is compiled there all the same, a small part.
+    has the same Triton, for the same version of Python, the same torch and this version of the zoo finds its kernels there. A kernel that a
+    library's follows is another than the one that ours follows, and which of them a step will have is known only when all are timed: with
+    `libraries` both are here, without it those few are compiled there, which takes as long as processes take to start.
 
     Args:
         network: any module with its weights; it is neither run nor changed.
@@ -41,6 +44,7 @@ def compile_ahead(
         dtype: what the plan is to compute in.
         capability: of the GPU: (9, 0) for an H100 or H200.
         tune: "quick" or "full": how many candidates the plan will try.
+        libraries: compile each kernel as one that a library's follows too: twice as many.
         progress: show a bar on stderr, where that is a terminal.
 
     Returns:
@@ -56,6 +60,8 @@ def compile_ahead(
     if any(0 in node.shape for node in graph.inputs):  # of which a plan computes nothing
         return 0, 0
     tasks = kernels(graph, places, Setting(CPU, dtype), tune, Choices(CPU))  # a CPU's file has no choices of kernels
+    if libraries:
+        tasks += [replace(task, followed=False) for task in tasks]
     with closing(Compilers(capability, worth=1)) as compilers, bar("compiling kernels", progress) as shown:
         compilers.compile(tasks, None, shown)
     there, keys = Compiled(target(capability)), {task.key for task in tasks}

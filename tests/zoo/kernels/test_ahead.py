@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,18 @@ def test_what_is_compiled_ahead_is_what_a_plan_would_compile(monkeypatch: pytest
     assert all(noted.has(task.key) for task in wanted)
     assert len(list((tmp_path / "triton").rglob("*.cubin"))) > 0
     assert not any(Compiled("80").has(task.key) for task in wanted)
+
+
+def test_kernels_that_a_librarys_follows_are_compiled_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+    _, few = compile_ahead(network, IMAGES, progress=False)
+    there, asked = compile_ahead(network, IMAGES, libraries=True, progress=False)
+    assert there == asked == 2 * few
+    graph, places = understand(network, (IMAGES,), {}, torch.device("cpu"))
+    noted = Compiled("90")
+    for task in kernels(graph, places, SETTING, "quick", Choices(torch.device("cpu"))):
+        assert noted.has(replace(task, followed=False).key)
 
 
 def test_notes_hold_on_another_machine() -> None:

@@ -21,7 +21,7 @@ from . import cudnn_conv
 from ._layout import empty_map, pixel_stride
 from .cudnn_conv import CASES, LARGE_CASES, PACK, Config, cost, make, prepare, reference, sizes
 
-__all__ = ["CASES", "LARGE_CASES", "PACK", "TOLERANCE", "configs", "cost", "launch", "make", "prepare", "reference", "supports"]
+__all__ = ["CASES", "LARGE_CASES", "PACK", "TOLERANCE", "compiles", "configs", "cost", "launch", "make", "prepare", "reference", "supports"]
 
 TOLERANCE = {torch.float32: cudnn_conv.TOLERANCE[torch.float32], torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -70,15 +70,33 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Te
     return ""
 
 
+class _Handle:
+    """A device's handle of cuDNN, for one thread at a time: held by `with`, it works on that thread's current stream.
+
+    One for all threads: another one takes 9 MiB of the GPU's memory, for good.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cudnn, self._device, self._lock = importlib.import_module("cudnn"), device, threading.RLock()
+        self._handle = self._cudnn.create_handle()
+
+    def __enter__(self) -> Any:
+        self._lock.acquire()
+        self._cudnn.set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
+        return self._handle
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class _Graph:
     """A graph with its plans, which live as long as the process: captured CUDA graphs hold their kernels.
 
-    Executing is kept to one thread at a time: the front end reuses its buffer of pointers.
+    Made and executed by the thread that holds the device's handle: the front end reuses its buffer of pointers too.
     """
 
     def __init__(self, describe: Callable[[Any, Any], dict[str, Any]], dtype: torch.dtype, handle: Any) -> None:
         cudnn = importlib.import_module("cudnn")
-        self.lock = threading.Lock()
         kind, single = getattr(cudnn.data_type, _KINDS[dtype]), cudnn.data_type.FLOAT
         self.graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=single, compute_data_type=single, handle=handle)
         self.tensors = describe(self.graph, kind)
@@ -90,32 +108,37 @@ class _Graph:
         self.plans = [index for index, name in enumerate(names) if name not in names[:index]][:MOST_PLANS]
         self.workspaces: dict[int, int] = {}
 
+    def compiles(self, plan: int) -> bool:
+        """Tell whether cuDNN compiles a plan's kernel when it is first executed."""
+        note = importlib.import_module("cudnn").behavior_note.RUNTIME_COMPILATION
+        try:
+            return note in self.graph.get_behavior_notes_for_plan_at_index(self.plans[plan])
+        except (RuntimeError, NotImplementedError):  # a plan of which nothing is noted
+            return False
+
     def execute(self, plan: int, maps: dict[str, Tensor | None], handle: Any) -> None:
         index = self.plans[plan]
-        with self.lock:
-            if index not in self.workspaces:
-                self.graph.build_plan_at_index(index)
-                self.workspaces[index] = max(1, self.graph.get_workspace_size_plan_at_index(index))
-            like = next(value for value in maps.values() if value is not None)
-            workspace = torch.empty(self.workspaces[index], dtype=torch.uint8, device=like.device)
-            pack = {tensor: maps[name] for name, tensor in self.tensors.items()}
-            self.graph.execute_plan_at_index(pack, workspace, index, handle=handle)
+        if index not in self.workspaces:
+            self.graph.build_plan_at_index(index)
+            self.workspaces[index] = max(1, self.graph.get_workspace_size_plan_at_index(index))
+        like = next(value for value in maps.values() if value is not None)
+        workspace = torch.empty(self.workspaces[index], dtype=torch.uint8, device=like.device)
+        pack = {tensor: maps[name] for name, tensor in self.tensors.items()}
+        self.graph.execute_plan_at_index(pack, workspace, index, handle=handle)
 
 
 _GRAPHS: dict[tuple[Any, ...], _Graph] = {}
 atexit.register(_GRAPHS.clear)  # the front end complains of what outlives it
-_BUILDING = threading.Lock()
-_HANDLES = threading.local()
+_HANDLES: dict[int, _Handle] = {}
+_FIRST = threading.Lock()
 
 
-def _handle(device: torch.device) -> Any:
-    """Return this thread's handle for a device, set to its current stream."""
-    cudnn = importlib.import_module("cudnn")
-    handles = vars(_HANDLES).setdefault("of", {})
-    if device.index not in handles:
-        handles[device.index] = cudnn.create_handle()
-    cudnn.set_stream(handle=handles[device.index], stream=torch.cuda.current_stream(device).cuda_stream)
-    return handles[device.index]
+def _handle(device: torch.device) -> _Handle:
+    """Return a device's handle, which has to be the current device."""
+    with _FIRST:
+        if device.index not in _HANDLES:
+            _HANDLES[device.index] = _Handle(device)
+        return _HANDLES[device.index]
 
 
 def _pitch(name: str, value: Tensor) -> int:
@@ -156,12 +179,9 @@ def _graph(maps: dict[str, Tensor | None], handle: Any, stride: list[int], paddi
         y.set_output(True).set_data_type(kind).set_dim(list(shape)).set_stride(_row_strides(shape, pitch))
         return tensors | {"out": y}
 
-    found = _GRAPHS.get(key)
-    if found is None:
-        with _BUILDING:
-            found = _GRAPHS.get(key) or _Graph(describe, x.dtype, handle)
-            _GRAPHS[key] = found
-    return found
+    if key not in _GRAPHS:
+        _GRAPHS[key] = _Graph(describe, x.dtype, handle)
+    return _GRAPHS[key]
 
 
 def _aligned(x: Tensor) -> bool:
@@ -176,15 +196,31 @@ def configs(
 
     Takes tens of milliseconds at the first time that a shape is seen. Off the GPU it is a guess.
     """
+    graph = _asked(x, weight, bias, residual, options)
+    return [{"plan": plan} for plan in range(len(graph.plans) if graph is not None else 1)] or [{"plan": 0}]
+
+
+def compiles(
+    config: Config, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *parts: Any, **options: Any
+) -> bool:
+    """Tell whether cuDNN compiles this plan at its first launch: half a second, in which no other thread runs Python.
+
+    So are those of graphs with other activations than ReLU. Of what `configs` guesses nothing is known.
+    """
+    graph = _asked(x, weight, bias, residual, options)
+    return graph is not None and config["plan"] < len(graph.plans) and graph.compiles(config["plan"])
+
+
+def _asked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, options: dict[str, Any]) -> _Graph | None:
+    """Return the graph for an `out` that is no slice; None where there is no GPU to ask, or cuDNN has none: `launch` says why."""
     if not x.is_cuda or not x.numel() or not _installed():
-        return [{"plan": 0}]
+        return None
     out = empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, options), x)
     try:
-        with torch.cuda.device(x.device):
-            count = len(_prepared(x, weight, bias, residual, out, options).plans)
+        with torch.cuda.device(x.device), _handle(x.device) as handle:
+            return _prepared(x, weight, bias, residual, out, options, handle)
     except (RuntimeError, ValueError, NotImplementedError):
-        count = 1  # `launch` says why
-    return [{"plan": plan} for plan in range(max(1, count))]
+        return None
 
 
 def _maps(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> dict[str, Tensor | None]:
@@ -192,12 +228,14 @@ def _maps(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | Non
     return {"x": x, "weight": weight, "bias": vector, "residual": residual, "out": out}
 
 
-def _prepared(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, options: dict[str, Any]) -> _Graph:
+def _prepared(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, options: dict[str, Any], handle: Any
+) -> _Graph:
     stride, padding, dilation = (
         options.get(name, default) for name, default in (("stride", (1, 1)), ("padding", (0,) * 4), ("dilation", (1, 1)))
     )
     maps = _maps(x, weight, bias, residual, out)
-    return _graph(maps, _handle(x.device), list(stride), list(padding), list(dilation), options.get("act", "none"))
+    return _graph(maps, handle, list(stride), list(padding), list(dilation), options.get("act", "none"))
 
 
 def launch(
@@ -257,12 +295,12 @@ def launch(
     if residual is not None and not _aligned(residual):
         residual = residual.clone(memory_format=torch.channels_last)
     target = out if _aligned(out) else empty_map(*out.shape, like=out)
-    with torch.cuda.device(x.device):
-        graph = _prepared(x, weight, bias, residual, target, options)
+    with torch.cuda.device(x.device), _handle(x.device) as handle:
+        graph = _prepared(x, weight, bias, residual, target, options, handle)
         plan = (config or {"plan": 0})["plan"]
         if plan >= len(graph.plans):
             raise RuntimeError(f"cuDNN has {len(graph.plans)} plans for this graph, none of number {plan}")
-        graph.execute(plan, _maps(x, weight, bias, residual, target), _handle(x.device))
+        graph.execute(plan, _maps(x, weight, bias, residual, target), handle)
     return out if target is out else out.copy_(target)
 
 

@@ -20,6 +20,10 @@ OTHERS = ""
 EFFORT = 200
 """What `effort` of a kernel "quick" puts up with, a few seconds of compiling: ten times that is a few percent faster, if it is."""
 
+COMPILED = 2
+"""Plans for which a library has to compile that "quick" tries of a step: half a second each, one after the other. EfficientNetB1's 49 took
+21 s on an H100, and what they took its own kernels had no time for."""
+
 LARGE = 8 << 20
 """Bytes of a map from which on a limit means twice as many of cuDNN's plans: where PyTorch's choice among as many is the faster one, its
 map lies beside the plan's."""
@@ -52,10 +56,14 @@ def candidates(
 
 def _affordable(module: Any, configs: list[dict[str, Any]], args: dict[str, Any], limit: int | None) -> list[dict[str, Any]]:
     """Return the first configurations, where there is a limit only those that compile in seconds, if any does."""
-    effort = getattr(module, "effort", None)
-    if limit is None or effort is None:
-        return configs[:limit]
-    return ([config for config in configs if effort(config, **args) <= EFFORT] or configs[:1])[:limit]
+    if limit is None:
+        return configs
+    if hasattr(module, "effort"):
+        configs = [config for config in configs if module.effort(config, **args) <= EFFORT] or configs[:1]
+    if hasattr(module, "compiles"):
+        late = [config for config in configs if module.compiles(config, **args)][COMPILED:]
+        configs = [config for config in configs if config not in late]
+    return configs[:limit]
 
 
 def _accepts(module: Any, args: dict[str, Any]) -> bool:
