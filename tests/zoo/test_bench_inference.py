@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import zoo
-from zoo.bench import clock, floor, inference, peers, subject
+from zoo.bench import inference, peers, subject
 from zoo.bench.clock import Clock
 from zoo.bench.inference import DeviceLost, Plan, measure_cell, run
 from zoo.bench.peers import OURS, Way
@@ -69,11 +69,6 @@ def test_figures_are_the_median_and_percentiles_of_the_samples() -> None:
     assert (row["us"], row["us_low"], row["us_high"]) == (500.0, 100.0, 900.0)
     assert row["images_s"] == pytest.approx(2 / 500e-6)
     assert row["latency_us"] == 500.0
-
-
-def test_percentiles_lie_between_samples() -> None:
-    assert clock.median_and_spread([1.0, 2.0]) == pytest.approx((1.5, 1.1, 1.9))
-    assert clock.median_and_spread([7.0]) == (7.0, 7.0, 7.0)
 
 
 def test_the_ratio_is_to_the_fastest_peer() -> None:
@@ -218,51 +213,6 @@ def test_a_lost_device_ends_the_run_after_the_record_is_written(tmp_path: Path) 
     assert "device_lost" not in (tmp_path / "record.json").read_text()
 
 
-def test_batchnorms_get_statistics_that_are_worth_folding(small: Subject) -> None:
-    norms = [layer for layer in small.own.modules() if isinstance(layer, nn.BatchNorm2d)]
-    assert len(norms) == 19
-    for norm in norms:
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        assert norm.running_mean.abs().max() > 0.01
-        assert norm.running_var.min() > 0
-        assert not norm.training
-        assert norm.momentum == 0.1
-    assert 0.01 < float(small.reference.std()) < 100
-
-
-def test_a_subject_is_the_same_every_time(small: Subject) -> None:
-    again = subject.subject(TINY, 2, CPU, torch.float32)
-    assert torch.equal(again.input(torch.float32), small.input(torch.float32))
-    torch.testing.assert_close(again.reference, small.reference)
-
-
-@pytest.mark.parametrize(("batch", "batches"), [(1, 16), (3, 6), (16, 1), (20, 1)])
-def test_answers_are_compared_on_sixteen_images_or_more(batch: int, batches: int) -> None:
-    s = subject.subject(TINY, batch, CPU, torch.float32)
-    images = s.input(torch.float32)
-    before, seen = images.clone(), list[Tensor]()
-
-    def call() -> Tensor:
-        seen.append(images.clone())
-        with torch.no_grad():
-            return s.peer(images)
-
-    assert s.reference.shape == (batch * batches, 10)
-    assert subject.relative_error(s.answers(call), s.reference) < 1e-5
-    assert len(seen) == s.batches == batches
-    assert len({one.sum().item() for one in seen}) == batches
-    assert torch.equal(seen[0], before)
-    assert torch.equal(images, before)
-
-
-def test_answers_can_be_asked_for_after_the_reference() -> None:
-    s = subject.subject(TINY, 2, CPU, torch.float32)
-    assert s.reference.shape == (16, 10)
-    with torch.no_grad():
-        assert subject.relative_error(s.answers(lambda: s.peer(s.input(torch.float32))), s.reference) < 1e-5
-
-
 def test_a_way_that_is_wrong_for_other_images_only_is_red() -> None:
     def build(s: Subject, tune: str) -> Callable[[], Tensor]:
         call, first = eager()(s, tune), s.input(torch.float32).clone()
@@ -271,114 +221,6 @@ def test_a_way_that_is_wrong_for_other_images_only_is_red() -> None:
     cell = measure_cell(plan(way("fast", build), way("eager")), TINY, 2, watch(fast=[50.0], eager=[60.0]))
     assert cell["ways"]["fast"]["failed"].startswith("red: ")
     assert "failed" not in cell["ways"]["eager"]
-
-
-@pytest.mark.parametrize(("name", "twin"), [("SqueezeNet1_1", "torchvision"), ("GoogLeNet", "torchvision"), ("ResNet20", "zoo")])
-def test_the_peer_has_our_weights(name: str, twin: str) -> None:
-    own = zoo.CATALOGUE[name]().eval()
-    peer, whose = subject._twin(own)
-    assert whose == twin
-    ours, theirs = own.state_dict(), peer.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    assert (peer is own) == (twin == "zoo")
-
-
-def test_folding_keeps_the_answer_and_loses_the_batchnorms(small: Subject) -> None:
-    folded = peers.folded(small.own)
-    assert not any(isinstance(layer, nn.BatchNorm2d) for _, layer in folded.named_modules() if layer is not small.own)
-    with torch.no_grad():
-        assert subject.relative_error(small.answers(lambda: folded(small.input(torch.float32))), small.reference) < 1e-5
-    assert any(isinstance(layer, nn.BatchNorm2d) for layer in small.own.modules())
-
-
-def test_eager_peers_compute_the_network(small: Subject) -> None:
-    with torch.no_grad():
-        for name in ("eager-fp32", "eager-cl"):
-            call = peers.WAYS[name].build(small, "none")
-            assert subject.relative_error(small.answers(call), small.reference) < 1e-5
-
-
-def test_the_floor_counts_multiply_adds_and_each_map_once() -> None:
-    found = floor.work(zoo.CATALOGUE["ResNet50"], 4)
-    assert sum(w.flop for w in found) / 8e9 == pytest.approx(4.089, abs=0.001)  # torchvision's published 4.09 GMAC
-    assert found[0].elements == 4 * 3 * 224 * 224 + 64 * 3 * 7 * 7 + 4 * 64 * 112 * 112
-
-
-def test_a_shortcut_is_read_once_more() -> None:
-    found = floor.work(TINY, 1)
-    second = found[2]  # the second convolution of the first block
-    assert second.elements == 2 * 16 * 32 * 32 + 16 * 16 * 3 * 3 + 16 * 32 * 32
-
-
-def test_pools_of_a_graph_count_as_held() -> None:
-    segments = [
-        {"device": 0, "segment_pool_id": (0, 0), "total_size": 100, "allocated_size": 10},
-        {"device": 0, "segment_pool_id": (0, 1), "total_size": 100, "allocated_size": 30},
-        {"device": 1, "segment_pool_id": (0, 1), "total_size": 100, "allocated_size": 30},
-    ]
-    assert clock.pooled(segments, 0) == 70
-
-
-def test_the_hosts_clock_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "SETTLE", 1e-6)
-    order: list[str] = []
-    calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    times = clock.clock(CPU).latency(calls, 40)
-    assert [len(t) for t in times.values()] == [40, 40]
-    rounds = ["".join(order[i : i + 4]) for i in range(0, 160, 4)]
-    assert set(rounds) == {"aabb", "bbaa"}  # each once a round, and neither always behind the other
-
-
-def test_calls_that_pay_for_other_engines_threads_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    def call(name: str) -> None:
-        nonlocal now, spins
-        now += 1.0 if name == "heavy" else 0.01 + 0.02 * (now < spins)
-        spins = now + 0.05 if name == "heavy" else spins
-
-    spins = 0.0
-
-    def rest(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(clock.time, "sleep", rest)
-    calls = {name: lambda name=name: call(name) for name in ("heavy", "light")}
-    for times in (clock.clock(CPU).latency(calls, 10), clock.clock(CPU).throughput(calls, 10)):
-        assert times["light"] == pytest.approx([1e4] * 10)
-        assert times["heavy"] == pytest.approx([1e6] * 10)
-
-
-def test_peers_are_chosen_by_device_and_dtype() -> None:
-    gpu = torch.device("cuda")
-    named = {w.name for w in peers.select(None, gpu, torch.bfloat16)}
-    assert {"eager-fp32", "eager-tf32", "eager", "eager-cl", "compile", "max-autotune", "recipe", OURS} == named
-    assert "eager" not in {w.name for w in peers.select(None, gpu, torch.float32)}
-    assert [w.name for w in peers.select(["compile", " eager-cl"], gpu, torch.bfloat16)] == [OURS, "eager-cl", "compile"]
-    assert "recipe" not in {w.name for w in peers.select(None, CPU, torch.float32)}
-    assert "onnxruntime" not in {w.name for w in peers.select(None, CPU, torch.bfloat16)}
-
-
-def test_an_unknown_peer_names_the_nearest_and_all() -> None:
-    with pytest.raises(ValueError, match=r"no peer 'compiled' on cpu in float32; did you mean compile\? There are eager-fp32, eager-cl"):
-        peers.select(["compiled"], CPU, torch.float32)
-
-
-def test_a_peer_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs the package openvino, which is not installed: pip install openvino"):
-        peers.select(["openvino"], CPU, torch.float32)
-    assert "openvino" not in {w.name for w in peers.select(None, CPU, torch.float32)}
-
-
-def test_a_peer_that_needs_two_packages_says_which_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else object())
-    with pytest.raises(ValueError, match="needs the package onnxscript, which is not installed: pip install onnxscript"):
-        peers.select(["onnxruntime"], CPU, torch.float32)
-    assert "onnxruntime" not in {w.name for w in peers.select(None, CPU, torch.float32)}
 
 
 @pytest.mark.parametrize(
