@@ -171,6 +171,13 @@ def test_the_section_says_device_date_versions_and_figures(record: Record) -> No
     assert "--models ResNet50,VGG19,DenseNet121,GoogLeNet --batches 1,256 --dtype bfloat16" in text
 
 
+def test_the_section_says_how_far_the_means_of_each_cells_norms_were_off(record: Record) -> None:
+    assert "means that are 0.1 deviations off what a picture gives. " in page.section(record, [])
+    for cell in record.cells[1:]:
+        cell["means_off"] = 0.03
+    assert "means that are 0.03 deviations off what a picture gives, in 1 cell 0.1. " in page.section(record, [])
+
+
 def test_tables_have_as_many_cells_in_every_row(record: Record) -> None:
     lines = page.section(record, []).splitlines()
     tables = [[line.count("|") for line in block.splitlines()] for block in "\n".join(lines).split("\n\n") if block.startswith("|")]

@@ -19,7 +19,7 @@ from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.floor import floor_us
 from zoo.bench.peers import OURS, WARMUPS, Call, Way
 from zoo.bench.record import Record
-from zoo.bench.subject import Subject, relative_error, subject
+from zoo.bench.subject import OFF, Subject, relative_error, subject
 from zoo.model import Model
 
 FIGURE = ("ResNet50", "ResNet101", "VGG19")
@@ -96,9 +96,10 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
         watch: times the calls; the device's clock if left out.
 
     Returns:
-        JSON-able: `model`, `batch`, `size`, `twin`, `date`, `seconds`, `rounds`, `floor_us`, `plain_error`, `fastest_peer`, `ratio` (our
-        images a second over the fastest peer's) and `ways`: by name `build_s`, `error`, `limit`, `memory_mib`, `images_s`, `us` and
-        `latency_us` with `_low` and `_high` (10th and 90th percentile), `roofline` (share of it); or `failed`, and no figures.
+        JSON-able: `model`, `batch`, `size`, `twin`, `means_off` (deviations, see `subject.settle`), `date`, `seconds`, `rounds`,
+        `floor_us`, `plain_error`, `fastest_peer`, `ratio` (our images a second over the fastest peer's) and `ways`: by name `build_s`,
+        `error`, `limit`, `memory_mib`, `images_s`, `us` and `latency_us` with `_low` and `_high` (10th and 90th percentile), `roofline`
+        (share of it); or `failed`, and no figures.
         `failed` of the cell itself where there is no reference.
     """
     return measured(plan, cls, batch, lambda cell: _measure(cell, plan, cls, batch, watch or clock(plan.device)))
@@ -108,7 +109,7 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
     s = subject(cls, batch, plan.device, plan.dtype)
     s.prepare()
     plain = s.plain_error if math.isfinite(s.plain_error) else None
-    cell |= {"twin": s.twin, "plain_error": plain, "floor_us": floor_us(cls, batch, plan.device, plan.dtype)}
+    cell |= {"twin": s.twin, "means_off": OFF, "plain_error": plain, "floor_us": floor_us(cls, batch, plan.device, plan.dtype)}
     calls: dict[str, Call] = {}
     for way in plan.ways:
         row = cell["ways"][way.name] = {}

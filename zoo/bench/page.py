@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from zoo.bench import chart
 from zoo.bench.peers import OURS, SHORT, WAYS, label
 from zoo.bench.record import Record, trains
+from zoo.bench.subject import OFF
 
 
 def write(record: Record, path: str | os.PathLike[str], models: Sequence[str]) -> list[Path]:
@@ -196,7 +198,7 @@ def _how(record: Record) -> list[str]:
     rounds = sorted({c["rounds"] for c in record.cells if "rounds" in c})
     samples = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}" if rounds else "no"
     lines = [
-        f"- Weights are random, and BatchNorms have statistics of their own. {peers}".rstrip(),
+        f"- Weights are random, and BatchNorms have statistics of their own, {_off(record)}. {peers}".rstrip(),
         "- A way's figures count when its output is near float32 eager's (without TF32): ours within 1.1 times the relative error of plain "
         f"eager in {dtype}, a peer within 2 times; float32 within 1e-4. Error is the norm of the difference over the reference's norm.",
         f"- A cell, one network and batch, is measured in one process: all ways are built, then timed in turns, {samples} samples each. "
@@ -212,3 +214,11 @@ def _how(record: Record) -> list[str]:
         ]
     lines += [f"- {label(way, dtype)}: {WAYS[way].says.format(dtype=dtype)}." for way in record.ways if way in WAYS]
     return lines
+
+
+def _off(record: Record) -> str:
+    """Say how far BatchNorms' means are off; cells of a time before that was theirs to say, by a tenth of a deviation."""
+    offs = Counter(c.get("means_off", 0.1) for c in record.cells)
+    (most, _), *rest = offs.most_common() or [(OFF, 0)]
+    others = "".join(f", in {count} cell{'s' * (count > 1)} {off:g}" for off, count in rest)
+    return f"with means that are {most:g} deviations off what a picture gives{others}"

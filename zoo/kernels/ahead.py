@@ -36,7 +36,8 @@ def compile_ahead(
     Triton keeps it in the folder that TRITON_CACHE_DIR names, else in `~/.triton/cache`. Take that folder to the machine with the GPU: what
     has the same Triton, for the same version of Python, the same torch and this version of the zoo finds its kernels there. A kernel that a
     library's follows is another than the one that ours follows, and which of them a step will have is known only when all are timed: with
-    `libraries` both are here, without it those few are compiled there, which takes as long as processes take to start.
+    `libraries` both are here, without it those few are compiled there, which takes as long as processes take to start. The last layer's
+    kernel that writes the network's own dtype is compiled there in any case.
 
     Args:
         network: any module with its weights; it is neither run nor changed.
@@ -48,7 +49,7 @@ def compile_ahead(
         progress: show a bar on stderr, where that is a terminal.
 
     Returns:
-        How many kernels are there now, and how many the plan will ask for; what Triton can't compile makes the difference.
+        How many kernels are there now, and how many were asked for; what Triton can't compile makes the difference.
 
     Raises:
         Untraceable: what `fast` could not trace either.

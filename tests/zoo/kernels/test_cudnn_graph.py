@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -13,30 +14,106 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from zoo.kernels.ops import cudnn_graph
 from zoo.kernels.tuning import candidates
 
+FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+class NotSupported(Exception):
+    """The front end's own."""
+
+
+class Value:
+    """A tensor of a graph."""
+
+    def _same(self, _: Any) -> Value:
+        return self
+
+    set_output = set_data_type = set_dim = set_stride = _same
+
+
+class Front:
+    """What is asked of the front end, answered without a GPU: plans 0 to 5, of which the odd ones are compiled late."""
+
+    cudnnGraphNotSupportedError = NotSupported  # noqa: N815 (its name there)
+    data_type = SimpleNamespace(BFLOAT16=1, FLOAT=2)
+    heur_mode = SimpleNamespace(A=1, B=2, FALLBACK=3)
+    behavior_note = SimpleNamespace(RUNTIME_COMPILATION="compiled late")
+
+    def __init__(self) -> None:
+        self.handles, self.told, self.asked, self.done = 0, list[tuple[int, int]](), 0, list[tuple[int, int, bool]]()
+        self.refuses, self.refuses_streams = False, False
+
+    def create_handle(self) -> int:
+        self.handles += 1
+        return self.handles
+
+    def set_stream(self, handle: int, stream: int) -> None:
+        if self.refuses_streams:
+            raise ValueError("no such stream")
+        self.told.append((handle, stream))
+
+    def pygraph(self, handle: int, **_: Any) -> Any:
+        front = self
+        self.asked += 1
+
+        def check_support() -> None:
+            if front.refuses:
+                raise NotSupported("no engine")
+
+        def execute(pack: Any, workspace: Tensor, index: int, handle: int) -> None:
+            front.done.append((index, handle, cudnn_graph._USING._is_owned()))  # pyright: ignore[reportAttributeAccessIssue]
+
+        return SimpleNamespace(
+            tensor=lambda **_: Value(),
+            conv_fprop=lambda **_: Value(),
+            swish=lambda **_: Value(),
+            validate=lambda: None,
+            build_operation_graph=lambda: None,
+            create_execution_plans=lambda _: None,
+            check_support=check_support,
+            get_execution_plan_count=lambda: 6,
+            get_plan_name_at_index=lambda index: f"engine {index}",
+            get_behavior_notes_for_plan_at_index=lambda index: ["compiled late"] * (index % 2),
+            build_plan_at_index=lambda index: None,
+            get_workspace_size_plan_at_index=lambda index: 0,
+            execute_plan_at_index=execute,
+        )
+
 
 @pytest.fixture
-def handles(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Pretend that cuDNN is there; returns of which handles which streams were set."""
-    made, told = iter(range(100)), list[tuple[int, int]]()
-    front = SimpleNamespace(create_handle=lambda: next(made), set_stream=lambda handle, stream: told.append((handle, stream)))
-    monkeypatch.setitem(sys.modules, "cudnn", front)
+def front(monkeypatch: pytest.MonkeyPatch) -> Front:
+    """Pretend that cuDNN is there."""
+    made = Front()
+    monkeypatch.setitem(sys.modules, "cudnn", made)
     monkeypatch.setattr(cudnn_graph, "_HANDLES", {})
+    monkeypatch.setattr(cudnn_graph, "_GRAPHS", {})
+    monkeypatch.setattr(cudnn_graph, "_installed", lambda: True)
+    monkeypatch.setattr(cudnn_graph, "_aligned", lambda _: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=threading.get_ident()))
-    return told
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    return made
 
 
-def test_threads_share_a_devices_handle_one_at_a_time_on_their_own_streams(handles: list[tuple[int, int]]) -> None:
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+@pytest.fixture
+def maps() -> Iterator[tuple[Tensor, Tensor]]:
+    """A map and a weight on a GPU that is not there."""
+    with FakeTensorMode():
+        x, weight = (torch.empty(size, dtype=torch.bfloat16, device=FIRST) for size in ((2, 8, 4, 4), (8, 8, 1, 1)))
+        yield x.contiguous(memory_format=torch.channels_last), weight.contiguous(memory_format=torch.channels_last)
+
+
+def test_threads_share_a_devices_handle_one_at_a_time_on_their_own_streams(front: Front) -> None:
     inside, most = 0, 0
 
     def use(number: int) -> Any:
         nonlocal inside, most
-        with cudnn_graph._handle(first) as handle:
-            assert handles[-1] == (handle, threading.get_ident())
+        with cudnn_graph._handle(FIRST) as handle:
+            assert front.told[-1] == (handle, threading.get_ident())
             inside += 1
             most = max(most, inside)
             time.sleep(0.002)
@@ -44,28 +121,54 @@ def test_threads_share_a_devices_handle_one_at_a_time_on_their_own_streams(handl
         return handle
 
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(use, range(32)))) == 1
+        assert set(pool.map(use, range(32))) == {1}
     assert most == 1
-    with cudnn_graph._handle(second) as other, cudnn_graph._handle(first) as one:
+    with cudnn_graph._handle(SECOND) as other, cudnn_graph._handle(FIRST) as one:
         assert other != one
 
 
-def test_a_handle_is_free_again_when_its_thread_fails(handles: list[tuple[int, int]]) -> None:
-    device = torch.device("cuda", 0)
-
+@pytest.mark.parametrize("before", [False, True])
+def test_a_handle_is_free_again_when_its_thread_fails(front: Front, before: bool) -> None:
     def fail() -> None:
-        with contextlib.suppress(RuntimeError), cudnn_graph._handle(device):
-            raise RuntimeError
+        front.refuses_streams = before
+        with contextlib.suppress(ValueError), cudnn_graph._handle(FIRST):
+            raise ValueError
+        front.refuses_streams = False
 
-    threading.Thread(target=fail).start()
+    failing = threading.Thread(target=fail)
+    failing.start()
+    failing.join()
     acquired = threading.Event()
 
     def use() -> None:
-        with cudnn_graph._handle(device):
+        with cudnn_graph._handle(FIRST):
             acquired.set()
 
     threading.Thread(target=use, daemon=True).start()
     assert acquired.wait(10)
+
+
+def test_a_plan_is_executed_by_who_holds_the_handle(front: Front, maps: tuple[Tensor, Tensor]) -> None:
+    cudnn_graph.launch(*maps, act="silu", config={"plan": 3})
+    assert front.done == [(3, 1, True)]
+
+
+def test_what_cudnn_compiles_late_is_read_off_its_notes(front: Front, maps: tuple[Tensor, Tensor]) -> None:
+    plans = cudnn_graph.configs(*maps, act="silu")
+    assert [plan["plan"] for plan in plans] == [0, 1, 2, 3, 4, 5]
+    assert [cudnn_graph.compiles(plan, *maps, act="silu") for plan in plans] == [False, True] * 3
+    assert not cudnn_graph.compiles({"plan": 7}, *maps, act="silu")  # kept by another version
+    assert front.asked == 1
+
+
+def test_a_graph_that_cudnn_refuses_is_a_guess_that_fails_and_is_asked_for_once(front: Front, maps: tuple[Tensor, Tensor]) -> None:
+    front.refuses = True
+    assert cudnn_graph.configs(*maps, act="silu") == [{"plan": 0}]
+    assert not cudnn_graph.compiles({"plan": 0}, *maps, act="silu")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cuDNN has no plan for this graph: no engine"):
+            cudnn_graph.launch(*maps, act="silu")
+    assert front.asked == 1
 
 
 @pytest.mark.parametrize(
@@ -103,4 +206,24 @@ def test_cudnn_compiles_for_silu_and_not_for_relu() -> None:
 
     assert share("silu") == 1
     assert share("relu") < 1
-    assert len(cudnn_graph._HANDLES) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
+def test_many_threads_compute_by_one_handle_on_streams_of_their_own() -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    draw = {"device": "cuda", "dtype": torch.bfloat16, "generator": generator}
+    maps = [torch.randn(4, 64, 14, 14, **draw).contiguous(memory_format=torch.channels_last) for _ in range(16)]
+    weight = torch.randn(64, 64, 3, 3, **draw).contiguous(memory_format=torch.channels_last)
+    torch.cuda.synchronize()
+
+    def compute(x: Tensor) -> Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            y = cudnn_graph.launch(x, weight, padding=(1, 1, 1, 1), act="relu")
+            torch.cuda.current_stream().synchronize()
+        return y
+
+    with ThreadPoolExecutor(8) as pool:
+        for x, y in zip(maps, pool.map(compute, maps), strict=True):
+            expected = cudnn_graph.reference(x, weight, padding=(1, 1, 1, 1), act="relu")
+            torch.testing.assert_close(y.float(), expected.float(), rtol=2e-2, atol=0.3)

@@ -35,6 +35,26 @@ def test_seconds_of_an_inner_phase_are_not_the_outer_ones(clock: list[float]) ->
     assert seconds == {REST: 33, "checking": 10, "compiling": 20}
 
 
+def test_a_plan_that_waits_for_another_says_so() -> None:
+    from zoo.kernels.plans import build
+
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with build._alone():
+            held.set()
+            free.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(10)
+    threading.Timer(0.05, free.set).start()
+    with stopwatch() as seconds, build._alone():
+        pass
+    holder.join()
+    assert seconds["waiting for another plan"] > 0.03
+
+
 def test_an_error_ends_its_phases(clock: list[float]) -> None:
     def fail() -> None:
         with phase("checking"), phase("timing"):

@@ -11,7 +11,8 @@ import functools
 import importlib
 import importlib.util
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,29 +71,23 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Te
     return ""
 
 
-class _Handle:
-    """A device's handle of cuDNN, for one thread at a time: held by `with`, it works on that thread's current stream.
+class _NoPlan(RuntimeError):
+    """cuDNN can't compute this."""
 
-    One for all threads: another one takes 9 MiB of the GPU's memory, for good.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self._cudnn, self._device, self._lock = importlib.import_module("cudnn"), device, threading.RLock()
-        self._handle = self._cudnn.create_handle()
-
-    def __enter__(self) -> Any:
-        self._lock.acquire()
-        self._cudnn.set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
-        return self._handle
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+@contextmanager
+def _as_runtime_error() -> Iterator[None]:
+    """Let the front end's own error, which is no RuntimeError, be one."""
+    try:
+        yield
+    except importlib.import_module("cudnn").cudnnGraphNotSupportedError as error:
+        raise _NoPlan(f"cuDNN has no plan for this graph: {error}") from error
 
 
 class _Graph:
     """A graph with its plans, which live as long as the process: captured CUDA graphs hold their kernels.
 
-    Made and executed by the thread that holds the device's handle: the front end reuses its buffer of pointers too.
+    Made and executed by the thread that holds the device's handle, one at a time: the front end reuses its buffer of pointers too.
     """
 
     def __init__(self, describe: Callable[[Any, Any], dict[str, Any]], dtype: torch.dtype, handle: Any) -> None:
@@ -113,13 +108,14 @@ class _Graph:
         note = importlib.import_module("cudnn").behavior_note.RUNTIME_COMPILATION
         try:
             return note in self.graph.get_behavior_notes_for_plan_at_index(self.plans[plan])
-        except (RuntimeError, NotImplementedError):  # a plan of which nothing is noted
+        except RuntimeError:  # a plan of which nothing is noted
             return False
 
     def execute(self, plan: int, maps: dict[str, Tensor | None], handle: Any) -> None:
         index = self.plans[plan]
         if index not in self.workspaces:
-            self.graph.build_plan_at_index(index)
+            with _as_runtime_error():
+                self.graph.build_plan_at_index(index)
             self.workspaces[index] = max(1, self.graph.get_workspace_size_plan_at_index(index))
         like = next(value for value in maps.values() if value is not None)
         workspace = torch.empty(self.workspaces[index], dtype=torch.uint8, device=like.device)
@@ -127,18 +123,25 @@ class _Graph:
         self.graph.execute_plan_at_index(pack, workspace, index, handle=handle)
 
 
-_GRAPHS: dict[tuple[Any, ...], _Graph] = {}
+_GRAPHS: dict[tuple[Any, ...], _Graph | _NoPlan] = {}
+"""By what they compute; where cuDNN has none, why."""
 atexit.register(_GRAPHS.clear)  # the front end complains of what outlives it
-_HANDLES: dict[int, _Handle] = {}
-_FIRST = threading.Lock()
+_HANDLES: dict[int, Any] = {}
+_USING = threading.RLock()
 
 
-def _handle(device: torch.device) -> _Handle:
-    """Return a device's handle, which has to be the current device."""
-    with _FIRST:
+@contextmanager
+def _handle(device: torch.device) -> Iterator[Any]:
+    """Hold a device's handle of cuDNN, set to this thread's current stream; the device is the current one.
+
+    There is one for all threads, and one thread at a time has it: each more would take 9 MiB of the GPU's memory, for good.
+    """
+    cudnn = importlib.import_module("cudnn")
+    with _USING:
         if device.index not in _HANDLES:
-            _HANDLES[device.index] = _Handle(device)
-        return _HANDLES[device.index]
+            _HANDLES[device.index] = cudnn.create_handle()
+        cudnn.set_stream(handle=_HANDLES[device.index], stream=torch.cuda.current_stream(device).cuda_stream)
+        yield _HANDLES[device.index]
 
 
 def _pitch(name: str, value: Tensor) -> int:
@@ -180,8 +183,15 @@ def _graph(maps: dict[str, Tensor | None], handle: Any, stride: list[int], paddi
         return tensors | {"out": y}
 
     if key not in _GRAPHS:
-        _GRAPHS[key] = _Graph(describe, x.dtype, handle)
-    return _GRAPHS[key]
+        try:
+            with _as_runtime_error():
+                _GRAPHS[key] = _Graph(describe, x.dtype, handle)
+        except _NoPlan as error:  # to ask again takes as long as it took
+            _GRAPHS[key] = error
+    found = _GRAPHS[key]
+    if isinstance(found, _NoPlan):
+        raise _NoPlan(str(found))
+    return found
 
 
 def _aligned(x: Tensor) -> bool:
@@ -205,7 +215,8 @@ def compiles(
 ) -> bool:
     """Tell whether cuDNN compiles this plan at its first launch: half a second, in which no other thread runs Python.
 
-    So are those of graphs with other activations than ReLU. Of what `configs` guesses nothing is known.
+    On an H100 so were all plans with SiLU, or with bias, residual and no activation, and some with ReLU6. Of what `configs` guesses
+    nothing is known.
     """
     graph = _asked(x, weight, bias, residual, options)
     return graph is not None and config["plan"] < len(graph.plans) and graph.compiles(config["plan"])
@@ -219,7 +230,7 @@ def _asked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | No
     try:
         with torch.cuda.device(x.device), _handle(x.device) as handle:
             return _prepared(x, weight, bias, residual, out, options, handle)
-    except (RuntimeError, ValueError, NotImplementedError):
+    except (RuntimeError, ValueError):
         return None
 
 

@@ -55,7 +55,7 @@ def build_gpu(
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
     capability = torch.cuda.get_device_capability(options.device)
-    with _BUILDING, torch.cuda.device(options.device), _as_untraceable(network), closing(Compilers(capability)) as compilers:
+    with _alone(), torch.cuda.device(options.device), _as_untraceable(network), closing(Compilers(capability)) as compilers:
         with phase("tracing"):
             graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
@@ -114,6 +114,17 @@ def _planned(
     with phase("capturing"):
         plan, parity = captured(plan, parity, decision, weights, batches, reference)
     return plan, PlanReport([], rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else [])
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Make one plan at a time."""
+    with phase("waiting for another plan"):
+        _BUILDING.acquire()
+    try:
+        yield
+    finally:
+        _BUILDING.release()
 
 
 @contextmanager

@@ -21,8 +21,8 @@ EFFORT = 200
 """What `effort` of a kernel "quick" puts up with, a few seconds of compiling: ten times that is a few percent faster, if it is."""
 
 COMPILED = 2
-"""Plans for which a library has to compile that "quick" tries of a step: half a second each, one after the other. EfficientNetB1's 49 took
-21 s on an H100, and what they took its own kernels had no time for."""
+"""Plans for which a library has to compile that "quick" tries of a step, of a large map too: half a second each, one after the other.
+EfficientNetB1's 49 took 21 s on an H100, and what they took its own kernels had no time for."""
 
 LARGE = 8 << 20
 """Bytes of a map from which on a limit means twice as many of cuDNN's plans: where PyTorch's choice among as many is the faster one, its
