@@ -29,6 +29,7 @@ from zoo.kernels.stopwatch import phase
 from zoo.kernels.timing import NotCapturable, graph_time_us
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
 from zoo.kernels.tuning.candidates import OTHERS, candidates
+from zoo.kernels.tuning.expected import Expected
 from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, Candidate, Setting
 from zoo.kernels.tuning.tasks import Task
 
@@ -140,8 +141,10 @@ def tune(
             end = done + len(group)
             torch.cuda.synchronize()  # the inputs are there before other streams read them
             with phase("first calls"):
-                list(pool.map(_first_call, [trial for contest in contests for trial in contest.trials]))
-                torch.cuda.synchronize()
+                trials = [trial for contest in contests for trial in contest.trials]
+                for some in _at_once(trials, [nodes[key] for key in group], setting):
+                    list(pool.map(_first_call, some))
+                    torch.cuda.synchronize()
             while contests:
                 contest = contests.pop(0)
                 if progress is not None:
@@ -223,7 +226,7 @@ def _compiled(
 
 def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting) -> Iterator[list[str]]:
     """Split steps into groups whose inputs and outputs fit a part of the free memory together."""
-    room = torch.cuda.mem_get_info(setting.device)[0] // 8
+    room = _room(setting)
     group: list[str] = []
     used = 0
     for key, node in nodes.items():
@@ -238,6 +241,20 @@ def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting)
         yield group
 
 
+def _room(setting: Setting) -> int:
+    """Return the bytes that a group of steps may take: a part of what is free, for PyTorch or for all."""
+    kept = torch.cuda.memory_reserved(setting.device) - torch.cuda.memory_allocated(setting.device)
+    return (torch.cuda.mem_get_info(setting.device)[0] + kept) // 8
+
+
+def _at_once(trials: list[_Trial], nodes: list[Node], setting: Setting) -> Iterator[list[_Trial]]:
+    """Split trials into as many as may run beside each other: each makes a result, and those of large maps would not fit."""
+    largest = max(torch.Size(node.shape).numel() for node in nodes) * setting.dtype.itemsize
+    count = max(2, _room(setting) // max(1, largest))
+    for first in range(0, len(trials), count):
+        yield trials[first : first + count]
+
+
 def _contest(key: str, node: Node, found: list[Candidate], places: dict[Node, Place], setting: Setting) -> _Contest:
     inputs = random_inputs(node, places, setting)
     return _Contest(key, node, inputs, [_Trial(c, _call(node, c, inputs, places, setting)) for c in found])
@@ -248,8 +265,8 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
     plain = bind(node, Candidate(ATEN), setting)
     with products(setting.tf32, benchmark=True):
         with phase("PyTorch's operators"):  # of which cuDNN tries several where it is called first
-            expected = precise(node, inputs, setting)
-            allowed = max(STEP_SLACK * max(errors(plain(inputs, None), expected)), _unseen(setting.dtype))
+            expected = Expected(node, inputs, setting)
+            allowed = max(STEP_SLACK * max(expected.errors(plain(inputs, None))), _unseen(setting.dtype))
             aten_us = _time(lambda: plain(inputs, None))
         best = Choice(ATEN, {}, aten_us, aten_us, 1 + len(contest.trials), level)
         for trial in contest.trials:
@@ -258,7 +275,7 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
                 continue
             try:
                 with phase("checking kernels" if trial.op not in FOREIGN else "libraries' kernels"):
-                    found = max(errors(trial.call(), expected))
+                    found = max(expected.errors(trial.call()))
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # it ran once before, in another thread
@@ -334,22 +351,3 @@ def _first_call(trial: _Trial) -> None:
     except Exception as error:
         trial.failure = f"{type(error).__name__}: {error}"
     _log.debug("first call of %s: %.2f s", trial.candidate, time.perf_counter() - start)
-
-
-def precise(node: Node, inputs: list[Tensor], setting: Setting) -> tuple[Tensor, ...]:
-    """Compute a step's values in float32, in float64 where the plan's own dtype is float32, from the same inputs."""
-    dtype = torch.float64 if setting.dtype == torch.float32 else torch.float32
-    with products(tf32=False):
-        value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([x.to(dtype) for x in inputs], None)
-    return value if isinstance(value, tuple) else (value,)
-
-
-def errors(value: Any, expected: tuple[Tensor, ...]) -> list[float]:
-    """Return the relative error ||value - expected|| / ||expected|| of each of a step's values; NaN counts as infinite."""
-    values = value if isinstance(value, tuple) else (value,)
-    found = []
-    for got, want in zip(values, expected, strict=True):
-        got = got.to(want.dtype).reshape(want.shape)
-        error = ((got - want).norm() / want.norm().clamp_min(1e-30)).item()
-        found.append(error if error == error else float("inf"))
-    return found
