@@ -168,13 +168,16 @@ def _measure(cell: Cell, plan: Plan, save: Path) -> None:
             row["build_s"] = None
     record.write(save)
     failed = "".join(f"; {way}: {row['failed']}" for way, row in found["ways"].items() if "failed" in row)
-    ratio = f"{found['ratio']:.2f}" if "ratio" in found else "no ratio"
+    ratio = f"{found['ratio']:.2f} times the fastest peer" if "ratio" in found else "no ratio"
     print(f"{name} at {batch}: {ratio}, {time.monotonic() - start:.0f} s{failed}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile, then measure; exits with 3 where cells are left."""
-    parser = argparse.ArgumentParser(description="Compile the peers of many cells by all cores, then measure one cell after the other.")
+    parser = argparse.ArgumentParser(
+        description="Compile the peers of many cells by all cores, then measure one cell after the other, in bfloat16. The peers that are "
+        "measured unless others are named need a GPU."
+    )
     parser.add_argument("--cells", required=True, type=Path, help="a file with a line a cell: a network and a batch")
     parser.add_argument(
         "--save", required=True, type=Path, help="the record, JSON; cells that it has with all peers are not measured again"
@@ -199,6 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ways = select(options.peers.split(","), device, torch.bfloat16)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    if not options.save.absolute().parent.is_dir():
+        parser.error(f"there is no folder {options.save.parent}; make it first")
     claims = Claims(options.claims or options.save.with_name(f"{options.save.name}.claims"))
     if options.save.is_file():
         record = Record.read(options.save)
@@ -214,14 +219,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measure(missing, Plan([], [], ways, device, torch.bfloat16), options.save, claims, until)
     except DeviceLost as error:
         sys.exit(f"{error}; start again to go on")
+    except ValueError as error:  # the record is of another device or dtype, say
+        parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted; start again to go on", file=sys.stderr)
         sys.exit(130)
     left = [cell for cell in cells if not claims.is_done(cell)]
-    print(
-        f"{len(cells) - len(left)} of {len(cells)} cells are measured"
-        + (f"; left are {left[0][0]} at {left[0][1]} and behind" if left else "")
-    )
+    names = ", ".join(f"{name} at {batch}" for name, batch in left[:3]) + (f" and {len(left) - 3} more" if len(left) > 3 else "")
+    print(f"{len(cells) - len(left)} of {len(cells)} cells are measured" + (f"; left: {names}" if left else ""))
     if left:
         sys.exit(3)
 

@@ -60,7 +60,7 @@ def bench(
         Path | None, typer.Option(metavar="FILE", callback=png, help="Draw bars as PNG there, and all networks beside it as FILE-zoo.png.")
     ] = None,
     docs: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=writable, help="Rewrite the record's section of this document.")
+        Path | None, typer.Option(metavar="FILE", callback=writable, help="Rewrite the record's section of this document, or add it.")
     ] = None,
 ) -> None:
     """Measure, the peers beside ours in one process: parity first, then figures."""
@@ -116,7 +116,7 @@ def _plan(
     what: str, named: list[str], batches: str | None, dtype: str | None, peers: str | None, device: str | None, rounds: int, tune: str
 ) -> Plan:
     from zoo.bench import inference, training
-    from zoo.bench.peers import SHORT, select
+    from zoo.bench.peers import SHORT, left_out, select
 
     kind = training if what == "train" else inference
     place = _device(device)
@@ -126,10 +126,13 @@ def _plan(
         raise typer.BadParameter(f"{', '.join(dtypes)}, not {dtype!r}", param_hint="--dtype")
     if tune not in ("none", "quick", "full"):
         raise typer.BadParameter(f"none, quick or full, not {tune!r}", param_hint="--tune")
+    table = training.WAYS if what == "train" else None
     try:
-        ways = select(None if peers is None else _names([peers], "--peers"), place, chosen, training.WAYS if what == "train" else None)
+        ways = select(None if peers is None else _names([peers], "--peers"), place, chosen, table)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--peers") from None
+    for peer, packages in left_out(place, chosen, table).items() if peers is None else ():
+        err.print(f"the peer {peer} is left out: it needs pip install {' '.join(packages)}", soft_wrap=True)
     found: dict[str, type[Model]] = {}
     for name in named or ["figure"]:
         for one in CATALOGUE if name == "all" else kind.FIGURE if name == "figure" else [name]:

@@ -75,7 +75,7 @@ def test_cells_are_measured_once_in_their_order_and_kept(
         assert cell is not None
         assert {row.get("build_s", "none") for row in cell["ways"].values()} == {None, "none"}
     printed = capsys.readouterr().out
-    assert "ResNet20 at 4: 2.00, 0 s; eager-cl: no room" in printed
+    assert "ResNet20 at 4: 2.00 times the fastest peer, 0 s; eager-cl: no room" in printed
     assert "2 of 2 cells are measured\n" in printed
     recipe.main(asked)
     for claim in (tmp_path / "record.json.claims").iterdir():
@@ -151,7 +151,7 @@ def test_what_there_is_no_time_for_is_left_to_the_next_start(
         recipe.main(words(tmp_path, "ResNet20 4", "--seconds", "20"))
     assert stopped.value.code == 3
     assert not measured
-    assert "0 of 1 cells are measured; left are ResNet20 at 4 and behind" in capsys.readouterr().out
+    assert "0 of 1 cells are measured; left: ResNet20 at 4" in capsys.readouterr().out
     recipe.main(words(tmp_path, "ResNet20 4", "--seconds", "60"))
     assert measured == [("ResNet20", 4)]
 
@@ -210,6 +210,20 @@ def test_peers_are_compiled_beside_each_other_and_what_was_best_there_is_forgott
     recipe.compile_peers([("a", 3), ("b", 2), ("c", 1)], 2, 300, compiling)
     assert {path.name for path in tmp_path.iterdir()} == {"a.1", "b.1", "c.1"}
     assert os.environ["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_record_in_no_folder_and_one_of_another_device_are_mistakes(
+    recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = str(listed(tmp_path, "ResNet20 1"))
+    for save, said in ((tmp_path / "none" / "record.json", "make it first"), (tmp_path / "record.json", "of device none")):
+        if said == "of device none":
+            Record({"type": "cpu", "device": "none", "dtype": "float32"}, []).write(save)
+        with pytest.raises(SystemExit) as stopped:
+            recipe.main(["--cells", cells, "--save", str(save), "--peers", "eager-fp32", "--compilers", "0", "--seconds", "60"])
+        assert stopped.value.code == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "none").exists()
 
 
 def test_compilers_end_with_their_time(recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,11 @@ def test_the_section_says_how_far_the_means_of_each_cells_norms_were_off(record:
     assert "means that are 0.03 deviations off what a picture gives, in 1 cell 0.1. " in page.section(record, [])
 
 
+@pytest.mark.parametrize(("ratio", "shown"), [(1.5, "**1.50x**"), (0.996, "**1.00x**"), (0.99, "0.99x"), (None, "-")])
+def test_a_ratio_is_bold_where_we_are_no_slower(ratio: float | None, shown: str) -> None:
+    assert page.over({} if ratio is None else {"ratio": ratio}) == shown
+
+
 def test_tables_have_as_many_cells_in_every_row(record: Record) -> None:
     lines = page.section(record, []).splitlines()
     tables = [[line.count("|") for line in block.splitlines()] for block in "\n".join(lines).split("\n\n") if block.startswith("|")]
@@ -200,7 +205,7 @@ def test_the_command_writes_the_page_from_a_record(record: Record, tmp_path: Pat
     assert "fold+compile+graph" in shown.out
     assert "red: relative error" in shown.out
     assert "page-cuda-bfloat16-zoo.png" in shown.err
-    assert "| VGG19 | 100 | 500 | *1,000* | 900 | **0.90x** | 9.0x |" in document.read_text(encoding="utf-8")
+    assert "| VGG19 | 100 | 500 | *1,000* | 900 | 0.90x | 9.0x |" in document.read_text(encoding="utf-8")
 
 
 def test_records_of_one_device_are_shown_together_and_others_are_refused(

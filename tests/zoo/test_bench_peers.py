@@ -10,6 +10,7 @@ import zoo
 from zoo.bench import peers, subject
 from zoo.bench.peers import OURS
 from zoo.bench.subject import Subject
+from zoo.cli import main
 
 CPU = torch.device("cpu")
 TINY = zoo.CATALOGUE["ResNet20"]
@@ -55,6 +56,19 @@ def test_a_peer_without_its_package_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(ValueError, match="needs the package openvino, which is not installed: pip install openvino"):
         peers.select(["openvino"], CPU, torch.float32)
     assert "openvino" not in {w.name for w in peers.select(None, CPU, torch.float32)}
+
+
+def test_standard_peers_that_are_left_out_are_named_with_what_they_need(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = peers.importlib.util.find_spec
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name in ("onnxscript", "openvino") else there(name))
+    assert peers.left_out(CPU, torch.float32) == {"onnxruntime": ["onnxscript"], "openvino": ["openvino"]}
+    assert peers.left_out(torch.device("cuda"), torch.bfloat16) == {}
+    assert main(["bench", "--device", "cpu", "--models", "none such"]) == 3
+    assert "the peer onnxruntime is left out: it needs pip install onnxscript" in capsys.readouterr().err
+    assert main(["bench", "--device", "cpu", "--models", "none such", "--peers", "eager-fp32"]) == 3
+    assert "left out" not in capsys.readouterr().err
 
 
 def test_a_peer_that_needs_two_packages_says_which_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

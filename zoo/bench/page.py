@@ -120,7 +120,7 @@ def _rates(record: Record, cells: list[dict[str, Any]]) -> list[str]:
         for way in ways:
             rate = number(c, way, "images_s", ",.0f")
             row.append(f"*{rate}*" if way == c.get("fastest_peer") else rate)
-        ratio = f"**{c['ratio']:.2f}x**" if "ratio" in c else "-"
+        ratio = over(c)
         ours, plain = (c["ways"].get(way, {}).get("images_s") for way in (OURS, "eager-fp32"))
         row += [ratio, f"{ours / plain:.1f}x" if ours and plain else "-"]
         table.append(f"| {c['model']} | " + " | ".join(row) + " |")
@@ -158,6 +158,14 @@ def number(cell: dict[str, Any], way: str, key: str, form: str) -> str:
     """Return a way's figure as text, "-" where there is none."""
     value = cell["ways"].get(way, {}).get(key)
     return "-" if value is None else format(value, form)
+
+
+def over(cell: dict[str, Any]) -> str:
+    """Return our ratio to the fastest peer, in bold where we are no slower."""
+    if "ratio" not in cell:
+        return "-"
+    ratio = f"{cell['ratio']:.2f}x"
+    return f"**{ratio}**" if cell["ratio"] >= 0.995 else ratio
 
 
 def _latency(cell: dict[str, Any], way: str) -> str:

@@ -255,6 +255,13 @@ def select(peers: Iterable[str] | None, device: torch.device, dtype: torch.dtype
     return [way for name, way in here.items() if name in asked]
 
 
+def left_out(device: torch.device, dtype: torch.dtype, ways: dict[str, Way] | None = None) -> dict[str, list[str]]:
+    """Name the standard peers that `select(None, …)` leaves out, each with the packages that it needs and that are not installed."""
+    table = WAYS if ways is None else ways
+    here = [way for way in table.values() if way.standard and device.type in way.devices and _fits(way, dtype)]
+    return {way.name: missing for way in here if (missing := _missing(way))}
+
+
 def label(name: str, dtype: str, ways: dict[str, Way] | None = None) -> str:
     """Return a way's label with the dtype's short name, "bf16"; the name itself where the table has none such."""
     short, table = {str(key).removeprefix("torch."): value for key, value in SHORT.items()}, WAYS if ways is None else ways

@@ -8,7 +8,7 @@ from typing import Any
 from zoo.bench import page
 from zoo.bench.peers import OURS, label
 from zoo.bench.record import Record
-from zoo.bench.training import LIMIT, MOMENTUM, WAYS
+from zoo.bench.training import EXACT_LIMIT, LIMIT, MOMENTUM, WAYS
 
 
 def section(record: Record, pictures: Sequence[tuple[str, str]]) -> str:
@@ -48,7 +48,7 @@ def _rates(record: Record, cells: list[dict[str, Any]]) -> list[str]:
         for way in ways:
             rate = page.number(c, way, "images_s", ",.0f")
             row.append(f"*{rate}*" if way == c.get("fastest_peer") else rate)
-        row.append(f"**{c['ratio']:.2f}x**" if "ratio" in c else "-")
+        row.append(page.over(c))
         row.append(f"{c['memory_ratio']:.2f}x" if "memory_ratio" in c else "-")
         table.append(f"| {c['model']} | " + " | ".join(row) + " |")
     return table
@@ -74,13 +74,16 @@ def _how(record: Record) -> list[str]:
     peers = f"The peers train {' and '.join(twins)}'s module where there is one, from the same weights." if twins else ""
     rounds = sorted({c["rounds"] for c in record.cells if "rounds" in c})
     samples = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}" if rounds else "no"
+    near = f"within {LIMIT:g} times the relative error of plain {dtype} autocast"
+    if dtype == "float32":
+        near = f"within {EXACT_LIMIT:g}, for its sums have another order"
     lines = [
         f"- A step is forward, cross-entropy, backward and SGD with momentum {MOMENTUM:g} and weight decay, fused on a GPU, on the same "
         f"random images, which lie on the device. {peers}".rstrip(),
-        "- A way's figures count when what a first step changes of all weights is as near to float32 eager's (without TF32) as plain "
-        f"{dtype} autocast's, within {LIMIT:g} times its relative error. Dropout is 0, which no two ways would draw alike. In half "
-        "precision that error is about 1 in deep networks with random weights, for every way: this shows that a way trains the same "
-        "network, and no more. `fast` itself compares each chain of layers with PyTorch's, on the values that reach it.",
+        f"- A way's figures count when what a first step changes of all weights is near to float32 eager's (without TF32): {near}. "
+        "Dropout is 0, which no two ways would draw alike. In half precision that error is about 1 in deep networks with random weights, "
+        "for every way: this shows that a way trains the same network, and no more. `fast` itself compares each chain of layers with "
+        "PyTorch's, on the values that reach it.",
         f"- A cell, one network and batch, is measured in one process: all ways are built, then timed in turns, {samples} samples each. "
         "Images/s is the median of steps behind each other.",
     ]

@@ -113,6 +113,8 @@ def chosen(device: str | None, local: int | None) -> torch.device:
     index = local if local is not None and place.index is None else place.index or 0
     if not there or index >= torch.cuda.device_count():
         count = torch.cuda.device_count() if there else 0
+        if not count:
+            raise ValueError(f'there is no cuda:{index}: this machine has no GPU; leave the device out, or say "cpu"')
         raise ValueError(f"there is no cuda:{index}: this machine has {count} GPUs; start as many processes as GPUs, or device='cpu'")
     return torch.device("cuda", index)
 

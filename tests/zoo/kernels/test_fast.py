@@ -204,6 +204,25 @@ def test_a_class_instead_of_a_module_is_explained() -> None:
         why(ResNet20())
 
 
+def test_parity_says_what_is_allowed_and_why() -> None:
+    from zoo.kernels.parity import Parity
+
+    assert str(Parity(2e-3, 2e-3, 16)) == "relative error 2.00e-03 on 16 images; 1.1 times plain eager's, 2.20e-03, is allowed"
+    said = "relative error 7.00e-07 on 1 image, plain eager's is 3.00e-07; up to 1e-05, which sums in another order make, is allowed"
+    assert str(Parity(7e-7, 3e-7, 1, floor=1e-5)) == said
+    assert Parity(7e-7, 3e-7, 1, floor=1e-5).passes()
+    assert "1.1 times" in str(Parity(7e-7, 3e-5, 1, floor=1e-5))
+
+
+def test_a_cpus_plan_says_what_plain_eager_itself_is_off_by() -> None:
+    model = fast(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), "cpu", progress=False)
+    model(torch.randn(1, 3, 16, 16))
+    parity = why(model).parity
+    assert parity is not None
+    assert 0 < parity.eager < 2e-6
+    assert parity.allowed == 1e-5
+
+
 def test_why_shows_layers_kernel_times_and_parity(small: Fast) -> None:
     plans = [plan for plan in why(small).plans if plan.parity is not None]  # others have called it with batches of no images
     report = Report(plans, "", "cpu", "float32")

@@ -457,3 +457,12 @@ def test_a_first_call_inside_of_a_checkpoint_is_planned_beside_it() -> None:
     torch.utils.checkpoint.checkpoint(model, more, use_reentrant=False).sum().backward()
     assert all(p.grad is not None for p in network.parameters())
     assert not model.unchanged
+
+
+def test_why_tells_plans_with_and_without_autocast_apart() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).train()
+    images = torch.randn(4, 3, 8, 8)
+    model = fast(network, train=True, dtype=torch.float32, example=images)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(images)
+    assert [plan.given for plan in why(model).plans] == ["4x3x8x8", "4x3x8x8, autocast bfloat16"]

@@ -67,7 +67,9 @@ def build_cpu(
     row = Row("the whole network", chosen.name, shapes[0], note="; ".join(f"{name}: {reason}" for name, reason in chosen.refused.items()))
     if known is not None and known.op == chosen.name:
         row.us, row.replaced_us = known.us, known.aten_us or None
-    report = PlanReport(shapes, [row], Parity(error, allowed / ALLOWED, example[0].shape[0] if example[0].dim() else 1), list(chosen.notes))
+    floor = allowed if allowed > ALLOWED * chosen.eager else 0.0
+    parity = Parity(error, chosen.eager, example[0].shape[0] if example[0].dim() else 1, floor)
+    report = PlanReport(shapes, [row], parity, list(chosen.notes))
 
     flat = getattr(chosen.call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
 

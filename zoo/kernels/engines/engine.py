@@ -60,6 +60,7 @@ class Chosen:
         copies_weights: whether it holds a copy of the weights.
         seconds: of one call, as `undisturbed` says, by the name of each engine that was timed.
         errors: (relative error, largest allowed) by the name of each engine that ran; (0, 0) of an "eager" that compares only with itself.
+        eager: plain eager's own relative error in that type.
         refused: why not, by the name of each engine that was absent, failed or was wrong.
         notes: what a report should say.
     """
@@ -72,6 +73,7 @@ class Chosen:
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    eager: float = 0.0
 
 
 class Plain:

@@ -36,6 +36,7 @@ class Parity:
     def __init__(self, network: nn.Module, example: tuple[Tensor, ...], output: Any = None) -> None:
         self._network, self._example, self._output = network, example, output
         self._known: dict[torch.dtype, tuple[list[tuple[Tensor, ...]], list[Any], float]] = {}
+        self._lost: dict[torch.dtype, float] = {}
 
     def __call__(self, call: Callable[..., Any], dtype: torch.dtype) -> tuple[float, float]:
         """Return an engine's relative error, and the largest that is allowed to what computes in `dtype`."""
@@ -43,6 +44,10 @@ class Parity:
             self._known[dtype] = self._measure(dtype)
         inputs, right, allowed = self._known[dtype]
         return error([call(*each) for each in inputs], right), allowed
+
+    def eager(self, dtype: torch.dtype) -> float:
+        """Return plain eager's own error in a type that something was compared in."""
+        return self._lost.get(dtype, 0.0)
 
     def _measure(self, dtype: torch.dtype) -> tuple[list[tuple[Tensor, ...]], list[Any], float]:
         single = dtype in (torch.float32, torch.float64)
@@ -52,7 +57,7 @@ class Parity:
             right = self._run(torch.float64 if single else torch.float32, inputs)
         except Exception:  # a network that makes tensors in a type of its own runs in no other
             right = eager
-        lost = error(eager, right)
+        lost = self._lost[dtype] = error(eager, right)
         return inputs, right, max(ALLOWED * lost, FLOAT32_FLOOR) if math.isfinite(lost) else FLOAT32_FLOOR
 
     def _others(self) -> list[tuple[Tensor, ...]]:
