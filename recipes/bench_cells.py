@@ -204,9 +204,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     if not options.save.absolute().parent.is_dir():
         parser.error(f"there is no folder {options.save.parent}; make it first")
+    plan = Plan([], [], ways, device, torch.bfloat16)
+    try:
+        record = Record.read(options.save) if options.save.is_file() else None
+    except ValueError as error:
+        parser.error(str(error))
+    if record is not None and (other := record.differs(plan.about())):
+        parser.error(f"{options.save} holds measurements of {other}; write to another file")
     claims = Claims(options.claims or options.save.with_name(f"{options.save.name}.claims"))
-    if options.save.is_file():
-        record = Record.read(options.save)
+    if record is not None:
         for cell in cells:
             there = record.cell(*cell)
             whole = there is not None and {way.name for way in ways} <= set(there["ways"])
@@ -216,11 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if missing and options.compilers and device.type == "cuda":
             compile_peers(missing, options.compilers, options.compile_seconds)
-        measure(missing, Plan([], [], ways, device, torch.bfloat16), options.save, claims, until)
+        measure(missing, plan, options.save, claims, until)
     except DeviceLost as error:
         sys.exit(f"{error}; start again to go on")
-    except ValueError as error:  # the record is of another device or dtype, say
-        parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted; start again to go on", file=sys.stderr)
         sys.exit(130)

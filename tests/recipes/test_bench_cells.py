@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from zoo.bench.inference import DeviceLost
 from zoo.bench.record import Record
@@ -39,7 +40,7 @@ def measured(recipe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
         assert resume
         [cls], [batch] = plan.models, plan.batches
         found.append((cls.__name__, batch))
-        record = Record.read(path) if path.is_file() else Record({"device": "none"})
+        record = Record.read(path) if path.is_file() else Record(recipe.Plan([], [], [], torch.device("cpu"), torch.bfloat16).about())
         rows = {
             "fast": {"build_s": 3.0, "images_s": 100.0},
             "recipe": {"build_s": 1.0, "images_s": 50.0},
@@ -212,18 +213,16 @@ def test_peers_are_compiled_beside_each_other_and_what_was_best_there_is_forgott
     assert os.environ["OMP_NUM_THREADS"] == "7"
 
 
-def test_a_record_in_no_folder_and_one_of_another_device_are_mistakes(
-    recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cells = str(listed(tmp_path, "ResNet20 1"))
-    for save, said in ((tmp_path / "none" / "record.json", "make it first"), (tmp_path / "record.json", "of device none")):
-        if said == "of device none":
-            Record({"type": "cpu", "device": "none", "dtype": "float32"}, []).write(save)
+def test_records_that_cannot_be_gone_on_with_are_mistakes(recipe: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken, other = tmp_path / "broken.json", tmp_path / "other.json"
+    broken.write_text("[")
+    Record({"type": "cpu", "device": "none", "dtype": "float32"}, []).write(other)
+    for save, said in ((tmp_path / "none" / "r.json", "make it first"), (broken, "is no record"), (other, "device none, not")):
         with pytest.raises(SystemExit) as stopped:
-            recipe.main(["--cells", cells, "--save", str(save), "--peers", "eager-fp32", "--compilers", "0", "--seconds", "60"])
+            recipe.main(["--cells", str(listed(tmp_path, "ResNet20 1")), "--save", str(save), "--peers", "eager-fp32"])
         assert stopped.value.code == 2
         assert said in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "none").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"broken.json", "other.json", "cells.txt"}
 
 
 def test_compilers_end_with_their_time(recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

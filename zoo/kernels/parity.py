@@ -83,6 +83,7 @@ class Reference:
         batches: list[tuple[tuple[Any, ...], dict[str, Any]]],
     ) -> None:
         exact = torch.float64 if dtype == torch.float32 else torch.float32
+        self._floor = FLOAT32_FLOOR if dtype == torch.float32 else 0.0
         self.images = sum(_count(batch) for batch in batches)
         model = on_device(network, device, exact)
         with products(tf32=False):
@@ -126,7 +127,7 @@ class Reference:
 
     def compare(self, outputs: list[list[Tensor]]) -> Parity:
         """Compare a fast network's outputs for the same batches."""
-        return Parity(self.error(outputs), self.eager, self.images)
+        return Parity(self.error(outputs), self.eager, self.images, self._floor)
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:

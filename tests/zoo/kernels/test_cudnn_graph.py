@@ -169,6 +169,9 @@ def test_a_graph_that_cudnn_refuses_is_a_guess_that_fails_and_is_asked_for_once(
         with pytest.raises(RuntimeError, match="cuDNN has no plan for this graph: no engine"):
             cudnn_graph.launch(*maps, act="silu")
     assert front.asked == 1
+    (kept,) = cudnn_graph._GRAPHS.values()
+    assert isinstance(kept, RuntimeError)
+    assert kept.__traceback__ is None  # whose frames hold maps
 
 
 @pytest.mark.parametrize(

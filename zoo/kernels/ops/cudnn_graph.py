@@ -187,7 +187,7 @@ def _graph(maps: dict[str, Tensor | None], handle: Any, stride: list[int], paddi
             with _as_runtime_error():
                 _GRAPHS[key] = _Graph(describe, x.dtype, handle)
         except _NoPlan as error:  # to ask again takes as long as it took
-            _GRAPHS[key] = error
+            _GRAPHS[key] = _NoPlan(str(error))  # itself it would hold the maps that it was asked for
     found = _GRAPHS[key]
     if isinstance(found, _NoPlan):
         raise _NoPlan(str(found))

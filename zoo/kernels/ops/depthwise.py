@@ -64,9 +64,11 @@ def reference(
         the sum of the maps' pixels. Here S is 1; `launch` returns one row a patch.
     """
     top, bottom, left, right = padding
-    wide = F.pad(x.float(), (left, right, top, bottom))
+    wide, pad = x.float(), (top, left)
+    if (top, left) != (bottom, right):
+        wide, pad = F.pad(wide, (left, right, top, bottom)), (0, 0)
     shift = None if bias is None else bias.float()
-    y = ACTIVATIONS[act](F.conv2d(wide, weight.float(), shift, stride=stride, dilation=dilation, groups=x.shape[1]))
+    y = ACTIVATIONS[act](F.conv2d(wide, weight.float(), shift, stride=stride, padding=pad, dilation=dilation, groups=x.shape[1]))
     return (y.to(x.dtype), y.sum((2, 3)).unsqueeze(1)) if sums else y.to(x.dtype)
 
 

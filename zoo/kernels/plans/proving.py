@@ -17,7 +17,7 @@ from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program, StepFailed
 from zoo.kernels.tuning.binding import Weights, bind
 from zoo.kernels.tuning.choose import Decision
-from zoo.kernels.tuning.expected import Expected
+from zoo.kernels.tuning.expected import errors
 from zoo.kernels.tuning.steps import ATEN, Candidate, Setting
 
 REPLAYS = 3
@@ -154,8 +154,7 @@ def _culprits(plan: Plan, decision: Decision, setting: Setting, batch: Any) -> d
             images[s].to(setting.dtype).contiguous(memory_format=torch.channels_last) if s.op == "input" else x
             for s, x in zip(node.inputs, inputs, strict=True)
         ]
-        expected = Expected(node, given, setting)
-        mine, theirs = max(expected.errors(value)), max(expected.errors(bind(node, Candidate(ATEN), setting)(given, None)))
+        mine, theirs = errors(node, given, setting, [value, bind(node, Candidate(ATEN), setting)(given, None)])
         found[node] = (mine / max(theirs, 1e-9), mine, theirs)
 
     plan.eager(tensors, probe)

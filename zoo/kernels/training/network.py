@@ -146,7 +146,7 @@ class FastTraining(nn.Module):
             except Untraceable as error:
                 plan = _Plan(None, None, PlanReport(shapes, notes=[f"runs unchanged: {error}"]), str(error))
                 warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=3)
-            plan.report.given = named(args, kwargs) + _casting(args)
+            plan.report.given = named(args, kwargs) + _casting((args, kwargs))
             self._give_back(args, kwargs)
             self._plans[key] = plan
             while len(self._plans) > KEPT_PLANS:
@@ -265,9 +265,9 @@ def _path(network: nn.Module, module: nn.Module) -> str:
     return next((name for name, known in network.named_modules() if known is module and name), type(network).__name__)
 
 
-def _casting(args: tuple[Any, ...]) -> str:
+def _casting(arguments: Any) -> str:
     """Say which dtype autocast computes in, "" without it."""
-    kind = device_of(args).type
+    kind = device_of(arguments).type
     return f", autocast {str(torch.get_autocast_dtype(kind)).removeprefix('torch.')}" if torch.is_autocast_enabled(kind) else ""
 
 

@@ -30,7 +30,7 @@ from zoo.kernels.timing import NotCapturable, graph_time_us
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
 from zoo.kernels.tuning.candidates import OTHERS, candidates
 from zoo.kernels.tuning.expected import Expected
-from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, Candidate, Setting
+from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, MERGED, Candidate, Setting
 from zoo.kernels.tuning.tasks import Task
 
 Progress = Callable[[int, int, str], None]
@@ -141,10 +141,7 @@ def tune(
             end = done + len(group)
             torch.cuda.synchronize()  # the inputs are there before other streams read them
             with phase("first calls"):
-                trials = [trial for contest in contests for trial in contest.trials]
-                for some in _at_once(trials, [nodes[key] for key in group], setting):
-                    list(pool.map(_first_call, some))
-                    torch.cuda.synchronize()
+                _first_calls(pool, contests, setting)
             while contests:
                 contest = contests.pop(0)
                 if progress is not None:
@@ -152,6 +149,7 @@ def tune(
                 if schedule.is_late(end):
                     contest.trials = _first_of_each([trial for trial in contest.trials if not trial.failure])
                 yield contest.key, _fastest(contest, setting, levels[contest.key])
+                del contest  # and its maps, before the next group's are made
                 done += 1
     torch.cuda.empty_cache()
 
@@ -247,6 +245,20 @@ def _room(setting: Setting) -> int:
     return (torch.cuda.mem_get_info(setting.device)[0] + kept) // 8
 
 
+def _first_calls(pool: ThreadPoolExecutor, contests: list[_Contest], setting: Setting) -> None:
+    """Make the first call of every trial, in threads; of one that had no room beside others once more, alone."""
+    trials = [trial for contest in contests for trial in contest.trials]
+    for some in _at_once(trials, [contest.node for contest in contests], setting):
+        list(pool.map(_first_call, some))
+        torch.cuda.synchronize()
+    for trial in trials:
+        if trial.failure.startswith(torch.OutOfMemoryError.__name__):
+            torch.cuda.empty_cache()  # of all those threads' streams
+            trial.failure = ""
+            pool.submit(_first_call, trial).result()
+    torch.cuda.synchronize()
+
+
 def _at_once(trials: list[_Trial], nodes: list[Node], setting: Setting) -> Iterator[list[_Trial]]:
     """Split trials into as many as may run beside each other: each makes a result, and those of large maps would not fit."""
     largest = max(torch.Size(node.shape).numel() for node in nodes) * setting.dtype.itemsize
@@ -262,6 +274,8 @@ def _contest(key: str, node: Node, found: list[Candidate], places: dict[Node, Pl
 
 def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
     node, inputs = contest.node, contest.inputs
+    if not contest.trials and node.op in MERGED:
+        return Choice(ATEN, {}, 0.0, 0.0, 0, level)  # so it stays its parts, and need not be run: in plain PyTorch it takes most memory
     plain = bind(node, Candidate(ATEN), setting)
     with products(setting.tf32, benchmark=True):
         with phase("PyTorch's operators"):  # of which cuDNN tries several where it is called first
@@ -311,6 +325,12 @@ def _module(candidate: Candidate) -> str:
 
 
 def _time(call: Callable[[], Any]) -> float:
+    try:
+        return graph_time_us(call)
+    except NotCapturable as error:
+        if not isinstance(error.__cause__, torch.OutOfMemoryError):
+            return float("inf")
+    torch.cuda.empty_cache()  # of other streams, which a capture can't take from
     try:
         return graph_time_us(call)
     except NotCapturable:

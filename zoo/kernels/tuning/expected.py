@@ -1,7 +1,9 @@
-"""What a step should compute, to compare candidates with: its values in float32, of its first and last images where they are many."""
+"""What a step should compute, to compare results with: its values in float32, of as many images at a time as memory has room for."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +15,14 @@ from zoo.kernels.tuning.binding import bind
 from zoo.kernels.tuning.steps import ATEN, Candidate, Setting
 
 MOST = 1 << 25
-"""Elements of a step's largest map that are compared, about: 128 MiB in float32. The largest of an EfficientNetB6 with 256 images has a
-hundred times as many, and several of those in float32 are more than a GPU of 80 GB has; a wrong kernel is wrong in fewer."""
+"""Elements of a step's largest map that are compared at a time, about: 128 MiB in float32. The largest of an EfficientNetB6 with 256 images
+has a hundred times as many, and several of those in float32 are more than a GPU of 80 GB has."""
 
 
 class Expected:
-    """A step's right values for some inputs.
+    """A step's right values for some inputs; where they are many, of the first and the last images, where an index has come too far.
 
-    Compared are whole images, the first ones and the last ones, which lie where an index has come too far; that the others are right
-    too the check of the whole plan shows.
+    Whether the images between are right too shows when a plan is compared as a whole; which step is wrong there, `errors` tells.
 
     Args:
         node: the step; each image's value follows from that image alone.
@@ -30,36 +31,73 @@ class Expected:
     """
 
     def __init__(self, node: Node, inputs: list[Tensor], setting: Setting) -> None:
-        self._images, self._few = _number(node), _few(node, inputs)
-        dtype = torch.float64 if setting.dtype == torch.float32 else torch.float32
-        with products(tf32=False):
-            value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([self._some(x).to(dtype) for x in inputs], None)
-        self._values: tuple[Tensor, ...] = value if isinstance(value, tuple) else (value,)
+        few = _fitting(node, inputs)
+        images = _number(node)
+        self._parts = [slice(None)] if few is None else [slice(0, max(1, few // 2)), slice(images - max(1, few // 2), images)]
+        self._values = [_right(node, [x[part] for x in inputs] if few is not None else inputs, setting) for part in self._parts]
 
     def errors(self, value: Any) -> list[float]:
         """Return the relative error ||value - expected|| / ||expected|| of each of the step's values; NaN counts as infinite."""
-        values = value if isinstance(value, tuple) else (value,)
-        found = []
-        for got, want in zip(values, self._values, strict=True):
-            got = self._some(got).to(want.dtype).reshape(want.shape)
-            error = ((got - want).norm() / want.norm().clamp_min(1e-30)).item()
-            found.append(error if error == error else float("inf"))
-        return found
+        return _relative([[_norms(got[part], want) for got, want in _pairs(value, wants)] for part, wants in self._compared()])
 
-    def _some(self, x: Tensor) -> Tensor:
-        """Return the images that are compared, in the layout of all."""
-        return x if self._few is None else torch.cat([x[: self._few], x[self._images - self._few :]])
+    def _compared(self) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+        return zip(self._parts, self._values, strict=True)
+
+
+def errors(node: Node, inputs: list[Tensor], setting: Setting, values: Sequence[Any]) -> list[float]:
+    """Return the largest relative error of each of several results of a step, over all images.
+
+    Args:
+        node: the step; each image's value follows from that image alone.
+        inputs: in the plan's dtype.
+        setting: device, dtype.
+        values: what the step has computed, in one way and another.
+    """
+    few, images = _fitting(node, inputs), _number(node)
+    parts = [slice(None)] if few is None else [slice(first, first + few) for first in range(0, images, few)]
+    norms: list[list[list[tuple[float, float]]]] = [[] for _ in values]
+    for part in parts:
+        wants = _right(node, [x[part] for x in inputs] if few is not None else inputs, setting)
+        for number, value in enumerate(values):
+            norms[number].append([_norms(got[part], want) for got, want in _pairs(value, wants)])
+    return [max(_relative(each)) for each in norms]
+
+
+def _right(node: Node, inputs: list[Tensor], setting: Setting) -> tuple[Tensor, ...]:
+    """Compute a step's values in float32, in float64 where the plan's own dtype is float32, from the same inputs."""
+    dtype = torch.float64 if setting.dtype == torch.float32 else torch.float32
+    with products(tf32=False):
+        value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([x.to(dtype) for x in inputs], None)
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _pairs(value: Any, wants: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(value if isinstance(value, tuple) else (value,), wants, strict=True)
+
+
+def _norms(got: Tensor, want: Tensor) -> tuple[float, float]:
+    """Return the norms of the difference and of what is right."""
+    return (got.to(want.dtype).reshape(want.shape) - want).norm().item(), want.norm().item()
+
+
+def _relative(parts: list[list[tuple[float, float]]]) -> list[float]:
+    """Return the relative error of each value, from the norms of its parts."""
+    found = []
+    for norms in zip(*parts, strict=True):
+        error = math.hypot(*(off for off, _ in norms)) / max(math.hypot(*(size for _, size in norms)), 1e-30)
+        found.append(error if error == error else math.inf)
+    return found
 
 
 def _number(node: Node) -> int:
     return node.shape[0] if node.shape else 0
 
 
-def _few(node: Node, inputs: list[Tensor]) -> int | None:
-    """Return how many images are compared at either end; None for all, of few ones and where an input has no images."""
+def _fitting(node: Node, inputs: list[Tensor]) -> int | None:
+    """Return how many images are compared at a time; None for all, of few ones and where an input has no images."""
     images = _number(node)
     if not images or any(not x.dim() or x.shape[0] != images for x in inputs):
         return None
     largest = max(torch.Size(node.shape).numel(), *(x.numel() for x in inputs))
-    few = max(1, MOST * images // (2 * max(1, largest)))
-    return few if 2 * few < images else None
+    few = max(2, MOST * images // max(1, largest))
+    return few if few < images else None

@@ -19,6 +19,9 @@ from zoo.kernels.passes.place import Place
 COMPUTED = ("conv", "pool", "mean", "pointwise", "join", "separable", "stem_pool", "squeeze_excite", "depthwise_squeeze", "head")
 """Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
 
+MERGED = ("join", "separable", "stem_pool", "depthwise_squeeze", "head")
+"""Kinds that are several steps in one, each there to be run instead."""
+
 UNPLACED = ("join", "depthwise_squeeze", "head")
 """Kinds whose kernels make memory of their own: a value that belongs into a concatenation is copied there."""
 
