@@ -206,11 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"there is no folder {options.save.parent}; make it first")
     plan = Plan([], [], ways, device, torch.bfloat16)
     try:
-        record = Record.read(options.save) if options.save.is_file() else None
+        record = Record.resumed(options.save, plan.about()) if options.save.is_file() else None
     except ValueError as error:
         parser.error(str(error))
-    if record is not None and (other := record.differs(plan.about())):
-        parser.error(f"{options.save} holds measurements of {other}; write to another file")
     claims = Claims(options.claims or options.save.with_name(f"{options.save.name}.claims"))
     if record is not None:
         for cell in cells:

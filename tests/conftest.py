@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         absent.add("gpu")
     if importlib.util.find_spec("keras_hub") is None:
         absent.add("kerashub")
+    if importlib.util.find_spec("cudnn") is None:
+        absent.add("cudnn")
     absent |= {name for name in ("long", "mounts") if name not in config.getoption("markexpr")}
     if not (REAL / "real" / "INDEX.md").is_file():
         absent.add("real")

@@ -63,9 +63,7 @@ def run(
     start = time.monotonic()
     record = Record(plan.about())
     if resume and path is not None and path.is_file():
-        record = Record.read(path)
-        if other := record.differs(plan.about()):
-            raise ValueError(f"{path} holds measurements of {other}; write to another file")
+        record = Record.resumed(path, plan.about())
     names = {way.name for way in plan.ways}
     wanted = [(cls, batch) for cls in plan.models for batch in plan.batches]
     todo = [(cls, batch) for cls, batch in wanted if not names <= set((record.cell(cls.__name__, batch) or {"ways": ()})["ways"])]

@@ -240,9 +240,9 @@ def select(peers: Iterable[str] | None, device: torch.device, dtype: torch.dtype
         ValueError: no peer of that name, none on that device, or its package is missing; the message says which there are.
     """
     table = WAYS if ways is None else ways
-    here = {n: w for n, w in table.items() if device.type in w.devices and not (n == "eager" and dtype == torch.float32)}
+    here = _here(table, device, dtype)
     if peers is None:
-        return [way for way in here.values() if way.standard and not _missing(way) and _fits(way, dtype)]
+        return [way for way in _usual(here, dtype) if not _missing(way)]
     asked = {name.strip() for name in peers} | {OURS}
     for name in sorted(asked):
         if name not in here:
@@ -258,14 +258,21 @@ def select(peers: Iterable[str] | None, device: torch.device, dtype: torch.dtype
 def left_out(device: torch.device, dtype: torch.dtype, ways: dict[str, Way] | None = None) -> dict[str, list[str]]:
     """Name the standard peers that `select(None, …)` leaves out, each with the packages that it needs and that are not installed."""
     table = WAYS if ways is None else ways
-    here = [way for way in table.values() if way.standard and device.type in way.devices and _fits(way, dtype)]
-    return {way.name: missing for way in here if (missing := _missing(way))}
+    return {way.name: missing for way in _usual(_here(table, device, dtype), dtype) if (missing := _missing(way))}
 
 
 def label(name: str, dtype: str, ways: dict[str, Way] | None = None) -> str:
     """Return a way's label with the dtype's short name, "bf16"; the name itself where the table has none such."""
     short, table = {str(key).removeprefix("torch."): value for key, value in SHORT.items()}, WAYS if ways is None else ways
     return table[name].label.format(dtype=short.get(dtype, dtype)) if name in table else name
+
+
+def _here(table: dict[str, Way], device: torch.device, dtype: torch.dtype) -> dict[str, Way]:
+    return {n: w for n, w in table.items() if device.type in w.devices and not (n == "eager" and dtype == torch.float32)}
+
+
+def _usual(here: dict[str, Way], dtype: torch.dtype) -> list[Way]:
+    return [way for way in here.values() if way.standard and _fits(way, dtype)]
 
 
 def _missing(way: Way) -> list[str]:

@@ -73,6 +73,18 @@ class Record:
                 return
         self.cells.append(cell)
 
+    @classmethod
+    def resumed(cls, path: str | os.PathLike[str], about: dict[str, Any]) -> Record:
+        """Read a record to go on with.
+
+        Raises:
+            ValueError: it is damaged, or was measured differently from `about`; the message says how.
+        """
+        record = cls.read(path)
+        if other := record.differs(about):
+            raise ValueError(f"{path} holds measurements of {other}; write to another file")
+        return record
+
     def differs(self, about: dict[str, Any]) -> str:
         """Say in what this record was measured differently from `about`, "" where both may share a file."""
         for key in SAME:

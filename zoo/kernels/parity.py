@@ -42,9 +42,9 @@ class Parity:
         """The largest error with which the fast network passes."""
         return max(ALLOWED * self.eager, self.floor)
 
-    def passes(self, floor: float = 0.0) -> bool:
+    def passes(self) -> bool:
         """Tell whether the fast network is as right as plain eager; where that one overflows, nothing can be said."""
-        return math.isfinite(self.eager) and self.fast <= max(self.allowed, floor)
+        return math.isfinite(self.eager) and self.fast <= self.allowed
 
     def __str__(self) -> str:
         images = f"{self.images} image{'s' * (self.images != 1)}"

@@ -145,6 +145,17 @@ def _replays(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, count: int)
 
 
 def _record(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
+    """Capture `count` calls on the current stream; where there is no room, once more with all that other streams have kept."""
+    try:
+        return _captured(call, count)
+    except NotCapturable as error:
+        if not isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise
+    torch.cuda.empty_cache()  # what a capture itself can't do
+    return _captured(call, count)
+
+
+def _captured(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
     """Capture `count` calls on the current stream.
 
     Not by `torch.cuda.graph`, which collects garbage and empties the allocator's cache each time: tuning captures hundreds.

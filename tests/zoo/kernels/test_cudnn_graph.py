@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,15 +155,14 @@ def test_a_plan_is_executed_by_who_holds_the_handle(front: Front, maps: tuple[Te
 def test_what_cudnn_compiles_late_is_read_off_its_notes(front: Front, maps: tuple[Tensor, Tensor]) -> None:
     plans = cudnn_graph.configs(*maps, act="silu")
     assert [plan["plan"] for plan in plans] == [0, 1, 2, 3, 4, 5]
-    assert [cudnn_graph.compiles(plan, *maps, act="silu") for plan in plans] == [False, True] * 3
-    assert not cudnn_graph.compiles({"plan": 7}, *maps, act="silu")  # kept by another version
+    assert cudnn_graph.compiled_late(plans, *maps, act="silu") == [{"plan": 1}, {"plan": 3}, {"plan": 5}]
     assert front.asked == 1
 
 
 def test_a_graph_that_cudnn_refuses_is_a_guess_that_fails_and_is_asked_for_once(front: Front, maps: tuple[Tensor, Tensor]) -> None:
     front.refuses = True
     assert cudnn_graph.configs(*maps, act="silu") == [{"plan": 0}]
-    assert not cudnn_graph.compiles({"plan": 0}, *maps, act="silu")
+    assert cudnn_graph.compiled_late([{"plan": 0}], *maps, act="silu") == []
     for _ in range(2):
         with pytest.raises(RuntimeError, match="cuDNN has no plan for this graph: no engine"):
             cudnn_graph.launch(*maps, act="silu")
@@ -185,7 +183,7 @@ def test_a_graph_that_cudnn_refuses_is_a_guess_that_fails_and_is_asked_for_once(
     ],
 )
 def test_quick_tries_few_plans_that_a_library_compiles(compiled: tuple[int, ...], limit: int | None, tried: list[int]) -> None:
-    module = SimpleNamespace(compiles=lambda config, x: config["plan"] in compiled)
+    module = SimpleNamespace(compiled_late=lambda configs, x: [config for config in configs if config["plan"] in compiled])
     found = candidates._affordable(module, [{"plan": plan} for plan in range(6)], {"x": None}, limit)
     assert [config["plan"] for config in found] == tried
 
@@ -193,11 +191,11 @@ def test_quick_tries_few_plans_that_a_library_compiles(compiled: tuple[int, ...]
 def test_off_the_gpu_nothing_is_said_to_be_compiled() -> None:
     x, weight = torch.empty(1, 8, 4, 4), torch.empty(8, 8, 1, 1)
     assert cudnn_graph.configs(x, weight, act="silu") == [{"plan": 0}]
-    assert not cudnn_graph.compiles({"plan": 0}, x, weight, act="silu")
+    assert cudnn_graph.compiled_late([{"plan": 0}], x, weight, act="silu") == []
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
+@pytest.mark.cudnn
 def test_cudnn_compiles_for_silu_and_not_for_relu() -> None:
     x = torch.empty(8, 64, 28, 28, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
     weight = torch.empty(64, 64, 1, 1, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
@@ -205,14 +203,14 @@ def test_cudnn_compiles_for_silu_and_not_for_relu() -> None:
 
     def share(act: str) -> float:
         plans = cudnn_graph.configs(x, weight, bias, act=act)
-        return sum(cudnn_graph.compiles(plan, x, weight, bias, act=act) for plan in plans) / len(plans)
+        return len(cudnn_graph.compiled_late(plans, x, weight, bias, act=act)) / len(plans)
 
     assert share("silu") == 1
     assert share("relu") < 1
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(find_spec("cudnn") is None, reason="nvidia-cudnn-frontend is not installed")
+@pytest.mark.cudnn
 def test_many_threads_compute_by_one_handle_on_streams_of_their_own() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     draw = {"device": "cuda", "dtype": torch.bfloat16, "generator": generator}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,7 +17,6 @@ from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.merge import merges
 from zoo.kernels.passes.place import Place
-from zoo.kernels.timing import NotCapturable
 from zoo.kernels.tuning import contest, expected
 from zoo.kernels.tuning.binding import bind
 from zoo.kernels.tuning.contest import random_inputs
@@ -140,47 +140,22 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_first_call_without_room_is_made_again_alone(monkeypatch: pytest.MonkeyPatch, emptied: list[str]) -> None:
     called: list[str] = []
 
-    def first_call(trial: Any) -> None:
-        called.append(trial.name)
-        if trial.name == "large" and called.count("large") == 1:
-            trial.failure = "OutOfMemoryError: no room beside others"
-        if trial.name == "wrong":
-            trial.failure = "RuntimeError: no plan"
+    def call(name: str) -> None:
+        called.append(name)
+        if name == "large" and called.count("large") == 1:
+            raise torch.OutOfMemoryError("no room beside others")
+        if name == "wrong":
+            raise RuntimeError("no plan")
 
-    monkeypatch.setattr(contest, "_first_call", first_call)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(contest, "_room", lambda setting: 1 << 40)
-    trials: list[Any] = [SimpleNamespace(name=name, failure="") for name in ("small", "large", "wrong")]
+    trials = [contest._Trial(Candidate(ATEN), lambda name=name: call(name)) for name in ("small", "large", "wrong")]
     node, _ = step(2)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1, initializer=lambda: setattr(contest._threads, "stream", None)) as pool:
         contest._first_calls(pool, [contest._Contest("key", node, [], trials)], SETTING)
     assert called == ["small", "large", "wrong", "large"]
     assert [bool(trial.failure) for trial in trials] == [False, False, True]
     assert emptied == ["emptied"]
-
-
-@pytest.mark.parametrize(("failures", "found", "times"), [(1, 7.0, 1), (2, float("inf"), 1)])
-def test_a_capture_without_room_is_tried_again_with_all_that_is_free(
-    failures: int, found: float, times: int, monkeypatch: pytest.MonkeyPatch, emptied: list[str]
-) -> None:
-    left = iter(range(failures))
-
-    def timed(call: Any) -> float:
-        if next(left, None) is not None:
-            raise NotCapturable("no room") from torch.OutOfMemoryError("no room")
-        return 7.0
-
-    monkeypatch.setattr(contest, "graph_time_us", timed)
-    assert contest._time(lambda: None) == found
-    assert len(emptied) == times
-
-
-def test_what_cannot_be_captured_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, emptied: list[str]) -> None:
-    def timed(call: Any) -> float:
-        raise NotCapturable("it synchronises") from RuntimeError("it synchronises")
-
-    monkeypatch.setattr(contest, "graph_time_us", timed)
-    assert contest._time(lambda: None) == float("inf")
-    assert emptied == []
 
 
 def test_a_merged_step_without_a_kernel_is_not_run() -> None:

@@ -245,7 +245,7 @@ def test_infinities_that_belong_there_have_to_be_there() -> None:
 def test_nothing_passes_beside_an_eager_that_overflows() -> None:
     for fast_error in (0.0, 1.0, math.inf):
         parity = Parity(fast_error, math.inf, 16)
-        assert not parity.passes(1e-5)
+        assert not parity.passes()
         assert "larger range" in str(parity)
 
 
@@ -361,5 +361,5 @@ def test_a_graph_that_answers_otherwise_is_given_up_step_by_step(
     first: Any = Captured(Bare(None, {}, {}, Setting(CPU, torch.float32), None))
     plan, parity = proving.captured(first, Parity(0.0, 0.0, 2), Decision(), Weights(), [batch], reference)
     assert plan.note == note
-    assert parity.passes(1e-5)
+    assert parity.passes()
     assert Captured.closed == [proving.WAYS[index] for index in closed]

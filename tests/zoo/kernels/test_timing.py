@@ -1,12 +1,43 @@
-"""How many calls a sample of a clock is of."""
+"""How many calls a sample of a clock is of, and captures that find no room."""
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+from typing import Any
 
+import pytest
+import torch
+
+from zoo.kernels import timing
 from zoo.kernels.timing import calls_of_a_sample
 
 
 @pytest.mark.parametrize(("us", "count"), [(0.0, 50), (10, 50), (100, 20), (1_000, 4), (6_000, 4), (31_000, 3), (60_000, 2), (300_000, 1)])
 def test_a_sample_is_of_calls_behind_each_other(us: float, count: int) -> None:
     assert calls_of_a_sample(us) == count
+
+
+@pytest.mark.parametrize(("failures", "emptied"), [(0, 0), (1, 1), (2, 1)])
+def test_a_capture_without_room_is_tried_again_with_all_that_is_kept(failures: int, emptied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, done = iter(range(failures)), list[str]()
+
+    def captured(call: Any, count: int) -> Any:
+        if next(left, None) is not None:
+            raise timing.NotCapturable("no room") from torch.OutOfMemoryError("no room")
+        return "graph", count
+
+    monkeypatch.setattr(timing, "_captured", captured)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
+    with pytest.raises(timing.NotCapturable) if failures == 2 else contextlib.nullcontext():
+        assert timing._record(lambda: None, 3) == ("graph", 3)
+    assert len(done) == emptied
+
+
+def test_what_cannot_be_captured_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def captured(call: Any, count: int) -> Any:
+        raise timing.NotCapturable("it synchronises") from RuntimeError("it synchronises")
+
+    monkeypatch.setattr(timing, "_captured", captured)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("nothing lacks room"))
+    with pytest.raises(timing.NotCapturable):
+        timing._record(lambda: None, 3)

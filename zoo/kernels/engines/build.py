@@ -15,7 +15,7 @@ from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.copies import on_device, own_dtype
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images
-from zoo.kernels.parity import ALLOWED, Parity
+from zoo.kernels.parity import FLOAT32_FLOOR, Parity
 from zoo.kernels.passes.apart import alike, apart
 from zoo.kernels.passes.graph import Graph
 from zoo.kernels.passes.lower import lower
@@ -63,12 +63,11 @@ def build_cpu(
         choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds)))
         choices.save()
         known = choices.get(key)
-    error, allowed = chosen.errors[chosen.name]
+    error, _ = chosen.errors[chosen.name]
     row = Row("the whole network", chosen.name, shapes[0], note="; ".join(f"{name}: {reason}" for name, reason in chosen.refused.items()))
     if known is not None and known.op == chosen.name:
         row.us, row.replaced_us = known.us, known.aten_us or None
-    floor = allowed if allowed > ALLOWED * chosen.eager else 0.0
-    parity = Parity(error, chosen.eager, example[0].shape[0] if example[0].dim() else 1, floor)
+    parity = Parity(error, chosen.eager, example[0].shape[0] if example[0].dim() else 1, FLOAT32_FLOOR)
     report = PlanReport(shapes, [row], parity, list(chosen.notes))
 
     flat = getattr(chosen.call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again

@@ -22,7 +22,20 @@ from . import cudnn_conv
 from ._layout import empty_map, pixel_stride
 from .cudnn_conv import CASES, LARGE_CASES, PACK, Config, cost, make, prepare, reference, sizes
 
-__all__ = ["CASES", "LARGE_CASES", "PACK", "TOLERANCE", "compiles", "configs", "cost", "launch", "make", "prepare", "reference", "supports"]
+__all__ = [
+    "CASES",
+    "LARGE_CASES",
+    "PACK",
+    "TOLERANCE",
+    "compiled_late",
+    "configs",
+    "cost",
+    "launch",
+    "make",
+    "prepare",
+    "reference",
+    "supports",
+]
 
 TOLERANCE = {torch.float32: cudnn_conv.TOLERANCE[torch.float32], torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -210,16 +223,16 @@ def configs(
     return [{"plan": plan} for plan in range(len(graph.plans) if graph is not None else 1)] or [{"plan": 0}]
 
 
-def compiles(
-    config: Config, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *parts: Any, **options: Any
-) -> bool:
-    """Tell whether cuDNN compiles this plan at its first launch: half a second, in which no other thread runs Python.
+def compiled_late(
+    tried: list[Config], x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *parts: Any, **options: Any
+) -> list[Config]:
+    """Return which of these plans cuDNN compiles at their first launch: half a second each, in which no other thread runs Python.
 
     On an H100 so were all plans with SiLU, or with bias, residual and no activation, and some with ReLU6. Of what `configs` guesses
     nothing is known.
     """
     graph = _asked(x, weight, bias, residual, options)
-    return graph is not None and config["plan"] < len(graph.plans) and graph.compiles(config["plan"])
+    return [] if graph is None else [config for config in tried if graph.compiles(config["plan"])]
 
 
 def _asked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, options: dict[str, Any]) -> _Graph | None:

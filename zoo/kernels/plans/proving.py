@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.choices import Choices
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.parity import FLOAT32_FLOOR, Parity, Reference
+from zoo.kernels.parity import Parity, Reference
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.plan import Plan
@@ -60,7 +60,6 @@ def checked(
         Unlike: the plan as a whole is wrong, and ATen's operators are no better for any step.
     """
     notes: dict[Node, str] = {}
-    floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
     while True:
         plan = Plan(Program(graph, places, decision.chosen, setting, weights, overlapping=True))  # the kernels that the graph will hold
         try:
@@ -72,7 +71,7 @@ def checked(
             choices.save()
             continue
         parity = reference.compare(outputs)
-        if parity.passes(floor):
+        if parity.passes():
             return plan, parity, notes
         culprits = _culprits(plan, decision, setting, batches[0])
         if not culprits:
@@ -99,7 +98,6 @@ def captured(
     """
     graph, places, setting = plan.program.graph, plan.program.places, plan.setting
     given = [tensors_of(batch) for batch in batches]
-    floor = FLOAT32_FLOOR if setting.dtype == torch.float32 else 0.0
     fault, shares = "", True
     for overlapping, arena in WAYS:
         if not arena and not shares:
@@ -117,7 +115,7 @@ def captured(
             continue
         shares = tried.shares
         found = max((reference.compare(_answers(tried, given)) for _ in range(REPLAYS)), key=lambda parity: parity.fast)
-        if found.passes(floor):
+        if found.passes():
             apart = [*([] if overlapping else ["its kernels don't overlap"]), *([] if arena else ["its maps lie apart"])]
             tried.note = f"{', '.join(apart)}: else the graph had {fault}" if apart else ""
             return tried, found

@@ -176,12 +176,12 @@ class Check:
                 ours, plain = ([sum(column) / (draw + 1) for column in zip(*rows, strict=True)] for rows in zip(*logs[kind], strict=True))
                 if not ours:
                     continue
-                parities[kind] = Parity(math.exp(sum(ours) / len(ours)), math.exp(sum(plain) / len(plain)), count)
+                parities[kind] = Parity(math.exp(sum(ours) / len(ours)), math.exp(sum(plain) / len(plain)), count, FLOAT32_FLOOR)
                 worst = max(
                     math.exp(a) / max(OUTLIER * math.exp(max(b, sum(plain) / len(plain))), FLOAT32_FLOOR)
                     for a, b in zip(ours, plain, strict=True)
                 )
-                if not parities[kind].passes(FLOAT32_FLOOR) and _surely_worse(logs[kind]):
+                if not parities[kind].passes() and _surely_worse(logs[kind]):
                     wrong = wrong or f"{kind}: {parities[kind]}"
                 elif not worst <= 1:
                     wrong = wrong or f"{kind}: one tensor's error is {worst * OUTLIER:.1f} times PyTorch's"

@@ -60,8 +60,8 @@ def _affordable(module: Any, configs: list[dict[str, Any]], args: dict[str, Any]
         return configs
     if hasattr(module, "effort"):
         configs = [config for config in configs if module.effort(config, **args) <= EFFORT] or configs[:1]
-    if hasattr(module, "compiles"):
-        late = [config for config in configs if module.compiles(config, **args)][COMPILED:]
+    if hasattr(module, "compiled_late"):
+        late = module.compiled_late(configs, **args)[COMPILED:]
         configs = [config for config in configs if config not in late]
     return configs[:limit]
 

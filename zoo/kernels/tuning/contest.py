@@ -247,16 +247,15 @@ def _room(setting: Setting) -> int:
 
 def _first_calls(pool: ThreadPoolExecutor, contests: list[_Contest], setting: Setting) -> None:
     """Make the first call of every trial, in threads; of one that had no room beside others once more, alone."""
-    trials = [trial for contest in contests for trial in contest.trials]
-    for some in _at_once(trials, [contest.node for contest in contests], setting):
-        list(pool.map(_first_call, some))
+    crowded: list[_Trial] = []
+    for some in _at_once([trial for contest in contests for trial in contest.trials], [contest.node for contest in contests], setting):
+        crowded += [trial for trial, fits in zip(some, pool.map(_first_call, some), strict=True) if not fits]
         torch.cuda.synchronize()
-    for trial in trials:
-        if trial.failure.startswith(torch.OutOfMemoryError.__name__):
-            torch.cuda.empty_cache()  # of all those threads' streams
-            trial.failure = ""
-            pool.submit(_first_call, trial).result()
-    torch.cuda.synchronize()
+    for trial in crowded:
+        torch.cuda.empty_cache()  # of all those threads' streams
+        trial.failure = ""
+        pool.submit(_first_call, trial).result()
+        torch.cuda.synchronize()
 
 
 def _at_once(trials: list[_Trial], nodes: list[Node], setting: Setting) -> Iterator[list[_Trial]]:
@@ -327,12 +326,6 @@ def _module(candidate: Candidate) -> str:
 def _time(call: Callable[[], Any]) -> float:
     try:
         return graph_time_us(call)
-    except NotCapturable as error:
-        if not isinstance(error.__cause__, torch.OutOfMemoryError):
-            return float("inf")
-    torch.cuda.empty_cache()  # of other streams, which a capture can't take from
-    try:
-        return graph_time_us(call)
     except NotCapturable:
         return float("inf")
 
@@ -362,12 +355,17 @@ def _own_stream(device: torch.device) -> None:
     _threads.stream = torch.cuda.Stream()
 
 
-def _first_call(trial: _Trial) -> None:
-    """Compile a trial's kernel by running it once; any failure, of the compiler's too, only means that it is no candidate."""
-    start = time.perf_counter()
+def _first_call(trial: _Trial) -> bool:
+    """Compile a trial's kernel by running it once; any failure, of the compiler's too, only means that it is no candidate.
+
+    Returns:
+        Whether there was room for it.
+    """
+    start, fits = time.perf_counter(), True
     try:
         with torch.no_grad(), torch.cuda.stream(_threads.stream):
             trial.call()
     except Exception as error:
-        trial.failure = f"{type(error).__name__}: {error}"
+        trial.failure, fits = f"{type(error).__name__}: {error}", not isinstance(error, torch.OutOfMemoryError)
     _log.debug("first call of %s: %.2f s", trial.candidate, time.perf_counter() - start)
+    return fits

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ MOST = 1 << 25
 """Elements of a step's largest map that are compared at a time, about: 128 MiB in float32. The largest of an EfficientNetB6 with 256 images
 has a hundred times as many, and several of those in float32 are more than a GPU of 80 GB has."""
 
+Part = slice | EllipsisType
+"""Images, or all of a value, whatever its axes are."""
+Norms = list[tuple[float, float]]
+
 
 class Expected:
     """A step's right values for some inputs; where they are many, of the first and the last images, where an index has come too far.
@@ -31,17 +36,13 @@ class Expected:
     """
 
     def __init__(self, node: Node, inputs: list[Tensor], setting: Setting) -> None:
-        few = _fitting(node, inputs)
-        images = _number(node)
-        self._parts = [slice(None)] if few is None else [slice(0, max(1, few // 2)), slice(images - max(1, few // 2), images)]
-        self._values = [_right(node, [x[part] for x in inputs] if few is not None else inputs, setting) for part in self._parts]
+        images, few = _number(node), _fitting(node, inputs)
+        self._parts: list[Part] = [...] if few is None else [slice(0, few // 2), slice(images - few // 2, images)]
+        self._values = [_right(node, inputs, part, setting) for part in self._parts]
 
     def errors(self, value: Any) -> list[float]:
         """Return the relative error ||value - expected|| / ||expected|| of each of the step's values; NaN counts as infinite."""
-        return _relative([[_norms(got[part], want) for got, want in _pairs(value, wants)] for part, wants in self._compared()])
-
-    def _compared(self) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-        return zip(self._parts, self._values, strict=True)
+        return _relative([_norms(value, part, wants) for part, wants in zip(self._parts, self._values, strict=True)])
 
 
 def errors(node: Node, inputs: list[Tensor], setting: Setting, values: Sequence[Any]) -> list[float]:
@@ -53,34 +54,32 @@ def errors(node: Node, inputs: list[Tensor], setting: Setting, values: Sequence[
         setting: device, dtype.
         values: what the step has computed, in one way and another.
     """
-    few, images = _fitting(node, inputs), _number(node)
-    parts = [slice(None)] if few is None else [slice(first, first + few) for first in range(0, images, few)]
-    norms: list[list[list[tuple[float, float]]]] = [[] for _ in values]
+    few = _fitting(node, inputs)
+    parts: list[Part] = [...] if few is None else [slice(first, first + few) for first in range(0, _number(node), few)]
+    norms: list[list[Norms]] = [[] for _ in values]
     for part in parts:
-        wants = _right(node, [x[part] for x in inputs] if few is not None else inputs, setting)
-        for number, value in enumerate(values):
-            norms[number].append([_norms(got[part], want) for got, want in _pairs(value, wants)])
-    return [max(_relative(each)) for each in norms]
+        wants = _right(node, inputs, part, setting)
+        for found, value in zip(norms, values, strict=True):
+            found.append(_norms(value, part, wants))
+    return [max(_relative(found)) for found in norms]
 
 
-def _right(node: Node, inputs: list[Tensor], setting: Setting) -> tuple[Tensor, ...]:
+def _right(node: Node, inputs: list[Tensor], part: Part, setting: Setting) -> tuple[Tensor, ...]:
     """Compute a step's values in float32, in float64 where the plan's own dtype is float32, from the same inputs."""
     dtype = torch.float64 if setting.dtype == torch.float32 else torch.float32
     with products(tf32=False):
-        value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([x.to(dtype) for x in inputs], None)
+        value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([x[part].to(dtype) for x in inputs], None)
     return value if isinstance(value, tuple) else (value,)
 
 
-def _pairs(value: Any, wants: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(value if isinstance(value, tuple) else (value,), wants, strict=True)
+def _norms(value: Any, part: Part, wants: tuple[Tensor, ...]) -> Norms:
+    """Return the norms of the difference and of what is right, for each of a step's values."""
+    values = value if isinstance(value, tuple) else (value,)
+    pairs = [(got[part].to(want.dtype).reshape(want.shape), want) for got, want in zip(values, wants, strict=True)]
+    return [((got - want).norm().item(), want.norm().item()) for got, want in pairs]
 
 
-def _norms(got: Tensor, want: Tensor) -> tuple[float, float]:
-    """Return the norms of the difference and of what is right."""
-    return (got.to(want.dtype).reshape(want.shape) - want).norm().item(), want.norm().item()
-
-
-def _relative(parts: list[list[tuple[float, float]]]) -> list[float]:
+def _relative(parts: list[Norms]) -> list[float]:
     """Return the relative error of each value, from the norms of its parts."""
     found = []
     for norms in zip(*parts, strict=True):

@@ -16,11 +16,11 @@ from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.kinds import is_depthwise, is_stem
 from zoo.kernels.passes.place import Place
 
-COMPUTED = ("conv", "pool", "mean", "pointwise", "join", "separable", "stem_pool", "squeeze_excite", "depthwise_squeeze", "head")
-"""Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
-
 MERGED = ("join", "separable", "stem_pool", "depthwise_squeeze", "head")
 """Kinds that are several steps in one, each there to be run instead."""
+
+COMPUTED = ("conv", "pool", "mean", "pointwise", "squeeze_excite", *MERGED)
+"""Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
 
 UNPLACED = ("join", "depthwise_squeeze", "head")
 """Kinds whose kernels make memory of their own: a value that belongs into a concatenation is copied there."""

@@ -15,11 +15,6 @@ CPU = torch.device("cpu")
 TINY = zoo.CATALOGUE["ResNet20"]
 
 
-@pytest.fixture(scope="module")
-def small() -> Subject:
-    return subject.subject(TINY, 2, CPU, torch.float32)
-
-
 def test_batchnorms_get_statistics_that_are_worth_folding(small: Subject) -> None:
     norms = [layer for layer in small.own.modules() if isinstance(layer, nn.BatchNorm2d)]
     assert len(norms) == 19

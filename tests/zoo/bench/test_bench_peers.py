@@ -16,11 +16,6 @@ CPU = torch.device("cpu")
 TINY = zoo.CATALOGUE["ResNet20"]
 
 
-@pytest.fixture(scope="module")
-def small() -> Subject:
-    return subject.subject(TINY, 2, CPU, torch.float32)
-
-
 def test_folding_keeps_the_answer_and_loses_the_batchnorms(small: Subject) -> None:
     folded = peers.folded(small.own)
     assert not any(isinstance(layer, nn.BatchNorm2d) for _, layer in folded.named_modules() if layer is not small.own)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import zoo
-from zoo.bench import inference, peers, subject
+from zoo.bench import inference, peers
 from zoo.bench.clock import Clock
 from zoo.bench.inference import DeviceLost, Plan, measure_cell, run
 from zoo.bench.peers import OURS, Way
@@ -21,7 +21,7 @@ from zoo.cli import main
 
 CPU = torch.device("cpu")
 TINY = zoo.CATALOGUE["ResNet20"]
-RECORDS = Path(__file__).parents[2] / "docs"
+RECORDS = Path(__file__).parents[3] / "docs"
 
 
 def eager(scale: float = 1.0) -> Callable[[Subject, str], Callable[[], Tensor]]:
@@ -57,11 +57,6 @@ def cell_of(plan: Plan, cls: Any, batch: int) -> dict[str, Any]:
     """What `measure_cell` returns, without measuring."""
     row = {"images_s": 100.0, "us": 10.0, "us_low": 9.0, "us_high": 11.0}
     return {"model": cls.__name__, "batch": batch, "size": 32, "date": "2026-11-21", "ways": {w.name: dict(row) for w in plan.ways}}
-
-
-@pytest.fixture(scope="module")
-def small() -> Subject:
-    return subject.subject(TINY, 2, CPU, torch.float32)
 
 
 def test_figures_are_the_median_and_percentiles_of_the_samples() -> None:
