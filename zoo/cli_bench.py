@@ -42,7 +42,7 @@ def bench(
     peers: Annotated[str | None, typer.Option(help="Peers with commas between them; the device's if left out.")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each way; 20, of a load 5.")] = None,
-    tune: Annotated[str, typer.Option(help="What fast() tries: none, quick or full.")] = "quick",
+    tune: Annotated[str | None, typer.Option(help="What fast() tries: none, quick or full; quick if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the record there, JSON, after every network and batch.")
@@ -84,14 +84,14 @@ def bench(
         record = merged(from_json)
         if what == "train" and not trains(record):
             raise typer.BadParameter(f"{from_json[0]} is a record of infer; leave --what out", param_hint="--what")
-        if asked := [
-            name for name, value in (("--batches", batches), ("--dtype", dtype), ("--peers", peers), ("--device", device)) if value
-        ]:
+        ignored = {"--batches": batches, "--dtype": dtype, "--peers": peers, "--device": device, "--rounds": rounds, "--tune": tune}
+        ignored |= {"--resume": resume, "--budget-s": budget_s is not None}
+        if asked := [name for name, value in ignored.items() if value]:
             raise typer.BadParameter("with --from-json nothing is measured, and all of the record is shown", param_hint=asked[0])
         if save is not None:
             record.write(save)
     else:
-        plan = _plan(what, named, batches, dtype, peers, device, rounds or 20, tune)
+        plan = _plan(what, named, batches, dtype, peers, device, rounds or 20, tune or "quick")
         try:
             record = kind.run(
                 plan, path=save, resume=resume, budget_s=budget_s, say=lambda line: err.print(line, style="dim", markup=False)

@@ -183,6 +183,10 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell, busy)
         if resume:
             trainer.resume(*checkpoint.read(folder / checkpoint.LAST))
+            if trainer.done and here.first:
+                log.warning(
+                    "the run in %s is at its end, step %d: nothing is left to learn, it is only measured again", folder, trainer.step
+                )
         else:
             trainer.save(best=False)
             if here.first:  # after the state: a folder with settings can be resumed

@@ -79,6 +79,7 @@ class Stepper:
     ) -> None:
         self._model, self._optimizer, self._settings, self._here, self._dtype = model, optimizer, settings, here, dtype
         self.reason, self.done = declined(settings, here.device, steps), 0
+        self._says_no_faster = says and here.device.type != "cuda"
         self._quick: FastTraining | None = None
         self._step: FastStep | None = None
         if self.reason and says and settings.fast is None and here.device.type == "cuda" and not settings.compile:
@@ -101,6 +102,8 @@ class Stepper:
                 reason = _words(error)
             if reason := next(filter(None, self._here.gather(reason)), ""):  # all processes have to do the same
                 self._give_up(reason)
+            elif self._says_no_faster:
+                log.warning("no step is faster for --fast on a CPU: chains run PyTorch's own functions there")
         self._build()
 
     def __call__(self, parts: Sequence[Batch], seed: int) -> Tensor:

@@ -105,6 +105,9 @@ def fast(
         raise ValueError(f"a part of {type(model).__name__} is fast already; build the whole of plain(part) and call fast() on it")
     if tune not in get_args(Tune):
         raise ValueError(f'tune is "none", "quick" or "full", got {tune!r}')
+    for name, value in (("train", train), ("tf32", tf32)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is True or False, got {value!r}")
     if recompute is not None and not isinstance(recompute, bool):
         raise ValueError(f"recompute is True, False or None, got {recompute!r}")
     if train and tf32:

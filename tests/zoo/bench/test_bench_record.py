@@ -23,7 +23,12 @@ def test_a_file_that_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "code", "message"),
-    [(["--what", "train"], 2, "record of infer"), (["--peers", "compile"], 2, "nothing is measured"), ([], 0, "")],
+    [
+        (["--what", "train"], 2, "record of infer"),
+        *(([*told.split()], 2, "nothing is measured") for told in ("--peers compile", "--rounds 3", "--tune full", "--budget-s 0")),
+        (["--resume", "--save", "s.json"], 2, "nothing is measured"),
+        ([], 0, ""),
+    ],
 )
 def test_a_record_is_shown_as_what_it_is(
     options: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

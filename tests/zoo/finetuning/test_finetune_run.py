@@ -151,11 +151,15 @@ def test_a_folder_with_a_run_is_not_overwritten_and_a_run_keeps_its_settings(pho
         finetune(Tiny, out=tmp_path / "none")
 
 
-def test_a_finished_run_that_is_resumed_gives_the_same_result(photos: Path, tmp_path: Path) -> None:
-    run(photos, tmp_path / "x", epochs=1)
+def test_a_finished_run_that_is_resumed_gives_the_same_result(photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    done = run(photos, tmp_path / "x", epochs=1).steps
+    assert not caplog.messages
     before = (tmp_path / "x" / "model.safetensors").read_bytes()
     (tmp_path / "x" / "weights.toml").unlink()
     finetune(Tiny, out=tmp_path / "x", resume=True)
+    assert caplog.messages == [
+        f"the run in {tmp_path / 'x'} is at its end, step {done}: nothing is left to learn, it is only measured again"
+    ]
     assert (tmp_path / "x" / "model.safetensors").read_bytes() == before
     assert trained(Tiny, tmp_path / "x").num_classes == 3
 

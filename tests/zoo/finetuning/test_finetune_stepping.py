@@ -117,9 +117,10 @@ def test_kernels_that_are_asked_for_exclude_what_makes_steps_in_another_way(othe
         Settings(fast=True, **{other: True})
 
 
-def test_a_report_says_how_the_steps_were_done(photos: Path, tmp_path: Path) -> None:
+def test_a_report_says_how_the_steps_were_done(photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     done = run(photos, tmp_path / "fast", fast=True, head_epochs=1)
     assert done.replayed == 0
+    assert caplog.messages == ["no step is faster for --fast on a CPU: chains run PyTorch's own functions there"]
     page = (tmp_path / "fast" / "report.html").read_text()
     assert "steps: 3 on the zoo&#x27;s kernels; a CPU has no CUDA graphs; 3 on the zoo&#x27;s kernels; a CPU has no CUDA graphs" in page
     assert on_kernels(tmp_path / "fast")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zoo.kernels.passes import understand
+from zoo.kernels.passes.graph import Node
 from zoo.kernels.plans.arena import Watched
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.choose import guess
-from zoo.kernels.tuning.steps import COMPUTED, Setting
+from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting
 
 
 class Joined(nn.Module):
@@ -73,8 +75,9 @@ class Collecting(Watched):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-def program(network: nn.Module, x: Tensor) -> Program:
+def program(network: nn.Module, x: Tensor, theirs: Callable[[Node], bool] = lambda node: False) -> Program:
+    """Make a program of guesses; `theirs` says which steps are left to PyTorch's own operators."""
     setting = Setting(x.device, torch.float32)
     graph, places = understand(network, (x,), {})
-    chosen = {node: guess(node, places, setting) for node in graph.steps() if node.op in COMPUTED}
+    chosen = {node: Candidate(ATEN) if theirs(node) else guess(node, places, setting) for node in graph.steps() if node.op in COMPUTED}
     return Program(graph, places, chosen, setting, Weights())

@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.zoo.kernels.mapped import Bottleneck, Collecting, Gated, Joined, program
-from zoo.kernels.plans.arena import ALIGNED, Changed, Layout, Piece, Served, Watched, laid_out, layouts, left_to_allocator
+from zoo.kernels.plans.arena import (
+    ALIGNED,
+    Changed,
+    Layout,
+    Piece,
+    Served,
+    Watched,
+    asked_at_once,
+    laid_out,
+    layouts,
+    left_to_allocator,
+    segment,
+)
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 
@@ -23,6 +35,35 @@ CPU = torch.device("cpu")
 def at_once(pieces: list[Piece]) -> int:
     """The most bytes that are there together."""
     return max((sum(q.nbytes for q in pieces if q.born <= p.born < q.dies) for p in pieces), default=0)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "taken", "asked"),
+    [
+        (1, 2 * MIB, 1),
+        (MIB, 2 * MIB, MIB),
+        (MIB + 1, 10 * MIB, 10 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB, 12 * MIB),
+        (33 * MIB, 34 * MIB, 34 * MIB),
+    ],
+)
+def test_what_the_allocator_takes_at_least(nbytes: int, taken: int, asked: int) -> None:
+    assert segment(nbytes) == taken
+    assert asked_at_once(nbytes) == asked
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nbytes", [1, MIB, MIB + 1, 9 * MIB, 10 * MIB + 1, 33 * MIB])
+def test_the_allocator_takes_no_more(nbytes: int) -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = torch.empty(asked_at_once(nbytes), dtype=torch.uint8, device="cuda")
+    assert sum(each["total_size"] for each in pool.snapshot()) == segment(nbytes)
+    del kept
 
 
 def piece(nbytes: int, born: int, dies: int, ours: bool = True) -> Piece:
@@ -56,6 +97,7 @@ def test_what_is_left_to_the_allocator_needs_no_more_room_than_libraries_do(draw
     assert at_once([*theirs, *(p for p in ours if p.born in left)]) == at_once(theirs)
     found = [each.nbytes for each in layouts(pieces)]
     assert found == sorted(set(found))
+    assert {each.beside for each in layouts(pieces)} <= {at_once(theirs)}
 
 
 def test_no_network_is_too_deep_to_look_through() -> None:

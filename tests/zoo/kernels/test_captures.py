@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tests.zoo.kernels.mapped import Collecting, Joined, program
 from zoo.kernels.plans import plan as planning
-from zoo.kernels.plans.arena import Layout, Piece, Served, _layout
-from zoo.kernels.plans.plan import Plan
+from zoo.kernels.plans.arena import Layout, Piece, _layout
+from zoo.kernels.plans.plan import Plan, Way
 
 
 class Graph:
@@ -56,7 +56,7 @@ def captures(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
 def test_a_capture_is_served_where_that_can_be_and_saves_memory(
     differs: bool, arena: bool, pools: list[int], shares: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "pool_bytes", lambda graph: pools.pop(0))
+    monkeypatch.setattr(planning, "pool_bytes", lambda graph: pools.pop(0) if len(pools) > 1 else pools[0])
     x = torch.randn(2, 3, 12, 10, device=device)
     with torch.inference_mode():
         plan = Plan(program(Joined().eval(), x))
@@ -156,11 +156,11 @@ def test_of_two_arenas_the_smaller_is_kept_and_one_that_does_not_fit_bars_no_oth
         ways.extend((None, beside, plain))
         return [beside, plain]
 
-    def recording(self: Plan, stream: Any, serving: Served | None) -> None:
-        took.append(pools[ways.index(None if serving is None else serving._layout)])
+    def recording(self: Plan, stream: Any, way: Way) -> None:
+        took.append(pools[ways.index(way.layout)])
         if took[-1] is FULL:
             raise FULL
-        record(self, stream, serving)
+        record(self, stream, way)
 
     monkeypatch.setattr(planning, "layouts", laid)
     monkeypatch.setattr(Plan, "_record", recording)
@@ -178,6 +178,85 @@ def test_of_two_arenas_the_smaller_is_kept_and_one_that_does_not_fit_bars_no_oth
         if plan._memory is not None:
             ((image,),) = plan._buffers
             assert image.untyped_storage().data_ptr() == plan._memory.untyped_storage().data_ptr()
+
+
+@pytest.mark.usefixtures("captures")
+@pytest.mark.parametrize(
+    ("apart", "beside", "inside", "tried", "best"),
+    [
+        (10**6, 10**6, 0, 3, 2),
+        (10**6, 10**6, 2 * 10**6, 3, 0),
+        (10**6, 10**5, 2 * 10**5, 3, 1),
+        (10**6, 0, 0, 2, 1),
+        (FULL, FULL, 0, 3, 2),
+        (10**6, 10**5, FULL, 3, 1),
+    ],
+    ids=["least", "cut badly", "no less than beside", "nothing to share with", "alone fits", "does not fit"],
+)
+def test_an_arena_shares_one_piece_of_memory_with_what_libraries_make_where_that_takes_least(
+    apart: Any, beside: Any, inside: Any, tried: int, best: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the graph's memory is said to be: of maps apart, beside an arena, with the arena in it."""
+    x = torch.randn(2, 3, 12, 10, device=device)
+    record, ways_of, asked, recorded, ways = Plan._record, planning._ways, list[int](), list[int](), list[Way]()
+
+    def some(pieces: list[Piece], held: int) -> list[Way]:
+        ways.extend(way for way in ways_of(pieces, held) if way.layout is None or None not in way.layout.offsets)
+        return ways
+
+    def recording(self: Plan, stream: Any, way: Way) -> None:
+        recorded.append(ways.index(way))
+        asked.clear()
+        if (apart, beside, inside)[recorded[-1]] is FULL:
+            raise FULL
+        record(self, stream, way)
+
+    def empty(self: Plan, count: int) -> Tensor:
+        asked.append(count)
+        return torch.empty(count, dtype=torch.uint8, device=device)
+
+    monkeypatch.setattr(planning, "_ways", some)
+    monkeypatch.setattr(planning, "segment", lambda nbytes: nbytes)
+    monkeypatch.setattr(planning, "asked_at_once", lambda nbytes: 2 * nbytes)
+    monkeypatch.setattr(planning, "pool_bytes", lambda graph: (apart, beside, inside)[recorded[-1]])
+    monkeypatch.setattr(Plan, "_record", recording)
+    monkeypatch.setattr(Plan, "_bytes", empty)
+    with torch.inference_mode():
+        plan = Plan(program(Joined().eval(), x))
+        expected = plan.eager([x])
+        plan.capture()
+        assert [way.room > 0 for way in ways] == [False, False, True]
+        assert recorded[:tried] == list(range(tried))
+        assert recorded[-1] == best
+        assert len(recorded) == tried + (best != tried - 1)
+        layout = ways[best].layout
+        assert plan.shares == (layout is not None)
+        assert asked == ([] if layout is None else [layout.nbytes] if best == 1 else [2 * (layout.nbytes + layout.beside), layout.nbytes])
+        assert plan._graph is not None
+        plan._graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(plan._outputs, expected, strict=True))
+
+
+@pytest.mark.gpu
+def test_a_graphs_memory_is_no_more_than_what_is_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's map of 6 MiB and maps of ours: grown, the graph's memory would be 20 MiB, beside the arena."""
+    x, record, ways = torch.randn(4, 3, 256, 256, device="cuda"), Plan._record, list[Way]()
+
+    def recording(self: Plan, stream: Any, way: Way) -> None:
+        ways.append(way)
+        record(self, stream, way)
+
+    monkeypatch.setattr(Plan, "_record", recording)
+    with torch.inference_mode():
+        plan = Plan(program(Joined().eval(), x, lambda node: node.shape == (4, 24, 128, 128)))
+        expected = [y.clone() for y in plan.eager([x])]
+        plan.capture()
+        layout, room = ways[-1].layout, ways[-1].room
+        assert layout is not None
+        assert layout.beside > 6 << 20
+        assert room == layout.nbytes + layout.beside
+        assert planning.pool_bytes(plan._graph) <= max(room, 10 << 20) + (4 << 20)
+        assert all(torch.equal(a, b) for a, b in zip(plan([x]), expected, strict=True))
 
 
 @pytest.mark.usefixtures("captures")

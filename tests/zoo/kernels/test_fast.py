@@ -182,6 +182,8 @@ def test_the_networks_own_errors_stay_its_own() -> None:
             r"such as torch\.randn\(1, 3, 32, 32\), or a tuple of the model\'s arguments; got \(1, 3, 32, 32\)",
         ),
         ({"train": True, "example": "x"}, "example is a tensor"),
+        ({"train": "yes"}, "train is True or False, got 'yes'"),
+        ({"device": "cpu", "tf32": 1}, "tf32 is True or False, got 1"),
         ({"train": True, "recompute": "yes"}, "True, False or None, got 'yes'"),
         ({"train": True, "tf32": True}, "tf32 goes without train=True"),
     ],

@@ -6,7 +6,10 @@ that go, is known for all. So one run is `Watched`, its pieces are laid out, and
 
 Only what Python asks for is served: maps and partial sums of the kernels here, not what libraries make for themselves, which lies beside
 it, in room that is theirs for ever and empty most of the time. Some of ours are left to the allocator, which puts them there. What room it
-needs for that is its affair, so an arena may take more than it saves; `Plan` captures a run both ways and keeps the smaller.
+needs for that is its affair, so an arena may take more than it saves; `Plan` captures a run in several ways and keeps the smallest.
+
+What PyTorch's allocator asks CUDA for while a graph is captured grows by 20 MiB, and nobody else is given the rest. Asked for all that a
+run needs at once, before anything else, it takes no more than that: arena and libraries' pieces are cut from one `segment`.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ WORTH = 0.01
 """Share of what is there at most that a piece is, at least, to be left to the allocator."""
 STARTS, MOST_LEFT = 4, 256
 """Pieces that are tried as the first to be left, and how many are left at most."""
+SMALL, LEAST_SMALL, LEAST_LARGE, ROUNDED = 1 << 20, 2 << 20, 10 << 20, 2 << 20
+"""Of PyTorch's allocator (c10/cuda/CUDACachingAllocator.cpp), bytes: pieces up to the first lie in segments of the second; a request of
+the third or more gets a segment of its own size, rounded up to a multiple of the fourth."""
 Bytes = np.ndarray[Any, np.dtype[np.int64]]
 """How many are there whenever a piece is made."""
 
@@ -119,11 +125,13 @@ class Layout:
         forms: of each piece, in the order in which they are asked for.
         offsets: bytes at which each begins, None for what is left to the allocator.
         nbytes: of the memory that holds the others.
+        beside: bytes at most that are there at once of what lies elsewhere: what libraries make, and what is left to the allocator.
     """
 
     forms: tuple[Form, ...]
     offsets: tuple[int | None, ...]
     nbytes: int
+    beside: int
 
 
 class Served(TorchDispatchMode):
@@ -194,7 +202,30 @@ def _layout(pieces: list[Piece], left: set[int]) -> Layout:
     ours = [piece for piece in pieces if piece.ours]
     offsets, nbytes = laid_out([piece for piece in ours if piece.born not in left])
     served = iter(offsets)
-    return Layout(tuple(piece.form for piece in ours), tuple(None if p.born in left else next(served) for p in ours), nbytes)
+    beside = at_once([piece for piece in pieces if not piece.ours or piece.born in left])
+    return Layout(tuple(piece.form for piece in ours), tuple(None if p.born in left else next(served) for p in ours), nbytes, beside)
+
+
+def at_once(pieces: list[Piece]) -> int:
+    """Return the bytes at most that are there together."""
+    return int(_there(pieces, 1 + max((piece.born for piece in pieces), default=0)).max())
+
+
+def _there(pieces: list[Piece], end: int) -> Bytes:
+    there = np.zeros(end, np.int64)
+    for piece in pieces:
+        there[piece.born : piece.dies] += piece.nbytes
+    return there
+
+
+def segment(nbytes: int) -> int:
+    """Return the bytes of the least piece of memory that PyTorch's allocator asks CUDA for to hold so many."""
+    return LEAST_SMALL if nbytes <= SMALL else max(LEAST_LARGE, -(-nbytes // ROUNDED) * ROUNDED)
+
+
+def asked_at_once(nbytes: int) -> int:
+    """Return what to ask the allocator for to get that `segment`."""
+    return nbytes if nbytes <= SMALL else segment(nbytes)
 
 
 def left_to_allocator(pieces: list[Piece], held: int = 0) -> set[int]:
@@ -208,9 +239,7 @@ def left_to_allocator(pieces: list[Piece], held: int = 0) -> set[int]:
         held: see `layouts`.
     """
     end = 1 + max((piece.born for piece in pieces), default=0)
-    theirs, ours = np.zeros(end, np.int64), np.zeros(end, np.int64)
-    for piece in pieces:
-        (ours if piece.ours else theirs)[piece.born : piece.dies] += piece.nbytes
+    theirs, ours = (_there([piece for piece in pieces if piece.ours == mine], end) for mine in (False, True))
     movable = [piece for piece in pieces[held:] if piece.ours]
     ways = [_taken_out(movable, ours, theirs.max() - theirs, first) for first in _helpful(movable, ours, theirs.max() - theirs)[:STARTS]]
     return {piece.born for piece in min(ways, default=(0, []), key=lambda way: way[0])[1]}

@@ -7,6 +7,7 @@ import gc
 import math
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,13 +17,39 @@ from zoo.kernels import ops
 from zoo.kernels.growing import growing
 from zoo.kernels.ops._layout import reachable
 from zoo.kernels.passes.graph import Node
-from zoo.kernels.plans.arena import Changed, Layout, Served, Watched, layouts
+from zoo.kernels.plans.arena import Changed, Layout, Piece, Served, Watched, asked_at_once, layouts, segment
 from zoo.kernels.plans.program import Program
 from zoo.kernels.precision import products
 from zoo.kernels.workspaces import clear_workspaces
 
 PACKED_INSIDE = 8 << 20
 """Bytes of an input up to which packing it is part of the graph: at batch 1 one more launch by the CPU costs more than one more copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a run that is recorded has its memory.
+
+    Attributes:
+        layout: of an arena; None where the allocator is asked for each map.
+        room: bytes that the graph's memory has, in one piece from which everything is cut, the arena too; 0 to let it grow by what is
+            asked for, beside the arena.
+    """
+
+    layout: Layout | None
+    room: int
+
+    @property
+    def least(self) -> int:
+        """The bytes that this takes at least."""
+        return segment(self.room) if self.room else 0 if self.layout is None else self.layout.nbytes
+
+
+def _ways(pieces: list[Piece], held: int) -> list[Way]:
+    """Return the ways to try, first the one that needs no knowledge of a run; see `layouts` for the arguments."""
+    found = layouts(pieces, held)
+    known = torch.cuda.get_allocator_backend() == "native"  # `segment` knows no other
+    return [Way(None, 0), *(Way(each, 0) for each in found), *(Way(each, each.nbytes + each.beside) for each in found if known)]
 
 
 class Plan:
@@ -126,15 +153,8 @@ class Plan:
                     self._run(self._buffers if watched is None else self._made_anew())
             torch.cuda.synchronize(self.setting.device)
             torch.cuda.empty_cache()  # of the run's own pieces
-            found = [] if watched is None else layouts(watched.pieces, held=sum(map(len, self._buffers)))
-            apart = math.inf
-            try:
-                self._record(stream, None)
-                apart = 0 if not found else pool_bytes(self._graph) + sum(b.nbytes for forms in self._buffers for b in forms)
-            except torch.OutOfMemoryError:  # an arena may fit
-                if not found:
-                    raise
-            self._arrange(stream, found, apart)
+            pieces = [] if watched is None else watched.pieces
+            self._arrange(stream, _ways(pieces, held=sum(map(len, self._buffers))))
         finally:
             if collecting:
                 gc.enable()
@@ -143,42 +163,46 @@ class Plan:
             clear_workspaces()
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
 
-    def _arrange(self, stream: torch.cuda.Stream, found: list[Layout], apart: float) -> None:
-        """Record the run in the arena that takes least, where one takes less than maps that lie apart, as they are recorded now."""
-        best: Layout | None = None
-        last: Layout | None = None
-        least = apart
-        for each in found:
-            if each.nbytes < least:
-                taken, last = self._served(stream, each), each
-                if taken is not None and (taken < least or (best is None and least == math.inf)):
-                    best, least = each, taken
-        if last is None or (best is last and self.shares):
+    def _arrange(self, stream: torch.cuda.Stream, ways: list[Way]) -> None:
+        """Record the run in the way that takes least memory; one that can't take less than another took is not tried."""
+        best = last = ways[0]
+        least: float | None = None
+        for way in ways:
+            if least is not None and way.least >= least:
+                continue
+            last, taken = way, self._taken(stream, way, fails=len(ways) == 1)
+            if taken is not None and (least is None or taken <= least):
+                best, least = way, taken
+        if best is last and self._graph is not None:
             return
-        if best is None:
-            self._forget()
-            self._record(stream, None)
-        elif self._served(stream, best) is None:
+        if self._taken(stream, best, fails=least is None) is None:
             raise Changed("a run that was recorded asks for other memory, or for more than there is, the second time")
 
-    def _served(self, stream: torch.cuda.Stream, found: Layout) -> float | None:
-        """Record the run again in an arena and return what that takes; None, and nothing is recorded, where it can't be.
+    def _taken(self, stream: torch.cuda.Stream, way: Way, fails: bool) -> float | None:
+        """Record the run, anew, and return the bytes that it holds; None, and nothing is recorded, where it can't be.
 
-        It can't where a kernel keeps memory from call to call, and where an arena and what libraries make don't fit beside each other.
+        In an arena it can't where a kernel keeps memory from call to call, and in any way where there is no room.
+
+        Args:
+            stream: to record on.
+            way: of having memory.
+            fails: lets the error out that says why it can't.
         """
-        try:
+        if self._graph is not None:
             self._forget()
-            self._memory = torch.empty(found.nbytes, dtype=torch.uint8, device=self.setting.device)
-            self._record(stream, Served(found, self._memory))
+        try:
+            self._record(stream, way)
         except (Changed, torch.OutOfMemoryError):
-            pass
+            if fails:
+                raise
         except BaseException:
             self._forget()
             raise
         if self._graph is None:  # outside of the except clause, whose traceback holds the run's maps
             self._forget()
             return None
-        return found.nbytes + pool_bytes(self._graph)
+        outside = [b for forms in self._buffers for b in forms] if way.layout is None else [self._memory] if not way.room else []
+        return pool_bytes(self._graph) + sum(held.nbytes for held in outside if held is not None)
 
     def _forget(self) -> None:
         """Let go of what was recorded, and of its memory, before the buffers are made anew that lay there."""
@@ -190,22 +214,37 @@ class Plan:
         if inside or not self._buffers:
             self._buffers = self._made()
 
-    def _record(self, stream: torch.cuda.Stream, served: Served | None) -> None:
+    def _record(self, stream: torch.cuda.Stream, way: Way) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream), self.flags():
             clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
-            with growing():
+            if way.layout is not None and not way.room:
+                self._memory = self._bytes(way.layout.nbytes)
+            with contextlib.nullcontext() if way.room else growing():
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
-                    with served or contextlib.nullcontext():
-                        if served is not None:
-                            self._buffers = list(self._made_anew())
+                    if way.room:
+                        self._bytes(asked_at_once(way.room))  # and let it go: all that is asked for is cut from it
+                    if way.layout is None:
                         self._outputs = self._run(self._buffers)
-                    if served is not None:
-                        served.done()
+                    else:
+                        self._serve(way.layout)
                 finally:
                     graph.capture_end()
         self._graph = graph
+
+    def _serve(self, layout: Layout) -> None:
+        """Run in an arena, what comes in included."""
+        if self._memory is None:
+            self._memory = self._bytes(layout.nbytes)
+        served = Served(layout, self._memory)
+        with served:
+            self._buffers = list(self._made_anew())
+            self._outputs = self._run(self._buffers)
+        served.done()
+
+    def _bytes(self, count: int) -> Tensor:
+        return torch.empty(count, dtype=torch.uint8, device=self.setting.device)
 
     @property
     def shares(self) -> bool:
