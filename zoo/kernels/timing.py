@@ -23,6 +23,12 @@ LEAST_REPLAY_US = 300.0
 """A graph of fewer launches than `MOST_LAUNCHES` lasts at least about this long."""
 
 
+LONG_US = 5_000.0
+"""A call that takes so long is captured alone and replayed but a few times: how long it takes shows, and there may be a hundred such."""
+
+LONG_REPLAYS = 2
+
+
 def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 4.0) -> float:
     """Return the median GPU time of one `call` in microseconds, measured inside a CUDA graph of several of them.
 
@@ -43,18 +49,25 @@ def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        call()  # compiles, loads, creates handles
-        launched = _between(call, stream)
-        graph, count = _record(call, repeats or max(2, min(MOST_LAUNCHES, round(LEAST_REPLAY_US / max(launched, 1.0)))))
+        us = _graph_time_us(call, stream, repeats, target_ms)
+    torch.cuda.current_stream().wait_stream(stream)
+    return us
+
+
+def _graph_time_us(call: Call, stream: torch.cuda.Stream, repeats: int | None, target_ms: float) -> float:
+    call()  # compiles, loads, creates handles
+    launched = _between(call, stream)
+    if repeats is None and launched >= LONG_US:
+        return median(_replays(_record(call, 1)[0], stream, LONG_REPLAYS))
+    graph, count = _record(call, repeats or max(2, min(MOST_LAUNCHES, round(LEAST_REPLAY_US / max(launched, 1.0)))))
+    graph.replay()
+    once = _between(graph.replay, stream)
+    if repeats is None and count < MOST_LAUNCHES and once < LEAST_REPLAY_US / 2:  # Python's launch cost hid how short the call is
+        more = min(MOST_LAUNCHES, round(count * LEAST_REPLAY_US / max(once, 1.0)))
+        graph, count = _record(call, more)
         graph.replay()
         once = _between(graph.replay, stream)
-        if repeats is None and count < MOST_LAUNCHES and once < LEAST_REPLAY_US / 2:  # Python's launch cost hid how short the call is
-            more = min(MOST_LAUNCHES, round(count * LEAST_REPLAY_US / max(once, 1.0)))
-            graph, count = _record(call, more)
-            graph.replay()
-            once = _between(graph.replay, stream)
-        times = _replays(graph, stream, max(3, min(60, round(1000 * target_ms / max(once, 1.0)))))
-    torch.cuda.current_stream().wait_stream(stream)
+    times = _replays(graph, stream, max(3, min(60, round(1000 * target_ms / max(once, 1.0)))))
     return median(times) / count
 
 

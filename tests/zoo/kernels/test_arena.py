@@ -197,6 +197,34 @@ def test_what_libraries_make_themselves_is_left_to_the_allocator() -> None:
     assert not layouts([p for p in watched.pieces if not p.ours])
 
 
+class Shrunk(nn.Module):
+    """Shortcuts of option A: every other pixel, and channels of zeros; and margins of other numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 3, 5))
+        return self.last(nn.functional.pad(x, (1, 2, 0, 3), value=-2.0))
+
+
+def test_slices_and_margins_lie_in_the_arena(device: torch.device) -> None:
+    network, x = Shrunk().eval().to(device), torch.randn(2, 3, 12, 10, device=device)
+    with torch.inference_mode():
+        made = program(network, x)
+        plan = Plan(made)
+        (found,) = plan.eager([x])
+        assert found.shape == (2, 4, 9, 8)
+        torch.testing.assert_close(found, network(x))
+        with Collecting(x.device) as watched:
+            made.run(plan._buffers)
+        shapes = [piece.form[0] for piece in watched.pieces if piece.ours]
+    assert {(2, 8, 6, 5), (2, 16, 6, 5), (2, 16, 9, 8)} <= set(shapes)
+    assert [piece.form for piece in watched.pieces if not piece.ours and piece.form[0] in shapes] == []
+
+
 def test_what_is_left_is_made_by_the_allocator() -> None:
     def run() -> list[int]:
         first = torch.empty(5000)

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.compiling import Compilers
+from zoo.kernels.ops import cudnn_conv, depthwise
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning import choose as choosing
 from zoo.kernels.tuning import contest
+from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.candidates import candidates
 from zoo.kernels.tuning.choose import choose, kernels
 from zoo.kernels.tuning.steps import Setting, describe
@@ -103,6 +105,23 @@ def test_few_are_fewer() -> None:
     x = torch.zeros(2, 32, 14, 14).to(memory_format=torch.channels_last).bfloat16()
     counts = [sum(c.op == "depthwise" for c in candidates(node, [x], SETTING, limits)) for limits in contest.LIMITS.values()]
     assert counts[0] == 2 < counts[1] < counts[2]
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "there"), [("quick", True, False), ("part", True, False), ("full", True, True), ("quick", False, True)]
+)
+def test_cudnn_competes_for_a_depthwise_convolution_where_nothing_of_ours_does_or_all_is_tried(
+    level: str, ours: bool, there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn_conv, "supports", lambda *args, **options: "")
+    if not ours:
+        monkeypatch.setattr(depthwise, "supports", lambda *args, **options: "another shape")
+    graph, places = graph_of(False)
+    both = [node for node in graph.steps() if node.op == "conv" and node.roles == ["x"]]
+    assert {node.attrs["groups"] > 1 for node in both} == {False, True}
+    for node in both:
+        found = {one.op for one in candidates(node, blanks(node, places, SETTING), SETTING, contest.LIMITS[level])}
+        assert ("cudnn_conv" in found) == (there or node.attrs["groups"] == 1)
 
 
 def test_what_was_timed_or_is_not_to_be_is_not_compiled(choices: Choices, timed: list[tuple[dict[str, Node], Collection[str]]]) -> None:

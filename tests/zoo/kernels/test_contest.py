@@ -43,11 +43,20 @@ def test_of_a_late_step_the_best_guess_of_each_op_is_timed() -> None:
     assert [one.config for one in contest._first_of_each(several)] == [{"a": 1}, {"plan": 0}, {}]
 
 
+def test_of_a_late_step_nothing_is_tried_that_a_library_compiles_where_there_is_anything_else() -> None:
+    plans = [Candidate("cudnn_graph", {"plan": plan}, plan < 2) for plan in range(4)]
+    assert [(one.op, one.config) for one in contest._quickest([*plans, Candidate("conv", {"a": 1}), Candidate("conv", {"a": 2})])] == [
+        ("cudnn_graph", {"plan": 2}),
+        ("conv", {"a": 1}),
+    ]
+    assert [one.config for one in contest._quickest(plans[:2])] == [{"plan": 0}]
+
+
 def test_memory_beside_the_arena_decides_between_equals() -> None:
     setting = Setting(torch.device("cpu"), torch.bfloat16)
     small, middle, large = (Node("conv", [], {}, (n, 64, 56, 56), torch.float32) for n in (1, 256, 512))
     assert contest._beside("conv", small, setting) == contest._beside("cudnn_graph", large, setting) == 1.0
-    assert 1.0 < contest._beside("cudnn_conv", small, setting) < 1.05
+    assert 1.0 < contest._beside("cudnn_conv", middle, setting) < 1.05 < contest._beside("cudnn_conv", small, setting) < 1.1
     assert contest._beside("cudnn_conv", large, setting) == contest._beside("cublaslt", large, setting)
     assert (
         contest._beside("cublaslt", large, setting)

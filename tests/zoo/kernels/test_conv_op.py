@@ -40,6 +40,25 @@ def test_split_sums_are_the_whole_sum_and_repeat_bit_for_bit(split: int, device:
     assert torch.equal(found, conv.launch(**given, config=config))
 
 
+@pytest.mark.parametrize(("gate", "size", "rows"), [(False, 4, 48), (False, 5, 64), (True, 6, 36), (True, 9, 64)])
+def test_split_sums_are_of_rows_that_exist(gate: bool, size: int, rows: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile of 64 pixels has fewer of three images of 16, and where tiles keep to an image, of one of 36; of no more are there sums."""
+    given = packed(args(device, n=3, c=40, k=24, size=size, kernel=1, gate=gate))
+    tiles = 2 * (3 if gate else 1) * -(-(size * size if gate else 3 * size * size) // 64)
+    memory = torch.full((3 * tiles * 64 * 16,), torch.nan, device=device)
+    plain = conv.borrow
+
+    def borrowing(*told: Any) -> Any:
+        counters, partials = plain(*told)
+        assert partials is not None
+        assert partials.numel() == 3 * tiles * rows * 16
+        return counters, memory[: partials.numel()]
+
+    monkeypatch.setattr(conv, "borrow", borrowing)
+    assert error(conv.launch(**given, config={**TILE, "SPLIT": 3}), conv.reference(**given)) < 1e-5
+    assert memory[3 * tiles * rows * 16 :].isnan().all()
+
+
 @pytest.mark.parametrize("config", [TILE, {**TILE, "SPLIT": 3}, {**TILE, "EARLY": True}, {"kind": "row", "BN": 8, "BK": 32, "warps": 4}])
 def test_the_result_may_overwrite_the_residual(config: dict[str, Any], device: torch.device) -> None:
     given = packed(args(device, n=2, k=40, size=9, kernel=1, residual=True, act="relu"))

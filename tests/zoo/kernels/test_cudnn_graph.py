@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from zoo.kernels.ops import cudnn_graph
+from zoo.kernels.passes import understand
 from zoo.kernels.tuning import candidates
+from zoo.kernels.tuning.binding import blanks
+from zoo.kernels.tuning.steps import Setting
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -182,10 +185,17 @@ def test_a_graph_that_cudnn_refuses_is_a_guess_that_fails_and_is_asked_for_once(
         ((0, 1, 2, 3), None, [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_quick_tries_few_plans_that_a_library_compiles(compiled: tuple[int, ...], limit: int | None, tried: list[int]) -> None:
-    module = SimpleNamespace(compiled_late=lambda configs, x: [config for config in configs if config["plan"] in compiled])
-    found = candidates._affordable(module, [{"plan": plan} for plan in range(6)], {"x": None}, limit)
-    assert [config["plan"] for config in found] == tried
+def test_quick_tries_few_plans_that_a_library_compiles(
+    compiled: tuple[int, ...], limit: int | None, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cudnn_graph, "supports", lambda *args, **options: "")
+    monkeypatch.setattr(cudnn_graph, "configs", lambda *args, **options: [{"plan": plan} for plan in range(6)])
+    monkeypatch.setattr(cudnn_graph, "compiled_late", lambda tried, *args, **options: [one for one in tried if one["plan"] in compiled])
+    graph, places = understand(nn.Sequential(nn.Conv2d(8, 8, 3), nn.SiLU()).eval(), (torch.empty(1, 8, 6, 6),), {}, torch.device("cpu"))
+    node, setting = next(graph.steps()), Setting(torch.device("cpu"), torch.bfloat16)
+    found = [one for one in candidates.candidates(node, blanks(node, places, setting), setting, limit) if one.op == "cudnn_graph"]
+    assert [one.config["plan"] for one in found] == tried
+    assert [one.compiles for one in found] == [limit is not None and plan in compiled for plan in tried]
 
 
 def test_off_the_gpu_nothing_is_said_to_be_compiled() -> None:

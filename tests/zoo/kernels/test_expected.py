@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +156,28 @@ def test_a_first_call_without_room_is_made_again_alone(monkeypatch: pytest.Monke
         contest._first_calls(pool, [contest._Contest("key", node, [], trials)], SETTING)
     assert called == ["small", "large", "wrong", "large"]
     assert [bool(trial.failure) for trial in trials] == [False, False, True]
+    assert emptied == ["emptied"]
+
+
+def test_what_searches_for_a_thread_alone_is_called_first_by_the_one_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch, emptied: list[str]
+) -> None:
+    called: list[tuple[str, bool]] = []
+
+    def call(name: str) -> None:
+        called.append((name, threading.current_thread() is threading.main_thread()))
+        if [name for name, _ in called].count("full") == 1 and name == "full":
+            raise torch.OutOfMemoryError("no room beside others")
+
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(contest, "_room", lambda setting: 1 << 40)
+    named = (("cudnn_conv", "full"), ("conv", "ours"), ("cudnn_conv", "fits"))
+    trials = [contest._Trial(Candidate(op), lambda name=name: call(name)) for op, name in named]
+    node, _ = step(2)
+    with ThreadPoolExecutor(1) as pool:
+        contest._first_calls(pool, [contest._Contest("key", node, [], trials)], SETTING)
+    assert called == [("ours", False), ("full", True), ("fits", True), ("full", True)]
+    assert not any(trial.failure for trial in trials)
     assert emptied == ["emptied"]
 
 

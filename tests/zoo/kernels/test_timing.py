@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -41,3 +41,34 @@ def test_what_cannot_be_captured_is_not_tried_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: pytest.fail("nothing lacks room"))
     with pytest.raises(timing.NotCapturable):
         timing._record(lambda: None, 3)
+
+
+@pytest.mark.parametrize(
+    ("us", "launches", "replays"), [(4_999.0, 2, 3), (5_000.0, 1, timing.LONG_REPLAYS), (90_000.0, 1, timing.LONG_REPLAYS)]
+)
+def test_a_long_call_is_replayed_but_a_few_times(us: float, launches: int, replays: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    called, stream = list[str](), object()
+
+    class Graph:
+        def replay(self) -> None:
+            called.extend(["replayed"] * launches)
+
+    def record(call: Any, count: int) -> Any:
+        assert count == launches
+        return Graph(), count
+
+    def several(graph: Graph, on: Any, count: int) -> list[float]:
+        assert (on, count) == (stream, replays)
+        return [count * us] * count
+
+    def between(call: Any, on: Any) -> float:
+        call()
+        return us * launches if called[-1] == "replayed" else us
+
+    monkeypatch.setattr(timing, "_record", record)
+    monkeypatch.setattr(timing, "_replays", several)
+    monkeypatch.setattr(timing, "_between", between)
+    found = timing._graph_time_us(lambda: called.append("called"), cast(Any, stream), None, 4.0)
+    assert found == replays * us / launches
+    assert called.count("called") == 2
+    assert called.count("replayed") == (2 * launches if launches > 1 else 0)

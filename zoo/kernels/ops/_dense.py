@@ -62,7 +62,7 @@ def conv_kernel(
     x, weight, bias, residual, scale, shift, gate, out, counters, partials,
     rows, height, width, out_height, out_width, cin_units, ldx_units, cout_units, ldr_units, ldo_units,
     X_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, FLAT: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, FOLD: tl.constexpr,
-    BY_IMAGE: tl.constexpr, DIAGONAL: tl.constexpr,
+    BY_IMAGE: tl.constexpr, DIAGONAL: tl.constexpr, FEW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PT: tl.constexpr, PL: tl.constexpr,
     DH: tl.constexpr, DW: tl.constexpr, PRE_ACT: tl.constexpr, ACT: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SPLIT: tl.constexpr, EARLY: tl.constexpr,
@@ -74,6 +74,7 @@ def conv_kernel(
     FOLD is the number of input channels where k runs over taps and channels as one, 0 where every tap has blocks of its own.
     BY_IMAGE says that no tile has pixels of two images, so that all its rows have one gate, a vector and no matrix.
     DIAGONAL is 0, or the output channels of a block of a block-diagonal weight, whose blocks read `cin` channels each.
+    FEW says that a tile has more rows than there are, of an image where it keeps to one: partial sums are of those that there are.
     """
     begin(OVERLAP)
     cin = cin_units * X_UNIT
@@ -85,8 +86,10 @@ def conv_kernel(
     pid = tl.program_id(0)
     n_tiles = tl.cdiv(cout, BN)
     m_tiles = tl.cdiv(rows, BM)
+    high = rows
     if BY_IMAGE:
         pixels = out_height * out_width
+        high = pixels
         image_tiles = tl.cdiv(pixels, BM)
         m_tiles = (rows // pixels) * image_tiles
     if GROUP == 1:
@@ -239,14 +242,25 @@ def conv_kernel(
     else:
         index = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         tiles = tl.num_programs(0)
-        tl.store(partials + ((tl.program_id(1) * tiles + pid) * (BM * BN) + index), acc)
+        if FEW:
+            size = high * BN
+            there = (tl.arange(0, BM) < high)[:, None] & (tl.arange(0, BN) >= 0)[None, :]
+            tl.store(partials + ((tl.program_id(1) * tiles + pid) * size + index), acc, mask=there)
+        else:
+            size = BM * BN
+            tl.store(partials + ((tl.program_id(1) * tiles + pid) * size + index), acc)
         # Every thread's part is written before the one thread that counts says so.
         tl.debug_barrier()
         arrived = tl.atomic_add(counters + pid, 1, sem="acq_rel", scope="gpu")
         if arrived == SPLIT - 1:
-            total = tl.load(partials + (pid * (BM * BN) + index), cache_modifier=".cg")
-            for part in tl.static_range(1, SPLIT):
-                total += tl.load(partials + ((part * tiles + pid) * (BM * BN) + index), cache_modifier=".cg")
+            if FEW:
+                total = tl.load(partials + (pid * size + index), mask=there, other=0.0, cache_modifier=".cg")
+                for part in tl.static_range(1, SPLIT):
+                    total += tl.load(partials + ((part * tiles + pid) * size + index), mask=there, other=0.0, cache_modifier=".cg")
+            else:
+                total = tl.load(partials + (pid * size + index), cache_modifier=".cg")
+                for part in tl.static_range(1, SPLIT):
+                    total += tl.load(partials + ((part * tiles + pid) * size + index), cache_modifier=".cg")
             finish(total, early, bias, residual, out, rm, rn, rows, cout, ldr, ldo, EARLY, ACT)
             # Zero again for the next launch that borrows this workspace.
             tl.store(counters + pid, 0)

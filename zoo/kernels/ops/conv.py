@@ -158,16 +158,17 @@ def workspace(config: Config) -> int:
     return 4 * COUNTERS if config.get("SPLIT", 1) > 1 else 0
 
 
-def borrow(workspace: Tensor | None, split: int, tiles: int, size: int, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def borrow(workspace: Tensor | None, config: Config, tiles: int, rows: int, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Return the arrival counters of a split launch, out of a workspace where there is one, and memory for its partial sums.
 
     Args:
         workspace: see `workspace`, or None.
-        split: how many ranges k falls into.
+        config: the launch parameters.
         tiles: tiles of the output.
-        size: elements of a tile.
+        rows: output pixels, of an image where tiles keep to one; a tile that is higher has sums of so many.
         x: a map on the launch's device.
     """
+    split = config["SPLIT"]
     if split == 1:
         return None, None
     if tiles > COUNTERS:
@@ -178,7 +179,7 @@ def borrow(workspace: Tensor | None, split: int, tiles: int, size: int, x: Tenso
         raise ValueError(f"the workspace has {workspace.numel()} bytes of {4 * COUNTERS}")
     else:
         counters = workspace[: 4 * COUNTERS].view(torch.int32)
-    return counters, torch.empty(split * tiles * size, dtype=torch.float32, device=x.device)
+    return counters, torch.empty(split * tiles * min(rows, config["BM"]) * config["BN"], dtype=torch.float32, device=x.device)
 
 
 def launch(
@@ -257,7 +258,8 @@ def launch(
     bm, bn, bk, split = config["BM"], config["BN"], config["BK"], config["SPLIT"]
     alone = gate is not None and by_image(ho * wo, bm)
     tiles = (n * triton.cdiv(ho * wo, bm) if alone else triton.cdiv(rows, bm)) * triton.cdiv(k, bn)
-    counters, partials = borrow(workspace, split, tiles, bm * bn, x)
+    span = ho * wo if alone else rows
+    counters, partials = borrow(workspace, config, tiles, span, x)
     top, bottom, left, right = padding
     flat = kh == kw == 1 and tuple(stride) == (1, 1) and not any(padding)
     fold = c if kh * kw > 1 and _folds(scale, c, bk) else 0
@@ -267,7 +269,8 @@ def launch(
         rows, h, w, ho, wo, c // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
         X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=flat, MASKED=bool(top or bottom or left or right),
         EVEN=(kh * kw * c if fold else c) % bk == 0, FOLD=fold, BY_IMAGE=alone,
-        DIAGONAL=0, KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1], PRE_ACT=pre_act, ACT=act,
+        DIAGONAL=0, FEW=split > 1 and span < bm,
+        KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1], PRE_ACT=pre_act, ACT=act,
         PRECISION="tf32" if tf32 else "ieee", BM=bm, BN=bn, BK=bk, GROUP=config["GROUP"], SPLIT=split,
         EARLY=config["EARLY"] and residual is not None, num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
     )  # fmt: skip

@@ -207,7 +207,7 @@ def launch(
         config = configs(x, weight, bias, residual, groups=groups, stride=stride, padding=padding, dilation=dilation, tf32=tf32)[0]
     bm, bn, bk, split = config["BM"], config["BN"], config["BK"], config["SPLIT"]
     tiles = triton.cdiv(rows, bm) * triton.cdiv(k, bn)
-    counters, partials = dense.borrow(workspace, split, tiles, bm * bn, x)
+    counters, partials = dense.borrow(workspace, config, tiles, rows, x)
     top, bottom, left, right = padding
     fold = wide if kh * kw > 1 and wide % bk else 0
     x_unit, out_unit = gcd(wide, ldx, 16), gcd(k, ldo, ldr, 16)
@@ -216,7 +216,8 @@ def launch(
         rows, h, w, ho, wo, wide // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
         X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=kh * kw == 1 and tuple(stride) == (1, 1) and not any(padding),
         MASKED=bool(top or bottom or left or right), EVEN=(kh * kw * wide if fold else wide) % bk == 0, FOLD=fold,
-        BY_IMAGE=False, DIAGONAL=wide, KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1],
+        BY_IMAGE=False, DIAGONAL=wide, FEW=split > 1 and rows < bm,
+        KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1],
         PRE_ACT="none", ACT=act, PRECISION="tf32" if tf32 else "ieee", BM=bm, BN=bn, BK=bk, GROUP=config["GROUP"], SPLIT=split,
         EARLY=config["EARLY"] and residual is not None, num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
     )  # fmt: skip

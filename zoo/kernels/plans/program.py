@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zoo.kernels.passes.graph import Graph, Node
-from zoo.kernels.passes.lower import run_aten
+from zoo.kernels.passes.lower import bound, run_aten
 from zoo.kernels.passes.place import Buffer, Place
 from zoo.kernels.plans.arena import Changed
 from zoo.kernels.tuning.binding import Bound, Weights, Workspace, bind, packing
@@ -256,9 +256,12 @@ class Program:
                 return inputs[0].permute(0, 2, 3, 1).reshape(node.shape)
             case "pad":
                 top, bottom, left, right = node.attrs["padding"]
-                return torch.nn.functional.pad(inputs[0], (left, right, top, bottom), value=node.attrs["value"])
+                return _padded(inputs[0], (left, right, top, bottom), node.attrs["value"])
             case "item":
                 return self._dense(inputs[0][node.attrs["index"]], node)
+            case "aten" if node.attrs["func"] is torch.ops.aten.constant_pad_nd.default and min(bound(node)[1]) >= 0:
+                _, widths, value = bound(node)
+                return self._dense(_padded(inputs[0], widths, value), node)
             case "aten":
                 return self._dense(run_aten(node, inputs, self.setting.device), node)
             case _:
@@ -269,7 +272,28 @@ class Program:
             return value
         if value.is_floating_point() and value.dtype != self.setting.dtype:
             value = value.to(self.setting.dtype)
-        return value.contiguous(memory_format=torch.channels_last) if value.dim() == 4 else value
+        if value.dim() != 4 or value.is_contiguous(memory_format=torch.channels_last):
+            return value
+        return _blank(value.shape, value).copy_(value)
+
+
+def _blank(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Ask for a map by the one call that an arena can answer; what an operator makes for itself lies outside of it."""
+    form = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=form)
+
+
+def _padded(x: Tensor, widths: Sequence[int], value: float) -> Tensor:
+    """Return a map with a margin; widths as `torch.nn.functional.pad` takes them, none negative."""
+    before = [*reversed(widths[::2])]
+    first = x.dim() - len(before)
+    shape = [*x.shape[:first], *(size + a + b for size, a, b in zip(x.shape[first:], before, reversed(widths[1::2]), strict=True))]
+    out = _blank(shape, x).fill_(value)
+    inner = out
+    for axis, width in enumerate(before, first):
+        inner = inner.narrow(axis, width, x.shape[axis])
+    inner.copy_(x)
+    return out
 
 
 def _overwritten(node: Node, candidate: Candidate) -> int | None:

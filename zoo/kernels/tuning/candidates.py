@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zoo.kernels import ops
 from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.kinds import is_depthwise
 from zoo.kernels.tuning.binding import named
 from zoo.kernels.tuning.steps import FOREIGN, Candidate, Setting, arguments, op_names
 
@@ -34,10 +35,12 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield what could compute this step with these inputs, the most promising first; of an op's configurations at most its limit.
 
-    Libraries' kernels are among them if `foreign`: some have to be asked, which takes tens of milliseconds a step.
+    Libraries' kernels are among them if `foreign`: some have to be asked, which takes tens of milliseconds a step. With a limit cuDNN is
+    left out of a depthwise convolution that a kernel of ours takes: it tries kernels that take fifty times as long, for seconds.
     """
+    ours = False
     for name in op_names(node):
-        if name in FOREIGN and not foreign:
+        if name in FOREIGN and (not foreign or (ours and limits is not None and is_depthwise(node))):
             continue
         limit = limits.get(name, limits[OTHERS]) if isinstance(limits, dict) else limits
         if name == "cudnn_graph" and limit is not None and torch.Size(node.shape).numel() * setting.dtype.itemsize >= LARGE:
@@ -50,20 +53,22 @@ def candidates(
         prologue = node.op == "conv" and (node.attrs.get("scale") is not None or node.attrs["pre_act"] != "none")
         if (prologue and name != "conv") or not _accepts(module, args) or module.supports(**args):
             continue
-        for config in _affordable(module, module.configs(**args), args, limit):
-            yield Candidate(name, config)
+        found = module.configs(**args)
+        late = module.compiled_late(found, **args) if hasattr(module, "compiled_late") and limit is not None else []
+        for config in _affordable(module, found, args, limit, late):
+            ours |= name not in FOREIGN
+            yield Candidate(name, config, config in late)
 
 
-def _affordable(module: Any, configs: list[dict[str, Any]], args: dict[str, Any], limit: int | None) -> list[dict[str, Any]]:
-    """Return the first configurations, where there is a limit only those that compile in seconds, if any does."""
+def _affordable(
+    module: Any, configs: list[dict[str, Any]], args: dict[str, Any], limit: int | None, late: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the first configurations, where there is a limit only those that compile in seconds, if any does, and few of `late`."""
     if limit is None:
         return configs
     if hasattr(module, "effort"):
         configs = [config for config in configs if module.effort(config, **args) <= EFFORT] or configs[:1]
-    if hasattr(module, "compiled_late"):
-        late = module.compiled_late(configs, **args)[COMPILED:]
-        configs = [config for config in configs if config not in late]
-    return configs[:limit]
+    return [config for config in configs if config not in late[COMPILED:]][:limit]
 
 
 def _accepts(module: Any, args: dict[str, Any]) -> bool:
@@ -90,6 +95,6 @@ def _squeezes(node: Node, inputs: list[Tensor], setting: Setting, limit: int | N
     args = {"x": inputs[0]} | arguments(node, "depthwise", setting) | {"sums": True}
     if depthwise.supports(**args):
         return
-    firsts = _affordable(depthwise, depthwise.configs(**args), args, limit)
+    firsts = _affordable(depthwise, depthwise.configs(**args), args, limit, [])
     yield from (Candidate("depthwise_squeeze", {"depthwise": first, "squeeze": seconds[0]}) for first in firsts)
     yield from (Candidate("depthwise_squeeze", {"depthwise": firsts[0], "squeeze": second}) for second in seconds[1:])

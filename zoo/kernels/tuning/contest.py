@@ -48,7 +48,7 @@ QUICK_S = 38.0
 
 COMPILING = 0.65
 """Share of them that compiling takes at most: the best guess of every step first, then the second best; what is not done by then is left
-out. Of a step that is timed late only the best guess of each op is."""
+out. Of a step that is timed late only the best guess of each op is, and none that a library would have to compile."""
 
 STEP_SLACK = 1.25
 """How many times ATen's own error a candidate's may be on random inputs; one rounding at the end is all that a fused kernel needs."""
@@ -56,6 +56,9 @@ STEP_SLACK = 1.25
 OUT_OF_PLACE = 1.03
 """What its time counts for a candidate with memory outside of the plan's arena, its map or cuBLAS's workspace. Measuring it again would
 differ by a hundredth or two."""
+
+SMALL_OUT_OF_PLACE = (1 << 20, 1.08)
+"""The same for its map of at most so many bytes, where a graph holds 2 MiB: as much as all maps of a small network."""
 
 CUBLAS_BYTES = 32 << 20
 """A graph's workspace of cuBLAS on Hopper, which it keeps for good."""
@@ -68,7 +71,16 @@ GROUP = 16
 
 _log = logging.getLogger("zoo.kernels")
 
-_threads = threading.local()
+SEARCHES = "cudnn_conv"
+"""The op whose first call searches, for this thread alone: it is made where the next ones are, or would be made twice."""
+
+
+class _Threads(threading.local):
+    stream: torch.cuda.Stream | None = None
+    """A thread's own; None of the one that times."""
+
+
+_threads = _Threads()
 
 
 def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:
@@ -136,7 +148,7 @@ def tune(
     with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
         for group in _groups(nodes, places, setting):
             late = schedule.is_late(done)
-            several = {key: _first_of_each(found[key]) if late else found[key] for key in group}
+            several = {key: _quickest(found[key]) if late else found[key] for key in group}
             contests = [_contest(key, nodes[key], several[key], places, setting) for key in group]
             end = done + len(group)
             torch.cuda.synchronize()  # the inputs are there before other streams read them
@@ -207,6 +219,11 @@ def _first_of_each(several: list[E]) -> list[E]:
     return list(first.values())
 
 
+def _quickest(several: list[Candidate]) -> list[Candidate]:
+    """Return the best guess of each op, and nothing that a library compiles where there is anything else."""
+    return _first_of_each([one for one in several if not one.compiles] or several)
+
+
 def _compiled(
     nodes: dict[str, Node],
     found: dict[str, list[Candidate]],
@@ -247,14 +264,20 @@ def _room(setting: Setting) -> int:
 
 def _first_calls(pool: ThreadPoolExecutor, contests: list[_Contest], setting: Setting) -> None:
     """Make the first call of every trial, in threads; of one that had no room beside others once more, alone."""
+    trials = [trial for contest in contests for trial in contest.trials]
     crowded: list[_Trial] = []
-    for some in _at_once([trial for contest in contests for trial in contest.trials], [contest.node for contest in contests], setting):
+    for some in _at_once([trial for trial in trials if trial.op != SEARCHES], [contest.node for contest in contests], setting):
         crowded += [trial for trial, fits in zip(some, pool.map(_first_call, some), strict=True) if not fits]
         torch.cuda.synchronize()
+    searching = [trial for trial in trials if trial.op == SEARCHES]
+    crowded += [trial for trial in searching if not _first_call(trial)]
     for trial in crowded:
         torch.cuda.empty_cache()  # of all those threads' streams
         trial.failure = ""
-        pool.submit(_first_call, trial).result()
+        if trial.op == SEARCHES:
+            _first_call(trial)
+        else:
+            pool.submit(_first_call, trial).result()
         torch.cuda.synchronize()
 
 
@@ -276,9 +299,10 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
     if not contest.trials and node.op in MERGED:
         return Choice(ATEN, {}, 0.0, 0.0, 0, level)  # so it stays its parts, and need not be run: in plain PyTorch it takes most memory
     plain = bind(node, Candidate(ATEN), setting)
-    with products(setting.tf32, benchmark=True):
-        with phase("PyTorch's operators"):  # of which cuDNN tries several where it is called first
+    with products(setting.tf32):  # by cuDNN's first guess: to try them all takes seconds of a depthwise convolution, and `SEARCHES` does
+        with phase("right values"):
             expected = Expected(node, inputs, setting)
+        with phase("PyTorch's operators"):
             allowed = max(STEP_SLACK * max(expected.errors(plain(inputs, None))), _unseen(setting.dtype))
             aten_us = _time(lambda: plain(inputs, None))
         best = Choice(ATEN, {}, aten_us, aten_us, 1 + len(contest.trials), level)
@@ -311,7 +335,9 @@ def _beside(op: str, node: Node, setting: Setting) -> float:
     nbytes = torch.Size(node.shape).numel() * setting.dtype.itemsize
     if op == "cublaslt":
         return next((counts for limit, counts in WORKSPACE if nbytes < limit), OUT_OF_PLACE)
-    return OUT_OF_PLACE if op in MAKES_ITS_MAP else 1.0
+    if op not in MAKES_ITS_MAP:
+        return 1.0
+    return SMALL_OUT_OF_PLACE[1] if nbytes <= SMALL_OUT_OF_PLACE[0] else OUT_OF_PLACE
 
 
 def _unseen(dtype: torch.dtype) -> float:

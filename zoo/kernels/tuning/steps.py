@@ -77,10 +77,17 @@ _NEEDED: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel and its launch parameters."""
+    """A kernel and its launch parameters.
+
+    Attributes:
+        op: the op that launches it.
+        config: the launch parameters.
+        compiles: whether its library compiles it at its first call, which takes half a second in which no other thread runs Python.
+    """
 
     op: str
     config: dict[str, Any] = field(default_factory=dict, compare=False)
+    compiles: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         return self.op if not self.config else f"{self.op} {json.dumps(self.config, sort_keys=True, separators=(',', ':'))}"
