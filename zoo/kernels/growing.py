@@ -16,15 +16,18 @@ _turn = threading.RLock()
 
 
 @contextmanager
-def growing() -> Iterator[None]:
+def growing(grows: bool = True) -> Iterator[None]:
     """Let PyTorch's allocator grow segments in the body, where a graph is captured, instead of adding one for each size of map.
 
     A graph keeps its pool for ever, so what is cut badly while it is captured stays lost: a fifth of ResNet50's step of training, a
     quarter of MobileNetV2's, 40 % of VGG19's (256 images, H200). Other settings stay as they are, and so does this one where the
     user has chosen it, either way. It holds for the whole process, so that one body runs after the other.
+
+    Args:
+        grows: False to leave the allocator as it is, and keep others from changing it meanwhile.
     """
     with _turn:
-        settings = _settings()
+        settings = _settings() if grows else None
         if settings is None or NAME in settings:
             yield
             return

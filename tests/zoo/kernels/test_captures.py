@@ -39,6 +39,7 @@ def captures(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(planning, "growing", nullcontext)
 
 
@@ -235,6 +236,29 @@ def test_an_arena_shares_one_piece_of_memory_with_what_libraries_make_where_that
         assert plan._graph is not None
         plan._graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(plan._outputs, expected, strict=True))
+
+
+def test_an_allocator_that_does_not_say_what_it_holds_is_given_one_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = [((size,), torch.uint8, torch.contiguous_format) for size in (4 << 20, 4 << 20, 2 << 20, 4 << 20)]
+    lives = [(0, 2, True), (1, 3, True), (2, 4, False), (3, 4, True)]
+    pieces = [Piece(form, form[0][0], born, dies, ours) for form, (born, dies, ours) in zip(forms, lives, strict=True)]
+    for backend, rooms in (("native", [0, 0, 10 << 20]), ("cudaMallocAsync", [0, 0])):
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda backend=backend: backend)
+        assert [way.room for way in planning._ways(pieces, 0)] == rooms
+
+
+def test_room_is_made_and_nothing_is_written_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    plan = Plan(program(Joined().eval(), torch.randn(2, 3, 12, 10)))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert (torch.empty(1 << 26, dtype=torch.uint8) == 255).all()
+        room = plan._bytes(1 << 26)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert room.shape == (1 << 26,)
+    assert room.dtype == torch.uint8
+    assert not (room == 255).all()
 
 
 @pytest.mark.gpu

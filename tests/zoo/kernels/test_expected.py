@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.kernels.elsewhere import elsewhere
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.merge import merges
@@ -183,5 +184,22 @@ def test_what_searches_for_a_thread_alone_is_called_first_by_the_one_that_goes_o
 
 def test_a_merged_step_without_a_kernel_is_not_run() -> None:
     node, _ = next(found for found in steps(zoo.MobileNetV3Small(), torch.empty(2, 3, 64, 64)) if found[0].op in MERGED)
-    choice = contest._fastest(contest._Contest("key", node, [], []), SETTING, "quick")  # no inputs: it would fail
+    choice = contest._fastest(contest._Contest("key", node, [], []), SETTING, "quick", lambda call: call())  # no inputs: it would fail
     assert (choice.op, choice.us) == (ATEN, 0.0)
+
+
+def test_plain_pytorch_is_timed_by_the_first_guess_and_leaves_it_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[bool, bool]] = []
+
+    def time(call: Any) -> float:
+        call()
+        found.append((torch.backends.cudnn.benchmark, threading.current_thread() is threading.main_thread()))
+        return 5.0 + len(found)
+
+    monkeypatch.setattr(contest, "_time", time)
+    node, inputs = step(2)
+    trial = contest._Trial(Candidate("cudnn_conv"), lambda: plain(node, inputs))
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True), elsewhere() as do:
+        choice = contest._fastest(contest._Contest("key", node, inputs, [trial]), SETTING, "quick", do)
+    assert found == [(False, False), (False, True)]
+    assert (choice.op, choice.us, choice.aten_us) == (ATEN, 6.0, 6.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -63,6 +65,15 @@ def test_an_allocator_that_refuses_costs_no_graph(monkeypatch: pytest.MonkeyPatc
     with growing():
         pass
     assert made.ask() == ""
+
+
+def test_nothing_is_told_where_segments_are_to_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = allocator(monkeypatch, "")
+    with growing(False):
+        assert made.told == [""]
+        with ThreadPoolExecutor(1) as pool:
+            assert not pool.submit(module._turn.acquire, False).result()  # nor by anybody else meanwhile
+    assert made.told == [""]
 
 
 def test_an_error_puts_the_settings_back(monkeypatch: pytest.MonkeyPatch) -> None:

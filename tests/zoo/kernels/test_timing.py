@@ -72,3 +72,20 @@ def test_a_long_call_is_replayed_but_a_few_times(us: float, launches: int, repla
     assert found == replays * us / launches
     assert called.count("called") == 2
     assert called.count("replayed") == (2 * launches if launches > 1 else 0)
+
+
+def test_a_short_call_for_which_the_cpu_took_long_is_launched_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    between, counts = iter((9_000.0, 40.0, 200.0, 1_000.0)), list[int]()
+
+    class Graph:
+        def replay(self) -> None: ...
+
+    def record(call: Any, count: int) -> Any:
+        counts.append(count)
+        return Graph(), count
+
+    monkeypatch.setattr(timing, "_record", record)
+    monkeypatch.setattr(timing, "_replays", lambda graph, stream, count: [20.0 * counts[-1]] * count)
+    monkeypatch.setattr(timing, "_between", lambda call, stream: next(between))
+    assert timing._graph_time_us(lambda: None, cast(Any, None), None, 4.0) == 20.0
+    assert counts == [1, 2, 15]

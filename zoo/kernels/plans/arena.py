@@ -9,7 +9,8 @@ it, in room that is theirs for ever and empty most of the time. Some of ours are
 needs for that is its affair, so an arena may take more than it saves; `Plan` captures a run in several ways and keeps the smallest.
 
 What PyTorch's allocator asks CUDA for while a graph is captured grows by 20 MiB, and nobody else is given the rest. Asked for all that a
-run needs at once, before anything else, it takes no more than that: arena and libraries' pieces are cut from one `segment`.
+run needs at once, before anything else, it takes no more than that: arena and libraries' pieces are cut from one `segment`, but for those
+of up to 1 MiB, which it puts into segments of 2 MiB.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ class Layout:
         forms: of each piece, in the order in which they are asked for.
         offsets: bytes at which each begins, None for what is left to the allocator.
         nbytes: of the memory that holds the others.
-        beside: bytes at most that are there at once of what lies elsewhere: what libraries make, and what is left to the allocator.
+        beside: bytes at most that are there at once of what libraries make and of what is left to the allocator, in pieces of more than
+            `SMALL`: the allocator keeps smaller ones apart.
     """
 
     forms: tuple[Form, ...]
@@ -202,7 +204,7 @@ def _layout(pieces: list[Piece], left: set[int]) -> Layout:
     ours = [piece for piece in pieces if piece.ours]
     offsets, nbytes = laid_out([piece for piece in ours if piece.born not in left])
     served = iter(offsets)
-    beside = at_once([piece for piece in pieces if not piece.ours or piece.born in left])
+    beside = at_once([piece for piece in pieces if piece.nbytes > SMALL and (not piece.ours or piece.born in left)])
     return Layout(tuple(piece.form for piece in ours), tuple(None if p.born in left else next(served) for p in ours), nbytes, beside)
 
 

@@ -16,6 +16,7 @@ from zoo.kernels.built import Built, Options, empty
 from zoo.kernels.choices import Choices
 from zoo.kernels.compiling import Compilers
 from zoo.kernels.copies import in_own_dtype
+from zoo.kernels.elsewhere import elsewhere
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images, noise_like
 from zoo.kernels.parity import Reference
@@ -63,9 +64,9 @@ def build_gpu(
         setting = Setting(options.device, options.dtype, options.tf32)
         with phase("listing kernels"):
             compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
-        with phase("reference"):
+        with phase("reference"), elsewhere() as do:  # by cuDNN's first guess, which nobody else shall have
             batches = _batches(typed, tensors, options.device)
-            reference = Reference(network, options.device, options.dtype, options.tf32, batches)
+            reference = do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
         if options.dtype == torch.float32:

@@ -32,8 +32,8 @@ class Way:
 
     Attributes:
         layout: of an arena; None where the allocator is asked for each map.
-        room: bytes that the graph's memory has, in one piece from which everything is cut, the arena too; 0 to let it grow by what is
-            asked for, beside the arena.
+        room: bytes that the graph's memory begins with, in one piece from which the arena is cut too, and all but small ones; 0 to let it
+            grow by what is asked for, beside the arena.
     """
 
     layout: Layout | None
@@ -48,8 +48,9 @@ class Way:
 def _ways(pieces: list[Piece], held: int) -> list[Way]:
     """Return the ways to try, first the one that needs no knowledge of a run; see `layouts` for the arguments."""
     found = layouts(pieces, held)
-    known = torch.cuda.get_allocator_backend() == "native"  # `segment` knows no other
-    return [Way(None, 0), *(Way(each, 0) for each in found), *(Way(each, each.nbytes + each.beside) for each in found if known)]
+    if torch.cuda.get_allocator_backend() != "native":  # which doesn't say what it holds, nor begins with a `segment`
+        return [Way(None, 0), *(Way(each, 0) for each in found[:1])]
+    return [Way(None, 0), *(Way(each, 0) for each in found), *(Way(each, each.nbytes + each.beside) for each in found)]
 
 
 class Plan:
@@ -164,7 +165,10 @@ class Plan:
         torch.cuda.current_stream(self.setting.device).wait_stream(stream)
 
     def _arrange(self, stream: torch.cuda.Stream, ways: list[Way]) -> None:
-        """Record the run in the way that takes least memory; one that can't take less than another took is not tried."""
+        """Record the run in the way that takes least memory; one that can't take less than another took is not tried.
+
+        What lies outside of the graph's memory counts by its own bytes: others are given the rest of its segment.
+        """
         best = last = ways[0]
         least: float | None = None
         for way in ways:
@@ -220,11 +224,11 @@ class Plan:
             clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
             if way.layout is not None and not way.room:
                 self._memory = self._bytes(way.layout.nbytes)
-            with contextlib.nullcontext() if way.room else growing():
+            with growing(not way.room):
                 graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     if way.room:
-                        self._bytes(asked_at_once(way.room))  # and let it go: all that is asked for is cut from it
+                        self._bytes(asked_at_once(way.room))  # and let it go: what is asked for is cut from it
                     if way.layout is None:
                         self._outputs = self._run(self._buffers)
                     else:
@@ -244,7 +248,9 @@ class Plan:
         served.done()
 
     def _bytes(self, count: int) -> Tensor:
-        return torch.empty(count, dtype=torch.uint8, device=self.setting.device)
+        """Make room and write nothing there: a graph would do so in each call, where PyTorch is told to fill what is empty."""
+        device = self.setting.device
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(torch.UntypedStorage(count, device=device))  # pyright: ignore[reportArgumentType]
 
     @property
     def shares(self) -> bool:

@@ -259,9 +259,8 @@ class Program:
                 return _padded(inputs[0], (left, right, top, bottom), node.attrs["value"])
             case "item":
                 return self._dense(inputs[0][node.attrs["index"]], node)
-            case "aten" if node.attrs["func"] is torch.ops.aten.constant_pad_nd.default and min(bound(node)[1]) >= 0:
-                _, widths, value = bound(node)
-                return self._dense(_padded(inputs[0], widths, value), node)
+            case "aten" if (margin := _margin(node)) is not None:
+                return self._dense(_padded(inputs[0], *margin), node)
             case "aten":
                 return self._dense(run_aten(node, inputs, self.setting.device), node)
             case _:
@@ -281,6 +280,14 @@ def _blank(shape: Sequence[int], like: Tensor) -> Tensor:
     """Ask for a map by the one call that an arena can answer; what an operator makes for itself lies outside of it."""
     form = torch.channels_last if len(shape) == 4 else torch.contiguous_format
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=form)
+
+
+def _margin(node: Node) -> tuple[Sequence[int], float] | None:
+    """Return the widths and the value of the margin that an operator makes; None of another operator, and where it cuts off too."""
+    if node.attrs["func"] is not torch.ops.aten.constant_pad_nd.default:
+        return None
+    _, widths, value = bound(node)
+    return (widths, value) if all(width >= 0 for width in widths) else None
 
 
 def _padded(x: Tensor, widths: Sequence[int], value: float) -> Tensor:

@@ -36,7 +36,8 @@ def candidates(
     """Yield what could compute this step with these inputs, the most promising first; of an op's configurations at most its limit.
 
     Libraries' kernels are among them if `foreign`: some have to be asked, which takes tens of milliseconds a step. With a limit cuDNN is
-    left out of a depthwise convolution that a kernel of ours takes: it tries kernels that take fifty times as long, for seconds.
+    left out of a depthwise convolution that a kernel of ours takes: it tries kernels that take fifty times as long, for seconds. Should
+    none of ours be compiled in time, or right, PyTorch's operators are left.
     """
     ours = False
     for name in op_names(node):
@@ -55,9 +56,9 @@ def candidates(
             continue
         found = module.configs(**args)
         late = module.compiled_late(found, **args) if hasattr(module, "compiled_late") and limit is not None else []
-        for config in _affordable(module, found, args, limit, late):
-            ours |= name not in FOREIGN
-            yield Candidate(name, config, config in late)
+        tried = _affordable(module, found, args, limit, late)
+        ours |= name not in FOREIGN and bool(tried)
+        yield from (Candidate(name, config, config in late) for config in tried)
 
 
 def _affordable(

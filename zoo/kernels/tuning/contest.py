@@ -21,6 +21,7 @@ from torch import Tensor
 from zoo.kernels import ops
 from zoo.kernels.choices import Choice
 from zoo.kernels.compiling import Compilers
+from zoo.kernels.elsewhere import Do, elsewhere
 from zoo.kernels.parity import FLOAT32_FLOOR
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
@@ -145,7 +146,8 @@ def tune(
     found = _compiled(nodes, found, places, setting, None if seconds is None else COMPILING * seconds, compilers, progress)
     schedule.begin()
     done = 0
-    with ThreadPoolExecutor(min(32, 2 * (os.cpu_count() or 1)), initializer=_own_stream, initargs=(setting.device,)) as pool:
+    count = min(32, 2 * (os.cpu_count() or 1))
+    with elsewhere() as guessing, ThreadPoolExecutor(count, initializer=_own_stream, initargs=(setting.device,)) as pool:
         for group in _groups(nodes, places, setting):
             late = schedule.is_late(done)
             several = {key: _quickest(found[key]) if late else found[key] for key in group}
@@ -160,7 +162,7 @@ def tune(
                     progress(done, len(nodes), contest.key)
                 if schedule.is_late(end):
                     contest.trials = _first_of_each([trial for trial in contest.trials if not trial.failure])
-                yield contest.key, _fastest(contest, setting, levels[contest.key])
+                yield contest.key, _fastest(contest, setting, levels[contest.key], guessing)
                 del contest  # and its maps, before the next group's are made
                 done += 1
     torch.cuda.empty_cache()
@@ -294,17 +296,16 @@ def _contest(key: str, node: Node, found: list[Candidate], places: dict[Node, Pl
     return _Contest(key, node, inputs, [_Trial(c, _call(node, c, inputs, places, setting)) for c in found])
 
 
-def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
+def _fastest(contest: _Contest, setting: Setting, level: str, guessing: Do[Any]) -> Choice:
     node, inputs = contest.node, contest.inputs
     if not contest.trials and node.op in MERGED:
         return Choice(ATEN, {}, 0.0, 0.0, 0, level)  # so it stays its parts, and need not be run: in plain PyTorch it takes most memory
-    plain = bind(node, Candidate(ATEN), setting)
-    with products(setting.tf32):  # by cuDNN's first guess: to try them all takes seconds of a depthwise convolution, and `SEARCHES` does
+    with products(setting.tf32):
         with phase("right values"):
             expected = Expected(node, inputs, setting)
         with phase("PyTorch's operators"):
-            allowed = max(STEP_SLACK * max(expected.errors(plain(inputs, None))), _unseen(setting.dtype))
-            aten_us = _time(lambda: plain(inputs, None))
+            off, aten_us = guessing(lambda: _plain(node, inputs, setting, expected))
+        allowed = max(STEP_SLACK * off, _unseen(setting.dtype))
         best = Choice(ATEN, {}, aten_us, aten_us, 1 + len(contest.trials), level)
         for trial in contest.trials:
             if trial.failure:
@@ -328,6 +329,16 @@ def _fastest(contest: _Contest, setting: Setting, level: str) -> Choice:
             if us * _beside(trial.candidate.op, node, setting) < best.us * _beside(best.op, node, setting):
                 best = Choice(trial.candidate.op, trial.candidate.config, us, aten_us, best.tried, level)
     return best
+
+
+def _plain(node: Node, inputs: list[Tensor], setting: Setting, expected: Expected) -> tuple[float, float]:
+    """Return the error and the time, in microseconds, of a step in plain PyTorch.
+
+    By cuDNN's first guess: to try all takes seconds of a depthwise convolution, and the others have `SEARCHES`. Whoever searches must not
+    find that guess, so this is called in another thread.
+    """
+    call = bind(node, Candidate(ATEN), setting)
+    return max(expected.errors(call(inputs, None))), _time(lambda: call(inputs, None))
 
 
 def _beside(op: str, node: Node, setting: Setting) -> float:
