@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -30,6 +30,8 @@ from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 
 CPU = torch.device("cpu")
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A machine that does other things besides says nothing of a layout."""
 
 
 def at_once(pieces: list[Piece]) -> int:
@@ -70,6 +72,7 @@ def piece(nbytes: int, born: int, dies: int, ours: bool = True) -> Piece:
     return Piece(((nbytes,), torch.uint8, torch.contiguous_format), nbytes, born, dies, ours)
 
 
+@UNHURRIED
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 8)), max_size=30))
 def test_pieces_that_are_there_together_lie_apart(drawn: list[tuple[int, int]]) -> None:
     pieces = [piece(nbytes, born, born + life) for born, (nbytes, life) in enumerate(drawn)]
@@ -88,6 +91,7 @@ def test_holes_are_filled() -> None:
     assert laid_out(pieces)[1] == at_once(pieces) == 2 * wide + narrow
 
 
+@UNHURRIED
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 8), st.booleans()), max_size=30))
 def test_what_is_left_to_the_allocator_needs_no_more_room_than_libraries_do(drawn: list[tuple[int, int, bool]]) -> None:
     pieces = [piece(nbytes, born, born + life, ours) for born, (nbytes, life, ours) in enumerate(drawn)]
