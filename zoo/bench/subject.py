@@ -168,8 +168,8 @@ def settle(network: nn.Module, images: Tensor) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean over batches, of which there is one
         norm.train()
-    with torch.no_grad(), products(tf32=False):
-        network(images)
+    with torch.no_grad(), products(tf32=False), elsewhere() as do:
+        do(lambda: network(images))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
         mean, var = norm.running_mean, norm.running_var

@@ -90,8 +90,7 @@ def _how(record: Record) -> list[str]:
     if record.about["type"] == "cuda":
         lines += [
             "- Memory is what a way holds (weights, gradients, momentum, its CUDA graph's pool) and the peak of a step on top.",
-            "- `torch.backends.cudnn.benchmark` is on for all, but what convolutions plain autocast's first step has too, which all are "
-            "compared with, all compute by cuDNN's first guess: PyTorch asks once a thread.",
+            "- `torch.backends.cudnn.benchmark` is on for all.",
         ]
     lines += [f"- {label(way, dtype, WAYS)}: {WAYS[way].says.format(dtype=dtype)}." for way in record.ways if way in WAYS]
     return lines

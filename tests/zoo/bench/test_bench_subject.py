@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,3 +84,16 @@ def test_a_deep_networks_rounding_errors_leave_its_answer_to_be_told() -> None:
         reference = network(images)
         error = subject.relative_error(network.bfloat16()(images.bfloat16()), reference)
     assert error < 0.3  # 0.7 where the statistics are a tenth of a deviation off, and each of a hundred layers adds its own
+
+
+def test_what_the_ways_are_compared_with_is_computed_elsewhere(small: Subject) -> None:
+    """Where PyTorch keeps cuDNN's first guess at a convolution for a thread, a way that may search would find it."""
+    threads: list[threading.Thread] = []
+    hook = small.peer.register_forward_hook(lambda *given: threads.append(threading.current_thread()))
+    try:
+        made = Subject(*(getattr(small, name) for name in ("name", "batch", "size", "device", "dtype", "own", "peer", "twin")))
+        _ = made.reference, made.plain_error
+    finally:
+        hook.remove()
+    assert len(threads) >= 2
+    assert threading.current_thread() not in threads

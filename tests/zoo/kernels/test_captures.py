@@ -244,7 +244,9 @@ def test_an_allocator_that_does_not_say_what_it_holds_is_given_one_arena(monkeyp
     pieces = [Piece(form, form[0][0], born, dies, ours) for form, (born, dies, ours) in zip(forms, lives, strict=True)]
     for backend, rooms in (("native", [0, 0, 10 << 20]), ("cudaMallocAsync", [0, 0])):
         monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda backend=backend: backend)
-        assert [way.room for way in planning._ways(pieces, 0)] == rooms
+        ways = planning._ways(pieces, 0)
+        assert [way.room for way in ways] == rooms
+        assert [None in way.layout.offsets for way in ways if way.layout is not None] == [False] * (len(rooms) - 1)
 
 
 def test_room_is_made_and_nothing_is_written_there(monkeypatch: pytest.MonkeyPatch) -> None:

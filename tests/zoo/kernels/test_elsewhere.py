@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import Future
+from contextlib import nullcontext
 from contextvars import ContextVar
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 from zoo.kernels.elsewhere import elsewhere
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.stopwatch import phase, stopwatch
 
 NUMBER = ContextVar("number", default=0)
@@ -54,6 +61,61 @@ def test_their_errors_come_back() -> None:
         with pytest.raises(ValueError, match="wrong"):
             do(fail)
         assert do(lambda: 3) == 3
+
+
+def test_they_make_tensors_where_they_are_made_here() -> None:
+    with elsewhere() as do:
+        with torch.device("meta"):
+            assert do(lambda: torch.zeros(1)).is_meta
+        assert not do(lambda: torch.zeros(1)).is_meta
+
+
+def test_an_interrupt_waits_for_the_call_that_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, told = list[str](), Future.result
+
+    def interrupted(self: Future[Any], timeout: float | None = None) -> Any:
+        raise KeyboardInterrupt
+
+    def work() -> None:
+        time.sleep(0.1)
+        done.append("done")
+
+    with elsewhere() as do:
+        monkeypatch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            do(work)
+        assert done == ["done"]
+        monkeypatch.setattr(Future, "result", told)
+
+
+def test_a_plan_is_compared_with_what_was_computed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a machine without a GPU comes: the reference is asked for in another thread, and so are the means for rounding."""
+    from zoo.kernels.plans import build
+
+    threads, here = dict[str, threading.Thread](), threading.current_thread()
+
+    class Reference:
+        eager = 0.0
+
+        def __init__(self, *given: Any) -> None:
+            threads["reference"] = threading.current_thread()
+
+    def means(*given: Any) -> Any:
+        threads["means"] = threading.current_thread()
+        raise Untraceable("far enough")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(build, "understand", lambda *given: (None, {}))
+    monkeypatch.setattr(build, "Compilers", lambda capability: SimpleNamespace(prepare=lambda tasks: None, close=lambda: None))
+    monkeypatch.setattr(build, "kernels", lambda *given: [])
+    monkeypatch.setattr(build, "Reference", Reference)
+    monkeypatch.setattr(build, "_means", means)
+    options = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16, tune="quick", tf32=False, progress=False)
+    with pytest.raises(Untraceable, match="far enough"):
+        build.build_gpu(nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), {}, options, build.Weights(), cast(Any, None))
+    assert len({here, threads["reference"]}) == 2
+    assert threads["means"] == threads["reference"]
 
 
 @pytest.mark.gpu

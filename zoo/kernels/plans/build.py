@@ -56,7 +56,13 @@ def build_gpu(
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
     capability = torch.cuda.get_device_capability(options.device)
-    with _alone(), torch.cuda.device(options.device), _as_untraceable(network), closing(Compilers(capability)) as compilers:
+    with (
+        _alone(),
+        torch.cuda.device(options.device),
+        _as_untraceable(network),
+        closing(Compilers(capability)) as compilers,
+        elsewhere() as do,
+    ):
         with phase("tracing"):
             graph, places = understand(network, typed[0], typed[1], options.device)
         if any(leaf.numel() == 0 for leaf in tensors):
@@ -64,18 +70,18 @@ def build_gpu(
         setting = Setting(options.device, options.dtype, options.tf32)
         with phase("listing kernels"):
             compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
-        with phase("reference"), elsewhere() as do:  # by cuDNN's first guess, which nobody else shall have
+        with phase("reference"):
             batches = _batches(typed, tensors, options.device)
-            reference = do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
+            reference: Reference = do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
         if options.dtype == torch.float32:
             plan, report = _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
         else:
             with phase("rounding weights"):
-                if weights.means is None:
-                    weights.means = _means(network, graph, places, batches, setting)
-                balance(graph, weights.means, setting, weights.rounded)
+                means: Means = do(lambda: _means(network, graph, places, batches, setting)) if weights.means is None else weights.means
+                weights.means = means
+                balance(graph, means, setting, weights.rounded)
             try:
                 plan, report = _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
             except Unlike as first:  # by chance plain rounding may be the better one for this network

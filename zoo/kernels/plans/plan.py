@@ -48,8 +48,8 @@ class Way:
 def _ways(pieces: list[Piece], held: int) -> list[Way]:
     """Return the ways to try, first the one that needs no knowledge of a run; see `layouts` for the arguments."""
     found = layouts(pieces, held)
-    if torch.cuda.get_allocator_backend() != "native":  # which doesn't say what it holds, nor begins with a `segment`
-        return [Way(None, 0), *(Way(each, 0) for each in found[:1])]
+    if torch.cuda.get_allocator_backend() != "native":  # which says neither what it holds nor what it does with what is left to it
+        return [Way(None, 0), *(Way(each, 0) for each in found[-1:])]
     return [Way(None, 0), *(Way(each, 0) for each in found), *(Way(each, each.nbytes + each.beside) for each in found)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.choices import Choices
+from zoo.kernels.elsewhere import Do, elsewhere
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.parity import Parity, Reference
 from zoo.kernels.passes.graph import Graph, Node
@@ -145,17 +147,18 @@ def _culprits(plan: Plan, decision: Decision, setting: Setting, batch: Any) -> d
     images = dict(zip(plan.program.graph.inputs, tensors, strict=True))
     found: dict[Node, tuple[float, float, float]] = {}
 
-    def probe(node: Node, inputs: list[Any], value: Any) -> None:
+    def probe(node: Node, inputs: list[Any], value: Any, do: Do[Any]) -> None:
         if decision.chosen[node].op == ATEN:
             return
         given = [
             images[s].to(setting.dtype).contiguous(memory_format=torch.channels_last) if s.op == "input" else x
             for s, x in zip(node.inputs, inputs, strict=True)
         ]
-        mine, theirs = errors(node, given, setting, [value, bind(node, Candidate(ATEN), setting)(given, None)])
+        mine, theirs = do(lambda: errors(node, given, setting, [value, bind(node, Candidate(ATEN), setting)(given, None)]))
         found[node] = (mine / max(theirs, 1e-9), mine, theirs)
 
-    plan.eager(tensors, probe)
+    with elsewhere() as do:
+        plan.eager(tensors, partial(probe, do=do))
     worst = sorted(found, key=lambda node: found[node][0], reverse=True)
     bad = [node for node in worst if found[node][0] > 1.1] or worst[:1]
     return {node: f"error {found[node][1]:.1e}, ATen's {found[node][2]:.1e}" for node in bad}

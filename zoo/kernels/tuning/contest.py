@@ -302,7 +302,7 @@ def _fastest(contest: _Contest, setting: Setting, level: str, guessing: Do[Any])
         return Choice(ATEN, {}, 0.0, 0.0, 0, level)  # so it stays its parts, and need not be run: in plain PyTorch it takes most memory
     with products(setting.tf32):
         with phase("right values"):
-            expected = Expected(node, inputs, setting)
+            expected = guessing(lambda: Expected(node, inputs, setting))
         with phase("PyTorch's operators"):
             off, aten_us = guessing(lambda: _plain(node, inputs, setting, expected))
         allowed = max(STEP_SLACK * off, _unseen(setting.dtype))
@@ -335,7 +335,7 @@ def _plain(node: Node, inputs: list[Tensor], setting: Setting, expected: Expecte
     """Return the error and the time, in microseconds, of a step in plain PyTorch.
 
     By cuDNN's first guess: to try all takes seconds of a depthwise convolution, and the others have `SEARCHES`. Whoever searches must not
-    find that guess, so this is called in another thread.
+    find that guess, so this is called in another thread. The plan does search for a step that stays so, and takes at most this time.
     """
     call = bind(node, Candidate(ATEN), setting)
     return max(expected.errors(call(inputs, None))), _time(lambda: call(inputs, None))
