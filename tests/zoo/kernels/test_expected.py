@@ -177,7 +177,7 @@ def test_what_searches_for_a_thread_alone_is_called_first_by_the_one_that_goes_o
     node, _ = step(2)
     with ThreadPoolExecutor(1) as pool:
         contest._first_calls(pool, [contest._Contest("key", node, [], trials)], SETTING)
-    assert called == [("ours", False), ("full", True), ("fits", True), ("full", True)]
+    assert called == [("full", True), ("fits", True), ("ours", False), ("full", True)]
     assert not any(trial.failure for trial in trials)
     assert emptied == ["emptied"]
 

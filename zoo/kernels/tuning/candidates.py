@@ -36,8 +36,8 @@ def candidates(
     """Yield what could compute this step with these inputs, the most promising first; of an op's configurations at most its limit.
 
     Libraries' kernels are among them if `foreign`: some have to be asked, which takes tens of milliseconds a step. With a limit cuDNN is
-    left out of a depthwise convolution that a kernel of ours takes: it tries kernels that take fifty times as long, for seconds. Should
-    none of ours be compiled in time, or right, PyTorch's operators are left.
+    left out of a depthwise convolution that a kernel of ours takes: most likely it searches there for seconds. Should none of ours be
+    compiled in time, or right, PyTorch's operators are left.
     """
     ours = False
     for name in op_names(node):

@@ -267,19 +267,14 @@ def _room(setting: Setting) -> int:
 def _first_calls(pool: ThreadPoolExecutor, contests: list[_Contest], setting: Setting) -> None:
     """Make the first call of every trial, in threads; of one that had no room beside others once more, alone."""
     trials = [trial for contest in contests for trial in contest.trials]
-    crowded: list[_Trial] = []
+    crowded = [trial for trial in trials if trial.op == SEARCHES and not _first_call(trial)]
     for some in _at_once([trial for trial in trials if trial.op != SEARCHES], [contest.node for contest in contests], setting):
         crowded += [trial for trial, fits in zip(some, pool.map(_first_call, some), strict=True) if not fits]
         torch.cuda.synchronize()
-    searching = [trial for trial in trials if trial.op == SEARCHES]
-    crowded += [trial for trial in searching if not _first_call(trial)]
     for trial in crowded:
         torch.cuda.empty_cache()  # of all those threads' streams
         trial.failure = ""
-        if trial.op == SEARCHES:
-            _first_call(trial)
-        else:
-            pool.submit(_first_call, trial).result()
+        _ = _first_call(trial) if trial.op == SEARCHES else pool.submit(_first_call, trial).result()
         torch.cuda.synchronize()
 
 
