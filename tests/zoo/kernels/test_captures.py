@@ -252,15 +252,18 @@ def test_an_allocator_that_does_not_say_what_it_holds_is_given_one_arena(monkeyp
 def test_room_is_made_and_nothing_is_written_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     plan = Plan(program(Joined().eval(), torch.randn(2, 3, 12, 10)))
+    seven = [torch.full((1 << 16,), 7, dtype=torch.uint8) for _ in range(64)]  # what is given back here, room is made of
     torch.use_deterministic_algorithms(True)
     try:
-        assert (torch.empty(1 << 26, dtype=torch.uint8) == 255).all()
-        room = plan._bytes(1 << 26)
+        filled = bool((torch.empty(1 << 16, dtype=torch.uint8) == 255).all())
+        del seven
+        rooms = [plan._bytes(1 << 16) for _ in range(64)]
     finally:
         torch.use_deterministic_algorithms(False)
-    assert room.shape == (1 << 26,)
-    assert room.dtype == torch.uint8
-    assert not (room == 255).all()
+    assert filled
+    assert {room.shape for room in rooms} == {(1 << 16,)}
+    assert {room.dtype for room in rooms} == {torch.uint8}
+    assert not all(bool((room == 255).all()) for room in rooms)  # no tensor is compared in an assertion: pytest would list its bytes
 
 
 @pytest.mark.gpu
