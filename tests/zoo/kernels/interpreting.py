@@ -27,8 +27,8 @@ np_dtype, patch_lang, launch = interpreter._get_np_dtype, interpreter._patch_lan
 new_block, new_tensor = tl.block_type.__init__, tl.tensor.__init__
 SCALARS = {each.name: each for each in vars(tl).values() if type(each) is tl.dtype and each.name != "void"}
 TYPES = {name: np_dtype(scalar) for name, scalar in SCALARS.items()}
-KNOWN = triton.__version__.startswith("3.9.")
-"""Whether this is the interpreter that was read for what it does in vain."""
+KNOWN = triton.__version__.startswith(("3.8.", "3.9."))  # PyTorch 2.14's and 2.15's
+"""Whether this is an interpreter that was read for what it does in vain."""
 now = SimpleNamespace(patched=False)
 """Whether a launch runs, and has patched the language."""
 
@@ -79,7 +79,7 @@ def quick_new_block(self: Any, element_ty: Any, shape: Any) -> None:
 
 
 def quick_new_tensor(self: Any, handle: Any, type: Any) -> None:
-    sizes = tuple(type.shape.values) if type.is_block() else ()
+    sizes = tuple(getattr(type.shape, "values", type.shape)) if type.is_block() else ()  # a tuple of Triton's from 3.9 on
     known = AXES.get(sizes)
     if known is None:
         new_tensor(self, handle, type)
