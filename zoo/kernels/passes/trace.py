@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from zoo.kernels import state
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes.graph import Graph, Node
 
@@ -47,7 +48,8 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
         a graph of "input", "const" and "aten" nodes whose constants are the network's parameters, in their own dtype.
 
     Raises:
-        Untraceable: the flow depends on values, an operator is random, or one writes into a tensor that has views.
+        Untraceable: the flow depends on values, an operator is random, one writes into a tensor that has views, or what the network
+            computes depends on its calls before.
         ValueError: the network itself refuses such input; its own message.
     """
     constants: dict[int, tuple[str, Tensor]] = {}
@@ -55,28 +57,66 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
         raise Untraceable(f"{type(network).__name__} is TorchScript, whose operators can't be recorded; call fast on the Python module")
     twin = _meta_copy(network, constants)
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    meta = [_to_meta(leaf) for leaf in leaves]
-    recorder = _Recorder(twin, constants, device)
-    for index, (leaf, original) in enumerate(zip(meta, leaves, strict=True)):
-        if isinstance(leaf, Tensor):
-            recorder.define(leaf, Node("input", [], {"index": index}, tuple(leaf.shape), original.dtype))
+    before, drawn = state.attributes(twin), state.Draws()
+    recorder, result = _record(twin, leaves, spec, _Recorder(twin, constants, device))
+    if whose := drawn.moved():
+        raise Untraceable(f"forward draws from {whose} random numbers, once for all calls of a plan")
+    if state.changed(before, state.attributes(twin)):
+        _refuse_a_memory(twin, leaves, spec, recorder)
     inputs = [node for node in recorder.nodes if node.op == "input"]
-    fake_args, fake_kwargs = pytree.tree_unflatten(meta, spec)
-    try:
-        _name_layers(twin, recorder)
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), recorder:
-            result = twin(*fake_args, **fake_kwargs)
-    except (Untraceable, ValueError):
-        raise
-    except Exception as error:
-        where = recorder.where() or f"{type(network).__name__}: "
-        raise Untraceable(f"{where}{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}") from error
     outputs, out_spec = pytree.tree_flatten(result)
     graph = Graph(recorder.nodes, inputs, [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in outputs], out_spec)
     if not any(isinstance(leaf, Node) for leaf in graph.outputs):
         raise Untraceable(f"{type(network).__name__} returns no tensor")
     graph.prune()
     return graph
+
+
+def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder) -> tuple[_Recorder, Any]:
+    """Run the copy on tensors without data like `leaves`; return the recorder, which knows all that ran, and what came out."""
+    meta = [_to_meta(leaf) for leaf in leaves]
+    for index, (leaf, original) in enumerate(zip(meta, leaves, strict=True)):
+        if isinstance(leaf, Tensor):
+            recorder.define(leaf, Node("input", [], {"index": index}, tuple(leaf.shape), original.dtype))
+    args, kwargs = pytree.tree_unflatten(meta, spec)
+    hooks = _name_layers(twin, recorder)
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), recorder:
+            return recorder, twin(*args, **kwargs)
+    except (Untraceable, ValueError):
+        raise
+    except Exception as error:
+        where = recorder.where() or f"{type(twin).__name__}: "
+        raise Untraceable(f"{where}{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _refuse_a_memory(twin: nn.Module, leaves: list[Any], spec: Any, first: _Recorder) -> None:
+    """Run a copy again whose attributes its first run has changed: what it has only put away once, such as a grid, stays as it is.
+
+    Raises:
+        Untraceable: it counts its calls, or reads in one what it computed of another's input.
+    """
+    again = _Recorder(twin, dict(first.constants), first.device)
+    of_input: set[Node] = set()
+    for node in first.nodes:
+        if node.op == "input" or any(source in of_input for source in node.inputs):
+            of_input.add(node)
+    for tensor in first.alive:
+        node = first.by_tensor[id(tensor)]
+        if node not in of_input and node.op != "const":
+            again.define(tensor, Node("const", [], {}, node.shape, node.dtype))
+    before = state.attributes(twin, whole=False)
+    try:
+        _record(twin, leaves, spec, again)
+    except (Untraceable, ValueError) as error:
+        raise Untraceable(
+            f"forward keeps something for the next call, which a plan would not: {error}"
+        ) from None  # our own, not the network's
+    if attribute := state.changed(before, state.attributes(twin, whole=False)):
+        raise Untraceable(f"forward changes {attribute} in every call, which a plan would not")
 
 
 def _meta_copy(network: nn.Module, constants: dict[int, tuple[str, Tensor]]) -> nn.Module:
@@ -106,11 +146,13 @@ def _to_meta(leaf: Any) -> Any:
     return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
 
 
-def _name_layers(twin: nn.Module, recorder: _Recorder) -> None:
+def _name_layers(twin: nn.Module, recorder: _Recorder) -> list[Any]:
+    hooks: list[Any] = []
     for name, module in twin.named_modules():
         if name:
-            module.register_forward_pre_hook(_enter(recorder, name))
-            module.register_forward_hook(_leave(recorder), always_call=True)
+            hooks.append(module.register_forward_pre_hook(_enter(recorder, name)))
+            hooks.append(module.register_forward_hook(_leave(recorder), always_call=True))
+    return hooks
 
 
 def _enter(recorder: _Recorder, name: str) -> Callable[..., None]:
