@@ -141,9 +141,16 @@ class Model(nn.Module):
 
 
 def check_images(x: Tensor, name: str, in_channels: int, min_size: int) -> None:
-    """Raise ValueError, saying what to do, when `x` can't be a batch of images for the network `name`; see `Model.check_input`."""
+    """Raise ValueError, saying what to do, when `x` can't be a batch of images for the network `name`; see `Model.check_input`.
+
+    Raises:
+        TypeError: `x` is no tensor.
+    """
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]  # shapes are tensors there, and comparing them would warn
         return
+    if not hasattr(x, "dim"):  # and may be no tensor, but what records one
+        todo = "model.preprocess(images) makes one of files, pictures and arrays"
+        raise TypeError(f"{name} takes a tensor (batch, {in_channels}, height, width), got a {type(x).__name__}; {todo}.")
     if x.dim() != 4:
         add = " Add the batch axis with x.unsqueeze(0)." if x.dim() == 3 else ""
         raise ValueError(f"{name} takes (batch, {in_channels}, height, width), got shape {tuple(x.shape)}.{add}")

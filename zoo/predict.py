@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.kernels import Fast
 from zoo.labels import Label, labels
 from zoo.preprocess import is_many, named_images, preprocess_named
 
@@ -47,19 +48,19 @@ class Prediction:
 
 
 @overload
-def predict(model: Model, images: str | os.PathLike[str] | Image, top: int = 5, batch_size: int = 32) -> list[Prediction]: ...
+def predict(model: Model | Fast, images: str | os.PathLike[str] | Image, top: int = 5, batch_size: int = 32) -> list[Prediction]: ...
 @overload
-def predict(model: Model, images: list[Any] | tuple[Any, ...], top: int = 5, batch_size: int = 32) -> list[list[Prediction]]: ...
+def predict(model: Model | Fast, images: list[Any] | tuple[Any, ...], top: int = 5, batch_size: int = 32) -> list[list[Prediction]]: ...
 @overload
-def predict(model: Model, images: np.ndarray | Tensor, top: int = 5, batch_size: int = 32) -> list[Any]: ...
-def predict(model: Model, images: Any, top: int = 5, batch_size: int = 32) -> list[Any]:
+def predict(model: Model | Fast, images: np.ndarray | Tensor, top: int = 5, batch_size: int = 32) -> list[Any]: ...
+def predict(model: Model | Fast, images: Any, top: int = 5, batch_size: int = 32) -> list[Any]:
     """Classify images with the preprocessing and the labels of the model's own checkpoint.
 
     The network runs in eval mode and without gradients; every layer keeps the mode that it was found in. Threads may share a network
     that is in eval mode, as `trained` returns it; one in train mode is switched during the call.
 
     Args:
-        model: what `trained` returns, on any device and in any floating-point type.
+        model: what `trained` returns, or `fast` of it, on any device and in any floating-point type.
         images: what `model.preprocess` takes, or a floating-point tensor (B, C, H, W) or (C, H, W) that is preprocessed already;
             the latter goes through `check_preprocessed`.
         top: how many classes, the most probable first; all of them if there are fewer.
@@ -96,11 +97,12 @@ def predict(model: Model, images: Any, top: int = 5, batch_size: int = 32) -> li
     else:
         images = named_images(images)
     weight, results = next(model.parameters()), []
+    there = model.device if isinstance(model, Fast) else weight.device  # which leaves its weights where they were
     with _evaluating(model), torch.no_grad():
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             x = batch if preprocessed else preprocess_named(batch, record.preprocessing)
-            results += _best(model(x.to(weight.device, weight.dtype)), top, names)
+            results += _best(model(x.to(there, weight.dtype)), top, names)
     return results if many else results[0]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from zoo.kernels.copies import own_dtype
 from zoo.kernels.errors import Untraceable
@@ -91,7 +93,7 @@ def example_of(
         record: refuses what the network doesn't take.
 
     Raises:
-        ValueError: the example is a shape, or a word.
+        ValueError: the example is a shape, a word, an array, or nothing.
         Untraceable: none is given, and nothing tells what the network takes.
     """
     if example is not None:
@@ -100,6 +102,12 @@ def example_of(
         if shape or isinstance(example, str):
             asked = f"a tensor such as torch.randn{tuple(example)}" if shape else "a tensor such as torch.randn(1, 3, 224, 224)"
             raise ValueError(f"example is {asked}, or a tuple of the model's arguments; got {example!r:.60}")
+        leaves = pytree.tree_leaves(args)
+        arrays = any(hasattr(leaf, "__array__") and not isinstance(leaf, Tensor) for leaf in leaves)
+        if arrays or not leaves or not (isinstance(example, tuple) or any(isinstance(leaf, Tensor) for leaf in leaves)):
+            got = f"a {type(example).__module__}.{type(example).__name__}".replace("builtins.", "")
+            asked = "a tensor such as torch.randn(1, 3, 224, 224), or a tuple of the model's arguments, no arrays among them"
+            raise ValueError(f"example is {asked}; got {got}")
         return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
     problem: Exception | None = None
     own = own_dtype(model)
@@ -111,9 +119,16 @@ def example_of(
             problem = problem or error
             continue
         return (image.to(device),)
+    if problem is not None and ABOUT_NO_SHAPE.search(str(problem)):
+        raise problem
     raise Untraceable(
-        f"{problem or 'it has no layer that tells what it takes'}; pass example=…, a tensor that it takes, if that is about the shape"
+        f"{problem or 'no convolution of images and no linear layer tells what it takes'}; "
+        "pass example=…, a tensor that it takes, if that is about the shape"
     )
+
+
+ABOUT_NO_SHAPE = re.compile(r"is random$|random numbers|in every call|for the next call|returns no tensor|is TorchScript|can't be copied")
+"""What no example of another shape would change."""
 
 
 def _shapes(model: nn.Module) -> list[tuple[int, ...]]:

@@ -128,8 +128,15 @@ def fast(
         made.prepare_part("backbone", f"boxes depend on values: only the backbone of {type(model).__name__} runs fast")
         return made
     try:
-        made.prepare(asked.example_of(made.core, example, where))
+        args = asked.example_of(made.core, example, where)
     except Untraceable as error:
+        made.refuse(str(error))
+        return made
+    try:
+        made.prepare(args)
+    except Untraceable as error:
+        if example is not None and error.__cause__ is not None:  # the network's own error
+            made.try_plainly(args)
         made.refuse(str(error))
     return made
 

@@ -61,6 +61,19 @@ class Fast(nn.Module):
         self._fresh()
         self.training = False  # of this module alone: the network keeps its mode
 
+    def __getattr__(self, name: str) -> Any:
+        """Give what the network has: its checkpoint, its preprocessing."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            modules = self.__dict__.get("_modules", {})
+            if name.startswith("_") or "network" not in modules:
+                raise
+        try:
+            return getattr(modules["network"], name)
+        except AttributeError:
+            raise AttributeError(f"neither Fast nor the {type(modules['network']).__name__} in it has {name!r}") from None
+
     @property
     def core(self) -> nn.Module:
         """The network itself, out of a wrapper that only says how to run it."""
@@ -222,6 +235,18 @@ class Fast(nn.Module):
             self(*args)
         finally:
             self._strict = False
+
+    def try_plainly(self, args: tuple[Any, ...]) -> None:
+        """Run the network unchanged once.
+
+        Raises:
+            ValueError: it refuses these arguments too, so that they are to blame and not the plan.
+        """
+        try:
+            self._run_unchanged(args, {})
+        except Exception as error:
+            name, said = type(self.core).__name__, str(error).strip().splitlines() or [""]
+            raise ValueError(f"{name} does not take this example: {type(error).__name__}: {said[0]}") from error
 
     def prepare_part(self, name: str, reason: str) -> None:
         """Let one child run fast, and the rest unchanged for a reason."""

@@ -84,6 +84,31 @@ def test_an_input_is_not_changed_where_the_network_begins_in_place_on_a_copy(nam
     assert torch.equal(x, kept)
 
 
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+class Handing(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x, x.flatten(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_input_is_written_into_and_none_is_handed_on(name: str) -> None:
+    x = images().contiguous(memory_format=torch.channels_last)
+    kept = x.clone()
+    for network, expected in ((Doubling().eval(), [2 * kept]), (Handing().eval(), [kept, kept.flatten(1)])):
+        call = built(network, images(), name=name)
+        for _ in range(2):
+            outputs = tensors_of(call(x))
+            assert all(map(torch.equal, outputs, expected))
+            assert torch.equal(x, kept)
+        for output in outputs:
+            output.zero_()
+        assert torch.equal(x, kept)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "layout",

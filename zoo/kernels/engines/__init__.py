@@ -57,7 +57,8 @@ def candidates(
     if output is None:
         output = Plain(network)(*example)
     own = next((tensor.dtype for tensor in network.parameters() if tensor.is_floating_point()), example[0].dtype)
-    last = Engine(EAGER, own, False, lambda: Plain(network))
+    said = "" if own == dtype else f"the network itself computes in its own type, {MEANT.get(own, own)}"
+    last = Engine(EAGER, own, False, lambda: Plain(network), note=said)
     try:
         form = Form.of(output)
     except EngineError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.built import Built, Options, empty
 from zoo.kernels.choices import Choice, Choices
 from zoo.kernels.copies import on_device, own_dtype
+from zoo.kernels.engines.export import finite
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images
 from zoo.kernels.parity import FLOAT32_FLOOR, Parity
@@ -35,6 +37,7 @@ def build_cpu(
     from zoo.kernels import engines
 
     own = own_dtype(network)
+    args, kwargs = pytree.tree_map(lambda leaf: _cast(leaf, own), (args, kwargs))
     leaves, spec = pytree.tree_flatten((args, kwargs))
     here = all(tensor.device.type == "cpu" for tensor in (*network.parameters(), *network.buffers()))
     if not here and weights.copy is None:
@@ -49,8 +52,7 @@ def build_cpu(
     if any(t.numel() == 0 for t in tensors):
         return empty(graph, options, network)
     shapes = [tuple(t.shape) for t in tensors]
-    dtype = str(options.dtype).removeprefix("torch.")
-    key = f"engine {type(network).__name__} {sum(p.numel() for p in network.parameters())} parameters {dtype} {shapes}"
+    key = _key(network, graph, own, options.dtype, shapes)
     known = choices.get(key, "none" if options.tune == "none" else "quick")
     with bar("choosing kernels", options.progress) as progress, phase("making and timing engines"):
         say = None if progress is None else lambda text: progress(0, 1, text)
@@ -72,11 +74,30 @@ def build_cpu(
 
     flat = getattr(chosen.call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
 
+    itself = None if chosen.name == engines.EAGER else engines.Plain(model)
+
     def run(given: list[Tensor]) -> list[Any]:
-        cast = [t if t.dtype is own or not t.is_floating_point() else t.to(own) for t in given]
+        cast = [_cast(tensor, own) for tensor in given]
+        if itself is not None and not all(map(finite, cast)):  # OpenVINO's activations make a number of NaN
+            return pytree.tree_leaves(itself(*cast))
         return pytree.tree_leaves(chosen.call(*cast)) if flat is None else flat(*cast)
 
     return Built(run, graph.spec, report)
+
+
+def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype is not dtype else leaf
+
+
+def _key(network: nn.Module, graph: Graph, own: torch.dtype, dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> str:
+    """Name what engines are chosen for: the operators, in the order in which they run, and the types; weights' values do not matter."""
+    digest, numbers = hashlib.blake2s(digest_size=8), {node: number for number, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        attrs = [str(node.attrs.get(name)) for name in ("func", "args", "kwargs", "index")]
+        digest.update(repr((node.op, attrs, node.shape, str(node.dtype), [numbers[source] for source in node.inputs])).encode())
+    types = "as ".join(f"{each} ".removeprefix("torch.") for each in dict.fromkeys((own, dtype)))
+    parameters = sum(p.numel() for p in network.parameters())
+    return f"engine {type(network).__name__} {parameters} parameters {digest.hexdigest()} {types}{shapes}"
 
 
 def _apart(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> Callable[[int], bool] | None:

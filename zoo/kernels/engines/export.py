@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -104,7 +105,8 @@ def export(network: nn.Module, example: tuple[Tensor, ...], form: Form) -> Expor
     inputs = tuple(f"input_{index}" for index in range(len(example)))
     held, wrapped = io.BytesIO(), _Flat(twin)
     outputs = tuple(f"output_{index}" for index in range(form.count))
-    with _EXPORTING, warnings.catch_warnings(record=True) as warned, torch.no_grad(), _StaticShapes():
+    silent = mock.patch.object(torch._C, "_jit_is_onnx_log_enabled", _Disabled(), create=True)
+    with _EXPORTING, silent, warnings.catch_warnings(record=True) as warned, torch.no_grad(), _StaticShapes():
         # Recorded, not raised: an exception can't pass through the tracer. The exporter also speaks of its age, and of constants that
         # static shapes make harmless.
         warnings.simplefilter("always")
@@ -161,6 +163,19 @@ def as_array(tensor: Tensor) -> Any:
     return np.asarray(_float(tensor.detach()).numpy(), order="C")
 
 
+def finite(tensor: Tensor) -> bool:
+    """Tell whether a tensor holds neither NaN nor infinity, by its sum, which either would show; a sum that overflows counts as one.
+
+    NumPy adds on this thread alone; see `as_array`.
+    """
+    if not tensor.is_floating_point():
+        return True
+    held = tensor.detach()
+    wide = held if held.dtype in (torch.float32, torch.float64) else held.float()
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(wide.numpy().sum()))
+
+
 def _float(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
@@ -170,6 +185,16 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith("Exception from ")]  # a C++ library begins with where in its source
     return said[0][:300] if said else repr(error)[:300]
+
+
+class _Disabled:
+    """What PyTorch asks whether the exporter shall print: it forgets to call the function, and so prints graphs that fail to stdout."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __call__(self) -> bool:
+        return False
 
 
 class _Flat(nn.Module):
