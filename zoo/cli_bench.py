@@ -48,6 +48,7 @@ def bench(
         Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the record there, JSON, after every network and batch.")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Keep what the record has, measure what it lacks.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the record if it is there.")] = False,
     budget_s: Annotated[float | None, typer.Option(min=0, help="Begin no network and batch after so many seconds.")] = None,
     from_json: Annotated[
         list[Path] | None,
@@ -68,12 +69,19 @@ def bench(
     if what == "load":
         if from_json:
             raise typer.BadParameter("records are of infer and train; a load is measured anew each time", param_hint="--from-json")
+        ignored = {"--batches": batches, "--dtype": dtype, "--peers": peers, "--device": device, "--tune": tune, "--save": save}
+        ignored |= {"--resume": resume, "--replace": replace, "--budget-s": budget_s is not None, "--picture": picture, "--docs": docs}
+        if asked := [name for name, value in ignored.items() if value]:
+            raise typer.BadParameter("of a load there are --models, --rounds and --json", param_hint=asked[0])
         _load(named or ["VGG19", "ResNet50"], rounds or 5, as_json)
         return
     if what not in ("infer", "train"):
         raise typer.BadParameter(f"there are measurements of infer, train and load, not of {what!r}", param_hint="--what")
     if resume and save is None:
         raise typer.BadParameter("it goes on with a record, so it needs --save FILE", param_hint="--resume")
+    if save is not None and save.exists() and not (resume or replace or from_json):
+        raise typer.BadParameter(f"{save} is there: --resume goes on with it, --replace measures all anew", param_hint="--save")
+    absent: list[str] = []
     from zoo.bench import inference, training
     from zoo.bench.cell import DeviceLost
     from zoo.bench.record import merged, trains
@@ -85,13 +93,13 @@ def bench(
         if what == "train" and not trains(record):
             raise typer.BadParameter(f"{from_json[0]} is a record of infer; leave --what out", param_hint="--what")
         ignored = {"--batches": batches, "--dtype": dtype, "--peers": peers, "--device": device, "--rounds": rounds, "--tune": tune}
-        ignored |= {"--resume": resume, "--budget-s": budget_s is not None}
+        ignored |= {"--resume": resume, "--replace": replace, "--budget-s": budget_s is not None}
         if asked := [name for name, value in ignored.items() if value]:
             raise typer.BadParameter("with --from-json nothing is measured, and all of the record is shown", param_hint=asked[0])
         if save is not None:
             record.write(save)
     else:
-        plan = _plan(what, named, batches, dtype, peers, device, rounds or 20, tune or "quick")
+        plan, absent = _plan(what, named, batches, dtype, peers, device, rounds or 20, tune or "quick")
         try:
             record = kind.run(
                 plan, path=save, resume=resume, budget_s=budget_s, say=lambda line: err.print(line, style="dim", markup=False)
@@ -99,7 +107,7 @@ def bench(
         except DeviceLost as error:
             err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from None
-    _show(record, as_json)
+    _show(record, as_json, absent)
     pictured = [model_class(n).__name__ for n in named if n not in ("all", "figure")] or list(kind.FIGURE)
     if not any(model in record.models for model in pictured):
         pictured = record.models
@@ -114,7 +122,8 @@ def bench(
 
 def _plan(
     what: str, named: list[str], batches: str | None, dtype: str | None, peers: str | None, device: str | None, rounds: int, tune: str
-) -> Plan:
+) -> tuple[Plan, list[str]]:
+    """Return what to measure, and the peers that belong there and are not installed."""
     from zoo.bench import inference, training
     from zoo.bench.peers import SHORT, left_out, select
 
@@ -131,15 +140,16 @@ def _plan(
         ways = select(None if peers is None else _names([peers], "--peers"), place, chosen, table)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--peers") from None
-    for peer, packages in left_out(place, chosen, table).items() if peers is None else ():
-        err.print(f"the peer {peer} is left out: it needs pip install {' '.join(packages)}", soft_wrap=True)
     found: dict[str, type[Model]] = {}
     for name in named or ["figure"]:
         for one in CATALOGUE if name == "all" else kind.FIGURE if name == "figure" else [name]:
             cls = model_class(one)
             found[cls.__name__] = cls
     counts = _batches(batches) or (kind.BATCHES if place.type == "cuda" else kind.CPU_BATCHES)
-    return kind.Plan(list(found.values()), counts, ways, place, chosen, rounds, tune)
+    absent = left_out(place, chosen, table) if peers is None else {}
+    for peer, packages in absent.items():
+        err.print(f"the peer {peer} is left out: it needs pip install {' '.join(packages)}", soft_wrap=True)
+    return kind.Plan(list(found.values()), counts, ways, place, chosen, rounds, tune), list(absent)
 
 
 def _names(given: list[str] | None, option: str) -> list[str]:
@@ -174,7 +184,7 @@ def _batches(text: str | None) -> list[int]:
     return found
 
 
-def _show(record: Record, as_json: bool) -> None:
+def _show(record: Record, as_json: bool, absent: list[str]) -> None:
     if as_json:
         sys.stdout.write(record.text())
         return
@@ -200,7 +210,8 @@ def _show(record: Record, as_json: bool) -> None:
             ready = "" if row["build_s"] is None else f"{row['build_s']:.1f}"
             table.add_row(*where, *figures, memory, share, ready, ratio)
     out.print(table)
-    out.print(f"[dim]{escape(record.caption())}; ratio: over the fastest peer[/dim]")
+    without = f" there is without {', '.join(absent)}, not installed" if absent else ""
+    out.print(f"[dim]{escape(record.caption())}; ratio: over the fastest peer{without}[/dim]")
 
 
 def _draw(record: Record, path: Path, models: list[str] | tuple[str, ...]) -> None:

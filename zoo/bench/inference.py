@@ -71,7 +71,8 @@ def run(
         record.write(path)
     for done, (cls, batch) in enumerate(todo):
         if budget_s is not None and time.monotonic() - start > budget_s:
-            say(f"the budget of {budget_s:g} s is spent; {len(todo) - done} of {len(wanted)} cells are left for --resume")
+            later = "left for --resume" if path is not None else "not measured; with --save FILE a later run could --resume"
+            say(f"the budget of {budget_s:g} s is spent; {len(todo) - done} of {len(wanted)} cells are {later}")
             break
         say(f"{cls.__name__}, batch {batch} ({len(wanted) - len(todo) + done + 1} of {len(wanted)})")
         cell = (measure or measure_cell)(plan, cls, batch)

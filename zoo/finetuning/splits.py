@@ -129,7 +129,8 @@ def classes_of(train: Source, val: Source | None) -> list[str]:
             )
     empty = getattr(train, "empty", [])
     if empty:
-        raise ValueError(f"{train.where}: no image is in {_some(empty)}, {len(empty)} in all; fill these folders or delete them")
+        said = "1 folder is empty" if len(empty) == 1 else f"{len(empty)} folders are empty"
+        raise ValueError(f"{train.where}: {said}, {_some(empty)}; put images there or delete {'it' if len(empty) == 1 else 'them'}")
     if len(train.classes) < 2:
         raise ValueError(
             f"{train.where}: all images are of one class, {_some(train.classes)}: there is nothing to tell apart. Images lie in a folder a "

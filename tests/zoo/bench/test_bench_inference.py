@@ -233,6 +233,8 @@ def test_a_way_that_is_wrong_for_other_images_only_is_red() -> None:
         (["--what", "dream"], 2, "infer, train and load"),
         (["--from-json", "missing.json"], 3, "missing.json"),
         (["--what", "load", "--from-json", "missing.json"], 2, "measured anew"),
+        (["--what", "load", "--peers", "foo"], 2, "of a load there are"),
+        (["--models", "ResNet20", "--batches", "1", "--save", __file__], 2, "--resume goes on with it, --replace measures all anew"),
     ],
 )
 def test_a_mistake_of_the_command_gets_a_message(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,6 +262,22 @@ def test_the_command_measures_saves_and_goes_on(
     assert json.loads(capsys.readouterr().out)["cells"] == record.cells
     assert picture.is_file()
     assert (tmp_path / "p-zoo.png").is_file()
+    assert main(words) == 2
+    assert Record.read(save).cells == record.cells
+    monkeypatch.undo()
+    monkeypatch.setitem(peers.WAYS, OURS, dataclasses.replace(peers.WAYS[OURS], build=eager()))
+    assert main([*words, "--replace"]) == 0
+    assert Record.read(save).cells != record.cells
+
+
+def test_a_peer_that_is_not_there_is_named_beside_the_ratio(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    selected = peers.select
+    monkeypatch.setattr(peers, "left_out", lambda *_: {"onnxruntime": ["onnxscript"]})
+    monkeypatch.setattr(peers, "select", lambda names, *rest: selected(["eager-fp32"] if names is None else names, *rest))
+    assert main(["bench", "-m", "ResNet20", "--batches", "1", "--device", "cpu", "--rounds", "2", "--tune", "none", "--budget-s", "0"]) == 0
+    shown = capsys.readouterr()
+    assert "ratio: over the fastest peer there is without onnxruntime, not installed" in " ".join(shown.out.split())
+    assert "1 of 1 cells are not measured; with --save FILE a later run could --resume" in " ".join(shown.err.split())
 
 
 def test_memory_below_that_of_the_weights_is_no_measurement() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import zoo
-from zoo.bench import peers, subject
+from zoo.bench import inference, peers, subject
 from zoo.bench.peers import OURS
 from zoo.bench.subject import Subject
 from zoo.cli import main
@@ -60,10 +60,14 @@ def test_standard_peers_that_are_left_out_are_named_with_what_they_need(
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name in ("onnxscript", "openvino") else there(name))
     assert peers.left_out(CPU, torch.float32) == {"onnxruntime": ["onnxscript"], "openvino": ["openvino"]}
     assert peers.left_out(torch.device("cuda"), torch.bfloat16) == {}
-    assert main(["bench", "--device", "cpu", "--models", "none such"]) == 3
+    monkeypatch.setattr(inference, "measure_cell", lambda *_: pytest.fail("the budget is spent"))
+    words = ["bench", "--device", "cpu", "--models", "ResNet20", "--batches", "1", "--budget-s", "0"]
+    assert main(words) == 0
     assert "the peer onnxruntime is left out: it needs pip install onnxscript" in capsys.readouterr().err
-    assert main(["bench", "--device", "cpu", "--models", "none such", "--peers", "eager-fp32"]) == 3
+    assert main([*words, "--peers", "eager-fp32"]) == 0
     assert "left out" not in capsys.readouterr().err
+    assert main(["bench", "--device", "cpu", "--models", "none such"]) == 3
+    assert "left out" not in capsys.readouterr().err  # what is wrong stands alone
 
 
 def test_a_peer_that_needs_two_packages_says_which_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_folders_to_measure_on_alone_are_refused_and_trains_may_be_a_class(tmp_p
 
 def test_empty_single_missing_and_strange_classes_are_explained(photos: Path, tmp_path: Path) -> None:
     (photos / "fox").mkdir()
-    with pytest.raises(ValueError, match="no image is in fox, 1 in all; fill these folders or delete them"):
+    with pytest.raises(ValueError, match="1 folder is empty, fox; put images there or delete it"):
         divided(photos)
     (photos / "fox").rmdir()
     one = tmp_path / "one"

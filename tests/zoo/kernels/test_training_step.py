@@ -279,6 +279,7 @@ def made_step(**changed: Any) -> FastStep:
         ({"optimizer": torch.optim.SGD}, TypeError, "the class SGD; build it first"),
         ({"optimizer": nn.CrossEntropyLoss()}, TypeError, "optimizer can't be a CrossEntropyLoss"),
         ({"optimizer": optimizer_of("sgd", Net())}, ValueError, "no parameter of the model"),
+        ({"optimizer": torch.optim.LBFGS(Net().parameters())}, ValueError, "by a closure"),
         ({"model": nn.ReLU()}, ValueError, "no parameters"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

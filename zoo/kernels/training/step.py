@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -326,6 +327,12 @@ def _check(model: nn.Module, loss: Any, optimizer: Any, scaler: Any, clip: Any) 
     if wrong := [name for name, right in fits.items() if not right]:
         given = {"loss": loss, "optimizer": optimizer, "scaler": scaler}[wrong[0]]
         raise TypeError(f"{wrong[0]} can't be a {type(given).__name__}: fast_step(model, loss, optimizer)")
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} computes the loss several times in a step, by a closure; fast_step computes it once: take another "
+            "optimiser, or call fast(model, train=True) in a loop of your own"
+        )
     mine = {id(parameter) for parameter in model.parameters()}
     if not any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"]):
         raise ValueError("the optimiser has no parameter of the model; build it over model.parameters()")
@@ -364,7 +371,8 @@ def fast_step(
         the step. With several processes, `close()` it before they part: see there.
 
     Raises:
-        ValueError: the model has no parameters, or is `fast(model)`, which computes no gradients; the optimiser has none of them;
+        ValueError: the model has no parameters, or is `fast(model)`, which computes no gradients; the optimiser has none of them,
+            or computes the loss by a closure;
             `dtype` is none that autocast takes; or `clip` is no number above 0.
         TypeError: the loss, optimiser or scaler is none.
 
