@@ -79,7 +79,11 @@ def bench(
         raise typer.BadParameter(f"there are measurements of infer, train and load, not of {what!r}", param_hint="--what")
     if resume and save is None:
         raise typer.BadParameter("it goes on with a record, so it needs --save FILE", param_hint="--resume")
-    if save is not None and save.exists() and not (resume or replace or from_json):
+    if replace and (save is None or resume):
+        raise typer.BadParameter("it goes with --save FILE, and without --resume", param_hint="--replace")
+    if save is not None and save.exists() and from_json and not replace:
+        raise typer.BadParameter(f"{save} is there: --replace writes these records over it", param_hint="--save")
+    if save is not None and save.exists() and not (resume or replace):
         raise typer.BadParameter(f"{save} is there: --resume goes on with it, --replace measures all anew", param_hint="--save")
     absent: list[str] = []
     from zoo.bench import inference, training
@@ -93,7 +97,7 @@ def bench(
         if what == "train" and not trains(record):
             raise typer.BadParameter(f"{from_json[0]} is a record of infer; leave --what out", param_hint="--what")
         ignored = {"--batches": batches, "--dtype": dtype, "--peers": peers, "--device": device, "--rounds": rounds, "--tune": tune}
-        ignored |= {"--resume": resume, "--replace": replace, "--budget-s": budget_s is not None}
+        ignored |= {"--resume": resume, "--budget-s": budget_s is not None}
         if asked := [name for name, value in ignored.items() if value]:
             raise typer.BadParameter("with --from-json nothing is measured, and all of the record is shown", param_hint=asked[0])
         if save is not None:

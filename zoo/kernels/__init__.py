@@ -15,10 +15,9 @@ The way of a call, in reading order:
 `ahead` compiles a network's kernels on a machine that has no GPU.
 
 Beside them lie what several of these use: `parity` (the comparison with the plain network), `copies` and `images` to compare on,
-`precision`, `state` (what a network keeps between calls), `elsewhere` (where cuDNN's guesses are left), `growing` and `workspaces`
-(memory of graphs), `compiling` (in processes of their own), `timing`, `choices` (what was found by timing, in a file), `roofline`,
-`progress`, `stopwatch` (what making a plan took), `built` and `report` (what a plan is, what `why` prints), `errors`; and what
-`python -m zoo.kernels` does: `__main__` and `checking`.
+`precision`, `elsewhere` (where cuDNN's guesses are left), `growing` and `workspaces` (memory of graphs), `compiling` (in processes of
+their own), `timing`, `choices` (what was found by timing, in a file), `roofline`, `progress`, `stopwatch` (what making a plan took),
+`built` and `report` (what a plan is, what `why` prints), `errors`; and what `python -m zoo.kernels` does: `__main__` and `checking`.
 """
 
 from zoo.kernels.fast import fast, plain, why

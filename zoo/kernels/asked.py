@@ -103,7 +103,7 @@ def example_of(
             asked = f"a tensor such as torch.randn{tuple(example)}" if shape else "a tensor such as torch.randn(1, 3, 224, 224)"
             raise ValueError(f"example is {asked}, or a tuple of the model's arguments; got {example!r:.60}")
         leaves = pytree.tree_leaves(args)
-        arrays = any(hasattr(leaf, "__array__") and not isinstance(leaf, Tensor) for leaf in leaves)
+        arrays = any(hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0) and not isinstance(leaf, Tensor) for leaf in leaves)
         if arrays or not leaves or not (isinstance(example, tuple) or any(isinstance(leaf, Tensor) for leaf in leaves)):
             got = f"a {type(example).__module__}.{type(example).__name__}".replace("builtins.", "")
             asked = "a tensor such as torch.randn(1, 3, 224, 224), or a tuple of the model's arguments, no arrays among them"
@@ -117,17 +117,19 @@ def example_of(
             record(model, (image,), {})
         except (Untraceable, ValueError) as error:
             problem = problem or error
+            if isinstance(problem, Untraceable) and ABOUT_NO_SHAPE.search(str(problem)):
+                raise problem from None
             continue
         return (image.to(device),)
-    if problem is not None and ABOUT_NO_SHAPE.search(str(problem)):
-        raise problem
     raise Untraceable(
         f"{problem or 'no convolution of images and no linear layer tells what it takes'}; "
         "pass example=…, a tensor that it takes, if that is about the shape"
     )
 
 
-ABOUT_NO_SHAPE = re.compile(r"is random$|random numbers|in every call|for the next call|returns no tensor|is TorchScript|can't be copied")
+ABOUT_NO_SHAPE = re.compile(
+    r"is random$|in every call$|in the next call|for the next call|returns no tensor|is TorchScript|can't be copied"
+)
 """What no example of another shape would change."""
 
 

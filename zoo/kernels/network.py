@@ -62,17 +62,18 @@ class Fast(nn.Module):
         self.training = False  # of this module alone: the network keeps its mode
 
     def __getattr__(self, name: str) -> Any:
-        """Give what the network has: its checkpoint, its preprocessing."""
+        """Give the network's data, such as its checkpoint, and `preprocess`; its other methods would run slow, or change it unseen."""
         try:
             return super().__getattr__(name)
         except AttributeError:
-            modules = self.__dict__.get("_modules", {})
-            if name.startswith("_") or "network" not in modules:
+            if name.startswith("_") or "network" not in self.__dict__.get("_modules", {}):
                 raise
-        try:
-            return getattr(modules["network"], name)
-        except AttributeError:
-            raise AttributeError(f"neither Fast nor the {type(modules['network']).__name__} in it has {name!r}") from None
+        core = self.core
+        if not hasattr(core, name):
+            raise AttributeError(f"neither Fast nor the {type(core).__name__} in it has {name!r}")
+        if callable(found := getattr(core, name)) and name != "preprocess":
+            raise AttributeError(f"a fast network has no {name!r}; the network itself has: plain(model).{name}")
+        return found
 
     @property
     def core(self) -> nn.Module:
@@ -244,6 +245,8 @@ class Fast(nn.Module):
         """
         try:
             self._run_unchanged(args, {})
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             name, said = type(self.core).__name__, str(error).strip().splitlines() or [""]
             raise ValueError(f"{name} does not take this example: {type(error).__name__}: {said[0]}") from error

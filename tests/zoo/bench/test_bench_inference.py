@@ -234,6 +234,8 @@ def test_a_way_that_is_wrong_for_other_images_only_is_red() -> None:
         (["--from-json", "missing.json"], 3, "missing.json"),
         (["--what", "load", "--from-json", "missing.json"], 2, "measured anew"),
         (["--what", "load", "--peers", "foo"], 2, "of a load there are"),
+        (["--replace"], 2, "it goes with --save FILE, and without --resume"),
+        (["--replace", "--resume", "--save", "new.json"], 2, "it goes with --save FILE, and without --resume"),
         (["--models", "ResNet20", "--batches", "1", "--save", __file__], 2, "--resume goes on with it, --replace measures all anew"),
     ],
 )

@@ -217,6 +217,8 @@ def test_records_of_one_device_are_shown_together_and_others_are_refused(
     )
     files = ["--from-json", str(tmp_path / "a.json"), "--from-json", str(tmp_path / "b.json")]
     assert main(["bench", *files, "--save", str(tmp_path / "both.json")]) == 0
+    assert main(["bench", *files, "--save", str(tmp_path / "both.json")]) == 2
+    assert main(["bench", *files, "--save", str(tmp_path / "both.json"), "--replace"]) == 0
     both = Record.read(tmp_path / "both.json")
     assert len(both.cells) == len(record.cells) + 1
     again = both.cell("VGG19", 256)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.zoo.kernels.engine_networks import NAMES, Pair, Shaped, Small, images, plain, tensors_of, varied
 from zoo import MobileNetV3Small
@@ -82,6 +83,23 @@ def test_an_input_is_not_changed_where_the_network_begins_in_place_on_a_copy(nam
     kept = x.clone()
     assert torch.equal(call(x), kept.relu())
     assert torch.equal(x, kept)
+
+
+class Tokens(nn.Module):
+    """A linear layer of each pixel, as in ConvNeXt and transformers, whose weight the exporter would like to transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(3), nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(F.gelu(self.linear(self.norm(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2), 1).flatten(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_linear_layer_of_each_pixel_is_exported(name: str) -> None:
+    network, x = Tokens().eval(), images(2)
+    assert parity.error([built(network, x, name=name)(x)], [plain(network, x)]) < 1e-5
 
 
 class Doubling(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 from typing import Any, ClassVar
 
 import pytest
@@ -60,6 +61,13 @@ class Strides(Base):
         return torch.as_strided(self.conv(x), (2, 2), (1, 2))
 
 
+class PoolsLastChannels(Base):
+    """PyTorch's pool to one pixel of a channels_last map gives the mean other strides, which move nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.adaptive_avg_pool2d(self.conv(x).contiguous(memory_format=torch.channels_last), 1).flatten(1)
+
+
 class BatchStatistics(Base):
     def forward(self, x: Tensor) -> Tensor:
         return F.batch_norm(self.conv(x), None, None, training=True)
@@ -82,6 +90,16 @@ def test_what_changes_itself_or_reads_memory_is_not_traced_and_stays_as_it_was(n
     quick(X)
     assert reason in quick.unchanged
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_strides_that_move_nothing_are_traced(device: torch.device) -> None:
+    model = PoolsLastChannels().eval().to(device)
+    assert "aten.mean.dim" in {str(node.attrs.get("func")) for node in trace(model, (X.to(device),), {}).nodes}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quick = fast(model, dtype=torch.float32, example=X)
+    with torch.no_grad():
+        torch.testing.assert_close(quick(X.to(device)), model(X.to(device)), rtol=1e-4, atol=1e-5)
 
 
 def test_statistics_of_the_batch_itself_are_traced() -> None:

@@ -26,19 +26,24 @@ def won_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "fastest", lambda trial, example, budget: (dict.fromkeys(trial.calls, 1e-3), name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", ["openvino/1", *NAMES])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_in_an_image_is_none_in_its_answer(
-    small: nn.Module, name: str, poison: float, monkeypatch: pytest.MonkeyPatch
+    small: nn.Module, name: str, poison: float, inference: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     won_by(name, monkeypatch)
+    monkeypatch.setattr(engines, "IMAGE", 3 * 11 * 11)
     model, x = fast(small, "cpu", example=images(2)), images(2)
     assert why(model).rows[0].kernel == name
     x[0, 1, 3, 4] = poison
     with torch.no_grad():
         expected = small(x)
     assert not expected[0].isfinite().all()
-    found = model(x)
+    assert not any("NaN" in note for note in why(model).plans[0].notes)
+    with torch.inference_mode(inference):
+        found = model(x)
+    assert sum("NaN" in note for note in why(model).plans[0].notes) == (name != "channels_last")
     assert torch.equal(found.isfinite(), expected.isfinite())
     assert torch.allclose(found[1], expected[1], atol=1e-5)
 
@@ -94,7 +99,7 @@ class Alternating(nn.Module):
 
 def test_a_network_that_answers_otherwise_each_time_runs_unchanged() -> None:
     network, x = Alternating().eval(), images(2)
-    with pytest.warns(UserWarning, match="runs unchanged: it gives another answer for the same input each time"):
+    with pytest.warns(UserWarning, match="runs unchanged: it gives another answer for the same input in the next call"):
         model = fast(network, "cpu", example=x)
     a, b = model(x), model(x)
     assert torch.equal(a, -b)
@@ -149,8 +154,11 @@ def test_a_fast_network_predicts_and_has_what_the_network_has() -> None:
     assert (ours.label, round(ours.probability, 4)) == (theirs.label, round(theirs.probability, 4))
     with pytest.raises(AttributeError, match="neither Fast nor the ResNet20 in it has 'nothing'"):
         _ = model.nothing
+    with pytest.raises(AttributeError, match=r"the network itself has: plain\(model\)\.initialise"):
+        model.initialise()
     with pytest.raises(AttributeError):
         _ = model._nothing
+    assert fast(nn.DataParallel(network), "cpu").checkpoint is network.checkpoint
 
 
 def test_the_hint_of_an_example_is_given_where_it_helps() -> None:

@@ -23,11 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.kernels.engines import onnxruntime, openvino, pytorch
+from zoo.kernels.engines import onnxruntime, openvino, parity, pytorch
 from zoo.kernels.engines.engine import EAGER, Chosen, Engine, Plain
 from zoo.kernels.engines.export import EngineError, Exported, Form, export, first_line, recast
 from zoo.kernels.engines.parity import Parity
 from zoo.kernels.engines.race import Bound, Trial, fastest
+from zoo.kernels.errors import Untraceable
 
 __all__ = ["Bound", "Chosen", "Engine", "EngineError", "Parity", "candidates", "choose"]
 
@@ -36,6 +37,8 @@ Apart = Callable[[int], bool]
 
 IMAGE = 3 * 224 * 224
 """Numbers of an image as most networks take it: parts are of one or two such, whose maps a core's cache may hold."""
+SAME = 1e-2
+"""Relative difference of two answers to the same input up to which threads may have added in another order, in a narrow type."""
 MEANT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -111,10 +114,13 @@ def choose(
         apart: tells whether the batch may be computed in parts, see `candidates`.
 
     Raises:
+        Untraceable: the network gives another answer for the same input in the next call.
         Exception: whatever the network itself raises for the example.
     """
     say = progress or (lambda text: None)
-    output = Plain(network)(*example)
+    output, second = Plain(network)(*example), Plain(network)(*example)
+    if parity.error([second], [output]) > SAME:
+        raise Untraceable("it gives another answer for the same input in the next call")
     bound = bound or Parity(network, example, output)
     trial = Trial(bound, say)
     if cached is not None:  # of parts, which are traced for that, only if it is one

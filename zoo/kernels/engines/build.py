@@ -28,6 +28,7 @@ from zoo.kernels.stopwatch import phase
 from zoo.kernels.tuning.binding import Weights
 
 CPU = torch.device("cpu")
+UNANSWERED = "NaN or infinity was in the input of a call: the network itself answers such"
 
 
 def build_cpu(
@@ -74,11 +75,13 @@ def build_cpu(
 
     flat = getattr(chosen.call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
 
-    itself = None if chosen.name == engines.EAGER else engines.Plain(model)
+    itself = engines.Plain(model) if chosen.name not in (engines.EAGER, "channels_last") else None  # PyTorch keeps NaN
 
     def run(given: list[Tensor]) -> list[Any]:
         cast = [_cast(tensor, own) for tensor in given]
         if itself is not None and not all(map(finite, cast)):  # OpenVINO's activations make a number of NaN
+            if UNANSWERED not in report.notes:
+                report.notes.append(UNANSWERED)
             return pytree.tree_leaves(itself(*cast))
         return pytree.tree_leaves(chosen.call(*cast)) if flat is None else flat(*cast)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from zoo.kernels.engines.export import EngineError
 
@@ -78,26 +77,11 @@ class Chosen:
 
 
 class Plain:
-    """The network itself, without gradients; it leaves its inputs alone, and what it returns is the caller's.
-
-    Its first call tells whether it writes into what it is given, as a network that begins in place does; if so each call gets a copy.
-    """
+    """The network itself, without gradients, on copies: it may write into what it is given, and hand it on."""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        self._writes: bool | None = None
 
     def __call__(self, *given: Tensor) -> Any:
-        if self._writes is not False:
-            given = tuple(tensor.clone() for tensor in given)
-        versions = [tensor._version for tensor in given] if self._writes is None else []
         with torch.no_grad():
-            output = self.network(*given)
-        if self._writes is None:
-            self._writes = versions != [tensor._version for tensor in given]
-        if self._writes:
-            return output  # of a copy
-        theirs = {tensor.untyped_storage().data_ptr() for tensor in given if tensor.numel()}
-        return pytree.tree_map(
-            lambda leaf: leaf.clone() if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() in theirs else leaf, output
-        )
+            return self.network(*(tensor.clone() for tensor in given))

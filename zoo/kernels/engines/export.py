@@ -6,10 +6,10 @@ import copy
 import io
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -105,8 +105,7 @@ def export(network: nn.Module, example: tuple[Tensor, ...], form: Form) -> Expor
     inputs = tuple(f"input_{index}" for index in range(len(example)))
     held, wrapped = io.BytesIO(), _Flat(twin)
     outputs = tuple(f"output_{index}" for index in range(form.count))
-    silent = mock.patch.object(torch._C, "_jit_is_onnx_log_enabled", _Disabled(), create=True)
-    with _EXPORTING, silent, warnings.catch_warnings(record=True) as warned, torch.no_grad(), _StaticShapes():
+    with _EXPORTING, _silent(), warnings.catch_warnings(record=True) as warned, torch.no_grad(), _StaticShapes():
         # Recorded, not raised: an exception can't pass through the tracer. The exporter also speaks of its age, and of constants that
         # static shapes make harmless.
         warnings.simplefilter("always")
@@ -120,6 +119,7 @@ def export(network: nn.Module, example: tuple[Tensor, ...], form: Form) -> Expor
                 input_names=list(inputs),
                 output_names=list(outputs),
                 training=torch.onnx.TrainingMode.PRESERVE,
+                do_constant_folding=False,  # what it makes of weights would be in no file; engines fold themselves
                 export_params=False,  # else they are copied, twice, and may not exceed 2 GiB
             )
         except Exception as error:  # an exporter fails in any way whatever
@@ -166,14 +166,14 @@ def as_array(tensor: Tensor) -> Any:
 def finite(tensor: Tensor) -> bool:
     """Tell whether a tensor holds neither NaN nor infinity, by its sum, which either would show; a sum that overflows counts as one.
 
-    NumPy adds on this thread alone; see `as_array`.
+    NumPy adds on this thread alone; see `as_array`. It knows no bfloat16.
     """
     if not tensor.is_floating_point():
         return True
     held = tensor.detach()
-    wide = held if held.dtype in (torch.float32, torch.float64) else held.float()
+    array = (held.float() if held.dtype is torch.bfloat16 else held).numpy()
     with np.errstate(all="ignore"):
-        return bool(np.isfinite(wide.numpy().sum()))
+        return bool(np.isfinite(array.sum(dtype=np.float64 if array.dtype == np.float64 else np.float32)))
 
 
 def _float(tensor: Tensor) -> Tensor:
@@ -187,8 +187,22 @@ def first_line(error: BaseException) -> str:
     return said[0][:300] if said else repr(error)[:300]
 
 
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep the exporter from printing graphs that fail to stdout, as it does since it forgets to call what it asks."""
+    name, had = "_jit_is_onnx_log_enabled", getattr(torch._C, "_jit_is_onnx_log_enabled", None)
+    if had is None:
+        yield
+        return
+    setattr(torch._C, name, _Disabled())
+    try:
+        yield
+    finally:
+        setattr(torch._C, name, had)
+
+
 class _Disabled:
-    """What PyTorch asks whether the exporter shall print: it forgets to call the function, and so prints graphs that fail to stdout."""
+    """The answer no, called or not."""
 
     def __bool__(self) -> bool:
         return False

@@ -11,7 +11,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.engines.engine import Plain
 from zoo.kernels.engines.export import Form, recast
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -41,10 +40,15 @@ def build(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: to
     Returns:
         What takes the network's inputs and returns its output. Folding is done in float32, whatever `dtype` is.
     """
-    twin = Plain(recast(fold(network, example), dtype, _channels_last))
+    twin = recast(fold(network, example), dtype, _channels_last)
+
+    def own(tensor: Tensor) -> Tensor:
+        made = _channels_last(_cast(tensor, dtype))
+        return made.clone() if made is tensor else made  # the network may write into it, and hand it on
 
     def call(*given: Tensor) -> Any:
-        leaves = pytree.tree_leaves(twin(*(_channels_last(_cast(each, dtype)) for each in given)))
+        with torch.no_grad():
+            leaves = pytree.tree_leaves(twin(*map(own, given)))
         return form.build([leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
     return call

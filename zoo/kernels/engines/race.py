@@ -13,7 +13,6 @@ from torch import Tensor
 from zoo.kernels.engines.engine import EAGER, Chosen, Engine
 from zoo.kernels.engines.export import first_line
 from zoo.kernels.engines.parity import Parity
-from zoo.kernels.errors import Untraceable
 
 Bound = Callable[[Callable[..., Any], torch.dtype], tuple[float, float]]
 """Takes an engine's call and the type it computes in, runs it on inputs of its choice; returns the error and the largest allowed."""
@@ -50,8 +49,6 @@ class Trial:
                 self.errors[engine.name] = self._own(call, engine.precision)
                 return True
             found, allowed = self.bound(call, engine.precision)
-        except Untraceable:  # of the network, not of the engine
-            raise
         except Exception as error:  # an engine fails in any way whatever, and there is another
             self.refused[engine.name] = first_line(error)
             return False
@@ -65,8 +62,6 @@ class Trial:
     def _own(self, call: Callable[..., Any], dtype: torch.dtype) -> tuple[float, float]:
         try:
             return self.bound(call, dtype)
-        except Untraceable:
-            raise
         except Exception:  # there is nothing to compare it with but itself
             return 0.0, 0.0
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.kernels import state
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.state import Signs
 
 aten = torch.ops.aten
 
@@ -28,6 +28,14 @@ _BY_MEMORY = ("as_strided", "view.dtype", "set_", "resize_", "_foreach_")
 """Operators that depend on how a tensor lies in memory, or change several at once."""
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
 _RANDOM = ("rand", "bernoulli", "normal", "dropout", "multinomial", "uniform", "exponential", "poisson")
+
+
+_WITHOUT_VALUES = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
+"""Operators, by the ends of their names, that take no more of a tensor than its shape and type."""
+AGAIN = 3
+"""Calls that are compared with the first where that one left a sign."""
+VALUES = 10_000
+"""Numbers of a constant that are compared."""
 
 
 class Ref(int):
@@ -57,12 +65,10 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
         raise Untraceable(f"{type(network).__name__} is TorchScript, whose operators can't be recorded; call fast on the Python module")
     twin = _meta_copy(network, constants)
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    before, drawn = state.attributes(twin), state.Draws()
+    before = Signs(twin)
     recorder, result = _record(twin, leaves, spec, _Recorder(twin, constants, device))
-    if whose := drawn.moved():
-        raise Untraceable(f"forward draws from {whose} random numbers, once for all calls of a plan")
-    if state.changed(before, state.attributes(twin)):
-        _refuse_a_memory(twin, leaves, spec, recorder)
+    if before != Signs(twin):
+        _refuse_a_memory(twin, leaves, spec, recorder, result)
     inputs = [node for node in recorder.nodes if node.op == "input"]
     outputs, out_spec = pytree.tree_flatten(result)
     graph = Graph(recorder.nodes, inputs, [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in outputs], out_spec)
@@ -93,30 +99,50 @@ def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder) 
             hook.remove()
 
 
-def _refuse_a_memory(twin: nn.Module, leaves: list[Any], spec: Any, first: _Recorder) -> None:
-    """Run a copy again whose attributes its first run has changed: what it has only put away once, such as a grid, stays as it is.
+def _refuse_a_memory(twin: nn.Module, leaves: list[Any], spec: Any, first: _Recorder, result: Any) -> None:
+    """Record a copy again whose first call has left something: what was only put away, such as a grid, changes nothing.
 
     Raises:
-        Untraceable: it counts its calls, or reads in one what it computed of another's input.
+        Untraceable: what it computes of its inputs depends on its calls before, or on random numbers that are not PyTorch's.
     """
-    again = _Recorder(twin, dict(first.constants), first.device)
-    of_input: set[Node] = set()
-    for node in first.nodes:
-        if node.op == "input" or any(source in of_input for source in node.inputs):
-            of_input.add(node)
-    for tensor in first.alive:
-        node = first.by_tensor[id(tensor)]
-        if node not in of_input and node.op != "const":
-            again.define(tensor, Node("const", [], {}, node.shape, node.dtype))
-    before = state.attributes(twin, whole=False)
-    try:
-        _record(twin, leaves, spec, again)
-    except (Untraceable, ValueError) as error:
-        raise Untraceable(
-            f"forward keeps something for the next call, which a plan would not: {error}"
-        ) from None  # our own, not the network's
-    if attribute := state.changed(before, state.attributes(twin, whole=False)):
-        raise Untraceable(f"forward changes {attribute} in every call, which a plan would not")
+    told, of_input = _told(first, result), first.of_input()
+    alive, known, stale = first.alive, first.by_tensor, first.stale  # of all calls so far
+    for _ in range(AGAIN):
+        again = _Recorder(twin, dict(first.constants), first.device)
+        for tensor in alive:  # what was computed of an input may not be read in another call
+            node = known[id(tensor)]
+            if node not in of_input and "tensor" not in node.attrs and id(tensor) not in stale:
+                again.define(tensor, Node("const", [], {}, node.shape, node.dtype))
+        try:
+            _, result = _record(twin, leaves, spec, again)
+        except (Untraceable, ValueError) as error:
+            raise Untraceable(f"forward keeps something for the next call, which a plan would not: {error}") from None  # no network's own
+        if told != _told(again, result):
+            raise Untraceable("forward computes something else in the next call, which a plan would not")
+        of_input |= again.of_input()
+        alive, known, stale = [*alive, *again.alive], known | again.by_tensor, stale | again.stale
+
+
+def _told(recorder: _Recorder, result: Any) -> Any:
+    """Write down what is computed of the inputs; of what is not, the shape, and the values where the network has no name for them."""
+    of_input = recorder.of_input()
+    numbers = {node: number for number, node in enumerate(node for node in recorder.nodes if node in of_input)}
+
+    def constant(node: Node) -> Any:
+        held = node.attrs.get("tensor")
+        if not isinstance(held, Tensor) or node.attrs.get("name") or held.device.type == "meta" or held.numel() > VALUES:
+            return node.shape, str(node.dtype)
+        return node.shape, str(node.dtype), held.tolist()
+
+    def refer(node: Node) -> Any:
+        return numbers[node] if node in of_input else constant(node)
+
+    steps = [
+        (node.op, [str(node.attrs.get(name)) for name in ("func", "args", "kwargs", "index")], node.shape, [*map(refer, node.inputs)])
+        for node in numbers
+    ]
+    outputs, spec = pytree.tree_flatten(result)
+    return steps, [refer(recorder.node_of(leaf)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in outputs], repr(spec)
 
 
 def _meta_copy(network: nn.Module, constants: dict[int, tuple[str, Tensor]]) -> nn.Module:
@@ -184,6 +210,15 @@ class _Recorder(TorchDispatchMode):
         """Name the layer that is running, for the beginning of a message."""
         return f"{self.layer[-1]}: " if self.layer else ""
 
+    def of_input(self) -> set[Node]:
+        """Return the nodes whose values depend on those of an input."""
+        found: set[Node] = set()
+        for node in self.nodes:
+            takes_values = node.op != "aten" or not node.attrs["func"]._overloadpacket.__name__.endswith(_WITHOUT_VALUES)
+            if node.op == "input" or (takes_values and any(source in found for source in node.inputs)):
+                found.add(node)
+        return found
+
     def define(self, tensor: Tensor, node: Node) -> None:
         if id(tensor) not in self.by_tensor:
             self.alive.append(tensor)
@@ -212,6 +247,8 @@ class _Recorder(TorchDispatchMode):
         packet = func._overloadpacket.__name__
         if any(packet.startswith(word) for word in _RANDOM):
             raise Untraceable(f"{self.where()}{packet} is random")
+        if packet == "as_strided_" and _moves_nothing(*args, **kwargs):  # a pool to one pixel says so that it is channels_last
+            return func(*args, **kwargs)
         if any(f"{packet}.{func._overloadname}".startswith(word) for word in _BY_MEMORY):
             raise Untraceable(f"{self.where()}{packet} depends on how tensors lie in memory")
         inputs: list[Node] = []
@@ -261,6 +298,12 @@ class _Recorder(TorchDispatchMode):
             for other in self.storage.get(tensor.untyped_storage()._cdata, set()):
                 if other != id(tensor):
                     self.stale[other] = f"{layers[0]} ({packet})" if layers else packet
+
+
+def _moves_nothing(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> bool:
+    """Tell whether strides leave each number of a tensor where it is: those along a dimension of one mean nothing."""
+    same = tuple(size) == x.shape and storage_offset in (None, x.storage_offset())
+    return same and all(count == 1 or old == new for count, old, new in zip(size, x.stride(), stride, strict=True))
 
 
 def _statistics(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

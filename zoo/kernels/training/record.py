@@ -7,6 +7,7 @@ the network does, with its casts, its random numbers and its backward. What depe
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from zoo.kernels import state
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.training import shared
 
@@ -118,7 +118,7 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
     recorder = _Recorder(places, device.type)
     inputs = [(index, recorder.define(leaf).number) for index, leaf in enumerate(stand_ins) if isinstance(leaf, Tensor)]
     fake_args, fake_kwargs = pytree.tree_unflatten(stand_ins, spec)
-    before, drawn = state.attributes(twin), state.Draws()
+    before, drawn = _state(twin), random.getstate()
     for name, module in twin.named_modules():
         if name:
             module.register_forward_pre_hook(recorder.enter(name))
@@ -133,10 +133,11 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
         where = f"{recorder.layers[-1] if recorder.layers else type(network).__name__}: "
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise Untraceable(f"{where}{type(error).__name__}: {first}") from error
-    if attribute := state.changed(before, state.attributes(twin)):
-        raise Untraceable(f"forward changes {attribute}, which a recording would not")
-    if whose := drawn.moved():
-        raise Untraceable(f"forward draws from {whose} random numbers, once for all calls of a recording")
+    if changed := next((name for name, value in _state(twin).items() if before.get(name, ()) != value), None):
+        raise Untraceable(f"forward changes {changed}, which a recording would not")
+    if drawn != random.getstate():
+        random.setstate(drawn)
+        raise Untraceable("forward draws from Python's random, once for all calls of a recording")
     flat, out_spec = pytree.tree_flatten(result)
     outputs = [Ref(recorder.value_of(leaf).number) if isinstance(leaf, Tensor) else leaf for leaf in flat]
     if not any(isinstance(leaf, Ref) for leaf in outputs):
@@ -178,6 +179,19 @@ def _without_data(
         return copy.deepcopy(network, memo)
     except Exception as error:
         raise Untraceable(f"{type(network).__name__} can't be copied: {type(error).__name__}: {error}") from error
+
+
+def _state(twin: nn.Module) -> dict[str, Any]:
+    """Note what of a network's attributes a forward could change and a recording would not."""
+    plain = (type(None), bool, int, float, str)
+    found: dict[str, Any] = {}
+    for path, module in twin.named_modules():
+        for name, value in module.__dict__.items():
+            if name.startswith("_"):
+                continue
+            key = f"{path}.{name}" if path else name
+            found[key] = value if isinstance(value, plain) else (id(value), len(value)) if isinstance(value, list | dict) else id(value)
+    return found
 
 
 def tensors_in(*arguments: Any) -> Iterator[Tensor]:
