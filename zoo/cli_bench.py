@@ -81,10 +81,9 @@ def bench(
         raise typer.BadParameter("it goes on with a record, so it needs --save FILE", param_hint="--resume")
     if replace and (save is None or resume):
         raise typer.BadParameter("it goes with --save FILE, and without --resume", param_hint="--replace")
-    if save is not None and save.exists() and from_json and not replace:
-        raise typer.BadParameter(f"{save} is there: --replace writes these records over it", param_hint="--save")
     if save is not None and save.exists() and not (resume or replace):
-        raise typer.BadParameter(f"{save} is there: --resume goes on with it, --replace measures all anew", param_hint="--save")
+        todo = "--replace writes these records over it" if from_json else "--resume goes on with it, --replace measures all anew"
+        raise typer.BadParameter(f"{save} is there: {todo}", param_hint="--save")
     absent: list[str] = []
     from zoo.bench import inference, training
     from zoo.bench.cell import DeviceLost

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -117,20 +116,14 @@ def example_of(
             record(model, (image,), {})
         except (Untraceable, ValueError) as error:
             problem = problem or error
-            if isinstance(problem, Untraceable) and ABOUT_NO_SHAPE.search(str(problem)):
-                raise problem from None
+            if isinstance(error, Untraceable) and error.anyway:
+                raise
             continue
         return (image.to(device),)
     raise Untraceable(
         f"{problem or 'no convolution of images and no linear layer tells what it takes'}; "
         "pass example=…, a tensor that it takes, if that is about the shape"
     )
-
-
-ABOUT_NO_SHAPE = re.compile(
-    r"is random$|in every call$|in the next call|for the next call|returns no tensor|is TorchScript|can't be copied"
-)
-"""What no example of another shape would change."""
 
 
 def _shapes(model: nn.Module) -> list[tuple[int, ...]]:

@@ -7,8 +7,9 @@ class Untraceable(RuntimeError):
     Args:
         reason: where and why.
         lasting: whether it is so at every call of these shapes; what a device or a library failed in may pass.
+        anyway: whether it is so whatever the shapes are, and no other example would help.
     """
 
-    def __init__(self, reason: str, *, lasting: bool = True) -> None:
+    def __init__(self, reason: str, *, lasting: bool = True, anyway: bool = False) -> None:
         super().__init__(reason)
-        self.lasting = lasting
+        self.lasting, self.anyway = lasting, anyway

@@ -247,7 +247,7 @@ class Fast(nn.Module):
             self._run_unchanged(args, {})
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever the network raises
             name, said = type(self.core).__name__, str(error).strip().splitlines() or [""]
             raise ValueError(f"{name} does not take this example: {type(error).__name__}: {said[0]}") from error
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.built import Built, Options, empty
 from zoo.kernels.choices import Choice, Choices
-from zoo.kernels.copies import on_device, own_dtype
+from zoo.kernels.copies import in_own_dtype, on_device, own_dtype
 from zoo.kernels.engines.export import finite
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.images import natural_images
@@ -28,7 +28,7 @@ from zoo.kernels.stopwatch import phase
 from zoo.kernels.tuning.binding import Weights
 
 CPU = torch.device("cpu")
-UNANSWERED = "NaN or infinity was in the input of a call: the network itself answers such"
+NOT_FINITE = "NaN or infinity was in the input of a call: the network itself answers such"
 
 
 def build_cpu(
@@ -38,7 +38,7 @@ def build_cpu(
     from zoo.kernels import engines
 
     own = own_dtype(network)
-    args, kwargs = pytree.tree_map(lambda leaf: _cast(leaf, own), (args, kwargs))
+    args, kwargs = in_own_dtype(network, (args, kwargs))
     leaves, spec = pytree.tree_flatten((args, kwargs))
     here = all(tensor.device.type == "cpu" for tensor in (*network.parameters(), *network.buffers()))
     if not here and weights.copy is None:
@@ -78,26 +78,21 @@ def build_cpu(
     itself = engines.Plain(model) if chosen.name not in (engines.EAGER, "channels_last") else None  # PyTorch keeps NaN
 
     def run(given: list[Tensor]) -> list[Any]:
-        cast = [_cast(tensor, own) for tensor in given]
+        cast = [t if t.dtype is own or not t.is_floating_point() else t.to(own) for t in given]
         if itself is not None and not all(map(finite, cast)):  # OpenVINO's activations make a number of NaN
-            if UNANSWERED not in report.notes:
-                report.notes.append(UNANSWERED)
+            if NOT_FINITE not in report.notes:
+                report.notes.append(NOT_FINITE)
             return pytree.tree_leaves(itself(*cast))
         return pytree.tree_leaves(chosen.call(*cast)) if flat is None else flat(*cast)
 
     return Built(run, graph.spec, report)
 
 
-def _cast(leaf: Any, dtype: torch.dtype) -> Any:
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype is not dtype else leaf
-
-
 def _key(network: nn.Module, graph: Graph, own: torch.dtype, dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> str:
     """Name what engines are chosen for: the operators, in the order in which they run, and the types; weights' values do not matter."""
     digest, numbers = hashlib.blake2s(digest_size=8), {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        attrs = [str(node.attrs.get(name)) for name in ("func", "args", "kwargs", "index")]
-        digest.update(repr((node.op, attrs, node.shape, str(node.dtype), [numbers[source] for source in node.inputs])).encode())
+        digest.update(repr((node.said(), [numbers[source] for source in node.inputs])).encode())
     types = "as ".join(f"{each} ".removeprefix("torch.") for each in dict.fromkeys((own, dtype)))
     parameters = sum(p.numel() for p in network.parameters())
     return f"engine {type(network).__name__} {parameters} parameters {digest.hexdigest()} {types}{shapes}"

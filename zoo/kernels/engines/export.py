@@ -166,7 +166,7 @@ def as_array(tensor: Tensor) -> Any:
 def finite(tensor: Tensor) -> bool:
     """Tell whether a tensor holds neither NaN nor infinity, by its sum, which either would show; a sum that overflows counts as one.
 
-    NumPy adds on this thread alone; see `as_array`. It knows no bfloat16.
+    NumPy adds on this thread alone, see `as_array`; only bfloat16, which it lacks, is widened by PyTorch first.
     """
     if not tensor.is_floating_point():
         return True

@@ -32,6 +32,10 @@ class Node:
         """Return the input that has this role, or None."""
         return self.inputs[self.roles.index(role)] if role in self.roles else None
 
+    def said(self) -> tuple[str, ...]:
+        """Write down which operator this is, with all arguments but tensors, and what comes out; of a node as `trace` leaves it."""
+        return (self.op, *(str(self.attrs.get(name)) for name in ("func", "args", "kwargs", "index")), str(self.shape), str(self.dtype))
+
     def add_input(self, role: str, node: Node) -> None:
         """Append an input."""
         self.roles.append(role)

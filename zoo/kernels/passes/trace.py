@@ -62,24 +62,26 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
     """
     constants: dict[int, tuple[str, Tensor]] = {}
     if any(isinstance(module, torch.jit.ScriptModule) for module in network.modules()):
-        raise Untraceable(f"{type(network).__name__} is TorchScript, whose operators can't be recorded; call fast on the Python module")
+        reason = f"{type(network).__name__} is TorchScript, whose operators can't be recorded; call fast on the Python module"
+        raise Untraceable(reason, anyway=True)
     twin = _meta_copy(network, constants)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     before = Signs(twin)
-    recorder, result = _record(twin, leaves, spec, _Recorder(twin, constants, device))
+    recorder = _Recorder(twin, constants, device)
+    result = _record(twin, leaves, spec, recorder)
     if before != Signs(twin):
         _refuse_a_memory(twin, leaves, spec, recorder, result)
     inputs = [node for node in recorder.nodes if node.op == "input"]
     outputs, out_spec = pytree.tree_flatten(result)
     graph = Graph(recorder.nodes, inputs, [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in outputs], out_spec)
     if not any(isinstance(leaf, Node) for leaf in graph.outputs):
-        raise Untraceable(f"{type(network).__name__} returns no tensor")
+        raise Untraceable(f"{type(network).__name__} returns no tensor", anyway=True)
     graph.prune()
     return graph
 
 
-def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder) -> tuple[_Recorder, Any]:
-    """Run the copy on tensors without data like `leaves`; return the recorder, which knows all that ran, and what came out."""
+def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder) -> Any:
+    """Run the copy on tensors without data like `leaves`, under a recorder, and return what comes out."""
     meta = [_to_meta(leaf) for leaf in leaves]
     for index, (leaf, original) in enumerate(zip(meta, leaves, strict=True)):
         if isinstance(leaf, Tensor):
@@ -88,7 +90,7 @@ def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder) 
     hooks = _name_layers(twin, recorder)
     try:
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), recorder:
-            return recorder, twin(*args, **kwargs)
+            return twin(*args, **kwargs)
     except (Untraceable, ValueError):
         raise
     except Exception as error:
@@ -114,11 +116,13 @@ def _refuse_a_memory(twin: nn.Module, leaves: list[Any], spec: Any, first: _Reco
             if node not in of_input and "tensor" not in node.attrs and id(tensor) not in stale:
                 again.define(tensor, Node("const", [], {}, node.shape, node.dtype))
         try:
-            _, result = _record(twin, leaves, spec, again)
+            result = _record(twin, leaves, spec, again)
         except (Untraceable, ValueError) as error:
-            raise Untraceable(f"forward keeps something for the next call, which a plan would not: {error}") from None  # no network's own
+            raise Untraceable(
+                f"forward keeps something for the next call, which a plan would not: {error}", anyway=True
+            ) from None  # no network's
         if told != _told(again, result):
-            raise Untraceable("forward computes something else in the next call, which a plan would not")
+            raise Untraceable("forward computes something else in the next call, which a plan would not", anyway=True)
         of_input |= again.of_input()
         alive, known, stale = [*alive, *again.alive], known | again.by_tensor, stale | again.stale
 
@@ -137,10 +141,7 @@ def _told(recorder: _Recorder, result: Any) -> Any:
     def refer(node: Node) -> Any:
         return numbers[node] if node in of_input else constant(node)
 
-    steps = [
-        (node.op, [str(node.attrs.get(name)) for name in ("func", "args", "kwargs", "index")], node.shape, [*map(refer, node.inputs)])
-        for node in numbers
-    ]
+    steps = [(node.said(), [*map(refer, node.inputs)]) for node in numbers]
     outputs, spec = pytree.tree_flatten(result)
     return steps, [refer(recorder.node_of(leaf)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in outputs], repr(spec)
 
@@ -162,7 +163,7 @@ def _meta_copy(network: nn.Module, constants: dict[int, tuple[str, Tensor]]) -> 
     try:
         twin = copy.deepcopy(network, memo)
     except Exception as error:
-        raise Untraceable(f"{type(network).__name__} can't be copied: {type(error).__name__}: {error}") from error
+        raise Untraceable(f"{type(network).__name__} can't be copied: {type(error).__name__}: {error}", anyway=True) from error
     return twin.eval()
 
 
@@ -246,7 +247,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func._overloadpacket.__name__
         if any(packet.startswith(word) for word in _RANDOM):
-            raise Untraceable(f"{self.where()}{packet} is random")
+            raise Untraceable(f"{self.where()}{packet} is random", anyway=True)
         if packet == "as_strided_" and _moves_nothing(*args, **kwargs):  # a pool to one pixel says so that it is channels_last
             return func(*args, **kwargs)
         if any(f"{packet}.{func._overloadname}".startswith(word) for word in _BY_MEMORY):
@@ -275,7 +276,7 @@ class _Recorder(TorchDispatchMode):
             return result
         written = writes if packet not in _NORMS else _statistics(func, args, kwargs)
         if own := next((name for t in written if (name := self.owned.get(t.untyped_storage()._cdata))), ""):
-            raise Untraceable(f"{self.where()}{packet} changes {own} in every call")
+            raise Untraceable(f"{self.where()}{packet} changes {own} in every call", anyway=True)
         attrs = {"func": func, "args": noted_args, "kwargs": noted_kwargs}
         if isinstance(result, Tensor):
             self._wrote(writes, layers, packet)

@@ -141,7 +141,7 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
     flat, out_spec = pytree.tree_flatten(result)
     outputs = [Ref(recorder.value_of(leaf).number) if isinstance(leaf, Tensor) else leaf for leaf in flat]
     if not any(isinstance(leaf, Ref) for leaf in outputs):
-        raise Untraceable(f"{type(network).__name__} returns no tensor")
+        raise Untraceable(f"{type(network).__name__} returns no tensor", anyway=True)
     return Recording(recorder.values, recorder.calls, inputs, outputs, out_spec, device, tied)
 
 
