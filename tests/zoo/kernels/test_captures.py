@@ -249,13 +249,13 @@ def test_an_allocator_that_does_not_say_what_it_holds_is_given_one_arena(monkeyp
         assert [None in way.layout.offsets for way in ways if way.layout is not None] == [False] * (len(rooms) - 1)
 
 
-def test_room_is_made_and_nothing_is_written_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_made_and_nothing_is_written_there(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    plan = Plan(program(Joined().eval(), torch.randn(2, 3, 12, 10)))
-    seven = [torch.full((1 << 16,), 7, dtype=torch.uint8) for _ in range(64)]  # what is given back here, room is made of
+    plan = Plan(program(Joined().eval(), torch.randn(2, 3, 12, 10, device=device)))
+    seven = [torch.full((1 << 16,), 7, dtype=torch.uint8, device=device) for _ in range(64)]  # what is given back here, room is made of
     torch.use_deterministic_algorithms(True)
     try:
-        filled = bool((torch.empty(1 << 16, dtype=torch.uint8) == 255).all())
+        filled = bool((torch.empty(1 << 16, dtype=torch.uint8, device=device) == 255).all())
         del seven
         rooms = [plan._bytes(1 << 16) for _ in range(64)]
     finally:

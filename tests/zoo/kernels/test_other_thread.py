@@ -105,7 +105,7 @@ def test_a_plan_is_compared_with_what_was_computed_elsewhere(monkeypatch: pytest
         raise Untraceable("far enough")
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)  # a class, as PyTorch's: some ask what is an instance of it
     monkeypatch.setattr(build, "understand", lambda *given: (None, {}))
     monkeypatch.setattr(build, "Compilers", lambda capability: SimpleNamespace(prepare=lambda tasks: None, close=lambda: None))
     monkeypatch.setattr(build, "kernels", lambda *given: [])
@@ -142,7 +142,7 @@ def test_who_searches_later_finds_no_first_guess(apart: bool) -> None:
             do(lambda: convolve(False))
     else:
         convolve(False)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:  # else a second one warns
         convolve(True)
     kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events() or [])
     assert (kernels > 4) == apart
