@@ -125,6 +125,34 @@ def conv_node(node: Node, x: Node, w: Tensor, b: Tensor | None, stride: Any, pad
     )  # fmt: skip
 
 
+_LAST, _SECOND = [0, 2, 3, 1], [0, 3, 1, 2]
+"""Where a map's channels go: behind its pixels, and back."""
+
+
+def _permute(node: Node, x: Node, dims: list[int]) -> Node | None:
+    """A map whose channels went last and come back is the map."""
+    shown = _map_of(x)
+    return shown if shown is not None and [dim % 4 for dim in dims] == _SECOND else None
+
+
+def _map_of(x: Node) -> Node | None:
+    """Return the map (N, C, H, W) that `x` shows as (N, H, W, C), if it does."""
+    if x.op != "aten" or x.attrs["func"] is not aten.permute.default or len(x.shape) != 4:
+        return None
+    source, dims = bound(x)
+    return source if [dim % 4 for dim in dims] == _LAST else None
+
+
+def _as_map(x: Node) -> Node:
+    """See (N, H, W, C) as the map (N, C, H, W), whose memory is the same where that is channels_last."""
+    return _map_of(x) or _permuted(x, _SECOND)
+
+
+def _permuted(x: Node, dims: list[int]) -> Node:
+    attrs = {"func": aten.permute.default, "args": (Ref(0), dims), "kwargs": {}}
+    return Node("aten", [x], attrs, tuple(x.shape[dim] for dim in dims), x.dtype, layers=x.layers)
+
+
 def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, eps: float) -> Node | None:
     values = [None if n is None else const_value(n) for n in (weight, bias, mean, var)]
     if (
@@ -162,9 +190,11 @@ def _act(name: str) -> Callable[..., Node | None]:
 
 
 def _apply(node: Node, x: Node, name: str) -> Node | None:
-    """An activation, of the map itself where `x` is the flat view of one."""
+    """An activation, of the map itself where `x` is the flat view of one, or shows its channels last."""
     if (pixel := _one_pixel(x)) is not None:
         return flat(_like(node, "act", [pixel], ["x"], pixel.shape, act=name))
+    if (shown := _map_of(x)) is not None:
+        return _permuted(_like(node, "act", [shown], ["x"], shown.shape, act=name), _LAST)
     return _like(node, "act", [x], ["x"], act=name) if len(x.shape) == 4 else None
 
 
@@ -192,18 +222,26 @@ def _gelu(node: Node, x: Node, approximate: str = "none") -> Node | None:
 
 
 def _add(node: Node, a: Node, b: Any, alpha: Any = 1) -> Node | None:
-    if isinstance(b, Node) and alpha == 1 and a.shape == b.shape == node.shape and len(node.shape) == 4 and a.dtype == b.dtype:
-        return _like(node, "add", [a, b], ["x", "residual"])
-    return None
+    if not (isinstance(b, Node) and alpha == 1 and a.shape == b.shape == node.shape and len(node.shape) == 4 and a.dtype == b.dtype):
+        return None
+    if _map_of(a) is not None or _map_of(b) is not None:
+        maps = [_as_map(a), _as_map(b)]
+        return _permuted(_like(node, "add", maps, ["x", "residual"], maps[0].shape), _LAST)
+    return _like(node, "add", [a, b], ["x", "residual"])
 
 
 def _mul(node: Node, a: Any, b: Any) -> Node | None:
+    """A map times a gate of its images and channels, or times a constant of its channels."""
     if not (isinstance(a, Node) and isinstance(b, Node)) or len(node.shape) != 4 or a.dtype != b.dtype:
         return None
     n, c = node.shape[:2]
     for x, g in ((a, b), (b, a)):
         if x.shape == node.shape and g.shape == (n, c, 1, 1) and g.op != "const":
             return _like(node, "gate", [x, g], ["x", "gate"])
+        factors = const_value(g)
+        if x.shape == node.shape and x.op != "const" and factors is not None and g.shape in ((c, 1, 1), (1, c, 1, 1)):
+            scale = factors.double().flatten()
+            return _like(node, "affine", [x], ["x"], scale=scale, shift=torch.zeros_like(scale))
     return None
 
 
@@ -303,9 +341,17 @@ def _linear(node: Node, x: Node, weight: Node, bias: Node | None = None) -> Node
 
 
 def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None, name: str) -> Node | None:
-    """A dense layer is a 1x1 convolution of a map of one pixel; behind a flatten, of the map's memory as it lies."""
+    """A dense layer is a 1x1 convolution: of the map whose pixels it gets as rows, else of a map of one pixel.
+
+    Behind a flatten it is one of the map's memory as it lies.
+    """
     if len(x.shape) != 2 or w.dim() != 2:
         return None
+    if x.op == "view" and len(rows := x.inputs[0].shape) == 4 and rows[3] == x.shape[1] and rows[0] != x.shape[0]:
+        pixels = _as_map(x.inputs[0])
+        made = conv_node(node, pixels, w.reshape(*w.shape, 1, 1), b, (1, 1), (0, 0, 0, 0), (1, 1), 1)
+        made.shape, made.attrs["source"] = (rows[0], w.shape[0], *rows[1:3]), name
+        return Node("view", [_permuted(made, _LAST)], {"shape": node.shape}, node.shape, node.dtype, ["x"], node.layers)
     pixel = (*x.shape, 1, 1)
     if x.op == "view" and len(x.inputs[0].shape) == 4 and x.inputs[0].shape[0] == x.shape[0]:
         source = x.inputs[0]
@@ -347,5 +393,5 @@ _RULES: Mapping[Any, Callable[..., Node | None]] = {
     aten.view.default: _view, aten._unsafe_view.default: _view, aten.reshape.default: _view, aten.flatten.using_ints: _view,
     aten.squeeze.dims: _view, aten.squeeze.dim: _view, aten.unsqueeze.default: _view,
     aten.addmm.default: _addmm, aten.mm.default: _mm, aten.linear.default: _linear,
-    aten.constant_pad_nd.default: _pad,
+    aten.constant_pad_nd.default: _pad, aten.permute.default: _permute,
 } | {func: _act(name) for func, name in _ACTS.items()}  # fmt: skip

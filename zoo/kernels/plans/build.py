@@ -27,7 +27,7 @@ from zoo.kernels.plans.balance import Means, balance, mean_inputs
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked, tensors_of
-from zoo.kernels.plans.rows import rows
+from zoo.kernels.plans.rows import rows, untimed
 from zoo.kernels.progress import bar
 from zoo.kernels.report import PlanReport
 from zoo.kernels.stopwatch import phase
@@ -120,7 +120,7 @@ def _planned(
         plan, parity, notes = checked(graph, places, decision, setting, weights, choices, batches, reference)
     with phase("capturing"):
         plan, parity = captured(plan, parity, decision, weights, batches, reference)
-    return plan, PlanReport([], rows(graph, decision, setting, notes), parity, [plan.note] if plan.note else [])
+    return plan, PlanReport([], rows(graph, decision, setting, notes), parity, [*untimed(graph), *([plan.note] if plan.note else [])])
 
 
 @contextmanager

@@ -81,6 +81,8 @@ class Program:
         for i, node in enumerate(self.steps):
             for source in node.inputs:
                 last[source] = i
+        readers = {source for node in self.steps if node.op not in _ANY_LAYOUT for source in node.inputs}
+        self._maps = {node for node in readers if len(node.shape) == 4}
         self._ours = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op not in FOREIGN}
         self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index)}
         self.dead: list[list[Node]] = [[] for _ in self.steps]
@@ -251,7 +253,7 @@ class Program:
     def _move(self, node: Node, inputs: list[Any]) -> Any:
         match node.op:
             case "view":
-                return inputs[0].reshape(node.attrs["shape"])
+                return self._laid(inputs[0].reshape(node.attrs["shape"]), node)
             case "rows":
                 return inputs[0].permute(0, 2, 3, 1).reshape(node.shape)
             case "pad":
@@ -271,9 +273,17 @@ class Program:
             return value
         if value.is_floating_point() and value.dtype != self.setting.dtype:
             value = value.to(self.setting.dtype)
-        if value.dim() != 4 or value.is_contiguous(memory_format=torch.channels_last):
+        return self._laid(value, node)
+
+    def _laid(self, value: Tensor, node: Node) -> Tensor:
+        """Lay out as a map what a kernel reads; what only PyTorch's operators read may lie as it does."""
+        if node not in self._maps or value.is_contiguous(memory_format=torch.channels_last):
             return value
         return _blank(value.shape, value).copy_(value)
+
+
+_ANY_LAYOUT = ("view", "item", "aten")
+"""Steps that read values in whatever memory they lie."""
 
 
 def _blank(shape: Sequence[int], like: Tensor) -> Tensor:

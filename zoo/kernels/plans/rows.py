@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 from zoo.kernels import ops
@@ -27,6 +29,20 @@ def rows(graph: Graph, decision: Decision, setting: Setting, notes: dict[Node, s
             row.roofline = floor_us(flop, size, setting.dtype, ceilings) / choice.us if choice.us and size else None
         found.append(row)
     return found
+
+
+def untimed(graph: Graph) -> list[str]:
+    """Say which operators PyTorch computes beside those steps, if any: their time is in no row, and not in the sum."""
+    functions = [node.attrs["func"] for node in graph.steps() if node.op == "aten"]
+    count = Counter(str(func._overloadpacket.__name__) for func in functions if not _is_view(func))
+    named = ", ".join(name if number == 1 else f"{name} ({number})" for name, number in count.most_common())
+    return [f"beside these, and not in the sum, PyTorch computes {named}"] if named else []
+
+
+def _is_view(func: torch._ops.OpOverload) -> bool:
+    """Tell whether an operator shows its argument's memory and writes none."""
+    first = func._schema.arguments[0].alias_info if func._schema.arguments else None
+    return first is not None and not first.is_write
 
 
 def cost(node: Node, setting: Setting) -> tuple[int, int]:
