@@ -91,6 +91,7 @@ MIXING = {
 MIXING |= {
     "a batch as one image": With(torch.randn(16, 16, 1, 1), lambda y, c: F.conv2d(y.reshape(1, 16, 4, 4), c).reshape(y.shape)),
     "padded": lambda y: F.pad(y, (0, 0, 0, 0, 0, 0, 1, -1)),
+    "constant of channels that are last": With(torch.randn(N, 4, 4, C), lambda y, c: y.permute(0, 2, 3, 1) + c),
     "weights of the batch": lambda y: F.conv2d(y, y[:, :, :1, :1]),
     "turned weights": lambda y: F.conv2d(y, y.mean((2, 3)).view(N, C, 1, 1)),
     "channels as images": lambda y: F.max_pool2d(y.reshape(1, N * C, 4, 4), 2).reshape(N, C, 2, 2).flip(0),

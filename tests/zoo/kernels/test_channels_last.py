@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zoo.kernels.mapped import program
 from zoo.kernels.passes import understand
+from zoo.kernels.passes.lower import run_aten
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.rows import untimed
 
@@ -71,6 +72,30 @@ class Shown(nn.Module):
         return x, torch.relu(last), last + self.constant
 
 
+class Factors(nn.Module):
+    """Factors as small as those that ConvNeXt begins with, which float16 weights could not hold; and a group norm of a slice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Conv2d(3, 8, 1), nn.Conv2d(4, 8, 1), nn.GroupNorm(2, 4)
+        self.scale = nn.Parameter(torch.full((8, 1, 1), 1e-5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.second(self.norm(self.first(x)[:, 4:]))
+
+
+class Constant(nn.Module):
+    """A constant map that a kernel reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+        self.register_buffer("constant", torch.rand(2, 8, 6, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) + self.constant)
+
+
 class Single(nn.Module):
     """One row of pixels, and a dense layer of as many values."""
 
@@ -90,6 +115,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "tokens": Tokens,
     "shown": Shown,
     "over width": Single,
+    "factors": Factors,
+    "constant": Constant,
 }
 
 
@@ -131,6 +158,55 @@ def test_nothing_is_copied_and_dense_layers_take_in_what_is_around_them(name: st
     assert not any(node.op in ("pointwise", "view") for node in made.steps)
     assert "residual" in convolutions[-1].roles
     assert convolutions[-2].attrs["act"] in ("gelu", "relu")
+
+
+def test_a_small_factor_stays_out_of_weights(device: torch.device) -> None:
+    network, x = draw("factors", device)
+    with torch.inference_mode():
+        graph, _ = understand(network, (x,), {})
+        assert [node.op for node in graph.steps()][-2:] == ["conv", "pointwise"]
+        (scaled,) = (node.attrs["scale"] for node in graph.steps() if node.op == "pointwise")
+    assert torch.equal(scaled, torch.full_like(scaled, 1e-5))
+
+
+def test_several_dense_layers_read_what_is_laid_out_once(device: torch.device) -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.a, self.b, self.c = nn.Conv2d(3, 8, 1), nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x).softmax(1).reshape(2, 5, 6, 8).transpose(1, 2).contiguous()
+            return self.a(y) + self.b(y) * self.c(y)
+
+    network, x = Several().eval().to(device), torch.randn(2, 3, 6, 5, device=device)
+    with torch.inference_mode():
+        made = program(network, x, lambda node: True)
+        images = [[x.contiguous(memory_format=torch.channels_last)]]
+        torch.testing.assert_close(made.run(images)[0], network(x))
+        with Copies() as copies:
+            made.run(images)
+    assert copies.sizes.count(2 * 5 * 6 * 8) <= 2  # for the three layers, and where the softmax is channels_last for its reshape
+
+
+def test_group_norm_gets_memory_as_a_gpu_needs_it() -> None:
+    """On a GPU PyTorch's operator takes no map in channels_last memory; what copies for it is no step of a trace."""
+    network, x = draw("factors", torch.device("cpu"))
+    with torch.inference_mode():
+        graph, _ = understand(network, (x,), {})
+        (node,) = (node for node in graph.steps() if node.op == "aten" and "group_norm" in str(node.attrs["func"]))
+        map_ = torch.randn(2, 8, 6, 5).contiguous(memory_format=torch.channels_last)[:, 4:]
+        given = list[Tensor]()
+
+        class Seen(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func is node.attrs["func"]:
+                    given.append(args[0])
+                return func(*args, **(kwargs or {}))
+
+        with Seen():
+            run_aten(node, [map_, *(source.attrs["tensor"] for source in node.inputs[1:])], x.device)
+    assert [tensor.is_contiguous() for tensor in given] == [True]
 
 
 def test_why_names_what_no_row_is_for(device: torch.device) -> None:

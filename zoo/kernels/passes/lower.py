@@ -52,6 +52,18 @@ def lower(graph: Graph) -> None:
         done[node] = new
     graph.outputs = [done.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     graph.prune()
+    _share(graph)
+
+
+def _share(graph: Graph) -> None:
+    """Permute a value once for all that read it so: where its memory has to be laid out anew, once is enough."""
+    first: dict[tuple[Node, tuple[int, ...]], Node] = {}
+    for node in graph.nodes:
+        if node.op == "aten" and node.attrs["func"] is aten.permute.default:
+            source, dims = bound(node)
+            if (kept := first.setdefault((source, tuple(dim % len(dims) for dim in dims)), node)) is not node:
+                graph.replace(node, kept)
+    graph.prune()
 
 
 def _constant(node: Node, value: Tensor, origin: Node) -> Node:
@@ -69,6 +81,8 @@ def run_aten(node: Node, inputs: list[Tensor], device: torch.device) -> Any:
         kwargs = dict(kwargs, device=device)
     if func in (aten.view.default, aten._unsafe_view.default):  # the trace's memory was contiguous, here it may be channels_last
         return aten.reshape.default(*args)
+    if func is aten.native_group_norm.default:  # of a GPU: the trace leaves out the copy that PyTorch makes before
+        args = (args[0].contiguous(), *args[1:])
     if writes_in_place(func):
         args = (args[0].clone(), *args[1:])
     return func(*args, **kwargs)
@@ -145,6 +159,9 @@ def _map_of(x: Node) -> Node | None:
 
 def _as_map(x: Node) -> Node:
     """See (N, H, W, C) as the map (N, C, H, W), whose memory is the same where that is channels_last."""
+    if (values := const_value(x)) is not None:
+        made = values.permute(_SECOND)
+        return Node("const", [], {"tensor": made, "name": x.attrs["name"]}, tuple(made.shape), x.dtype)
     return _map_of(x) or _permuted(x, _SECOND)
 
 

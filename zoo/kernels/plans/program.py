@@ -83,6 +83,7 @@ class Program:
                 last[source] = i
         readers = {source for node in self.steps if node.op not in _ANY_LAYOUT for source in node.inputs}
         self._maps = {node for node in readers if len(node.shape) == 4}
+        self._constants: dict[Node, Tensor] = {}
         self._ours = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op not in FOREIGN}
         self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index)}
         self.dead: list[list[Node]] = [[] for _ in self.steps]
@@ -179,8 +180,11 @@ class Program:
         if source.op == "input":
             return values[source]["map", "{}"] if how is None else values[source]["packed", how]
         if source.op == "const":
-            tensor: Tensor = source.attrs["tensor"].to(self.setting.device)
-            return tensor.to(self.setting.dtype) if tensor.is_floating_point() else tensor
+            if source not in self._constants:
+                tensor: Tensor = source.attrs["tensor"].to(self.setting.device)
+                tensor = tensor.to(self.setting.dtype) if tensor.is_floating_point() else tensor
+                self._constants[source] = tensor.contiguous(memory_format=torch.channels_last) if source in self._maps else tensor
+            return self._constants[source]
         return values[source]
 
     def _home(self, node: Node, buffers: dict[Buffer, Tensor]) -> Tensor | None:
