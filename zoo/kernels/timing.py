@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 import torch
@@ -170,6 +171,20 @@ def _record(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
     return _captured(call, count)
 
 
+@contextlib.contextmanager
+def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture what the block launches on the current stream; where the block fails, that is all that is said."""
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        yield
+    except BaseException:
+        with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
+            warnings.simplefilter("ignore")  # that the graph is empty, where there was no room for the first map
+            graph.capture_end()
+        raise
+    graph.capture_end()
+
+
 def _captured(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
     """Capture `count` calls on the current stream.
 
@@ -178,15 +193,9 @@ def _captured(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     try:
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
+        with recording(graph):
             for _ in range(count):
                 call()
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # the cause is the call's own error
-                graph.capture_end()
-            raise
-        graph.capture_end()
     except (RuntimeError, ValueError, TypeError) as error:
         raise NotCapturable(f"can't be captured into a CUDA graph: {str(error).splitlines()[0] if str(error) else error!r}") from error
     return graph, count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any, cast
 
 import pytest
@@ -31,6 +32,29 @@ def test_a_capture_without_room_is_tried_again_with_all_that_is_kept(failures: i
     with pytest.raises(timing.NotCapturable) if failures == 2 else contextlib.nullcontext():
         assert timing._record(lambda: None, 3) == ("graph", 3)
     assert len(done) == emptied
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_block_that_fails_is_told_by_its_own_error_alone(ends: bool) -> None:
+    """PyTorch warns of a graph that is empty, and refuses to end a capture that a library has broken off."""
+
+    class Graph:
+        begun = ended = False
+
+        def capture_begin(self, capture_error_mode: str) -> None:
+            self.begun = True
+
+        def capture_end(self) -> None:
+            self.ended = True
+            warnings.warn("The CUDA Graph is empty", stacklevel=1)
+            if not ends:
+                raise RuntimeError("the capture is invalid")
+
+    graph = Graph()
+    with pytest.raises(torch.OutOfMemoryError, match="no room"), timing.recording(cast(Any, graph)):
+        raise torch.OutOfMemoryError("no room")
+    assert graph.begun
+    assert graph.ended
 
 
 def test_what_cannot_be_captured_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from zoo.kernels.passes.graph import Node
 from zoo.kernels.plans.arena import Changed, Layout, Piece, Served, Watched, asked_at_once, layouts, segment
 from zoo.kernels.plans.program import Program
 from zoo.kernels.precision import products
+from zoo.kernels.timing import recording
 from zoo.kernels.workspaces import clear_workspaces
 
 PACKED_INSIDE = 8 << 20
@@ -224,17 +225,13 @@ class Plan:
             clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
             if way.layout is not None and not way.room:
                 self._memory = self._bytes(way.layout.nbytes)
-            with growing(not way.room):
-                graph.capture_begin(capture_error_mode="thread_local")
-                try:
-                    if way.room:
-                        self._bytes(asked_at_once(way.room))  # and let it go: what is asked for is cut from it
-                    if way.layout is None:
-                        self._outputs = self._run(self._buffers)
-                    else:
-                        self._serve(way.layout)
-                finally:
-                    graph.capture_end()
+            with growing(not way.room), recording(graph):
+                if way.room:
+                    self._bytes(asked_at_once(way.room))  # and let it go: what is asked for is cut from it
+                if way.layout is None:
+                    self._outputs = self._run(self._buffers)
+                else:
+                    self._serve(way.layout)
         self._graph = graph
 
     def _serve(self, layout: Layout) -> None:
