@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zoo.kernels.mapped import program
 from zoo.kernels.passes import understand
-from zoo.kernels.passes.lower import run_aten
+from zoo.kernels.passes.aten import run_aten
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.rows import untimed
 

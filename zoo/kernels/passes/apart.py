@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.kernels.passes.aten import bound
 from zoo.kernels.passes.graph import Graph, Node
-from zoo.kernels.passes.lower import bound
 
 aten = torch.ops.aten
 

@@ -69,4 +69,5 @@ def _affine(graph: Graph) -> None:
 
 def _vanishes(weight: Tensor) -> float:
     """Return which part of weights float16, in which a plan may compute, would round to few bits."""
-    return float((weight.abs() < torch.finfo(torch.float16).smallest_normal).double().mean())
+    small = weight.abs() < torch.finfo(torch.float16).smallest_normal
+    return int(small.count_nonzero()) / max(1, small.numel())

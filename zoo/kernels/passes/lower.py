@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from zoo.kernels.passes.aten import bound, run_aten
 from zoo.kernels.passes.graph import Graph, Node, const_value
-from zoo.kernels.passes.trace import Ref
+from zoo.kernels.passes.pixels import LAST, SECOND, as_map, map_of, permuted, share
 
 aten = torch.ops.aten
 
@@ -52,62 +52,16 @@ def lower(graph: Graph) -> None:
         done[node] = new
     graph.outputs = [done.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     graph.prune()
-    _share(graph)
-
-
-def _share(graph: Graph) -> None:
-    """Permute a value once for all that read it so: where its memory has to be laid out anew, once is enough."""
-    first: dict[tuple[Node, tuple[int, ...]], Node] = {}
-    for node in graph.nodes:
-        if node.op == "aten" and node.attrs["func"] is aten.permute.default:
-            source, dims = bound(node)
-            if (kept := first.setdefault((source, tuple(dim % len(dims) for dim in dims)), node)) is not node:
-                graph.replace(node, kept)
-    graph.prune()
+    share(graph)
 
 
 def _constant(node: Node, value: Tensor, origin: Node) -> Node:
     return Node("const", [], {"tensor": value, "name": origin.attrs["name"]}, node.shape, node.dtype)
 
 
-def run_aten(node: Node, inputs: list[Tensor], device: torch.device) -> Any:
-    """Run an "aten" node on real tensors; what it makes from nothing is made on `device`."""
-
-    def real(leaf: Any) -> Any:
-        return inputs[leaf] if isinstance(leaf, Ref) else leaf
-
-    func, (args, kwargs) = node.attrs["func"], pytree.tree_map(real, (node.attrs["args"], node.attrs["kwargs"]))
-    if kwargs.get("device") is not None:
-        kwargs = dict(kwargs, device=device)
-    if func in (aten.view.default, aten._unsafe_view.default):  # the trace's memory was contiguous, here it may be channels_last
-        return aten.reshape.default(*args)
-    if func is aten.native_group_norm.default:  # of a GPU: the trace leaves out the copy that PyTorch makes before
-        args = (args[0].contiguous(), *args[1:])
-    if writes_in_place(func):
-        args = (args[0].clone(), *args[1:])
-    return func(*args, **kwargs)
-
-
 def _evaluate(node: Node) -> Any:
     tensors = [source.attrs["tensor"] for source in node.inputs]
     return run_aten(node, tensors, tensors[0].device)
-
-
-def writes_in_place(func: Any) -> bool:
-    """Tell whether an operator changes its first argument."""
-    first = func._schema.arguments[0] if func._schema.arguments else None
-    return bool(first is not None and first.alias_info is not None and first.alias_info.is_write)
-
-
-def bound(node: Node) -> tuple[Any, ...]:
-    """Return the operator's arguments in the order of its schema, references resolved to nodes, defaults filled in."""
-    schema = node.attrs["func"]._schema.arguments
-    args, kwargs = pytree.tree_map(
-        lambda leaf: node.inputs[leaf] if isinstance(leaf, Ref) else leaf, (node.attrs["args"], node.attrs["kwargs"])
-    )
-    values = list(args)
-    rest = schema[len(values) :]
-    return (*values, *(kwargs.get(a.name, a.default_value if a.has_default_value() else None) for a in rest))
 
 
 def _like(node: Node, op: str, inputs: list[Node], roles: list[str], shape: tuple[int, ...] | None = None, **attrs: Any) -> Node:
@@ -130,44 +84,21 @@ def _conv(
     return made
 
 
-def conv_node(node: Node, x: Node, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int) -> Node:
-    """Make a "conv" node with nothing fused yet, in the place of `node`."""
-    shape = (node.shape[0], node.shape[1], *(node.shape[2:] or (1, 1)))
+def conv_node(
+    node: Node, x: Node, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int, shape: tuple[int, ...] = ()
+) -> Node:
+    """Make a "conv" node with nothing fused yet, in the place of `node`, of the shape of its map unless another is given."""
+    shape = shape or (node.shape[0], node.shape[1], *(node.shape[2:] or (1, 1)))
     return _like(
         node, "conv", [x], ["x"], shape,
         weight=w, bias=b, stride=stride, padding=padding, dilation=dilation, groups=groups, act="none", pre_act="none",
     )  # fmt: skip
 
 
-_LAST, _SECOND = [0, 2, 3, 1], [0, 3, 1, 2]
-"""Where a map's channels go: behind its pixels, and back."""
-
-
 def _permute(node: Node, x: Node, dims: list[int]) -> Node | None:
     """A map whose channels went last and come back is the map."""
-    shown = _map_of(x)
-    return shown if shown is not None and [dim % 4 for dim in dims] == _SECOND else None
-
-
-def _map_of(x: Node) -> Node | None:
-    """Return the map (N, C, H, W) that `x` shows as (N, H, W, C), if it does."""
-    if x.op != "aten" or x.attrs["func"] is not aten.permute.default or len(x.shape) != 4:
-        return None
-    source, dims = bound(x)
-    return source if [dim % 4 for dim in dims] == _LAST else None
-
-
-def _as_map(x: Node) -> Node:
-    """See (N, H, W, C) as the map (N, C, H, W), whose memory is the same where that is channels_last."""
-    if (values := const_value(x)) is not None:
-        made = values.permute(_SECOND)
-        return Node("const", [], {"tensor": made, "name": x.attrs["name"]}, tuple(made.shape), x.dtype)
-    return _map_of(x) or _permuted(x, _SECOND)
-
-
-def _permuted(x: Node, dims: list[int]) -> Node:
-    attrs = {"func": aten.permute.default, "args": (Ref(0), dims), "kwargs": {}}
-    return Node("aten", [x], attrs, tuple(x.shape[dim] for dim in dims), x.dtype, layers=x.layers)
+    shown = map_of(x)
+    return shown if shown is not None and [dim % 4 for dim in dims] == SECOND else None
 
 
 def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, eps: float) -> Node | None:
@@ -210,8 +141,8 @@ def _apply(node: Node, x: Node, name: str) -> Node | None:
     """An activation, of the map itself where `x` is the flat view of one, or shows its channels last."""
     if (pixel := _one_pixel(x)) is not None:
         return flat(_like(node, "act", [pixel], ["x"], pixel.shape, act=name))
-    if (shown := _map_of(x)) is not None:
-        return _permuted(_like(node, "act", [shown], ["x"], shown.shape, act=name), _LAST)
+    if (shown := map_of(x)) is not None:
+        return permuted(_like(node, "act", [shown], ["x"], shown.shape, act=name), LAST)
     return _like(node, "act", [x], ["x"], act=name) if len(x.shape) == 4 else None
 
 
@@ -241,9 +172,9 @@ def _gelu(node: Node, x: Node, approximate: str = "none") -> Node | None:
 def _add(node: Node, a: Node, b: Any, alpha: Any = 1) -> Node | None:
     if not (isinstance(b, Node) and alpha == 1 and a.shape == b.shape == node.shape and len(node.shape) == 4 and a.dtype == b.dtype):
         return None
-    if _map_of(a) is not None or _map_of(b) is not None:
-        maps = [_as_map(a), _as_map(b)]
-        return _permuted(_like(node, "add", maps, ["x", "residual"], maps[0].shape), _LAST)
+    if map_of(a) is not None or map_of(b) is not None:
+        maps = [as_map(a), as_map(b)]
+        return permuted(_like(node, "add", maps, ["x", "residual"], maps[0].shape), LAST)
     return _like(node, "add", [a, b], ["x", "residual"])
 
 
@@ -365,10 +296,11 @@ def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None, name: str) -> Node 
     if len(x.shape) != 2 or w.dim() != 2:
         return None
     if x.op == "view" and len(rows := x.inputs[0].shape) == 4 and rows[3] == x.shape[1] and rows[0] != x.shape[0]:
-        pixels = _as_map(x.inputs[0])
-        made = conv_node(node, pixels, w.reshape(*w.shape, 1, 1), b, (1, 1), (0, 0, 0, 0), (1, 1), 1)
-        made.shape, made.attrs["source"] = (rows[0], w.shape[0], *rows[1:3]), name
-        return Node("view", [_permuted(made, _LAST)], {"shape": node.shape}, node.shape, node.dtype, ["x"], node.layers)
+        pixels = as_map(x.inputs[0])
+        shape = (rows[0], w.shape[0], *rows[1:3])
+        made = conv_node(node, pixels, w.reshape(*w.shape, 1, 1), b, (1, 1), (0, 0, 0, 0), (1, 1), 1, shape)
+        made.attrs["source"] = name
+        return Node("view", [permuted(made, LAST)], {"shape": node.shape}, node.shape, node.dtype, ["x"], node.layers)
     pixel = (*x.shape, 1, 1)
     if x.op == "view" and len(x.inputs[0].shape) == 4 and x.inputs[0].shape[0] == x.shape[0]:
         source = x.inputs[0]

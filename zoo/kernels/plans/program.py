@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.kernels.passes.aten import bound, run_aten
 from zoo.kernels.passes.graph import Graph, Node
-from zoo.kernels.passes.lower import bound, run_aten
 from zoo.kernels.passes.place import Buffer, Place
 from zoo.kernels.plans.arena import Changed
 from zoo.kernels.tuning.binding import Bound, Weights, Workspace, bind, packing

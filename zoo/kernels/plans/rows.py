@@ -7,6 +7,7 @@ from collections import Counter
 import torch
 
 from zoo.kernels import ops
+from zoo.kernels.passes.aten import is_view
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.report import Row
 from zoo.kernels.roofline import floor_us, limits
@@ -34,15 +35,9 @@ def rows(graph: Graph, decision: Decision, setting: Setting, notes: dict[Node, s
 def untimed(graph: Graph) -> list[str]:
     """Say which operators PyTorch computes beside those steps, if any: their time is in no row, and not in the sum."""
     functions = [node.attrs["func"] for node in graph.steps() if node.op == "aten"]
-    count = Counter(str(func._overloadpacket.__name__) for func in functions if not _is_view(func))
+    count = Counter(str(func._overloadpacket.__name__) for func in functions if not is_view(func))
     named = ", ".join(name if number == 1 else f"{name} ({number})" for name, number in count.most_common())
     return [f"beside these, and not in the sum, PyTorch computes {named}"] if named else []
-
-
-def _is_view(func: torch._ops.OpOverload) -> bool:
-    """Tell whether an operator shows its argument's memory and writes none."""
-    first = func._schema.arguments[0].alias_info if func._schema.arguments else None
-    return first is not None and not first.is_write
 
 
 def cost(node: Node, setting: Setting) -> tuple[int, int]:
