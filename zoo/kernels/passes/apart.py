@@ -13,7 +13,7 @@ from zoo.kernels.passes.graph import Graph, Node
 
 aten = torch.ops.aten
 
-_LAYERS = {"conv", "affine", "act", "add", "gate", "cat", "pool", "mean", "pad", "rows", "view"}
+_LAYERS = {"conv", "affine", "act", "add", "gate", "cat", "pool", "mean", "pad", "rows", "view", "layer_norm"}
 """What `lower` makes of operators: layers, which never look beyond an image, and views, whose first dimension is asked for below."""
 _POINTWISE = {aten._to_copy.default, aten._prelu_kernel.default}
 """Beside those that PyTorch calls so."""

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from zoo.kernels.passes.aten import bound, run_aten
 from zoo.kernels.passes.graph import Graph, Node, const_value
-from zoo.kernels.passes.pixels import LAST, SECOND, as_map, map_of, permuted, share
+from zoo.kernels.passes.kinds import is_pointwise
+from zoo.kernels.passes.pixels import SECOND, as_map, map_of, share, shown, viewed
+from zoo.kernels.passes.trace import of_values
 
 aten = torch.ops.aten
 
@@ -29,10 +31,13 @@ def lower(graph: Graph) -> None:
     several = {node.inputs[0] for node in graph.nodes if node.op == "item" and node.attrs["index"] > 0}
     tuples = {node.inputs[0] for node in graph.nodes if node.op == "item"}
     values: dict[Node, Any] = {}
+    device = next((value.device for node in graph.nodes if (value := const_value(node)) is not None), torch.device("cpu"))
     for node in graph.nodes:
         node.inputs = [done.get(source, source) for source in node.inputs]
         new = node
-        if node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs):
+        if (made := _from_nothing(node, device)) is not None:
+            new = made
+        elif node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs):
             if node in tuples:
                 values[node] = _evaluate(node)
             else:
@@ -47,12 +52,30 @@ def lower(graph: Graph) -> None:
             and (rule := _RULES.get(node.attrs["func"])) is not None
         ):
             new = rule(node, *bound(node)) or node
-        elif node.op == "item" and node.inputs[0].op != "aten":
+        elif node.op == "item" and node.inputs[0] not in tuples:
             new = node.inputs[0]
         done[node] = new
     graph.outputs = [done.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     graph.prune()
     share(graph)
+
+
+_FILLED = ("zeros", "ones", "full", "arange", "scalar_tensor", "eye", "linspace")
+"""Operators, by the ends of their names, that fill new memory with what is known: window masks and grids are made of them."""
+FILLED = 1 << 20
+"""Numbers that a constant made of nothing may hold: it stays in memory, where the network makes it anew."""
+
+
+def _from_nothing(node: Node, device: torch.device) -> Node | None:
+    """Compute what reads no tensor's values; None of another node."""
+    if node.op != "aten" or torch.Size(node.shape).numel() > FILLED:
+        return None
+    func = node.attrs["func"]
+    name = func._overloadpacket.__name__.removesuffix("_like")
+    if not name.endswith(_FILLED) or any(of_values(node)):
+        return None
+    blanks = [torch.empty((), dtype=source.dtype, device=device).expand(source.shape) for source in node.inputs]
+    return Node("const", [], {"tensor": run_aten(node, blanks, device), "name": ""}, node.shape, node.dtype)
 
 
 def _constant(node: Node, value: Tensor, origin: Node) -> Node:
@@ -97,8 +120,8 @@ def conv_node(
 
 def _permute(node: Node, x: Node, dims: list[int]) -> Node | None:
     """A map whose channels went last and come back is the map."""
-    shown = map_of(x)
-    return shown if shown is not None and [dim % 4 for dim in dims] == SECOND else None
+    source = map_of(x)
+    return source if source is not None and len(x.shape) == 4 and [dim % 4 for dim in dims] == SECOND else None
 
 
 def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, eps: float) -> Node | None:
@@ -115,10 +138,8 @@ def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mea
     assert v is not None
     scale = torch.rsqrt(v + eps) if w is None else w * torch.rsqrt(v + eps)
     shift = -m * scale if b is None else b - m * scale
-    if (pixel := _one_pixel(x)) is not None:
-        return flat(_like(node, "affine", [pixel], ["x"], pixel.shape, scale=scale, shift=shift))
     if len(x.shape) == 2:
-        pixel = Node("view", [x], {"shape": (*x.shape, 1, 1)}, (*x.shape, 1, 1), x.dtype, ["x"], x.layers)
+        pixel = _pixels(x)
         return flat(_like(node, "affine", [pixel], ["x"], pixel.shape, scale=scale, shift=shift))
     return _like(node, "affine", [x], ["x"], x.shape, scale=scale, shift=shift)
 
@@ -141,14 +162,19 @@ def _apply(node: Node, x: Node, name: str) -> Node | None:
     """An activation, of the map itself where `x` is the flat view of one, or shows its channels last."""
     if (pixel := _one_pixel(x)) is not None:
         return flat(_like(node, "act", [pixel], ["x"], pixel.shape, act=name))
-    if (shown := map_of(x)) is not None:
-        return permuted(_like(node, "act", [shown], ["x"], shown.shape, act=name), LAST)
+    if (source := map_of(x)) is not None:
+        return shown(_like(node, "act", [source], ["x"], source.shape, act=name), node.shape)
     return _like(node, "act", [x], ["x"], act=name) if len(x.shape) == 4 else None
 
 
 def _one_pixel(x: Node) -> Node | None:
     """Return the map (N, C, 1, 1) that `x`, (N, C), is a view of, if it is one."""
     return x.inputs[0] if x.op == "view" and x.inputs[0].shape == (*x.shape, 1, 1) else None
+
+
+def _pixels(x: Node) -> Node:
+    """See (N, C) as a map of one pixel."""
+    return _one_pixel(x) or viewed(x, (*x.shape, 1, 1))
 
 
 def _hardtanh(node: Node, x: Node, low: float = -1.0, high: float = 1.0) -> Node | None:
@@ -169,13 +195,34 @@ def _gelu(node: Node, x: Node, approximate: str = "none") -> Node | None:
     return _apply(node, x, "gelu") if approximate == "none" else None
 
 
-def _add(node: Node, a: Node, b: Any, alpha: Any = 1) -> Node | None:
-    if not (isinstance(b, Node) and alpha == 1 and a.shape == b.shape == node.shape and len(node.shape) == 4 and a.dtype == b.dtype):
+def _add(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
+    """Two maps of the same shape, or a map with a constant for each of its channels, which go last."""
+    if not (isinstance(a, Node) and isinstance(b, Node)) or alpha != 1 or len(node.shape) not in (3, 4) or a.dtype != b.dtype:
         return None
-    if map_of(a) is not None or map_of(b) is not None:
-        maps = [as_map(a), as_map(b)]
-        return permuted(_like(node, "add", maps, ["x", "residual"], maps[0].shape), LAST)
-    return _like(node, "add", [a, b], ["x", "residual"])
+    maps = [map_of(a), map_of(b)]
+    if a.shape == b.shape == node.shape:
+        if maps != [None, None]:
+            maps = [as_map(a), as_map(b)]
+            return shown(_like(node, "add", maps, ["x", "residual"], maps[0].shape), node.shape)
+        return _like(node, "add", [a, b], ["x", "residual"]) if len(node.shape) == 4 else None
+    for source, constant in ((maps[0], const_value(b)), (maps[1], const_value(a))):
+        if source is not None and constant is not None and constant.numel() == constant.shape[-1] == source.shape[1]:
+            shift = constant.double().flatten()
+            return shown(_like(node, "affine", [source], ["x"], source.shape, scale=torch.ones_like(shift), shift=shift), node.shape)
+    return None
+
+
+def _layer_norm(node: Node, x: Node, normalized: list[int], weight: Node | None, bias: Node | None, eps: float) -> Node | None:
+    """A norm over the last dimension, of the channels of a map that shows them last, or of a map of one pixel."""
+    values = [None if n is None else const_value(n) for n in (weight, bias)]
+    lost = any(n is not None and v is None for n, v in zip((weight, bias), values, strict=True))
+    if lost or len(normalized) != 1 or len(x.shape) not in (2, 3, 4):
+        return None
+    scale, shift = (None if v is None else v.float() for v in values)
+    flat_map = len(x.shape) == 2
+    source = _pixels(x) if flat_map else as_map(x)
+    made = _like(node, "layer_norm", [source], ["x"], source.shape, scale=scale, shift=shift, eps=eps)
+    return flat(made) if flat_map else shown(made, x.shape)
 
 
 def _mul(node: Node, a: Any, b: Any) -> Node | None:
@@ -258,15 +305,21 @@ def _mean(node: Node, x: Node, dims: Any = None, keepdim: bool = False, dtype: A
 
 def flat(x: Node) -> Node:
     """View a map of one pixel, (N, C, 1, 1), as (N, C)."""
-    return Node("view", [x], {"shape": x.shape[:2]}, x.shape[:2], x.dtype, ["x"], x.layers)
+    return viewed(x, x.shape[:2])
 
 
 def _view(node: Node, x: Node, *_: Any) -> Node:
-    while x.op == "view":
-        x = x.inputs[0]
-    if x.shape == node.shape:
-        return x
-    return Node("view", [x], {"shape": node.shape}, node.shape, node.dtype, ["x"], node.layers)
+    return _in_rows(node, x.inputs[0] if x.op == "view" else x) or viewed(x, node.shape, node.layers)
+
+
+def _in_rows(node: Node, made: Node) -> Node | None:
+    """A dense layer of rows that turn out to be tokens, or pixels, by the view of what it made, is one of their map."""
+    c = node.shape[-1] if len(node.shape) in (3, 4) else 0
+    if not is_pointwise(made) or made.shape[1:] != (c, 1, 1) or node.shape[0] == made.shape[0] or made.inputs[0].op != "view":
+        return None
+    pixels = as_map(viewed(made.inputs[0], (*node.shape[:-1], made.inputs[0].shape[1])))
+    shape = (pixels.shape[0], c, *pixels.shape[2:])
+    return shown(Node("conv", [pixels], dict(made.attrs), shape, made.dtype, ["x"], made.layers), node.shape)
 
 
 def _addmm(node: Node, bias: Node, x: Node, weight_t: Node, beta: Any = 1, alpha: Any = 1) -> Node | None:
@@ -288,19 +341,28 @@ def _linear(node: Node, x: Node, weight: Node, bias: Node | None = None) -> Node
     return _dense(node, x, w, b, weight.attrs["name"])
 
 
+def _bmm(node: Node, x: Node, weights: Node) -> Node | None:
+    """A dense layer whose input lies in strides that no product of two matrices takes: the same weight for each of a batch."""
+    w = const_value(weights)
+    if w is None or not (w.shape[0] == 1 or w.stride(0) == 0):
+        return None
+    return _dense(node, x, w[0].t(), None, weights.attrs["name"])
+
+
 def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None, name: str) -> Node | None:
-    """A dense layer is a 1x1 convolution: of the map whose pixels it gets as rows, else of a map of one pixel.
+    """A dense layer is a 1x1 convolution: of the map whose pixels, or tokens, it gets as rows, else of a map of one pixel.
 
     Behind a flatten it is one of the map's memory as it lies.
     """
-    if len(x.shape) != 2 or w.dim() != 2:
+    if len(x.shape) not in (2, 3) or w.dim() != 2:
         return None
-    if x.op == "view" and len(rows := x.inputs[0].shape) == 4 and rows[3] == x.shape[1] and rows[0] != x.shape[0]:
-        pixels = as_map(x.inputs[0])
-        shape = (rows[0], w.shape[0], *rows[1:3])
+    rows = x if len(x.shape) == 3 else x.inputs[0] if x.op == "view" else None
+    if rows is not None and len(rows.shape) in (3, 4) and rows.shape[-1] == x.shape[-1] and (rows is x or rows.shape[0] != x.shape[0]):
+        pixels = as_map(rows)
+        shape = (pixels.shape[0], w.shape[0], *pixels.shape[2:])
         made = conv_node(node, pixels, w.reshape(*w.shape, 1, 1), b, (1, 1), (0, 0, 0, 0), (1, 1), 1, shape)
         made.attrs["source"] = name
-        return Node("view", [permuted(made, LAST)], {"shape": node.shape}, node.shape, node.dtype, ["x"], node.layers)
+        return shown(made, node.shape)
     pixel = (*x.shape, 1, 1)
     if x.op == "view" and len(x.inputs[0].shape) == 4 and x.inputs[0].shape[0] == x.shape[0]:
         source = x.inputs[0]
@@ -310,7 +372,7 @@ def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None, name: str) -> Node 
             name = f"{name} {height}x{width}"  # another permutation of the same weight is another weight
             source = Node("rows", [source], {}, pixel, x.dtype, ["x"], x.layers)
     else:
-        source = Node("view", [x], {"shape": pixel}, pixel, x.dtype, ["x"], x.layers)
+        source = viewed(x, pixel)
     made = conv_node(node, source, w.reshape(*w.shape, 1, 1), b, (1, 1), (0, 0, 0, 0), (1, 1), 1)
     made.attrs["source"] = name
     return flat(made)
@@ -328,6 +390,7 @@ _RULES: Mapping[Any, Callable[..., Node | None]] = {
     aten.native_batch_norm.default: _running_batch_norm,
     aten._native_batch_norm_legit_no_training.default: _inference_batch_norm,
     aten._native_batch_norm_legit.default: _running_batch_norm,
+    aten.native_layer_norm.default: _layer_norm,
     aten.hardtanh.default: _hardtanh, aten.hardtanh_.default: _hardtanh,
     aten.clamp.default: _clamp, aten.clamp_.default: _clamp,
     aten.leaky_relu.default: _leaky, aten.leaky_relu_.default: _leaky,
@@ -341,6 +404,6 @@ _RULES: Mapping[Any, Callable[..., Node | None]] = {
     aten.mean.dim: _mean,
     aten.view.default: _view, aten._unsafe_view.default: _view, aten.reshape.default: _view, aten.flatten.using_ints: _view,
     aten.squeeze.dims: _view, aten.squeeze.dim: _view, aten.unsqueeze.default: _view,
-    aten.addmm.default: _addmm, aten.mm.default: _mm, aten.linear.default: _linear,
+    aten.addmm.default: _addmm, aten.mm.default: _mm, aten.bmm.default: _bmm, aten.linear.default: _linear,
     aten.constant_pad_nd.default: _pad, aten.permute.default: _permute,
 } | {func: _act(name) for func, name in _ACTS.items()}  # fmt: skip

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.kernels.errors import Untraceable
+from zoo.kernels.passes.attention import Whole
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.state import Signs
 
@@ -38,8 +39,18 @@ VALUES = 10_000
 """Numbers of a constant that are compared."""
 
 
+def of_values(node: Node) -> list[Node]:
+    """Return the nodes whose values this one is computed of; of others it takes the shape and the type."""
+    without = node.op == "aten" and node.attrs["func"]._overloadpacket.__name__.endswith(_WITHOUT_VALUES)
+    return [] if without else node.inputs
+
+
 class Ref(int):
     """Stands in an operator's arguments for the node's input of this number."""
+
+
+class _Shown(Untraceable):
+    """Memory was written through one view that another one shows."""
 
 
 @torch.inference_mode(False)  # in which operators that do nothing in eval mode, such as dropout, come whole
@@ -60,17 +71,17 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
             computes depends on its calls before.
         ValueError: the network itself refuses such input; its own message.
     """
-    constants: dict[int, tuple[str, Tensor]] = {}
     if any(isinstance(module, torch.jit.ScriptModule) for module in network.modules()):
         reason = f"{type(network).__name__} is TorchScript, whose operators can't be recorded; call fast on the Python module"
         raise Untraceable(reason, anyway=True)
-    twin = _meta_copy(network, constants)
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    before = Signs(twin)
-    recorder = _Recorder(twin, constants, device)
-    result = _record(twin, leaves, spec, recorder)
-    if before != Signs(twin):
-        _refuse_a_memory(twin, leaves, spec, recorder, result)
+    try:
+        recorder, result = _recorded(network, leaves, spec, device)
+    except _Shown as refusal:
+        try:
+            recorder, result = _recorded(network, leaves, spec, device, pure=True)
+        except Untraceable:
+            raise refusal from None
     inputs = [node for node in recorder.nodes if node.op == "input"]
     outputs, out_spec = pytree.tree_flatten(result)
     graph = Graph(recorder.nodes, inputs, [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in outputs], out_spec)
@@ -80,7 +91,33 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
     return graph
 
 
-def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder) -> Any:
+def _recorded(network: nn.Module, leaves: list[Any], spec: Any, device: torch.device | None, pure: bool = False) -> tuple[_Recorder, Any]:
+    """Record a copy of a network, which is called again where that leaves a sign.
+
+    Args:
+        network: any module.
+        leaves: its arguments.
+        spec: their structure.
+        device: of constants.
+        pure: let PyTorch say each write in place as a new tensor, and of each view what it shows then. A network that keeps tensors is
+            refused: from call to call they aren't told apart.
+
+    Returns:
+        The recorder, and what the copy returned.
+    """
+    constants: dict[int, tuple[str, Tensor]] = {}
+    twin = _meta_copy(network, constants)
+    before = Signs(twin)
+    recorder = _Recorder(twin, constants, device)
+    result = _record(twin, leaves, spec, recorder, pure)
+    if before != Signs(twin):
+        if pure:
+            raise Untraceable("forward keeps something for the next call")
+        _refuse_a_memory(twin, leaves, spec, recorder, result)
+    return recorder, result
+
+
+def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder, pure: bool = False) -> Any:
     """Run the copy on tensors without data like `leaves`, under a recorder, and return what comes out."""
     meta = [_to_meta(leaf) for leaf in leaves]
     for index, (leaf, original) in enumerate(zip(meta, leaves, strict=True)):
@@ -88,9 +125,10 @@ def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder) 
             recorder.define(leaf, Node("input", [], {"index": index}, tuple(leaf.shape), original.dtype))
     args, kwargs = pytree.tree_unflatten(meta, spec)
     hooks = _name_layers(twin, recorder)
+    call = _pure(twin) if pure else twin
     try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), recorder:
-            return twin(*args, **kwargs)
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), recorder, Whole():
+            return call(*args, **kwargs)
     except (Untraceable, ValueError):
         raise
     except Exception as error:
@@ -99,6 +137,13 @@ def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder) 
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _pure(twin: nn.Module) -> Callable[..., Any]:
+    """Return a call of the copy in which nothing is written in place, its parameters and buffers among what is not."""
+    held = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
+    call = torch.func.functionalize(lambda held, args, kwargs: torch.func.functional_call(twin, held, args, kwargs), remove="mutations")
+    return lambda *args, **kwargs: call(held, args, kwargs)
 
 
 def _refuse_a_memory(twin: nn.Module, leaves: list[Any], spec: Any, first: _Recorder, result: Any) -> None:
@@ -215,8 +260,7 @@ class _Recorder(TorchDispatchMode):
         """Return the nodes whose values depend on those of an input."""
         found: set[Node] = set()
         for node in self.nodes:
-            takes_values = node.op != "aten" or not node.attrs["func"]._overloadpacket.__name__.endswith(_WITHOUT_VALUES)
-            if node.op == "input" or (takes_values and any(source in found for source in node.inputs)):
+            if node.op == "input" or any(source in found for source in of_values(node)):
                 found.add(node)
         return found
 
@@ -229,7 +273,7 @@ class _Recorder(TorchDispatchMode):
 
     def node_of(self, tensor: Tensor) -> Node:
         if writer := self.stale.get(id(tensor)):
-            raise Untraceable(f"{writer} wrote in place into memory that is read later through another view")
+            raise _Shown(f"{writer} wrote in place into memory that is read later through another view")
         if (node := self.by_tensor.get(id(tensor))) is not None:
             return node
         if known := self.constants.get(id(tensor)):

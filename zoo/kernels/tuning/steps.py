@@ -19,7 +19,7 @@ from zoo.kernels.passes.place import Place
 MERGED = ("join", "separable", "stem_pool", "depthwise_squeeze", "head")
 """Kinds that are several steps in one, each there to be run instead."""
 
-COMPUTED = ("conv", "pool", "mean", "pointwise", "squeeze_excite", *MERGED)
+COMPUTED = ("conv", "pool", "mean", "pointwise", "layer_norm", "squeeze_excite", *MERGED)
 """Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
 
 UNPLACED = ("join", "depthwise_squeeze", "head")
@@ -35,8 +35,8 @@ FOREIGN = (ATEN, "cudnn_conv", "cudnn_graph", "cublaslt")
 MAKES_ITS_MAP = (ATEN, "cudnn_conv")
 """Candidates whose library makes the map that it writes, where nobody can say."""
 
-OVERWRITES = {"pointwise": "x", "conv": "residual", "grouped": "residual", "join": "residual", "cublaslt": "residual"}
-"""The input of an op that `out` may be: each of its elements is read for one of the result's, before that one is written."""
+OVERWRITES = {"pointwise": "x", "layer_norm": "x", "conv": "residual", "grouped": "residual", "join": "residual", "cublaslt": "residual"}
+"""The input of an op that `out` may be: each of its elements is read by the program that writes there, before it does."""
 
 IMAGE_OPS = ("stem", "stem_pool")
 """Ops that read the packed image instead of the map."""
@@ -56,6 +56,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "join": ("stride2", "act", "next_act", "tf32"),
     "separable": ("stride", "padding", "dilation", "dw_act", "act", "pre_act"),
     "head": ("pre_act", "out_dtype"),
+    "layer_norm": ("eps",),
 }
 
 _WEIGHTS: dict[str, tuple[str, ...]] = {
@@ -65,6 +66,7 @@ _WEIGHTS: dict[str, tuple[str, ...]] = {
 _VECTORS: dict[str, tuple[str, ...]] = {
     "join": ("bias", "next_bias"), "separable": ("dw_bias", "bias"), "squeeze_excite": ("bias1", "bias2"),
     "pool": ("scale", "shift"), "global_pool": ("scale", "shift"), "pointwise": ("scale", "shift"),
+    "layer_norm": ("scale", "shift"),
     "conv": ("bias", "scale", "shift"), "head": ("bias", "scale", "shift"),
 }  # fmt: skip
 
@@ -134,7 +136,7 @@ def arguments(node: Node, op: str, setting: Setting, out_dtype: torch.dtype | No
     for name in _VECTORS.get(op, ("bias",)):
         value = attrs.get(name)
         found[name] = None if value is None else value.to(setting.device, torch.float32)
-    if op in ("pool", "global_pool", "pointwise"):
+    if op in ("pool", "global_pool", "pointwise", "layer_norm"):
         found.pop("weight", None)
     for bias, weight in _NEEDED.get(op, ()):
         if found[bias] is None and found[weight] is not None:

@@ -1,0 +1,264 @@
+"""Transformers: attention stays whole, tokens are maps, and windows' masks, which are written piece by piece, are constants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.zoo.kernels.mapped import program
+from zoo.kernels import fast, why
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.passes import understand
+from zoo.kernels.passes.attention import Whole, attention
+from zoo.kernels.passes.graph import Graph
+from zoo.kernels.plans.plan import Plan
+
+ATTENTION = torch.ops.kernelzoo.attention.default
+
+
+class Heads(nn.Module):
+    """timm's block: attention by PyTorch's function, a dense layer to either side, a mask if wanted."""
+
+    def __init__(self, channels: int = 16, heads: int = 2, masked: bool = False) -> None:
+        super().__init__()
+        self.first, self.heads = nn.Conv2d(3, channels, 2, 2), heads
+        self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels, elementwise_affine=False)
+        self.qkv, self.proj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+        self.wide, self.narrow = nn.Linear(channels, 24), nn.Linear(24, channels, bias=False)
+        self.last = nn.Linear(channels, 5)
+        self.register_buffer("mask", torch.rand(9, 9) if masked else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).flatten(2).transpose(1, 2)
+        n, length, channels = x.shape
+        qkv = self.qkv(self.norm1(x)).reshape(n, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(*qkv.unbind(0), attn_mask=self.mask)
+        x = x + self.proj(y.transpose(1, 2).reshape(n, length, channels))
+        x = x + self.narrow(F.gelu(self.wide(self.norm2(x))))
+        return self.last(x.mean(1))
+
+
+class Encoder(nn.Module):
+    """torchvision's: PyTorch's module of attention, whose dense layers read what no product of two matrices takes."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 16, 2, 2), nn.LayerNorm(16)
+        self.attention = nn.MultiheadAttention(16, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).flatten(2).transpose(1, 2)
+        y = self.norm(x)
+        return x + self.attention(y, y, y, need_weights=False)[0]
+
+
+class Windows(nn.Module):
+    """Swin's mask: zeros like the input, written window by window, compared with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        mask = x.new_zeros(x.shape[-2:])
+        for number, (rows, columns) in enumerate(
+            ((slice(0, 2), slice(0, 3)), (slice(2, 4), slice(1, 3)), (slice(-2, None), slice(-1, None)))
+        ):
+            mask[rows, columns] = number + 1
+        steps = torch.arange(x.shape[-1], device=x.device) + torch.ones_like(mask)
+        return x.masked_fill(mask == 0, -100.0) + steps
+
+
+class Shifted(nn.Module):
+    """A part of the map is overwritten by another one, in place, and the whole is read after that; views of views too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = x.clone()
+        y[:, :2, 1:] = x[:, :2, :-1]
+        part = y[:, 4:]
+        part[:, 1, :, ::2].mul_(2).add_(1)
+        part[:, 3].zero_()
+        return self.last(torch.relu(y)) + part
+
+
+class Normalised(nn.Module):
+    """Norms of rows, of tokens and of a sum with a constant for each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.dense = nn.Conv2d(3, 8, 1), nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
+        self.bias = nn.Parameter(torch.rand(8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.first(x)
+        rows = self.norm(x.mean((2, 3)))
+        last = self.dense(x.permute(0, 2, 3, 1)) + self.bias
+        return rows, self.norm(last), self.norm(last.flatten(1, 2)) + self.bias[None, None]
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "heads": Heads,
+    "masked": lambda: Heads(masked=True),
+    "encoder": Encoder,
+    "windows": Windows,
+    "shifted": Shifted,
+    "normalised": Normalised,
+}
+
+
+def draw(name: str, device: torch.device, batch: int = 2) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return NETWORKS[name]().eval().to(device), torch.randn(batch, 3, 6, 6, device=device)
+
+
+def counted(graph: Graph) -> Counter[str]:
+    return Counter(node.attrs["func"]._overloadpacket.__name__ if node.op == "aten" else node.op for node in graph.steps())
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_kernels_give_what_the_network_does(name: str, batch: int, device: torch.device) -> None:
+    network, x = draw(name, device, batch)
+    with torch.inference_mode():
+        got, want = Plan(program(network, x)).eager([x]), network(x)
+    for mine, theirs in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["heads", "masked", "encoder"])
+def test_attention_stays_whole(name: str, device: torch.device) -> None:
+    network, x = draw(name, device)
+    graph, _ = understand(network, (x,), {})
+    found = counted(graph)
+    assert [node.attrs["func"] for node in graph.steps() if node.op == "aten" and "attention" in str(node.attrs["func"])] == [ATTENTION]
+    assert not any("softmax" in word or "mm" in word for word in found)
+
+
+def test_a_block_of_tokens_is_convolutions_and_norms_of_maps(device: torch.device) -> None:
+    network, x = draw("heads", device)
+    graph, _ = understand(network, (x,), {})
+    found = counted(graph)
+    assert (found["conv"], found["layer_norm"]) == (6, 2)
+    assert not {"pointwise", "add", "gelu", "native_layer_norm", "addmm", "mm"} & found.keys()
+    convolutions = {node.layers[0]: node for node in graph.steps() if node.op == "conv"}
+    assert convolutions["wide"].attrs["act"] == "gelu"
+    assert "residual" in convolutions["narrow"].roles
+    assert "residual" in convolutions["proj"].roles
+
+
+def test_a_mask_that_is_written_in_place_is_a_constant(device: torch.device) -> None:
+    network, x = draw("windows", device)
+    graph, _ = understand(network, (x,), {})
+    assert counted(graph) == {"conv": 1, "masked_fill": 1, "add": 1}
+
+
+def test_a_large_constant_is_made_anew(device: torch.device) -> None:
+    class Large(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x.new_zeros((1 << 20) + 1).sum() + x.new_ones(1 << 20).sum()
+
+    graph, _ = understand(Large(), (torch.randn(1, 2, device=device),), {})
+    assert counted(graph) == {"add": 2, "new_zeros": 1, "sum": 1}
+
+
+def test_what_takes_values_of_the_input_is_no_constant(device: torch.device) -> None:
+    class Filled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.zeros_like(x) + torch.full_like(x[:, :1], 2.0) * x
+
+    x = torch.randn(2, 3, 4, 4, device=device)
+    graph, _ = understand(Filled(), (x,), {})
+    assert counted(graph) == {"mul": 1, "add": 1} or counted(graph) == {"mul": 1, "pointwise": 1}
+    with torch.inference_mode():
+        torch.testing.assert_close(Plan(program(Filled(), x)).eager([x])[0], 2 * x)
+
+
+def test_attention_is_pytorchs_own_in_all_its_ways() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 6)
+    boolean, wanted = torch.rand(5, 7) > 0.3, F.scaled_dot_product_attention
+    ways: list[dict[str, Any]] = [
+        {"enable_gqa": True},
+        {"enable_gqa": True, "is_causal": True},
+        {"enable_gqa": True, "attn_mask": boolean, "scale": 0.5},
+        {"enable_gqa": True, "attn_mask": torch.rand(5, 7)},
+    ]
+    for way in ways:
+        with Whole():
+            found = F.scaled_dot_product_attention(q, k, v, **way)
+        assert torch.equal(found, wanted(q, k, v, **way))
+        meta = [t.to("meta") for t in (q, k, v)]
+        with Whole():
+            assert F.scaled_dot_product_attention(*meta, enable_gqa=True).shape == found.shape
+    with pytest.raises(RuntimeError):
+        attention(q.to("meta"), k.to("meta")[..., :3], v.to("meta"), None, False, None, True)
+
+
+def test_attention_that_drops_something_is_not_frozen(device: torch.device) -> None:
+    class Dropping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+    with pytest.raises(Untraceable, match="random"):
+        understand(Dropping(), (torch.randn(2, 3, 6, 6, device=device),), {})
+
+
+def test_a_network_that_keeps_what_it_writes_to_is_refused_as_before() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.clone()
+            first = y[:, :1]
+            first.add_(1)
+            self.before = y
+            return y * 2
+
+    with pytest.raises(Untraceable, match="wrote in place"):
+        understand(Keeping(), (torch.randn(2, 3, 4, 4),), {})
+
+
+def test_a_buffer_that_is_written_through_a_view_is_refused() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.clone()
+            y[:, 0].add_(1)
+            self.seen[:1].add_(1)  # pyright: ignore[reportIndexIssue, reportArgumentType]
+            return y
+
+    with pytest.raises(Untraceable):
+        understand(Counting(), (torch.randn(2, 3, 4, 4),), {})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NETWORKS)
+def test_plans_on_a_gpu_are_as_right_as_eager(name: str) -> None:
+    network, x = draw(name, torch.device("cuda"))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        quick = fast(network, "cuda", dtype, example=x, tune="none")
+        assert why(quick).unchanged == ""
+        with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+            got, want = quick(x), network(x)
+        for mine, theirs in zip(got if isinstance(got, tuple) else (got,), want if isinstance(want, tuple) else (want,), strict=True):
+            assert (
+                float((mine.float() - theirs).norm() / theirs.norm())
+                < {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}[dtype]
+            )

@@ -1,0 +1,60 @@
+"""Attention as one operator of the trace: PyTorch would take it apart into products and a softmax before anybody could see it."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_pytorchs = torch.ops.aten.scaled_dot_product_attention.default
+
+
+@torch.library.custom_op("kernelzoo::attention", mutates_args=())
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped: bool) -> Tensor:
+    """Compute `torch.nn.functional.scaled_dot_product_attention` without dropout, by whichever kernel PyTorch has for the device.
+
+    The result lies in memory as that kernel leaves it: on a GPU mostly (N, L, heads, E), so that heads come together for nothing.
+    """
+    return _pytorchs(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+
+
+@attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped: bool) -> Tensor:
+    return _pytorchs(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+
+
+class Whole(TorchFunctionMode):
+    """Calls `attention` where a network asks for PyTorch's; what drops something is left as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _INSTEAD.get(func, func)(*args, **(kwargs or {}))
+
+
+def _called(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if dropout_p > 0:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+
+
+def _several_heads() -> Any:
+    """Return what `torch.nn.MultiheadAttention` calls, calling `_called`: inside of what a mode was asked for it is not asked again."""
+    theirs: Any = F.multi_head_attention_forward
+    ours = FunctionType(theirs.__code__, {**vars(F), "scaled_dot_product_attention": _called}, argdefs=theirs.__defaults__)
+    ours.__kwdefaults__ = theirs.__kwdefaults__
+    return ours
+
+
+_INSTEAD: dict[Any, Any] = {F.scaled_dot_product_attention: _called, F.multi_head_attention_forward: _several_heads()}
