@@ -54,10 +54,10 @@ class Plan:
         return {**facts(self.device), "dtype": str(self.dtype).removeprefix("torch."), "tune": self.tune, "date": today()}
 
 
-def measured(plan: Plan, cls: type[Model], batch: int, act: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def measured(plan: Plan, name: str, size: int, batch: int, act: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Return a cell that `act` fills; where it fails, all ways say so. The device and its settings are left as they were."""
     start = time.monotonic()
-    cell: dict[str, Any] = {"model": cls.__name__, "batch": batch, "size": cls.input_size, "date": today(), "ways": {}}
+    cell: dict[str, Any] = {"model": name, "batch": batch, "size": size, "date": today(), "ways": {}}
     benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True  # stock PyTorch at its best: cuDNN may choose by timing
     try:

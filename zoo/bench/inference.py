@@ -101,14 +101,19 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
         (share of it); or `failed`, and no figures.
         `failed` of the cell itself where there is no reference.
     """
-    return measured(plan, cls, batch, lambda cell: _measure(cell, plan, cls, batch, watch or clock(plan.device)))
+    return measured(plan, cls.__name__, cls.input_size, batch, lambda cell: _measure(cell, plan, cls, batch, watch or clock(plan.device)))
 
 
 def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, watch: Clock) -> None:
     s = subject(cls, batch, plan.device, plan.dtype)
+    cell |= {"means_off": OFF, "floor_us": floor_us(cls, batch, plan.device, plan.dtype)}
+    compete(cell, plan, s, watch)
+
+
+def compete(cell: dict[str, Any], plan: Plan, s: Subject, watch: Clock) -> None:
+    """Build all ways to run a subject, prove them, and time them in turns, into a cell; `floor_us`, if it is there, gives the rooflines."""
     s.prepare()
-    plain = s.plain_error if math.isfinite(s.plain_error) else None
-    cell |= {"twin": s.twin, "means_off": OFF, "plain_error": plain, "floor_us": floor_us(cls, batch, plan.device, plan.dtype)}
+    cell |= {"twin": s.twin, "plain_error": s.plain_error if math.isfinite(s.plain_error) else None}
     calls: dict[str, Call] = {}
     for way in plan.ways:
         row = cell["ways"][way.name] = {}
@@ -120,7 +125,7 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
             return
         throughput, latency = watch.throughput(calls, rounds), watch.latency(calls, rounds)
     for name in calls:
-        _note(cell["ways"][name], batch, throughput[name], latency[name], cell["floor_us"])
+        _note(cell["ways"][name], s.batch, throughput[name], latency[name], cell.get("floor_us"))
     compare(cell)
 
 
@@ -139,13 +144,14 @@ def _build(way: Way, s: Subject, tune: str, row: dict[str, Any]) -> Call:
         error, limit = relative_error(s.answers(call), s.reference), allowed(way, s)
         if not error <= limit:
             raise ValueError(f"red: relative error {error:.1e}, allowed {limit:.1e}")
-        row |= {"error": error, "limit": limit, "memory_mib": plausible(memory.peak_mib(call), type(s.own), s.dtype)}
+        weights = sum(parameter.numel() for parameter in s.own.parameters())
+        row |= {"error": error, "limit": limit, "memory_mib": plausible(memory.peak_mib(call), weights, s.dtype)}
     return call
 
 
-def plausible(mib: float | None, cls: type[Model], dtype: torch.dtype) -> float | None:
-    """Return a measured memory, None where it is less than the weights of the network take in this dtype."""
-    return mib if mib is not None and mib >= parameters(cls) * dtype.itemsize / 2**20 else None
+def plausible(mib: float | None, weights: int, dtype: torch.dtype) -> float | None:
+    """Return a measured memory, None where it is less than so many weights take in this dtype."""
+    return mib if mib is not None and mib >= weights * dtype.itemsize / 2**20 else None
 
 
 @functools.cache

@@ -125,10 +125,10 @@ def _recipe(s: Subject, tune: str) -> Call:
     network = s.placed(folded(s.peer), s.dtype, channels_last=True)
     images = s.input(s.dtype, channels_last=True)
     compiled: Any = torch.compile(network, dynamic=False)
-    return _graphed(lambda: compiled(images))
+    return graphed(lambda: compiled(images))
 
 
-def _graphed(call: Call) -> Call:
+def graphed(call: Call) -> Call:
     """Capture a call; the replay reads the very tensors that the call read, weights too, and writes where it wrote."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -33,7 +33,7 @@ SETTLING = 8
 
 @dataclass
 class Subject:
-    """A network of the zoo at one batch, and the same network as a peer ships it, both float32 on the CPU and in eval mode.
+    """A network at one batch, and the same network as a peer ships it, both float32 on the CPU and in eval mode.
 
     Attributes:
         name: of the network.
@@ -41,9 +41,10 @@ class Subject:
         size: side of the images in pixels.
         device: where it is measured.
         dtype: what it is measured in.
-        own: the zoo's network.
+        own: the network that is made fast, the zoo's where it is a network of the zoo.
         peer: torchvision's or timm's module with the same weights, or `own` where neither has one.
         twin: "torchvision", "timm" or "zoo": whose module `peer` is.
+        channels: of the images.
     """
 
     name: str
@@ -51,9 +52,10 @@ class Subject:
     size: int
     device: torch.device
     dtype: torch.dtype
-    own: Model
+    own: nn.Module
     peer: nn.Module
     twin: str
+    channels: int = 3
     _inputs: dict[tuple[torch.dtype, bool], Tensor] = field(default_factory=dict)
 
     def input(self, dtype: torch.dtype, channels_last: bool = False) -> Tensor:
@@ -67,7 +69,7 @@ class Subject:
     def _pictures(self, number: int) -> Tensor:
         """Make a batch on the CPU, float32; the first is what is measured."""
         seed = IMAGES + number + (number > 0)  # the one between is that of the statistics
-        return natural_images((self.batch, self.own.in_channels, self.size, self.size), torch.device("cpu"), seed=seed)
+        return natural_images((self.batch, self.channels, self.size, self.size), torch.device("cpu"), seed=seed)
 
     def answers(self, call: Callable[[], Tensor]) -> Tensor:
         """Return what a way that reads `input` answers to `PROVEN` images or more, a batch after the other; shaped as `reference`."""
@@ -146,7 +148,7 @@ def subject(cls: type[Model], batch: int, device: torch.device, dtype: torch.dty
     settle(own.to(device), natural_images((SETTLING, own.in_channels, size, size), device, seed=IMAGES + 1))
     own.cpu()
     peer, twin = _twin(own)
-    return Subject(cls.__name__, batch, size, device, dtype, own, peer, twin)
+    return Subject(cls.__name__, batch, size, device, dtype, own, peer, twin, own.in_channels)
 
 
 def settle(network: nn.Module, images: Tensor) -> None:

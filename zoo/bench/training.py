@@ -180,7 +180,7 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
         with torch.enable_grad():
             _measure(cell, plan, cls, batch, watch or clock(plan.device))
 
-    return measured(plan, cls, batch, act)
+    return measured(plan, cls.__name__, cls.input_size, batch, act)
 
 
 def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, watch: Clock) -> None:
@@ -240,7 +240,7 @@ def learner_of(s: Subject, module: nn.Module, dtype: torch.dtype | None) -> Lear
             layer.__dict__["p"] = 0.0
     fused = s.device.type == "cuda"
     optimizer = torch.optim.SGD(network.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=fused)
-    labels = torch.randint(s.own.num_classes, (s.batch,), generator=torch.Generator().manual_seed(4)).to(s.device)
+    labels = torch.randint(cast(Model, s.own).num_classes, (s.batch,), generator=torch.Generator().manual_seed(4)).to(s.device)
     return Learner(network, optimizer, s.input(torch.float32, channels_last=True), labels, dtype)
 
 

@@ -283,10 +283,11 @@ def test_a_peer_that_is_not_there_is_named_beside_the_ratio(monkeypatch: pytest.
 
 
 def test_memory_below_that_of_the_weights_is_no_measurement() -> None:
-    weights = 4 * sum(p.numel() for p in zoo.ResNet20().parameters()) / 2**20
-    assert inference.plausible(1.01 * weights, zoo.ResNet20, torch.float32) == 1.01 * weights
-    assert inference.plausible(0.99 * weights, zoo.ResNet20, torch.float32) is None
-    assert inference.plausible(None, zoo.ResNet20, torch.float32) is None
+    count = inference.parameters(zoo.ResNet20)
+    assert count == sum(p.numel() for p in zoo.ResNet20().parameters())
+    assert inference.plausible(1.01 * 4 * count / 2**20, count, torch.float32) == 1.01 * 4 * count / 2**20
+    assert inference.plausible(0.99 * 4 * count / 2**20, count, torch.float32) is None
+    assert inference.plausible(None, count, torch.float32) is None
 
 
 @pytest.mark.parametrize("record", sorted(RECORDS.glob("benchmarks-*.json")), ids=lambda path: path.stem)
@@ -294,4 +295,6 @@ def test_no_memory_in_the_records_is_below_that_of_the_weights(record: Path) -> 
     found = [(cell, row) for cell in Record.read(record).cells for row in cell["ways"].values() if row.get("memory_mib") is not None]
     assert found or record.stem == "benchmarks-cpu"
     for cell, row in found:
-        assert inference.plausible(row["memory_mib"], zoo.CATALOGUE[cell["model"]], torch.bfloat16) is not None, cell["model"]
+        assert inference.plausible(row["memory_mib"], inference.parameters(zoo.CATALOGUE[cell["model"]]), torch.bfloat16) is not None, cell[
+            "model"
+        ]

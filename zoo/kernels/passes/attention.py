@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import FunctionType
 from typing import Any
 
@@ -57,4 +58,27 @@ def _several_heads() -> Any:
     return ours
 
 
-_INSTEAD: dict[Any, Any] = {F.scaled_dot_product_attention: _called, F.multi_head_attention_forward: _several_heads()}
+_general = _several_heads()
+_SIGNATURE = inspect.signature(F.multi_head_attention_forward)
+_ABSENT = ("bias_k", "bias_v", "static_k", "static_v", "key_padding_mask", "attn_mask")
+_OFF = ("add_zero_attn", "need_weights", "use_separate_proj_weight", "is_causal")
+
+
+def _of_itself(*args: Any, **kwargs: Any) -> Any:
+    """Compute what `torch.nn.MultiheadAttention` does of one sequence (L, N, E) for each image: with images first, nothing is moved."""
+    given = _SIGNATURE.bind(*args, **kwargs)
+    given.apply_defaults()
+    a = given.arguments
+    x, heads, weight = a["query"], a["num_heads"], a["in_proj_weight"]
+    plain = x is a["key"] and x is a["value"] and x.dim() == 3 and not (a["training"] and a["dropout_p"])
+    usual = all(a[name] is None for name in _ABSENT) and not any(a[name] for name in _OFF)
+    if not (plain and usual and weight is not None and x.shape[2] == a["embed_dim_to_check"] and x.shape[2] % heads == 0):
+        return _general(*args, **kwargs)
+    x = x.transpose(0, 1)
+    n, length, channels = x.shape
+    parts = F.linear(x, weight, a["in_proj_bias"]).view(n, length, 3, heads, channels // heads).permute(2, 0, 3, 1, 4)
+    y = attention(*parts.unbind(0), None, False, None, False).transpose(1, 2).reshape(n, length, channels)
+    return F.linear(y, a["out_proj_weight"], a["out_proj_bias"]).transpose(0, 1), None
+
+
+_INSTEAD: dict[Any, Any] = {F.scaled_dot_product_attention: _called, F.multi_head_attention_forward: _of_itself}

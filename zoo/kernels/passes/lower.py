@@ -124,6 +124,15 @@ def _permute(node: Node, x: Node, dims: list[int]) -> Node | None:
     return source if source is not None and len(x.shape) == 4 and [dim % 4 for dim in dims] == SECOND else None
 
 
+def _transpose(node: Node, x: Node, first: int, second: int) -> Node | None:
+    """What is transposed twice is what it was."""
+    if x.op != "aten" or x.attrs["func"] is not aten.transpose.int:
+        return None
+    source, *dims = bound(x)
+    count = len(node.shape)
+    return source if {first % count, second % count} == {dim % count for dim in dims} else None
+
+
 def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, eps: float) -> Node | None:
     values = [None if n is None else const_value(n) for n in (weight, bias, mean, var)]
     if (
@@ -379,6 +388,8 @@ def _dense(node: Node, x: Node, w: Tensor, b: Tensor | None, name: str) -> Node 
 
 
 def _pad(node: Node, x: Node, amounts: Any, value: Any = 0) -> Node | None:
+    if not any(amounts):
+        return x
     if len(x.shape) != 4 or len(amounts) != 4 or min(amounts) < 0:
         return None
     left, right, top, bottom = amounts
@@ -405,5 +416,5 @@ _RULES: Mapping[Any, Callable[..., Node | None]] = {
     aten.view.default: _view, aten._unsafe_view.default: _view, aten.reshape.default: _view, aten.flatten.using_ints: _view,
     aten.squeeze.dims: _view, aten.squeeze.dim: _view, aten.unsqueeze.default: _view,
     aten.addmm.default: _addmm, aten.mm.default: _mm, aten.bmm.default: _bmm, aten.linear.default: _linear,
-    aten.constant_pad_nd.default: _pad, aten.permute.default: _permute,
+    aten.constant_pad_nd.default: _pad, aten.permute.default: _permute, aten.transpose.int: _transpose,
 } | {func: _act(name) for func, name in _ACTS.items()}  # fmt: skip
