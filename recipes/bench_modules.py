@@ -51,12 +51,12 @@ def module_of(name: str) -> nn.Module:
 
             module = timm.create_model(own)
         else:
-            raise ValueError(f"{name}: write torchvision:NAME or timm:NAME")
-    except (ImportError, KeyError, RuntimeError) as error:
+            raise ValueError("write torchvision:NAME or timm:NAME")
+    except (ImportError, KeyError, RuntimeError, ValueError) as error:
         raise ValueError(f"{name} can't be built: {error}") from error
     generator = torch.Generator().manual_seed(1)
     for parameter in module.parameters():  # heads of zeros answer zero, which nothing can be compared with
-        if parameter.dim() > 1 and not bool(parameter.detach().any()):
+        if parameter.dim() > 1 and not parameter.is_meta and not bool(parameter.detach().any()):
             parameter.data.normal_(0, 0.02, generator=generator)
     return module.eval()
 
@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--save", type=Path, help="write the figures to this JSON; cells that are there, measured alike, stay")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--side", type=int, default=224, help="of the images, in pixels; default %(default)s")
+    parser.add_argument("--rounds", type=int, default=20, help="samples of each way; default %(default)s")
     parser.add_argument("--tune", choices=("none", "quick", "full"), default="quick")
     options = parser.parse_args(arguments)
     asked = []
@@ -95,29 +96,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if ":" not in name or not batch.isdecimal() or int(batch) < 1:
             parser.error(f"{cell}: write LIBRARY:NAME@BATCH, as torchvision:swin_t@16")
         asked.append((name, int(batch)))
+    for name in dict(asked):
+        try:
+            with torch.device("meta"):
+                module_of(name)
+        except ValueError as error:
+            parser.error(str(error))
     there = torch.cuda.is_available()
     ways = [WAYS["fast"], WAYS["eager-cl"], WAYS["compile"], *([GRAPH] if there else [])]
-    plan = Plan([], [], ways, torch.device("cuda" if there else "cpu"), getattr(torch, options.dtype), 20, options.tune)
+    plan = Plan([], [], ways, torch.device("cuda" if there else "cpu"), getattr(torch, options.dtype), max(1, options.rounds), options.tune)
     about, cells = plan.about(), list[dict[str, Any]]()
     if options.save is not None and options.save.is_file():
-        kept = json.loads(options.save.read_text("utf-8"))
+        try:
+            kept = json.loads(options.save.read_text("utf-8"))
+            known = [cell for cell in kept["cells"] if (cell["model"], cell["batch"]) not in asked]
+        except (OSError, ValueError, KeyError, TypeError):
+            parser.error(f"{options.save} is no record of this script; take another file")
         if any(kept.get(key) != about[key] for key in ("device", "dtype", "versions")):
             parser.error(f"{options.save} was measured on another device, with other versions or in another dtype; take another file")
-        cells = [cell for cell in kept["cells"] if (cell["model"], cell["batch"]) not in asked]
+        cells = known
     print(f"| network | batch | {' | '.join(way.label.format(dtype=options.dtype) for way in ways)} | over the fastest | error (eager's) |")
     print("|---|--:|" + "--:|" * (len(ways) + 2))
     for name, batch in asked:
-        try:
-            cell = measure(name, batch, plan, options.side)
-        except ValueError as error:
-            parser.error(str(error))
+        cell = measure(name, batch, plan, options.side)
         cells.append(cell)
         print(row(cell, ways), flush=True)
         for way, found in cell["ways"].items():
             if "failed" in found:
                 print(f"{name} at {batch}, {way}: {found['failed']}", file=sys.stderr)
         if options.save is not None:
-            options.save.write_text(json.dumps({**about, "cells": cells}, indent=1) + "\n", "utf-8")
+            beside = options.save.with_name(f"{options.save.name}.part")
+            beside.write_text(json.dumps({**about, "cells": cells}, indent=1) + "\n", "utf-8")
+            beside.replace(options.save)
 
 
 if __name__ == "__main__":

@@ -206,6 +206,51 @@ def test_attention_is_pytorchs_own_in_all_its_ways() -> None:
         attention(q.to("meta"), k.to("meta")[..., :3], v.to("meta"), None, False, None, True)
 
 
+HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "sequence first": ({"batch_first": False}, {}),
+    "weights wanted": ({}, {"need_weights": True}),
+    "weights of each head": ({}, {"need_weights": True, "average_attn_weights": False}),
+    "mask": ({}, {"attn_mask": torch.rand(9, 9) > 0.9}),
+    "mask of numbers": ({}, {"attn_mask": torch.rand(9, 9)}),
+    "causal": ({}, {"attn_mask": nn.Transformer.generate_square_subsequent_mask(9), "is_causal": True}),
+    "padding": ({}, {"key_padding_mask": torch.arange(9)[None].repeat(2, 1) > 6}),
+    "biases of keys": ({"add_bias_kv": True}, {}),
+    "zeros added": ({"add_zero_attn": True}, {}),
+    "without biases": ({"bias": False}, {}),
+    "other widths": ({"kdim": 16, "vdim": 16}, {}),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("own", [True, False], ids=["of itself", "of others"])
+def test_pytorchs_module_is_followed_in_all_its_ways(name: str, own: bool, device: torch.device) -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.options = {"need_weights": False, **HEADS[name][1]}
+            self.first, self.attention = nn.Conv2d(3, 16, 2, 2), nn.MultiheadAttention(16, 4, **{"batch_first": True, **HEADS[name][0]})
+            for i, (option, value) in enumerate(list(self.options.items())):
+                if isinstance(value, Tensor):
+                    self.register_buffer(f"mask{i}", value)
+                    self.options[option] = f"mask{i}"
+
+        def forward(self, x: Tensor) -> Any:
+            x = self.first(x).flatten(2).transpose(1, 2)
+            if not self.attention.batch_first:
+                x = x.transpose(0, 1)
+            keys = x if own else x.flip(2)
+            options = {option: getattr(self, value) if isinstance(value, str) else value for option, value in self.options.items()}
+            return self.attention(x, keys, keys if own else x * 2, **options)
+
+    torch.manual_seed(0)
+    network, x = Attending().eval().to(device), torch.randn(2, 3, 6, 6, device=device)
+    with torch.no_grad():
+        want = [leaf for leaf in network(x) if leaf is not None]
+        got = [leaf for leaf in Plan(program(network, x)).eager([x]) if leaf is not None]
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_attention_that_drops_something_is_not_frozen(device: torch.device) -> None:
     class Dropping(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
