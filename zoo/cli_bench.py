@@ -39,7 +39,14 @@ def bench(
     ] = None,
     batches: Annotated[str | None, typer.Option(help="Images in a call, 1,32,256; on a CPU 1,8. Of a step 32,256; on a CPU 8.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; bfloat16 on a GPU, float32 on a CPU.")] = None,
-    peers: Annotated[str | None, typer.Option(help="Peers with commas between them; the device's if left out.")] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            help="Peers with commas between them; the device's if left out. Inference: eager-fp32, eager-tf32, eager, "
+            "eager-cl, compile, max-autotune, recipe, onnxruntime, openvino. Training: eager-cl, compile, max-autotune, fast-recompute, "
+            "fast-module."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each way; 20, of a load 5.")] = None,
     tune: Annotated[str | None, typer.Option(help="What fast() tries: none, quick or full; quick if left out.")] = None,

@@ -98,6 +98,25 @@ def test_what_is_no_network_is_refused_before_anything_is_measured(
 
 
 @pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize(("more", "said"), [(("--save", "nowhere/x.json"), "no folder"), (("--side", "0"), "1 pixel")])
+def test_what_can_not_be_done_is_said_before_anything_is_measured(
+    recipe: ModuleType, more: tuple[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        recipe.main([CELL, *QUICK, *more])
+    assert exited.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("ways")
+def test_a_network_that_takes_no_such_images_is_a_line(recipe: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe.main(["torchvision:vit_b_16@1", *QUICK, "--side", "50"])
+    told = capsys.readouterr()
+    assert "| torchvision:vit_b_16 | 1 | - | - | - | - | - (-) |" in told.out
+    assert "Wrong image" in told.err
+
+
+@pytest.mark.usefixtures("ways")
 def test_a_record_of_something_else_is_not_added_to(recipe: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "modules.json"
     for text, said in ((json.dumps({"device": "abacus", "cells": []}), "another device"), ("no JSON", "no record")):

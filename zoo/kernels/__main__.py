@@ -108,6 +108,8 @@ def main(
                     table.add_row(*_timed_cells(row))
                 console.print(table)
     failures = [row for row in rows if not row.ok]
+    if not rows:
+        console.print(f"cases with {only!r} in their names are timed, on a GPU, and not checked")
     if json_file:
         about = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "Triton's interpreter", "torch": torch.__version__}
         json_file.write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=1))

@@ -50,6 +50,8 @@ class Parity:
         images = f"{self.images} image{'s' * (self.images != 1)}"
         if not math.isfinite(self.eager):
             return f"plain eager itself gives infinity or NaN in this dtype on {images}; a dtype with a larger range is needed"
+        if self.fast == self.eager == 0:
+            return f"the answers to {images} are right to the bit, as if all were zero: they tell nothing of layers that round"
         found = f"relative error {self.fast:.2e} on {images}"
         if self.allowed > ALLOWED * self.eager:
             return f"{found}, plain eager's is {self.eager:.2e}; up to {self.floor:.0e}, which sums in another order make, is allowed"

@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 from tests.zoo.kernels.mapped import program
 from zoo.kernels import fast, why
+from zoo.kernels.engines.export import EngineError, Form, export
 from zoo.kernels.errors import Untraceable
+from zoo.kernels.parity import Parity
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.attention import Whole, attention
 from zoo.kernels.passes.graph import Graph
@@ -291,6 +293,40 @@ def test_a_buffer_that_is_written_through_a_view_is_refused() -> None:
 
     with pytest.raises(Untraceable):
         understand(Counting(), (torch.randn(2, 3, 4, 4),), {})
+
+
+def test_engines_take_pytorchs_attention_and_not_what_looks_at_its_input(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("of a CPU's engines")
+    network, x = draw("encoder", device)
+    exported = export(network, (x,), Form.of(network(x)))
+    assert "Softmax" in str(exported.graph)
+
+    class Looking(Encoder):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y * 2 if y.sum() > 0 else y
+
+    looking = Looking().eval()
+    with pytest.raises(EngineError, match="depends on its input's values"):
+        export(looking, (x,), Form.of(looking(x)))
+
+
+def test_a_branch_on_a_value_is_said_in_words(device: torch.device) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(Untraceable, match="forward asks for a value") as told:
+        understand(Branching(), (torch.randn(2, 3, 4, 4, device=device),), {})
+    assert told.value.anyway
+
+
+def test_an_answer_of_zeros_is_said_to_tell_nothing() -> None:
+    assert "tell nothing" in str(Parity(0.0, 0.0, 16))
+    assert "tell nothing" in str(Parity(0.0, 0.0, 1, 1e-5))
+    assert "tell nothing" not in str(Parity(1e-7, 0.0, 1, 1e-5))
+    assert "tell nothing" not in str(Parity(0.0, 1e-3, 1))
 
 
 @pytest.mark.gpu

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.passes.attention import of_itself
+
 OPSET = 17
 _EXPORTING = threading.Lock()
 """The exporter, and the filters of warnings, are the whole process's."""
@@ -234,6 +236,10 @@ class _StaticShapes(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is F.adaptive_avg_pool2d:
             return self._pool(*args, **kwargs)
+        if function is F.multi_head_attention_forward:  # which compares shapes where this mode doesn't see it
+            with self:
+                found = of_itself(F.scaled_dot_product_attention, *args, **kwargs)
+            return function(*args, **kwargs) if found is None else found
         if function == _SHAPE or function is Tensor.size:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -64,8 +65,17 @@ _ABSENT = ("bias_k", "bias_v", "static_k", "static_v", "key_padding_mask", "attn
 _OFF = ("add_zero_attn", "need_weights", "use_separate_proj_weight", "is_causal")
 
 
-def _of_itself(*args: Any, **kwargs: Any) -> Any:
-    """Compute what `torch.nn.MultiheadAttention` does of one sequence (L, N, E) for each image: with images first, nothing is moved."""
+def of_itself(attend: Callable[[Tensor, Tensor, Tensor], Tensor], *args: Any, **kwargs: Any) -> tuple[Tensor, None] | None:
+    """Compute what `torch.nn.MultiheadAttention` does of one sequence (L, N, E) for each image: with images first, nothing is moved.
+
+    Args:
+        attend: computes attention of queries, keys and values (N, heads, L, E / heads).
+        args: of `torch.nn.functional.multi_head_attention_forward`.
+        kwargs: likewise.
+
+    Returns:
+        What that returns, (L, N, E) and no weights; None where something else is asked for.
+    """
     given = _SIGNATURE.bind(*args, **kwargs)
     given.apply_defaults()
     a = given.arguments
@@ -73,12 +83,16 @@ def _of_itself(*args: Any, **kwargs: Any) -> Any:
     plain = x is a["key"] and x is a["value"] and x.dim() == 3 and not (a["training"] and a["dropout_p"])
     usual = all(a[name] is None for name in _ABSENT) and not any(a[name] for name in _OFF)
     if not (plain and usual and weight is not None and x.shape[2] == a["embed_dim_to_check"] and x.shape[2] % heads == 0):
-        return _general(*args, **kwargs)
+        return None
     x = x.transpose(0, 1)
     n, length, channels = x.shape
     parts = F.linear(x, weight, a["in_proj_bias"]).view(n, length, 3, heads, channels // heads).permute(2, 0, 3, 1, 4)
-    y = attention(*parts.unbind(0), None, False, None, False).transpose(1, 2).reshape(n, length, channels)
+    y = attend(*parts.unbind(0)).transpose(1, 2).reshape(n, length, channels)
     return F.linear(y, a["out_proj_weight"], a["out_proj_bias"]).transpose(0, 1), None
 
 
-_INSTEAD: dict[Any, Any] = {F.scaled_dot_product_attention: _called, F.multi_head_attention_forward: _of_itself}
+def _heads(*args: Any, **kwargs: Any) -> Any:
+    return of_itself(lambda q, k, v: attention(q, k, v, None, False, None, False), *args, **kwargs) or _general(*args, **kwargs)
+
+
+_INSTEAD: dict[Any, Any] = {F.scaled_dot_product_attention: _called, F.multi_head_attention_forward: _heads}

@@ -133,6 +133,10 @@ def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder, 
         raise
     except Exception as error:
         where = recorder.where() or f"{type(twin).__name__}: "
+        if "on meta tensors" in str(error) and "item()" in str(error):
+            raise Untraceable(
+                f"{where}forward asks for a value, as of a branch or `.item()`, which a plan would keep for ever", anyway=True
+            ) from error
         raise Untraceable(f"{where}{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}") from error
     finally:
         for hook in hooks:
