@@ -329,6 +329,77 @@ def test_an_answer_of_zeros_is_said_to_tell_nothing() -> None:
     assert "tell nothing" not in str(Parity(0.0, 1e-3, 1))
 
 
+@pytest.mark.parametrize("kept", ["returned", "alone"])
+def test_what_is_returned_shows_what_was_written_through_a_view(kept: str, device: torch.device) -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.bias = nn.Conv2d(3, 8, 1), nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            y[:, :4].mul_(2)
+            return y if kept == "returned" else y.permute(0, 2, 3, 1) + self.bias
+
+    network, x = Written().eval().to(device), torch.randn(2, 3, 4, 4, device=device)
+    with torch.inference_mode():
+        torch.testing.assert_close(Plan(program(network, x)).eager([x])[0], network(x), rtol=1e-4, atol=1e-5)
+
+
+def test_an_operator_that_is_told_where_to_write_leaves_the_input_as_it_was(device: torch.device) -> None:
+    class Out(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x.clone()
+            return torch.mul(y, 3, out=y), x * 2
+
+    x = torch.randn(2, 3, 4, 4, device=device)
+    with torch.inference_mode():
+        tripled, doubled = Plan(program(Out(), x)).eager([x.clone()])
+    torch.testing.assert_close(tripled, 3 * x)
+    torch.testing.assert_close(doubled, 2 * x)
+
+
+class Replacing(nn.Module):
+    """Counts its calls in a buffer that is another one each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y[:, 0].add_(1)
+        self.count = self.count + 1
+        return y * self.count
+
+
+class Windowed(nn.Module):
+    """Writes into windows with pixels between them, which PyTorch's own rewriting of such writes forgets."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y.unfold(2, 2, 3)[..., 0].add_(1)
+        return y * 1
+
+
+class Drawing(nn.Module):
+    """Writes through a view, and drops."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y[:, 0].add_(1)
+        return F.dropout(y * 1, 0.5, training=True)
+
+
+@pytest.mark.parametrize(("network", "said"), [(Replacing(), "buffer"), (Windowed(), "windows"), (Drawing(), "random")])
+def test_what_rewriting_would_hide_is_refused(network: nn.Module, said: str, device: torch.device) -> None:
+    before = {name: tensor.clone() for name, tensor in network.named_buffers()}
+    with pytest.raises(Untraceable, match=said) as told:
+        understand(network.to(device), (torch.randn(2, 3, 6, 6, device=device),), {})
+    assert told.value.anyway
+    assert all(torch.equal(tensor, before[name].to(device)) for name, tensor in network.named_buffers())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NETWORKS)
 def test_plans_on_a_gpu_are_as_right_as_eager(name: str) -> None:

@@ -38,6 +38,8 @@ def run_aten(node: Node, inputs: list[Tensor], device: torch.device) -> Any:
         return aten.reshape.default(*args)
     if func is aten.native_group_norm.default:  # of a GPU: the trace leaves out the copy that PyTorch makes before
         args = (args[0].contiguous(), *args[1:])
+    if isinstance(out := kwargs.get("out"), Tensor):
+        kwargs = dict(kwargs, out=torch.empty_like(out))
     if writes_in_place(func):
         args = (args[0].clone(), *args[1:])
     return func(*args, **kwargs)

@@ -215,7 +215,7 @@ def _add(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
             return shown(_like(node, "add", maps, ["x", "residual"], maps[0].shape), node.shape)
         return _like(node, "add", [a, b], ["x", "residual"]) if len(node.shape) == 4 else None
     for source, constant in ((maps[0], const_value(b)), (maps[1], const_value(a))):
-        if source is not None and constant is not None and constant.numel() == constant.shape[-1] == source.shape[1]:
+        if source is not None and constant is not None and constant.shape[-1:] == (constant.numel(),) == source.shape[1:2]:
             shift = constant.double().flatten()
             return shown(_like(node, "affine", [source], ["x"], source.shape, scale=torch.ones_like(shift), shift=shift), node.shape)
     return None

@@ -76,22 +76,22 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
         raise Untraceable(reason, anyway=True)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     try:
-        recorder, result = _recorded(network, leaves, spec, device)
+        nodes, outputs, out_spec = _recorded(network, leaves, spec, device)
     except _Shown as refusal:
         try:
-            recorder, result = _recorded(network, leaves, spec, device, pure=True)
-        except Untraceable:
-            raise refusal from None
-    inputs = [node for node in recorder.nodes if node.op == "input"]
-    outputs, out_spec = pytree.tree_flatten(result)
-    graph = Graph(recorder.nodes, inputs, [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in outputs], out_spec)
+            nodes, outputs, out_spec = _recorded(network, leaves, spec, device, pure=True)
+        except Untraceable as error:
+            raise (error if error.anyway else refusal) from None
+    graph = Graph(nodes, [node for node in nodes if node.op == "input"], outputs, out_spec)
     if not any(isinstance(leaf, Node) for leaf in graph.outputs):
         raise Untraceable(f"{type(network).__name__} returns no tensor", anyway=True)
     graph.prune()
     return graph
 
 
-def _recorded(network: nn.Module, leaves: list[Any], spec: Any, device: torch.device | None, pure: bool = False) -> tuple[_Recorder, Any]:
+def _recorded(
+    network: nn.Module, leaves: list[Any], spec: Any, device: torch.device | None, pure: bool = False
+) -> tuple[list[Node], list[Any], Any]:
     """Record a copy of a network, which is called again where that leaves a sign.
 
     Args:
@@ -103,7 +103,7 @@ def _recorded(network: nn.Module, leaves: list[Any], spec: Any, device: torch.de
             refused: from call to call they aren't told apart.
 
     Returns:
-        The recorder, and what the copy returned.
+        The nodes; the leaves of what the copy returned, nodes where they are tensors; their structure.
     """
     constants: dict[int, tuple[str, Tensor]] = {}
     twin = _meta_copy(network, constants)
@@ -114,7 +114,8 @@ def _recorded(network: nn.Module, leaves: list[Any], spec: Any, device: torch.de
         if pure:
             raise Untraceable("forward keeps something for the next call")
         _refuse_a_memory(twin, leaves, spec, recorder, result)
-    return recorder, result
+    outputs, out_spec = pytree.tree_flatten(result)
+    return recorder.nodes, [recorder.node_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in outputs], out_spec
 
 
 def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder, pure: bool = False) -> Any:
@@ -145,9 +146,23 @@ def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder, 
 
 def _pure(twin: nn.Module) -> Callable[..., Any]:
     """Return a call of the copy in which nothing is written in place, its parameters and buffers among what is not."""
-    held = {**dict(twin.named_parameters()), **dict(twin.named_buffers())}
-    call = torch.func.functionalize(lambda held, args, kwargs: torch.func.functional_call(twin, held, args, kwargs), remove="mutations")
-    return lambda *args, **kwargs: call(held, args, kwargs)
+    tables: list[dict[str, Any]] = [table for module in twin.modules() for table in (module._parameters, module._buffers)]
+    own = [dict(table) for table in tables]
+
+    def called(held: list[dict[str, Any]], args: Any, kwargs: Any) -> Any:
+        for table, shown in zip(tables, held, strict=True):
+            table.update(shown)
+        try:
+            result = twin(*args, **kwargs)
+            if any(table.get(name) is not value for table, shown in zip(tables, held, strict=True) for name, value in shown.items()):
+                raise Untraceable("forward puts another tensor in a parameter's or buffer's place", anyway=True)
+            return result
+        finally:
+            for table, before in zip(tables, own, strict=True):
+                table.update(before)
+
+    call = torch.func.functionalize(called, remove="mutations")
+    return lambda *args, **kwargs: call(own, args, kwargs)
 
 
 def _refuse_a_memory(twin: nn.Module, leaves: list[Any], spec: Any, first: _Recorder, result: Any) -> None:
@@ -298,6 +313,8 @@ class _Recorder(TorchDispatchMode):
             raise Untraceable(f"{self.where()}{packet} is random", anyway=True)
         if packet == "as_strided_" and _moves_nothing(*args, **kwargs):  # a pool to one pixel says so that it is channels_last
             return func(*args, **kwargs)
+        if packet == "unfold_backward":  # what PyTorch makes of a write into windows forgets what lies between them
+            raise Untraceable(f"{self.where()}windows of a tensor were written in place", anyway=True)
         if any(f"{packet}.{func._overloadname}".startswith(word) for word in _BY_MEMORY):
             raise Untraceable(f"{self.where()}{packet} depends on how tensors lie in memory")
         inputs: list[Node] = []
