@@ -133,7 +133,10 @@ class Reference:
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:
-    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+    """Copy a tensor, for a network may write into its input; floats in a type."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.to(dtype, copy=True) if leaf.is_floating_point() else leaf.clone()
 
 
 def _count(batch: tuple[tuple[Any, ...], dict[str, Any]]) -> int:

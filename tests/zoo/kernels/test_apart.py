@@ -155,6 +155,12 @@ def test_what_keeps_images_apart_is_known(name: str) -> None:
     torch.testing.assert_close(network(x).detach(), beside_itself(network, x))
 
 
+def test_tokens_that_attend_to_nothing_keep_images_apart() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), nn.LayerNorm(16), nn.Linear(16, 8), nn.GELU(), nn.LayerNorm(8)).eval()
+    assert any(node.op == "layer_norm" for node in lowered(network, images()).nodes)
+    assert is_apart(network, images())
+
+
 def test_every_rule_is_tested() -> None:
     graphs = [lowered(Does(act).eval(), images()) for act in APART.values()]
     used = {node.attrs["func"] for graph in graphs for node in graph.nodes if node.op == "aten"}

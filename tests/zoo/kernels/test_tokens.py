@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zoo.kernels.mapped import program
 from zoo.kernels import fast, why
 from zoo.kernels.engines.export import EngineError, Form, export
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.parity import Parity
+from zoo.kernels.parity import Parity, Reference
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.attention import Whole, attention
 from zoo.kernels.passes.graph import Graph
@@ -120,6 +121,18 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+class Called(TorchDispatchMode):
+    """Notes which operators are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = list[Any]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.functions.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 def draw(name: str, device: torch.device, batch: int = 2) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     return NETWORKS[name]().eval().to(device), torch.randn(batch, 3, 6, 6, device=device)
@@ -175,6 +188,20 @@ def test_a_large_constant_is_made_anew(device: torch.device) -> None:
     assert counted(graph) == {"add": 2, "new_zeros": 1, "sum": 1}
 
 
+def test_what_follows_from_small_constants_and_is_large_is_made_anew(device: torch.device) -> None:
+    class Grid(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            r = torch.arange(1025, device=x.device)
+            return x + (r[:, None] - r[None]).float().mean()
+
+    graph, _ = understand(Grid(), (torch.randn(1, 2, device=device),), {})
+    assert counted(graph)["sub"] == 1
+    assert all(node.attrs["tensor"].numel() <= 1 << 20 for node in graph.nodes if node.op == "const")
+    with torch.inference_mode():
+        x = torch.randn(1, 2, device=device)
+        torch.testing.assert_close(Plan(program(Grid(), x)).eager([x])[0], Grid()(x))
+
+
 def test_what_takes_values_of_the_input_is_no_constant(device: torch.device) -> None:
     class Filled(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -198,12 +225,13 @@ def test_attention_is_pytorchs_own_in_all_its_ways() -> None:
         {"enable_gqa": True, "attn_mask": torch.rand(5, 7)},
     ]
     for way in ways:
-        with Whole():
+        with Called() as called, Whole():
             found = F.scaled_dot_product_attention(q, k, v, **way)
+        assert called.functions.count(ATTENTION) == 1
         assert torch.equal(found, wanted(q, k, v, **way))
-        meta = [t.to("meta") for t in (q, k, v)]
+        meta = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in way.items()}
         with Whole():
-            assert F.scaled_dot_product_attention(*meta, enable_gqa=True).shape == found.shape
+            assert F.scaled_dot_product_attention(*(t.to("meta") for t in (q, k, v)), **meta).shape == found.shape
     with pytest.raises(RuntimeError):
         attention(q.to("meta"), k.to("meta")[..., :3], v.to("meta"), None, False, None, True)
 
@@ -291,7 +319,7 @@ def test_a_buffer_that_is_written_through_a_view_is_refused() -> None:
             self.seen[:1].add_(1)  # pyright: ignore[reportIndexIssue, reportArgumentType]
             return y
 
-    with pytest.raises(Untraceable):
+    with pytest.raises(Untraceable, match="changes seen in every call"):
         understand(Counting(), (torch.randn(2, 3, 4, 4),), {})
 
 
@@ -371,6 +399,44 @@ class Replacing(nn.Module):
         y[:, 0].add_(1)
         self.count = self.count + 1
         return y * self.count
+
+
+def test_a_buffer_that_is_replaced_is_refused_without_a_write_too(device: torch.device) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count = self.count + 1
+            return x * self.count
+
+    class Caching(Counting):
+        def forward(self, x: Tensor) -> Tensor:
+            self.count = x.new_ones(1)
+            return x * self.count
+
+    x = torch.randn(2, 3, 4, 4, device=device)
+    with pytest.raises(Untraceable, match="reads count and puts another"):
+        understand(Counting().to(device), (x,), {})
+    assert counted(understand(Caching().to(device), (x,), {})[0]).total() == 1
+
+
+def test_what_is_compared_with_is_computed_of_images_as_they_were(device: torch.device) -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x[:, 0] += 1
+            return self.first(x)
+
+    x = torch.randn(2, 3, 4, 4, device=device)
+    before = x.clone()
+    found = Reference(Writing().eval(), device, torch.bfloat16, False, [((x,), {})])
+    assert torch.equal(x, before)
+    assert found.eager < 0.05
 
 
 class Windowed(nn.Module):

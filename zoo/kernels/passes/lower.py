@@ -37,7 +37,7 @@ def lower(graph: Graph) -> None:
         new = node
         if (made := _from_nothing(node, device)) is not None:
             new = made
-        elif node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs):
+        elif node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs) and _is_kept(node):
             if node in tuples:
                 values[node] = _evaluate(node)
             else:
@@ -64,6 +64,11 @@ _FILLED = ("zeros", "ones", "full", "arange", "scalar_tensor", "eye", "linspace"
 """Operators, by the ends of their names, that fill new memory with what is known: window masks and grids are made of them."""
 FILLED = 1 << 20
 """Numbers that a constant made of nothing may hold: it stays in memory, where the network makes it anew."""
+
+
+def _is_kept(node: Node) -> bool:
+    """Tell whether what follows from constants is one: of the network's own, or small."""
+    return torch.Size(node.shape).numel() <= FILLED or any(source.attrs["name"] for source in node.inputs)
 
 
 def _from_nothing(node: Node, device: torch.device) -> Node | None:

@@ -67,7 +67,7 @@ def trace(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dev
         a graph of "input", "const" and "aten" nodes whose constants are the network's parameters, in their own dtype.
 
     Raises:
-        Untraceable: the flow depends on values, an operator is random, one writes into a tensor that has views, or what the network
+        Untraceable: the flow depends on values, an operator is random, one writes into a parameter or buffer, or what the network
             computes depends on its calls before.
         ValueError: the network itself refuses such input; its own message.
     """
@@ -107,9 +107,13 @@ def _recorded(
     """
     constants: dict[int, tuple[str, Tensor]] = {}
     twin = _meta_copy(network, constants)
-    before = Signs(twin)
+    before, buffers = Signs(twin), dict(twin.named_buffers(remove_duplicate=False))
     recorder = _Recorder(twin, constants, device)
     result = _record(twin, leaves, spec, recorder, pure)
+    read = {node.attrs["name"] for node in recorder.nodes if node.op == "const" and "name" in node.attrs}
+    for name, buffer in twin.named_buffers(remove_duplicate=False):
+        if name in read and buffers.get(name) is not buffer:
+            raise Untraceable(f"forward reads {name} and puts another tensor in its place, which a plan would not", anyway=True)
     if before != Signs(twin):
         if pure:
             raise Untraceable("forward keeps something for the next call")

@@ -23,6 +23,7 @@ from zoo.kernels.parity import Reference
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
+from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.balance import Means, balance, mean_inputs
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
@@ -63,10 +64,10 @@ def build_gpu(
         closing(Compilers(capability)) as compilers,
         elsewhere() as do,
     ):
+        if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
+            return empty(trace(network, typed[0], typed[1], options.device), options, network)
         with phase("tracing"):
             graph, places = understand(network, typed[0], typed[1], options.device)
-        if any(leaf.numel() == 0 for leaf in tensors):
-            return empty(graph, options, network)
         setting = Setting(options.device, options.dtype, options.tf32)
         with phase("listing kernels"):
             compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
