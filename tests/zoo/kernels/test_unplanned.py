@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -206,10 +207,20 @@ def test_writing_into_a_viewed_tensor_is_not_traced_wrongly() -> None:
         torch.testing.assert_close(found, Views()(x.clone()))
 
 
-def test_random_layers_are_not_traced() -> None:
+@pytest.mark.parametrize(
+    "draw",
+    [
+        torch.rand_like,
+        lambda x: torch.empty_like(x).geometric_(0.5),
+        lambda x: torch.empty_like(x).cauchy_(),
+        lambda x: torch.empty_like(x).log_normal_(),
+        lambda x: torch.native_dropout(x, 0.5, True)[0],
+    ],
+)
+def test_random_layers_are_not_traced(draw: Callable[[Tensor], Tensor]) -> None:
     class Noise(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return x + torch.rand_like(x)
+            return x + draw(x)
 
     with pytest.raises(Untraceable, match="random"):
         trace(Noise(), (torch.randn(1, 3, 4, 4),), {})

@@ -28,7 +28,10 @@ _FREE = {  # what these return holds the values of its first argument, in the sa
 _BY_MEMORY = ("as_strided", "view.dtype", "set_", "resize_", "_foreach_")
 """Operators that depend on how a tensor lies in memory, or change several at once."""
 _NORMS = ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_with_update")
-_RANDOM = ("rand", "bernoulli", "normal", "dropout", "multinomial", "uniform", "exponential", "poisson")
+_RANDOM = (
+    "rand", "bernoulli", "normal", "dropout", "multinomial", "uniform", "exponential", "poisson", "geometric", "cauchy", "log_normal",
+    "native_dropout",
+)  # fmt: skip
 
 
 _WITHOUT_VALUES = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
