@@ -88,8 +88,6 @@ def test_another_network_than_asked_for_gets_no_figure(recipe: ModuleType, monke
 def test_what_is_no_network_is_refused_before_anything_is_measured(
     recipe: ModuleType, cell: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    if cell.startswith("timm:"):
-        pytest.importorskip("timm")
     with pytest.raises(SystemExit) as exited:
         recipe.main([CELL, cell, "--save", str(tmp_path / "modules.json"), *QUICK])
     assert exited.value.code == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -152,13 +151,6 @@ def _build(way: Way, s: Subject, tune: str, row: dict[str, Any]) -> Call:
 def plausible(mib: float | None, weights: int, dtype: torch.dtype) -> float | None:
     """Return a measured memory, None where it is less than so many weights take in this dtype."""
     return mib if mib is not None and mib >= weights * dtype.itemsize / 2**20 else None
-
-
-@functools.cache
-def parameters(cls: type[Model]) -> int:
-    """Return how many parameters a network has."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in cls().parameters())
 
 
 def allowed(way: Way, s: Subject) -> float:

@@ -283,8 +283,7 @@ def test_a_peer_that_is_not_there_is_named_beside_the_ratio(monkeypatch: pytest.
 
 
 def test_memory_below_that_of_the_weights_is_no_measurement() -> None:
-    count = inference.parameters(zoo.ResNet20)
-    assert count == sum(p.numel() for p in zoo.ResNet20().parameters())
+    count = zoo.ResNet20.params
     assert inference.plausible(1.01 * 4 * count / 2**20, count, torch.float32) == 1.01 * 4 * count / 2**20
     assert inference.plausible(0.99 * 4 * count / 2**20, count, torch.float32) is None
     assert inference.plausible(None, count, torch.float32) is None
@@ -295,6 +294,4 @@ def test_no_memory_in_the_records_is_below_that_of_the_weights(record: Path) -> 
     found = [(cell, row) for cell in Record.read(record).cells for row in cell["ways"].values() if row.get("memory_mib") is not None]
     assert found or record.stem == "benchmarks-cpu"
     for cell, row in found:
-        assert inference.plausible(row["memory_mib"], inference.parameters(zoo.CATALOGUE[cell["model"]]), torch.bfloat16) is not None, cell[
-            "model"
-        ]
+        assert inference.plausible(row["memory_mib"], zoo.CATALOGUE[cell["model"]].params, torch.bfloat16) is not None, cell["model"]

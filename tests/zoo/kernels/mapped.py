@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels.passes import understand
-from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.plans.arena import Watched
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights
@@ -81,3 +82,8 @@ def program(network: nn.Module, x: Tensor, theirs: Callable[[Node], bool] = lamb
     graph, places = understand(network, (x,), {})
     chosen = {node: Candidate(ATEN) if theirs(node) else guess(node, places, setting) for node in graph.steps() if node.op in COMPUTED}
     return Program(graph, places, chosen, setting, Weights())
+
+
+def counted(graph: Graph) -> Counter[str]:
+    """Count the steps of a graph by their kinds, those that no pass knows by PyTorch's operators."""
+    return Counter(node.attrs["func"]._overloadpacket.__name__ if node.op == "aten" else node.op for node in graph.steps())

@@ -4,7 +4,8 @@ graph      what the passes hand to each other: nodes in the order of their execu
 trace      the network's ATen operators at one input shape; `state`: signs that the next call may compute something else;
            `attention`: what stays one operator
 lower      what they mean: convolution, BatchNorm, pool …
-           `aten`: what a node says of its operator, and how that is run; `pixels`: maps seen with their channels last
+           `aten`: what a node says of its operator, and how that is run; `pixels`: maps seen with their channels last;
+           `constants`: what no input goes into
 fold       BatchNorm into weights, padding into convolutions
 fuse       what one kernel does: convolution + bias + residual + activation …
 place      parts of concatenations, computed where they belong

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.kernels.passes.aten import bound, run_aten
+from zoo.kernels.passes.aten import bound
+from zoo.kernels.passes.constants import constant, evaluate, follows, from_nothing
 from zoo.kernels.passes.graph import Graph, Node, const_value
 from zoo.kernels.passes.kinds import is_pointwise
 from zoo.kernels.passes.pixels import SECOND, as_map, map_of, share, shown, viewed
-from zoo.kernels.passes.trace import of_values
 
 aten = torch.ops.aten
 
@@ -35,16 +35,16 @@ def lower(graph: Graph) -> None:
     for node in graph.nodes:
         node.inputs = [done.get(source, source) for source in node.inputs]
         new = node
-        if (made := _from_nothing(node, device)) is not None:
+        if (made := from_nothing(node, device)) is not None:
             new = made
-        elif node.op == "aten" and node.inputs and all(const_value(source) is not None for source in node.inputs) and _is_kept(node):
+        elif follows(node):
             if node in tuples:
-                values[node] = _evaluate(node)
+                values[node] = evaluate(node)
             else:
-                new = _constant(node, _evaluate(node), node.inputs[0])
+                new = constant(node, evaluate(node), node.inputs[0])
         elif node.op == "item" and node.inputs[0] in values:
             whole = node.inputs[0]
-            new = _constant(node, values[whole][node.attrs["index"]], whole.inputs[0])
+            new = constant(node, values[whole][node.attrs["index"]], whole.inputs[0])
         elif (
             node.op == "aten"
             and node.dtype.is_floating_point
@@ -58,38 +58,6 @@ def lower(graph: Graph) -> None:
     graph.outputs = [done.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     graph.prune()
     share(graph)
-
-
-_FILLED = ("zeros", "ones", "full", "arange", "scalar_tensor", "eye", "linspace")
-"""Operators, by the ends of their names, that fill new memory with what is known: window masks and grids are made of them."""
-FILLED = 1 << 20
-"""Numbers that a constant made of nothing may hold: it stays in memory, where the network makes it anew."""
-
-
-def _is_kept(node: Node) -> bool:
-    """Tell whether what follows from constants is one: of the network's own, or small."""
-    return torch.Size(node.shape).numel() <= FILLED or any(source.attrs["name"] for source in node.inputs)
-
-
-def _from_nothing(node: Node, device: torch.device) -> Node | None:
-    """Compute what reads no tensor's values; None of another node."""
-    if node.op != "aten" or torch.Size(node.shape).numel() > FILLED:
-        return None
-    func = node.attrs["func"]
-    name = func._overloadpacket.__name__.removesuffix("_like")
-    if not name.endswith(_FILLED) or any(of_values(node)):
-        return None
-    blanks = [torch.empty((), dtype=source.dtype, device=device).expand(source.shape) for source in node.inputs]
-    return Node("const", [], {"tensor": run_aten(node, blanks, device), "name": ""}, node.shape, node.dtype)
-
-
-def _constant(node: Node, value: Tensor, origin: Node) -> Node:
-    return Node("const", [], {"tensor": value, "name": origin.attrs["name"]}, node.shape, node.dtype)
-
-
-def _evaluate(node: Node) -> Any:
-    tensors = [source.attrs["tensor"] for source in node.inputs]
-    return run_aten(node, tensors, tensors[0].device)
 
 
 def _like(node: Node, op: str, inputs: list[Node], roles: list[str], shape: tuple[int, ...] | None = None, **attrs: Any) -> Node:
@@ -219,9 +187,9 @@ def _add(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
             maps = [as_map(a), as_map(b)]
             return shown(_like(node, "add", maps, ["x", "residual"], maps[0].shape), node.shape)
         return _like(node, "add", [a, b], ["x", "residual"]) if len(node.shape) == 4 else None
-    for source, constant in ((maps[0], const_value(b)), (maps[1], const_value(a))):
-        if source is not None and constant is not None and constant.shape[-1:] == (constant.numel(),) == source.shape[1:2]:
-            shift = constant.double().flatten()
+    for source, held in ((maps[0], const_value(b)), (maps[1], const_value(a))):
+        if source is not None and held is not None and held.shape[-1:] == (held.numel(),) == source.shape[1:2]:
+            shift = held.double().flatten()
             return shown(_like(node, "affine", [source], ["x"], source.shape, scale=torch.ones_like(shift), shift=shift), node.shape)
     return None
 
