@@ -29,7 +29,7 @@ from convert.match import match
 from convert.network import layers
 from convert.steps import flip
 from weights import Preprocessing
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.preprocess import preprocess
 
 CIFAR_IMAGES = 256

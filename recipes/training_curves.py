@@ -30,7 +30,7 @@ from zoo.bench.machine import facts
 from zoo.bench.record import today
 from zoo.finetuning.drawing import Curve, chart, save
 from zoo.kernels.training import fast_step
-from zoo.model import Model
+from zoo.networks.model import Model
 
 WAYS = ("eager float32", "eager bfloat16", "fast_step bfloat16")
 SMOOTH = 20

@@ -46,9 +46,9 @@ def ours(file: Path) -> set[str]:
 
 
 def test_the_walk_sees_the_packages() -> None:
-    assert {"zoo/model.py", "weights/fetch.py", "convert/core.py"} <= {str(f) for f in FILES}
-    assert "zoo.preprocess" in imports(Path("zoo/model.py"))
-    assert "zoo.preprocess" not in imports(Path("zoo/model.py"), top_level_only=True)
+    assert {"zoo/networks/model.py", "weights/fetch.py", "convert/core.py"} <= {str(f) for f in FILES}
+    assert "zoo.preprocess" in imports(Path("zoo/networks/model.py"))
+    assert "zoo.preprocess" not in imports(Path("zoo/networks/model.py"), top_level_only=True)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "weights"], ids=str)
@@ -66,7 +66,7 @@ def test_convert_knows_no_network_and_imports_frameworks_only_when_called(file: 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_family_imports_the_base_and_shared_blocks_only(family: str) -> None:
-    assert ours(Path(f"zoo/{family}.py")) <= {"zoo.model", "zoo.layers"}
+    assert ours(Path(f"zoo/{family}.py")) <= {"zoo.networks.model", "zoo.networks.layers"}
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[:2] == ("zoo", "kernels")], ids=str)
@@ -106,8 +106,8 @@ def test_the_command_begins_with_nothing_but_the_standard_library() -> None:
 
 
 def test_the_base_imports_preprocessing_only_when_called() -> None:
-    assert ours(Path("zoo/model.py")) == {"zoo.preprocess"}
-    assert ours(Path("zoo/layers.py")) == set()
+    assert ours(Path("zoo/networks/model.py")) == {"zoo.preprocess"}
+    assert ours(Path("zoo/networks/layers.py")) == set()
 
 
 def test_only_the_bridges_join_weights_and_convert() -> None:

@@ -24,19 +24,23 @@ if getattr(sys, "argv", [])[:1] == ["-m"]:  # `python -m zoo` imports this packa
         zoo_command.answer_at_once()
 
 from weights import NoPretrainedWeights, WeightsError, WeightsMismatch
-from zoo import alexnet, googlenet, inception, mobilenet, xception
-from zoo.densenet import CIFARDenseNet, DenseNet
-from zoo.efficientnet import EfficientNet
+from zoo.networks import alexnet
+from zoo.networks import googlenet
+from zoo.networks import inception
+from zoo.networks import mobilenet
+from zoo.networks import xception
+from zoo.networks.densenet import CIFARDenseNet, DenseNet
+from zoo.networks.efficientnet import EfficientNet
 from zoo.features import Features, body, features, head, pyramid
 from zoo.kernels import Fast, fast, plain, why
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 from zoo.predict import Prediction, predict
-from zoo.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
-from zoo.squeezenet import SqueezeNet
+from zoo.networks.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
+from zoo.networks.squeezenet import SqueezeNet
 from zoo.surgery import reset_head
 from zoo.taps import UnknownTap
 from zoo.trained import trained
-from zoo.vgg import VGG
+from zoo.networks.vgg import VGG
 
 if TYPE_CHECKING:
     from zoo.embedding import embed

@@ -14,7 +14,7 @@ from convert import formats
 from weights import BadRecord, Checkpoint
 from weights.places import at_home
 from zoo.finding import to_safetensors
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.runs import is_run
 from zoo.trained import settled, trained
 

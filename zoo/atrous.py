@@ -14,7 +14,7 @@ Pair = tuple[int, int]
 class AtrousConv2d(nn.Conv2d):
     """A convolution that was padded as TensorFlow pads for its `stride`, at stride 1: where both look, they see the same pixels.
 
-    `even` pads as for even sizes whatever the size, as `zoo.layers.Conv2dEven` does.
+    `even` pads as for even sizes whatever the size, as `zoo.networks.layers.Conv2dEven` does.
     """
 
     def __init__(self, layer: nn.Conv2d, stride: Pair, dilation: int, even: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.labels import Label, labels
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.surgery import fresh_head
 
 log = logging.getLogger("zoo")

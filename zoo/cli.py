@@ -41,7 +41,7 @@ from zoo.console import (
     sentence,
 )
 from zoo.finding import find_record, nearest_with_weights, to_safetensors
-from zoo.model import CATALOGUE
+from zoo.networks.model import CATALOGUE
 from zoo.predict import Prediction
 from zoo.preprocess import BadImage
 from zoo.runs import named

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from zoo.console import err, names, out, png, print_json, writable
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 from zoo.search import model_class
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
 
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 
 GPU_FAILED: tuple[type[BaseException], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 PIPE_WIDTH = 400

@@ -19,7 +19,7 @@ from convert.source import Source
 from weights import Preprocessing
 from weights.errors import ConvertError
 from zoo.foreign import NOTES
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 @dataclass(slots=True, repr=False)

@@ -26,10 +26,10 @@ from weights import Preprocessing
 from weights.errors import ConvertError
 from zoo.converted import Conversion, metadata, not_proven
 from zoo.exporting import check_same, export, stamp
-from zoo.filling import assign
+from zoo.networks.assignment import assign
 from zoo.folding import fold_input as fold
 from zoo.foreign import NOTES, Foreign, file_sha256
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.pictures import Pictures, steps
 from zoo.proving import decided, proven
 from zoo.search import model_class

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.predict import Prediction, predict
 
 if TYPE_CHECKING:

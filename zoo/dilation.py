@@ -8,9 +8,9 @@ from torch import fx, nn
 
 from zoo.atrous import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
 from zoo.fields import Pair, Window, fields, window
-from zoo.layers import Conv2dEven, Conv2dSame, MaxPoolSame
-from zoo.model import Model
-from zoo.resnet import PaddedShortcut
+from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame
+from zoo.networks.model import Model
+from zoo.networks.resnet import PaddedShortcut
 from zoo.taps import BODY, trace
 
 

@@ -22,7 +22,7 @@ from weights import Preprocessing
 from weights.errors import ConvertError
 from zoo.converted import Conversion, metadata, not_proven
 from zoo.foreign import NOTES, Foreign, adopted, load
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.pictures import Pictures, natural, prepared
 from zoo.proving import TOLERANCE
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from zoo.dilation import changed, changes
 from zoo.kernels import Fast, fast, plain
-from zoo.model import Model, check_images
+from zoo.networks.model import Model, check_images
 from zoo.taps import BODY, STRIDE, Places, Tap, Trace, trace
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import torch
 from torch import fx, nn
 
 from zoo.atrous import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
-from zoo.layers import Conv2dEven, Conv2dSame, MaxPoolSame, StochasticDepth, imagenet_to_inception
-from zoo.resnet import PaddedShortcut
+from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, StochasticDepth, imagenet_to_inception
+from zoo.networks.resnet import PaddedShortcut
 
 Pair = tuple[int, int]
 

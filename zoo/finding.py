@@ -31,7 +31,7 @@ from weights import (
 )
 from weights.finite import check_values
 from weights.places import at_home
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 from zoo.runs import WEIGHTS, is_run, read_row, unfinished
 from zoo.search import model_class
 

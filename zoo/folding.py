@@ -11,7 +11,7 @@ from convert.network import Layer
 from convert.source import Stored
 from convert.steps import Minus, ScaleChannels, SwapChannels
 from weights import ConvertError, Preprocessing
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 def fold_input(

@@ -25,8 +25,8 @@ from convert.source import Convention, Source, Spatial
 from weights import Checkpoint
 from weights.errors import BadRecord, LimitExceeded, MalformedFile, WeightsMismatch
 from weights.wording import counted
-from zoo.filling import assign
-from zoo.model import Model
+from zoo.networks.assignment import assign
+from zoo.networks.model import Model
 
 M = TypeVar("M", bound=Model)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from convert.formats import safetensors
 from weights import header
 from weights.errors import ConvertError, MalformedFile, OutputsDiffer
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.pictures import natural, prepared
 
 IMAGES = 2

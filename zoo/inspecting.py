@@ -20,7 +20,7 @@ from convert.inspect import inspect as describe
 from convert.source import Source
 from weights.errors import ConvertError
 from zoo.foreign import NOTES
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 
 SURE = 0.8
 """Confidence from which on a network is taken for the file's own; a file without its classifier reaches it, a sibling does not."""

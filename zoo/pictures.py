@@ -16,7 +16,7 @@ from torch import Tensor
 import weights
 from weights import Preprocessing
 from zoo.labels import TABLES, labels
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.preprocess import BadImage, preprocess
 from zoo.surgery import with_channels
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from weights.record import Preprocessing
-    from zoo.model import Model
+    from zoo.networks.model import Model
 
 
 class WrongInput(ValueError):

@@ -17,7 +17,7 @@ from convert.source import Convention, Source, Spatial
 from weights import ConvertError, Preprocessing
 from zoo.converted import Conversion
 from zoo.foreign import NOTES, Foreign, adopted, load, notes
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.pictures import PROOF_IMAGES, Pictures, steps
 
 TOLERANCE = 1e-4

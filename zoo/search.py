@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import weights
 from weights import Checkpoint, UnknownWeights
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 
 log = logging.getLogger("zoo")
 IMAGENET = "ImageNet"

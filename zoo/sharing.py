@@ -14,7 +14,7 @@ from weights.unbundle import Unbundled
 from zoo.finding import record_of, to_safetensors
 from zoo.golden import compare, golden
 from zoo.labels import TABLES
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 from zoo.trained import assemble
 
 

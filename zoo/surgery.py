@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import nn
 
 from weights import Preprocessing
-from zoo.model import Model
+from zoo.networks.model import Model
 
 log = logging.getLogger("zoo")
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from zoo.fields import Field, fields
-from zoo.model import Model
+from zoo.networks.model import Model
 
 BODY, EMBEDDING, LOGITS, STRIDE = "body", "embedding", "logits", "stride/"
 NEAREST = 5

@@ -17,10 +17,10 @@ from convert.source import CONVENTIONS, SPATIALS, meant
 from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
 from zoo.classes import choose_classes
 from zoo.dilation import dilate
-from zoo.filling import assign
+from zoo.networks.assignment import assign
 from zoo.finding import find
 from zoo.labels import labels as labels_named
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.surgery import adapt_stem, replace_head, with_channels
 
 M = TypeVar("M", bound=Model)

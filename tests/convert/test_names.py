@@ -10,7 +10,7 @@ import torch
 import zoo
 from convert import core, names
 from convert.formats import pytorch
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 @cache

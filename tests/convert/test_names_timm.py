@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import zoo
 from convert import core, names
 from weights import Checkpoint, checkpoints
-from zoo.model import Model
+from zoo.networks.model import Model
 
 pytestmark = pytest.mark.reference
 

@@ -16,7 +16,7 @@ from convert.network import Layer, layers
 from convert.source import Convention
 from zoo.exporting import naming_for, write_network
 from zoo.foreign import adopted
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 
 
 def built(name: str, **options: Any) -> Model:

@@ -17,7 +17,7 @@ from convert.steps import flip
 from weights import header
 from zoo.cli import main
 from zoo.foreign import NOTES
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from zoo import DenseNet_BC_100_12, InceptionV3, MobileNetV1_025, ResNet20, Sque
 from zoo.converted import NotProven
 from zoo.converting import convert
 from zoo.foreign import NOTES
-from zoo.model import Model
+from zoo.networks.model import Model
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(7))
 

@@ -14,7 +14,7 @@ from weights import ConvertError
 from zoo.converted import NotProven
 from zoo.converting import convert
 from zoo.labels import labels
-from zoo.model import Model
+from zoo.networks.model import Model
 
 pytestmark = pytest.mark.real
 

@@ -17,7 +17,7 @@ from convert import sandbox
 from convert.formats import safetensors
 from weights.errors import ConvertError, MalformedFile, ReaderCrashed
 from zoo.converting import convert
-from zoo.model import Model
+from zoo.networks.model import Model
 
 ROOT = Path(__file__).parents[2]
 CUT = """

@@ -18,7 +18,7 @@ from convert.network import layers
 from convert.source import Stored
 from weights import Preprocessing
 from zoo.folding import fold_input
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.pictures import prepared
 
 CAFFE = {"mean": (0.41, 0.46, 0.49), "std": (0.25, 0.125, 1 / 255), "channel_order": "bgr"}

@@ -14,7 +14,7 @@ from PIL import Image
 import weights
 from weights import Preprocessing
 from zoo import ResNet20
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.pictures import MOST, Pictures, natural, prepared, steps, unprepared
 from zoo.preprocess import BadImage
 

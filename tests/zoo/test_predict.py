@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from weights import Checkpoint, Preprocessing
 from zoo import ResNet20
 from zoo.labels import labels
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.predict import Prediction, WrongInput, check_preprocessed, predict
 from zoo.preprocess import BadImage, preprocess
 

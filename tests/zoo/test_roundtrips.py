@@ -15,7 +15,7 @@ from convert.formats import formats, read
 from convert.network import layers
 from convert.source import Convention
 from zoo.exporting import write_network
-from zoo.resnet import CIFARResNet
+from zoo.networks.resnet import CIFARResNet
 
 # the smallest of each family, and of each way in which two families differ
 NETWORKS = (

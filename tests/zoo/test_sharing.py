@@ -17,7 +17,7 @@ from zoo import ResNet20, trained
 from zoo.adding import add_file
 from zoo.cli import main
 from zoo.golden import TOLERANCE, compare, golden
-from zoo.model import Model
+from zoo.networks.model import Model
 
 PACKAGED = Path(weights.__file__).parent
 

@@ -17,7 +17,7 @@ from zoo.bench.machine import facts
 from zoo.bench.peers import OURS, Way
 from zoo.bench.record import today
 from zoo.bench.subject import tf32
-from zoo.model import Model
+from zoo.networks.model import Model
 
 FEWEST = 5
 """Rounds that the slowest network gets too."""

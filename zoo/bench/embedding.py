@@ -31,7 +31,7 @@ from zoo.console import err, out, print_json
 from zoo.embedding import Report, embed
 from zoo.finding import find_record
 from zoo.images import open_source
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.search import model_class
 
 DISTINCT = 512

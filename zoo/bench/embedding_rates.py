@@ -15,7 +15,7 @@ from zoo.embedding.plan import Plan, chunks
 from zoo.embedding.prepare import prepared
 from zoo.embedding.run import make_plan
 from zoo.images import Source
-from zoo.model import Model
+from zoo.networks.model import Model
 
 BATCHES = 20
 """Of the network alone, whose median counts."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.model import Model
+from zoo.networks.model import Model
 
 CONVOLUTIONS = ("convolution", "_convolution")
 PRODUCTS = ("addmm", "mm")

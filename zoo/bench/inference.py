@@ -19,7 +19,7 @@ from zoo.bench.floor import floor_us
 from zoo.bench.peers import OURS, WARMUPS, Call, Way
 from zoo.bench.record import Record
 from zoo.bench.subject import OFF, Subject, relative_error, subject
-from zoo.model import Model
+from zoo.networks.model import Model
 
 FIGURE = ("ResNet50", "ResNet101", "VGG19")
 """The networks of the figure: those that Torch.jl compared frameworks with."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from zoo.bench.subject import torchvision_builder
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.trained import trained
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from zoo.bench.subject import Subject, tf32
 from zoo.kernels.workspaces import clear_workspaces
-from zoo.model import Model
+from zoo.networks.model import Model
 
 Call = Callable[[], Tensor]
 OURS = "fast"

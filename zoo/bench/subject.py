@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zoo.kernels.elsewhere import elsewhere
 from zoo.kernels.images import natural_images
 from zoo.kernels.precision import products
-from zoo.model import Model
+from zoo.networks.model import Model
 
 CHUNK = 32
 """Images at a time where an answer and not its speed is wanted: the reference must fit where the fastest way fits."""

@@ -22,8 +22,8 @@ from zoo.bench.machine import facts
 from zoo.bench.peers import OURS, Way, forked_compilers
 from zoo.bench.record import Record, today
 from zoo.bench.subject import Subject, subject
-from zoo.layers import StochasticDepth
-from zoo.model import Model
+from zoo.networks.layers import StochasticDepth
+from zoo.networks.model import Model
 
 FIGURE = ("ResNet50", "VGG19", "DenseNet121", "MobileNetV2")
 BATCHES = (32, 256)

@@ -33,7 +33,7 @@ from zoo.embedding.report import LeftOut, Report
 from zoo.embedding.writing import Block, list_left_out, parquet_options, table
 from zoo.images import Source
 from zoo.images.parquet import pyarrow
-from zoo.model import Model
+from zoo.networks.model import Model
 
 PART_ROWS = 256
 """Images in a part at least: many small parts are what a cluster can spread, and start again."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from zoo.features import Features, features
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 class Vectors(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo.embedding.extracting import extractor
 from zoo.embedding.plan import state_digest
 from zoo.embedding.reading import Embeddings
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 
 BLOCK = 1 << 16
 """Rows that are compared at once."""

@@ -13,7 +13,7 @@ from zoo.embedding.decoding import Chunk
 from zoo.embedding.extracting import extractor
 from zoo.embedding.feeding import Feeder
 from zoo.embedding.plan import Plan
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 def prepared(model: Model, plan: Plan, device: torch.device, dtype: torch.dtype | None) -> nn.Module:

@@ -21,7 +21,7 @@ from zoo.embedding.progress import bar
 from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
 from zoo.images import Source, open_source
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.runs import place_of
 
 

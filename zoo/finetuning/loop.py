@@ -29,7 +29,7 @@ from zoo.finetuning.plan import Plan, log_every
 from zoo.finetuning.schedule import freeze, layers, make_optimizer, rate_at, set_rate, training_mode
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.stepping import Stepper
-from zoo.model import Model
+from zoo.networks.model import Model
 
 FLUSH = {"cpu": 1, "cuda": 20}
 """Steps after which a loss is looked at: a GPU would have to wait each time."""

@@ -19,7 +19,7 @@ from zoo.finetuning.chance import seed_of
 from zoo.finetuning.settings import Settings
 from zoo.labels import Label
 from zoo.labels import labels as labels_named
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.surgery import replace_head, with_channels
 from zoo.trained import trained
 

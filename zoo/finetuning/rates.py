@@ -27,7 +27,7 @@ from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import classes_of, open_data, split
 from zoo.images import Source
 from zoo.kernels.training.step import fast_step
-from zoo.model import Model
+from zoo.networks.model import Model
 
 LOW, HIGH = 1e-6, 3.0
 LEAST = 3

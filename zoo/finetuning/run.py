@@ -27,7 +27,7 @@ from zoo.finetuning.plan import Plan, plan_of
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
-from zoo.model import CATALOGUE, Model
+from zoo.networks.model import CATALOGUE, Model
 from zoo.runs import CONFIG, WEIGHTS, write_result
 from zoo.trained import trained
 

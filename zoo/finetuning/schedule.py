@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from zoo.finetuning.settings import Settings
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 def layers(model: nn.Module) -> list[nn.Module]:

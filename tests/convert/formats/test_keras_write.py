@@ -24,7 +24,7 @@ from convert.network import Layer, layers
 from convert.source import Part, in_memory
 from convert.steps import FlattenOrder
 from weights.errors import ConvertError, MissingLibrary
-from zoo.model import Model
+from zoo.networks.model import Model
 
 ENDINGS = (".hdf5", ".weights.h5")
 

@@ -11,7 +11,7 @@ import torch
 import zoo
 from convert import names
 from convert.formats._keras_model import APPLICATIONS
-from zoo.model import Model
+from zoo.networks.model import Model
 
 LARGE = ("EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "DenseNet169", "DenseNet201", "ResNet101", "ResNet152")
 CLASSES = 10

@@ -14,7 +14,7 @@ from convert.core import KINDS
 from convert.formats import caffe
 from convert.names import caffe as naming
 from weights import Preprocessing
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.preprocess import preprocess
 
 FAMILIES = ("VGG", "ResNet", "SEResNet", "SEResNeXt", "AlexNet", "SqueezeNet", "DenseNet1", "DenseNet2", "MobileNetV1", "MobileNetV2")

@@ -23,7 +23,7 @@ from convert.formats._torch import as_tensor, stored
 from convert.names import keras as naming
 from convert.network import Layer, layers
 from convert.source import Stored
-from zoo.model import Model
+from zoo.networks.model import Model
 
 pytestmark = [
     pytest.mark.reference,

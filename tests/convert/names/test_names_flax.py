@@ -15,7 +15,7 @@ import zoo
 from convert import conversion, names, network, writing
 from convert.formats import flax, npz, safetensors
 from convert.source import Part, Source, in_memory
-from zoo.model import Model
+from zoo.networks.model import Model
 
 pytestmark = pytest.mark.reference
 

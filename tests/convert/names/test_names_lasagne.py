@@ -15,7 +15,7 @@ import zoo
 from convert import conversion, names, network, writing
 from convert.formats import npz, theano
 from convert.source import Source, in_memory
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 def described(model: Model) -> tuple[list[network.Layer], dict[str, tuple[int, ...]]]:

@@ -9,7 +9,7 @@ from torch import nn
 import zoo
 from convert import conversion, core, names, network
 from convert.source import Source, in_memory
-from zoo.model import Model
+from zoo.networks.model import Model
 
 pytestmark = [pytest.mark.reference]
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from zoo import ResNet20, trained
-from zoo.model import Model
+from zoo.networks.model import Model
 
 CLASSES = ("circle", "square", "stripes")
 

@@ -9,7 +9,7 @@ from PIL import Image
 from zoo import ResNet32, cli, embedding
 from zoo.embedding import nearest, read
 from zoo.embedding.report import Report
-from zoo.model import Model
+from zoo.networks.model import Model
 
 FAST = ["--no-fast", "--workers", "0", "--batch-size", "16"]
 

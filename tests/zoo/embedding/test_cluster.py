@@ -22,7 +22,7 @@ from zoo.embedding import cluster, embed, read
 from zoo.embedding.run import make_plan
 from zoo.images import open_source
 from zoo.images.folder import Folder
-from zoo.model import Model
+from zoo.networks.model import Model
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 PLAIN: dict[str, Any] = {"fast": False, "batch_size": 16, "progress": False}

@@ -25,7 +25,7 @@ from zoo.features import features
 from zoo.images import files as image_files
 from zoo.images import open_source
 from zoo.images.folder import Folder
-from zoo.model import Model
+from zoo.networks.model import Model
 from zoo.preprocess import preprocess
 
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from zoo.embedding import embed
-from zoo.model import Model
+from zoo.networks.model import Model
 
 pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"batch_size": 32, "progress": False}

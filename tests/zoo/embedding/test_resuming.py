@@ -14,7 +14,7 @@ from filelock import FileLock
 from zoo import ResNet20, trained
 from zoo.embedding import embed
 from zoo.embedding.parts import Part
-from zoo.model import Model
+from zoo.networks.model import Model
 
 PLAIN: dict[str, Any] = {"fast": False, "workers": 0, "batch_size": 16, "progress": False}
 

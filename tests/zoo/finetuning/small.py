@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 class Tiny(Model):

@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo import ResNet20
 from zoo.finetuning import Run, Stopped, finetune, stepping
 from zoo.finetuning.loop import Trainer
-from zoo.model import Model
+from zoo.networks.model import Model
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,7 @@ from zoo.finetuning import NotFinite, Run, Stopped, finetune, stepping
 from zoo.finetuning.loop import Trainer
 from zoo.finetuning.settings import Settings
 from zoo.kernels.training import FastStep, FastTraining, fast_step
-from zoo.model import Model
+from zoo.networks.model import Model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import zoo
 from zoo import CATALOGUE, Model, fast, plain, why
-from zoo.densenet import CIFARDenseNet
+from zoo.networks.densenet import CIFARDenseNet
 
 SIZES = {"AlexNet": 67, "InceptionV3": 75, "Xception": 71, "MobileNetV1": 64, "MobileNetV2": 64, "MobileNetV3": 64, "EfficientNet": 64}
 

@@ -21,7 +21,7 @@ from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.recompute import remade
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Replay
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Replay
 from zoo.kernels.training.rounding import TOGETHER, rounded, to_round
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 def replay_of(network: nn.Module, x: torch.Tensor) -> Replay:

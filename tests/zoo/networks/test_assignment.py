@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weights import WeightsMismatch
-from zoo.filling import assign
+from zoo.networks.assignment import assign
 
 State = dict[str, Tensor]
 

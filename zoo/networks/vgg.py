@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 class VGG(Model):

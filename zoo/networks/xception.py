@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from zoo.layers import MaxPoolSame, conv1x1, conv3x3
-from zoo.model import Model
+from zoo.networks.layers import MaxPoolSame, conv1x1, conv3x3
+from zoo.networks.model import Model
 
 
 class SeparableConv2d(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from zoo.model import Model
+from zoo.networks.model import Model
 
 
 class AlexNet(Model):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.layers import ConvNormReLU, imagenet_to_inception
-from zoo.model import Model
+from zoo.networks.layers import ConvNormReLU, imagenet_to_inception
+from zoo.networks.model import Model
 
 TABLE = {  # Szegedy et al. 2014, Table 1: #1x1, #3x3 reduce, #3x3, #5x5 reduce, #5x5, pool proj
     "3a": (64, 96, 128, 16, 32, 32),

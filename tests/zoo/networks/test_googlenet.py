@@ -8,7 +8,7 @@ from parity import assert_equal, assert_same_initialisation
 from torchvision import models
 
 from zoo import GoogLeNet
-from zoo.googlenet import GoogLeNetOutputs
+from zoo.networks.googlenet import GoogLeNetOutputs
 
 
 @pytest.mark.reference

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torchvision import models
 
 from zoo import CATALOGUE, ResNet18, ResNet20, ResNet50, ResNet56, ResNet110
-from zoo.resnet import PaddedShortcut
+from zoo.networks.resnet import PaddedShortcut
 
 TORCHVISION = {
     **{f"ResNet{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},

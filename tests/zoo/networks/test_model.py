@@ -11,7 +11,7 @@ from torch import Tensor
 
 import zoo
 from zoo import CATALOGUE, Model, ResNet18, ResNet20
-from zoo.vgg import VGG
+from zoo.networks.vgg import VGG
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_only_a_class_with_a_published_count_joins_the_catalogue() -> None:
 def test_a_class_derived_from_a_variant_is_that_variant() -> None:
     mine = type("Mine", (ResNet18,), {})
     assert mine.variant() is ResNet18
-    assert mine.family() is ResNet18.family() is zoo.resnet.ResNet
+    assert mine.family() is ResNet18.family() is zoo.networks.resnet.ResNet
     assert VGG.variant() is VGG
 
 

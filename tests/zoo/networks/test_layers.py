@@ -10,7 +10,7 @@ from torch import nn
 from torchvision import ops
 from torchvision.models._utils import _make_divisible
 
-from zoo.layers import (
+from zoo.networks.layers import (
     ACTIVATIONS,
     Conv2dSame,
     MaxPoolSame,

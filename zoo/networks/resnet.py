@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo.layers import MaxPoolSame, SqueezeExcitation, conv1x1, conv2d, conv3x3
-from zoo.model import Model
+from zoo.networks.layers import MaxPoolSame, SqueezeExcitation, conv1x1, conv2d, conv3x3
+from zoo.networks.model import Model
 
 
 class BasicBlock(nn.Module):

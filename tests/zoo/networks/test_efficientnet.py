@@ -10,7 +10,7 @@ from torch import nn
 from torchvision import models
 
 from zoo import CATALOGUE, EfficientNetB0, EfficientNetB7
-from zoo.layers import StochasticDepth
+from zoo.networks.layers import StochasticDepth
 
 SHOWN = (0, 3)
 """The first, and one that is wider and deeper; the others differ in the same two numbers."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from zoo.model import Model
+from zoo.networks.model import Model
 
 FIRES = ((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256))
 """Squeezed channels and channels of each expansion of fire2 to fire9 (Iandola et al. 2016, Table 1)."""

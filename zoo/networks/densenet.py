@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from zoo.layers import MaxPoolSame, conv1x1, conv2d, conv3x3
-from zoo.model import Model
+from zoo.networks.layers import MaxPoolSame, conv1x1, conv2d, conv3x3
+from zoo.networks.model import Model
 
 
 class DenseLayer(nn.Module):

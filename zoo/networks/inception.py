@@ -7,8 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.layers import ConvNormReLU, imagenet_to_inception
-from zoo.model import Model
+from zoo.networks.layers import ConvNormReLU, imagenet_to_inception
+from zoo.networks.model import Model
 
 Convolution = tuple[Any, ...]
 """Channels, kernel (height and width if they differ), and the stride if it isn't 1."""

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from zoo.layers import InvertedResidual, SqueezeExcitation, conv_norm_act, divisible
-from zoo.model import Model
+from zoo.networks.layers import InvertedResidual, SqueezeExcitation, conv_norm_act, divisible
+from zoo.networks.model import Model
 
 B0 = (  # Tan & Le 2019, Table 1: expansion, kernel, stride of the first, channels, repeats
     (1, 3, 1, 16, 1),

@@ -8,7 +8,7 @@ from parity import assert_equal, assert_same_initialisation
 from torchvision import models
 
 from zoo import InceptionV3
-from zoo.inception import AuxiliaryHead, InceptionV3Outputs
+from zoo.networks.inception import AuxiliaryHead, InceptionV3Outputs
 
 
 @pytest.mark.reference
