@@ -30,7 +30,7 @@ from convert.network import layers
 from convert.steps import flip
 from weights import Preprocessing
 from zoo.networks.model import Model
-from zoo.preprocess import preprocess
+from zoo.images.preprocess import preprocess
 
 CIFAR_IMAGES = 256
 REFERENCE_IMAGES = 16

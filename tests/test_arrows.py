@@ -47,8 +47,8 @@ def ours(file: Path) -> set[str]:
 
 def test_the_walk_sees_the_packages() -> None:
     assert {"zoo/networks/model.py", "weights/fetch.py", "convert/core.py"} <= {str(f) for f in FILES}
-    assert "zoo.preprocess" in imports(Path("zoo/networks/model.py"))
-    assert "zoo.preprocess" not in imports(Path("zoo/networks/model.py"), top_level_only=True)
+    assert "zoo.images.preprocess" in imports(Path("zoo/networks/model.py"))
+    assert "zoo.images.preprocess" not in imports(Path("zoo/networks/model.py"), top_level_only=True)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "weights"], ids=str)
@@ -106,7 +106,7 @@ def test_the_command_begins_with_nothing_but_the_standard_library() -> None:
 
 
 def test_the_base_imports_preprocessing_only_when_called() -> None:
-    assert ours(Path("zoo/networks/model.py")) == {"zoo.preprocess"}
+    assert ours(Path("zoo/networks/model.py")) == {"zoo.images.preprocess"}
     assert ours(Path("zoo/networks/layers.py")) == set()
 
 

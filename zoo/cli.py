@@ -43,7 +43,7 @@ from zoo.console import (
 from zoo.finding import find_record, nearest_with_weights, to_safetensors
 from zoo.networks.model import CATALOGUE
 from zoo.predict import Prediction
-from zoo.preprocess import BadImage
+from zoo.images.preprocess import BadImage
 from zoo.runs import named
 from zoo.search import Entry, model_class, search
 from zoo.trained import trained

@@ -213,7 +213,7 @@ def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path,
     from zoo.embedding.nearest import pictures
     from zoo.images import decode
     from zoo.predict import Prediction
-    from zoo.preprocess import open_image
+    from zoo.images.preprocess import open_image
     from zoo.sheet import contact_sheet
 
     files = pictures(known, found, data)

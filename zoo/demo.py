@@ -30,7 +30,7 @@ def pictures(required: bool = True) -> list[Path]:
 
 def views(file: Path) -> list[tuple[str, Image]]:
     """Open a picture and cut it: the whole, and its left, middle and right (or top, middle and bottom) squares."""
-    from zoo.preprocess import open_image
+    from zoo.images.preprocess import open_image
 
     whole = open_image(file)
     width, height = whole.size

@@ -65,12 +65,12 @@ class Part(nn.Module):
 
     def preprocess(self, images: Any) -> Tensor:
         """Turn images into the batch that the network's checkpoint was measured with; see `Model.preprocess`."""
-        from zoo.preprocess import preprocess
+        from zoo.images.preprocess import preprocess
 
         if self.checkpoint is None:
             raise ValueError(
                 f"the {self.network_name} that these layers come from is untrained, so no preprocessing belongs to it; take them from "
-                f"trained({self.network_name}), or use zoo.preprocess.preprocess(images, preprocessing) with one of your own"
+                f"trained({self.network_name}), or use zoo.images.preprocess.preprocess(images, preprocessing) with one of your own"
             )
         return preprocess(images, self.checkpoint.preprocessing).to(next(self.parameters()).device)
 

@@ -17,7 +17,7 @@ import weights
 from weights import Preprocessing
 from zoo.labels import TABLES, labels
 from zoo.networks.model import Model
-from zoo.preprocess import BadImage, preprocess
+from zoo.images.preprocess import BadImage, preprocess
 from zoo.surgery import with_channels
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")

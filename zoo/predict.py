@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from zoo.kernels import Fast
 from zoo.labels import Label, labels
-from zoo.preprocess import is_many, named_images, preprocess_named
+from zoo.images.preprocess import is_many, named_images, preprocess_named
 
 if TYPE_CHECKING:
     from PIL.Image import Image

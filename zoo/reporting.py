@@ -13,7 +13,7 @@ from convert.report import write_report as write_page
 from zoo.converted import Conversion
 from zoo.labels import TABLES, labels
 from zoo.pictures import Pictures
-from zoo.preprocess import BadImage, open_image, preprocess
+from zoo.images.preprocess import BadImage, open_image, preprocess
 
 SAMPLES = 8
 THUMBNAIL = 96

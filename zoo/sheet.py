@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.preprocess import open_image
+from zoo.images.preprocess import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

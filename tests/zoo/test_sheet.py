@@ -6,7 +6,7 @@ from PIL import Image
 
 from zoo import sheet
 from zoo.predict import Prediction
-from zoo.preprocess import BadImage
+from zoo.images.preprocess import BadImage
 from zoo.sheet import HEIGHT, WIDTH, contact_sheet
 
 PREDICTIONS = [Prediction("tabby", "n02123045", 0.5, 281), Prediction("tiger cat", "n02123159", 0.25, 282), Prediction("cat", None, 0.0, 3)]

@@ -23,7 +23,7 @@ from zoo.embedding.shelf import Shelf, pixels_at
 from zoo.images import BadImage, Source
 from zoo.images.decoding import opened
 from zoo.images.files import StoreFailed, is_url
-from zoo.preprocess import ORIENTATION, pixels_of
+from zoo.images.preprocess import ORIENTATION, pixels_of
 
 AHEAD = 4
 """Chunks that every process works ahead."""

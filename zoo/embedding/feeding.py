@@ -35,7 +35,7 @@ class Feeder:
         self._levels = torch.tensor(255.0, **place)  # a tensor: a GPU multiplies by the inverse of a plain number, which rounds otherwise
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Do what `zoo.preprocess` does after the crop, bit for bit: uint8 (B, H, W, C) to float32 (B, C, H, W)."""
+        """Do what `zoo.images.preprocess` does after the crop, bit for bit: uint8 (B, H, W, C) to float32 (B, C, H, W)."""
         x = pixels.permute(0, 3, 1, 2)
         if self.preprocessing.channel_order == "bgr":
             x = x.flip(1)

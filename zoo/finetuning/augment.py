@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from weights import Preprocessing
 from zoo.finetuning.chance import numpy_of, seed_of
 from zoo.finetuning.settings import Settings
-from zoo.preprocess import preprocess_named
+from zoo.images.preprocess import preprocess_named
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,7 +52,7 @@ def exact(image: Image, key: str, steps: Preprocessing) -> Tensor:
 
 
 def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Turn uint8 (B, C, H, W) into what the network reads, by the very operations of `zoo.preprocess`; mean and std are (C, 1, 1)."""
+    """Turn uint8 (B, C, H, W) into what the network reads, by the very operations of `zoo.images.preprocess`; mean and std are (C, 1, 1)."""
     return x.float().div_(255).sub_(mean).div_(std)
 
 

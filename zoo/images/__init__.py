@@ -3,6 +3,6 @@
 from zoo.images.decoding import decode
 from zoo.images.opening import open_source
 from zoo.images.source import Item, Source
-from zoo.preprocess import BadImage
+from zoo.images.preprocess import BadImage
 
 __all__ = ["BadImage", "Item", "Source", "decode", "open_source"]

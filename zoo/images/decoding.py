@@ -5,14 +5,14 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from zoo.preprocess import TOO_LARGE, BadImage, open_image
+from zoo.images.preprocess import TOO_LARGE, BadImage, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
 def decode(data: bytes, name: str = "the image") -> Image:
-    """Decode one image's bytes into the upright RGB picture that `zoo.preprocess.open_image` gives of its file.
+    """Decode one image's bytes into the upright RGB picture that `zoo.images.preprocess.open_image` gives of its file.
 
     Raises:
         BadImage: the bytes are empty, cut off, no image, or of a kind that `open_image` refuses.

@@ -115,12 +115,12 @@ class Model(nn.Module):
         Raises:
             ValueError: the model has no checkpoint, or an image can't be used; the message says why.
         """
-        from zoo.preprocess import preprocess
+        from zoo.images.preprocess import preprocess
 
         if self.checkpoint is None:
             raise ValueError(
                 f"this {type(self).__name__} is untrained, so no preprocessing belongs to it; use trained({type(self).__name__}), "
-                "or zoo.preprocess.preprocess(images, preprocessing) with one of your own."
+                "or zoo.images.preprocess.preprocess(images, preprocessing) with one of your own."
             )
         return preprocess(images, self.checkpoint.preprocessing).to(next(self.parameters()).device)
 

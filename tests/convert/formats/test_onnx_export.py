@@ -18,7 +18,7 @@ from convert.formats import _onnx_export
 from convert.formats import onnx as formats_onnx
 from weights.errors import ConvertError
 from weights.record import Preprocessing
-from zoo.preprocess import preprocess
+from zoo.images.preprocess import preprocess
 
 pytestmark = pytest.mark.reference
 

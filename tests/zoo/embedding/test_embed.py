@@ -26,7 +26,7 @@ from zoo.images import files as image_files
 from zoo.images import open_source
 from zoo.images.folder import Folder
 from zoo.networks.model import Model
-from zoo.preprocess import preprocess
+from zoo.images.preprocess import preprocess
 
 
 class Deadly(Folder):

@@ -14,7 +14,7 @@ from zoo.finetuning.batches import Batch, Batches, TooManyUnreadable, Unreadable
 from zoo.finetuning.distributed import World
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, classes_of, open_data, split
-from zoo.preprocess import preprocess
+from zoo.images.preprocess import preprocess
 
 STEPS = Preprocessing(16, 16, "bilinear", (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
 

@@ -33,7 +33,7 @@ from zoo.finetuning.drawing import Curve, chart
 from zoo.finetuning.loop import Trainer
 from zoo.finetuning.rates import suggest
 from zoo.labels import labels
-from zoo.preprocess import preprocess
+from zoo.images.preprocess import preprocess
 
 DRIVER = Path(__file__).with_name("small.py")
 

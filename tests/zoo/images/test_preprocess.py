@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from weights import Preprocessing
-from zoo.preprocess import BadImage, open_image, preprocess
+from zoo.images.preprocess import BadImage, open_image, preprocess
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 RECORD = Preprocessing(256, 224, "bilinear", MEAN, STD)

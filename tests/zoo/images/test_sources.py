@@ -12,7 +12,7 @@ from PIL import Image
 
 from zoo.images import BadImage, Item, Source, decode, open_source
 from zoo.images import files as files_module
-from zoo.preprocess import open_image
+from zoo.images.preprocess import open_image
 
 
 def jpeg(seed: int, **options: object) -> bytes:
