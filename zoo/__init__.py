@@ -34,7 +34,7 @@ from zoo.networks.efficientnet import EfficientNet
 from zoo.features import Features, body, features, head, pyramid
 from zoo.kernels import Fast, fast, plain, why
 from zoo.networks.model import CATALOGUE, Model
-from zoo.predict import Prediction, predict
+from zoo.prediction.predict import Prediction, predict
 from zoo.networks.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
 from zoo.networks.squeezenet import SqueezeNet
 from zoo.surgery import reset_head

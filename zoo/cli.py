@@ -42,7 +42,7 @@ from zoo.console import (
 )
 from zoo.finding import find_record, nearest_with_weights, to_safetensors
 from zoo.networks.model import CATALOGUE
-from zoo.predict import Prediction
+from zoo.prediction.predict import Prediction
 from zoo.images.preprocess import BadImage
 from zoo.runs import named
 from zoo.search import Entry, model_class, search
@@ -220,7 +220,7 @@ def predict(
     as_json: JsonOption = False,
 ) -> None:
     """Classify pictures."""
-    from zoo.predict import predict as classify
+    from zoo.prediction.predict import predict as classify
 
     model, tag = named(model, tag)
     cls = model_class(model)
@@ -238,7 +238,7 @@ def predict(
             except BadImage as error:
                 failed.append(error)
     if sheet is not None and found:
-        from zoo.sheet import contact_sheet
+        from zoo.prediction.contact_sheet import contact_sheet
 
         contact_sheet(found, sheet, titles=[p.name for p, _ in found], heading=called)
     if as_json:
@@ -318,7 +318,7 @@ def demo(
     """Classify pictures with the embedded checkpoint, offline, and draw a contact sheet."""
     from zoo.bench import load
     from zoo.demo import HEADING, classify, pictures
-    from zoo.sheet import contact_sheet
+    from zoo.prediction.contact_sheet import contact_sheet
 
     network = trained(CATALOGUE["ResNet20"])
     shown = classify(network, [*pictures(required=not files), *(files or [])])

@@ -212,9 +212,9 @@ def _show(report: Report) -> None:
 def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path, data: str | None) -> None:
     from zoo.embedding.nearest import pictures
     from zoo.images import decode
-    from zoo.predict import Prediction
+    from zoo.prediction.predict import Prediction
     from zoo.images.preprocess import open_image
-    from zoo.sheet import contact_sheet
+    from zoo.prediction.contact_sheet import contact_sheet
 
     files = pictures(known, found, data)
     if not all(files):

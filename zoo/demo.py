@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo.networks.model import Model
-from zoo.predict import Prediction, predict
+from zoo.prediction.predict import Prediction, predict
 
 if TYPE_CHECKING:
     from PIL.Image import Image

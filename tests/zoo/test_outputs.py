@@ -79,7 +79,7 @@ def test_a_fault_of_the_system_is_a_sentence_with_the_path_and_what_to_do(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work / "x.png"))
 
-    monkeypatch.setattr("zoo.sheet.contact_sheet", full)
+    monkeypatch.setattr("zoo.prediction.contact_sheet.contact_sheet", full)
     assert main(["predict", "IN.png", "--sheet", "x.png"]) == 1
     said = capsys.readouterr().err
     assert f"{work / 'x.png'}: no space left on device; free some room on that disk" in said

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont
 
-    from zoo.predict import Prediction
+    from zoo.prediction.predict import Prediction
 
 WIDTH, HEIGHT = 240, 180
 """Of the frame that holds a picture, in pixels, as all lengths here."""
