@@ -31,14 +31,14 @@ from zoo.networks import mobilenet
 from zoo.networks import xception
 from zoo.networks.densenet import CIFARDenseNet, DenseNet
 from zoo.networks.efficientnet import EfficientNet
-from zoo.features import Features, body, features, head, pyramid
+from zoo.extraction.features import Features, body, features, head, pyramid
 from zoo.kernels import Fast, fast, plain, why
 from zoo.networks.model import CATALOGUE, Model
 from zoo.prediction.predict import Prediction, predict
 from zoo.networks.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
 from zoo.networks.squeezenet import SqueezeNet
 from zoo.surgery import reset_head
-from zoo.taps import UnknownTap
+from zoo.extraction.taps import UnknownTap
 from zoo.trained import trained
 from zoo.networks.vgg import VGG
 

@@ -77,7 +77,7 @@ def embed(
     """
     from zoo import embedding
     from zoo.embedding.writing import WRITERS
-    from zoo.taps import UnknownTap
+    from zoo.extraction.taps import UnknownTap
 
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
         if value is not None and value not in allowed:

@@ -69,7 +69,7 @@ SLOW = (
     *("MobileNetV2_035", "VGG11", "AlexNet", "ResNet18"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
-padding that depends on the size, and a gate is among `tests/zoo/test_features.py`'s."""
+padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""
 every_compiled = pytest.mark.parametrize(
     "make",
     [pytest.param(make, marks=pytest.mark.long) if named(make).split("-")[0] in SLOW else make for make in TRACED],

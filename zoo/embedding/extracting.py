@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from zoo.features import Features, features
+from zoo.extraction.features import Features, features
 from zoo.networks.model import Model
 
 

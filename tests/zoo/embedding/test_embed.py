@@ -21,7 +21,7 @@ from zoo.embedding.decoding import Chunk, Decoder, Decoding, _Remote
 from zoo.embedding.feeding import Feeder
 from zoo.embedding.flow import Meter
 from zoo.embedding.shelf import Shelf
-from zoo.features import features
+from zoo.extraction.features import features
 from zoo.images import files as image_files
 from zoo.images import open_source
 from zoo.images.folder import Folder

@@ -11,8 +11,8 @@ from parity import randomised
 from torch import Tensor, nn
 
 from zoo import CATALOGUE, VGG11, VGG16, VGG19_BN, AlexNet, DenseNet121, GoogLeNet, Model, ResNet18, ResNet20, ResNet50, SqueezeNet1_1
-from zoo.features import features
-from zoo.taps import Places, UnknownTap, trace
+from zoo.extraction.features import features
+from zoo.extraction.taps import Places, UnknownTap, trace
 
 
 def on_meta(make: Any, **options: Any) -> Model:

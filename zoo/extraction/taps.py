@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
-from zoo.fields import Field, fields
+from zoo.extraction.receptive_fields import Field, fields
 from zoo.networks.model import Model
 
 BODY, EMBEDDING, LOGITS, STRIDE = "body", "embedding", "logits", "stride/"

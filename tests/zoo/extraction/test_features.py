@@ -34,8 +34,8 @@ from zoo import (
     fast,
     trained,
 )
-from zoo.features import Features, body, features, head, pyramid
-from zoo.taps import Places, trace
+from zoo.extraction.features import Features, body, features, head, pyramid
+from zoo.extraction.taps import Places, trace
 
 
 # The families' own code at sizes that take little time

@@ -13,9 +13,9 @@ from torch import nn
 
 import zoo
 from zoo import CATALOGUE, Model
-from zoo.features import features
+from zoo.extraction.features import features
 from zoo.networks.layers import SqueezeExcitation
-from zoo.taps import Places, trace
+from zoo.extraction.taps import Places, trace
 
 WIDEST = 320  # pixels; what is wider takes long, and is made of the same layers
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor, fx, nn
 
-from zoo.dilation import changed, changes
+from zoo.extraction.dilation import changed, changes
 from zoo.kernels import Fast, fast, plain
 from zoo.networks.model import Model, check_images
-from zoo.taps import BODY, STRIDE, Places, Tap, Trace, trace
+from zoo.extraction.taps import BODY, STRIDE, Places, Tap, Trace, trace
 
 if TYPE_CHECKING:
     from weights import Checkpoint
@@ -149,7 +149,7 @@ def features(model: Model | Fast, at: str | Iterable[str] | Mapping[str, str], *
             parts of names ("layer3.*" is that level's children); "stride/8", the last map at that stride among the blocks;
             "embedding", the pooled vector (B, C) that the classifier reads, without dropout; "body", the last map; "logits"; or a name
             of the paper: "relu4_2" in VGG, "fire9" in SqueezeNet.
-        output_stride: stride of the last map, 8 or 16; see `zoo.dilation.dilate`. The model itself keeps its own.
+        output_stride: stride of the last map, 8 or 16; see `zoo.extraction.dilation.dilate`. The model itself keeps its own.
 
     Returns:
         `Features`; keys are the taps, and the matching names for a glob, in the order of `at`.

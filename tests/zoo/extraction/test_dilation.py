@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import zoo
 from zoo import CATALOGUE, Model, trained
-from zoo.dilation import dilate
-from zoo.features import body, features, pyramid
+from zoo.extraction.dilation import dilate
+from zoo.extraction.features import body, features, pyramid
 
 
 def on_meta(make: Any) -> Model:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from zoo.atrous import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
+from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
 from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, StochasticDepth, imagenet_to_inception
 from zoo.networks.resnet import PaddedShortcut
 
