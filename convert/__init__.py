@@ -3,7 +3,7 @@
     with convert.read("vgg19.h5") as source: ...   # by a process of its own: tensors with named steps to PyTorch's form
     convert.flip(kernel, "HWIO")                   # true convolution to cross-correlation and back
 
-`zoo.converting.convert` converts a file for a network of the zoo and proves it; the command is ``zoo convert``.
+`zoo.conversion.convert.convert` converts a file for a network of the zoo and proves it; the command is ``zoo convert``.
 """
 
 from convert import core, formats, names

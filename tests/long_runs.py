@@ -64,7 +64,7 @@ RUNS = (
     Run("gc", "1,000 loads while `gc` collects, sparing what was used within a minute, and sparing nothing",
         ("tests/weights/test_collecting.py::test_collecting_while_others_load_costs_them_a_download_at_most",)),
     Run("trips", "1,000 networks of random bits through every format that is written, both conventions, and back",
-        ("tests/zoo/test_roundtrips.py::test_random_bits_come_home_from_every_format",)),
+        ("tests/zoo/conversion/test_roundtrips.py::test_random_bits_come_home_from_every_format",)),
     Run("mounts", "tmpfs that is full at five places, without inodes, mounted read-only, or follows no links",
         ("tests/weights/test_mounts.py",), mounts=True),
 )  # fmt: skip

@@ -49,7 +49,7 @@ def add_file(
         default: whether ``trained(model)`` takes it; None if the variant has no other.
         replace: whether an earlier checkpoint of the user's own with this tag may go.
         preprocessing: fields of `weights.Preprocessing`; those that are missing or None are the default checkpoint's.
-        framework, match, kernel_convention, spatial: how another framework's file is read, as `zoo.converting.convert` takes them.
+        framework, match, kernel_convention, spatial: how another framework's file is read, as `zoo.conversion.convert.convert` takes them.
         **options: constructor keywords without which these weights compute something else, `activation="leaky_relu_0.1"`.
 
     Returns:
@@ -68,7 +68,7 @@ def add_file(
             "as it is, with its classes and preprocessing, and so they do elsewhere, where the folder was copied to."
         )
     if path.exists() and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
-        from zoo.converting import convert
+        from zoo.conversion.convert import convert
 
         read: dict[str, Any] = {"kernel_convention": kernel_convention, "spatial": spatial, "match": match}
         with tempfile.TemporaryDirectory(prefix="zoo-add-") as folder:

@@ -14,7 +14,7 @@ from zoo.console import BuildOption, JsonOption, QuietOption, build_options, err
 
 if TYPE_CHECKING:
     from weights import Preprocessing
-    from zoo.converted import Conversion
+    from zoo.conversion.result import Conversion
 
 Convention = Literal["auto", "correlation", "convolution"]
 Spatial = Literal["auto", "hw", "wh"]
@@ -40,8 +40,8 @@ def inspect(
 ) -> None:
     """Show what a weight file of any framework holds, and which network of the zoo it probably is."""
     from convert.formats import formats
-    from zoo.inspecting import inspect as look
-    from zoo.inspecting import show
+    from zoo.conversion.inspect import inspect as look
+    from zoo.conversion.inspect import show
 
     if format != "auto" and format not in formats():
         raise typer.BadParameter(f"no format {format!r}; there are {', '.join(formats())}", param_hint="--format")
@@ -94,11 +94,11 @@ def convert(
     accuracy on labelled photographs where --images has some. Exit code 1 if a proof fails; OUT is then not written.
     """
     from convert.formats import for_writing
-    from zoo.converted import NotProven
-    from zoo.converting import convert as carry_over
-    from zoo.converting import format_or_naming
-    from zoo.inspecting import chosen
-    from zoo.reporting import write_report
+    from zoo.conversion.result import NotProven
+    from zoo.conversion.convert import convert as carry_over
+    from zoo.conversion.convert import format_or_naming
+    from zoo.conversion.inspect import chosen
+    from zoo.conversion.report import write_report
 
     with value_of("--from"):
         format_or_naming(framework)

@@ -163,7 +163,7 @@ def _foreign(
     options: Mapping[str, Any],
 ) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read another framework's file: its tensors under our names, and a record with the options that it needs."""
-    from zoo.foreign import file_sha256, open_foreign
+    from zoo.conversion.foreign import file_sha256, open_foreign
 
     chosen: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1]}
     try:
@@ -209,7 +209,7 @@ def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) -> Checkpoint | None:
     """Believe what `zoo convert` wrote into a file about the options and the preprocessing of its weights; None where it wrote nothing."""
-    from zoo.foreign import notes
+    from zoo.conversion.foreign import notes
 
     told = notes(metadata, model)
     if not told:

@@ -14,7 +14,7 @@ from convert.formats import safetensors
 from weights import header
 from weights.errors import ConvertError, MalformedFile, OutputsDiffer
 from zoo.networks.model import Model
-from zoo.pictures import natural, prepared
+from zoo.conversion.proof_images import natural, prepared
 
 IMAGES = 2
 TOLERANCE = 1e-4

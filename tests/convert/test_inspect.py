@@ -17,8 +17,8 @@ from convert.inspect import inspect
 from convert.source import Convention, Positional, Source, Stored, in_memory
 from convert.steps import Shape, from_layout
 from weights.errors import ConvertError
-from zoo.inspecting import chosen, show
-from zoo.inspecting import inspect as look
+from zoo.conversion.inspect import chosen, show
+from zoo.conversion.inspect import inspect as look
 
 
 def unread() -> NoReturn:

@@ -28,7 +28,7 @@ from convert.inspect import inspect
 from weights import ReaderCrashed, WeightsError
 from zoo import MobileNetV1_025, Model, ResNet20, trained
 from zoo.cli import main
-from zoo.converting import convert
+from zoo.conversion.convert import convert
 
 FOREIGN = sorted(set(formats.formats()) - {"safetensors"})
 LIBRARIES = ("keras", "onnxruntime", "onnx", "h5py", "scipy.io", "tensorstore", "tensorflow", "flax", "msgpack", "bson")

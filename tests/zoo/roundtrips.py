@@ -14,8 +14,8 @@ from convert.core import COUNTER
 from convert.formats._torch import as_array
 from convert.network import Layer, layers
 from convert.source import Convention
-from zoo.exporting import naming_for, write_network
-from zoo.foreign import adopted
+from zoo.conversion.export import naming_for, write_network
+from zoo.conversion.foreign import adopted
 from zoo.networks.model import CATALOGUE, Model
 
 

@@ -36,9 +36,9 @@ SPEAKS_IN = {
     "zoo/console.py:unused": ("bundle", "sbom"),
     "zoo/cli_embed.py:_draw": ("search",),
     "zoo/cli_share.py:_signed": ("unbundle",),
-    "zoo/converted.py": ("convert",),
-    "zoo/converting.py": ("convert",),
-    "zoo/exporting.py": ("convert",),
+    "zoo/conversion/result.py": ("convert",),
+    "zoo/conversion/convert.py": ("convert",),
+    "zoo/conversion/export.py": ("convert",),
     "zoo/embedding/cluster.py": ("embed",),
     "zoo/embedding/flow.py": ("embed",),
     "zoo/embedding/nearest.py": ("search",),
@@ -49,7 +49,7 @@ SPEAKS_IN = {
     "zoo/embedding/shelf.py": ("embed",),
     "zoo/finetuning": ("finetune",),
     "zoo/golden.py": ("unbundle",),
-    "zoo/inspecting.py": ("convert",),
+    "zoo/conversion/inspect.py": ("convert",),
 }
 """Rooms whose messages only these commands print; what is said anywhere else has to name a command."""
 OTHERS = {"--upgrade": "pip install", "--nproc-per-node": "torchrun", "--shm-size": "docker run"}
@@ -114,16 +114,16 @@ ADVICE = list(advice())
 
 def test_the_walk_sees_messages() -> None:
     found = {(place.partition(":")[0], option) for place, option, _ in ADVICE}
-    assert {("convert/conversion.py", "--kernel-convention"), ("zoo/foreign.py", "--headless"), ("zoo/golden.py", "--no-check")} <= found
+    assert {("convert/conversion.py", "--kernel-convention"), ("zoo/conversion/foreign.py", "--headless"), ("zoo/golden.py", "--no-check")} <= found
     assert len(ADVICE) > 40
 
 
 @pytest.mark.parametrize(
     ("place", "text", "said"),
     [
-        ("zoo/foreign.py:f", "try --match", "--match of which command?"),
-        ("zoo/foreign.py:f", "try zoo predict --match", "none of zoo predict has --match"),
-        ("zoo/foreign.py:f", "try zoo add --match", ""),
+        ("zoo/conversion/foreign.py:f", "try --match", "--match of which command?"),
+        ("zoo/conversion/foreign.py:f", "try zoo predict --match", "none of zoo predict has --match"),
+        ("zoo/conversion/foreign.py:f", "try zoo add --match", ""),
         ("zoo/cli.py:convert", "or --match", ""),
         ("zoo/cli.py:predict", "or --match", "predict lacks --match"),
         ("zoo/golden.py:f", "or --match", "unbundle lacks --match"),

@@ -10,9 +10,9 @@ import torch
 
 from convert.report import Facts, Sample, Transform
 from convert.report import write_report as write_page
-from zoo.converted import Conversion
+from zoo.conversion.result import Conversion
 from zoo.labels import TABLES, labels
-from zoo.pictures import Pictures
+from zoo.conversion.proof_images import Pictures
 from zoo.images.preprocess import BadImage, open_image, preprocess
 
 SAMPLES = 8

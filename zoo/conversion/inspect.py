@@ -19,7 +19,7 @@ from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
 from convert.inspect import inspect as describe
 from convert.source import Source
 from weights.errors import ConvertError
-from zoo.foreign import NOTES
+from zoo.conversion.foreign import NOTES
 from zoo.networks.model import CATALOGUE, Model
 
 SURE = 0.8

@@ -16,14 +16,14 @@ from roundtrips import built
 from convert import sandbox
 from convert.formats import safetensors
 from weights.errors import ConvertError, MalformedFile, ReaderCrashed
-from zoo.converting import convert
+from zoo.conversion.convert import convert
 from zoo.networks.model import Model
 
 ROOT = Path(__file__).parents[2]
 CUT = """
 import json, os, sys
 from pathlib import Path
-from zoo.converting import convert
+from zoo.conversion.convert import convert
 
 for source, destination, victim, when in json.loads(sys.argv[1]):
     left = [True]
@@ -105,7 +105,7 @@ def test_another_frameworks_file_that_is_cut_while_it_is_read_back_is_not_kept(
             return source
         return read(path, *how, **more)
 
-    monkeypatch.setattr("zoo.converting.sandbox.read", cut_first)
+    monkeypatch.setattr("zoo.conversion.convert.sandbox.read", cut_first)
     with pytest.raises(ConvertError, match=rf"out\.{ending} was changed in .* while it was being proven, by another program"):
         convert(ours, ours.with_name(f"out.{ending}"), "ResNet20")
     assert {path.name for path in ours.parent.iterdir()} == {ours.name}

@@ -24,14 +24,14 @@ from convert.source import CONVENTIONS, SPATIALS, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.errors import ConvertError
-from zoo.converted import Conversion, metadata, not_proven
-from zoo.exporting import check_same, export, stamp
+from zoo.conversion.result import Conversion, metadata, not_proven
+from zoo.conversion.export import check_same, export, stamp
 from zoo.networks.assignment import assign
-from zoo.folding import fold_input as fold
-from zoo.foreign import NOTES, Foreign, file_sha256
+from zoo.conversion.fold_input import fold_input as fold
+from zoo.conversion.foreign import NOTES, Foreign, file_sha256
 from zoo.networks.model import Model
-from zoo.pictures import Pictures, steps
-from zoo.proving import decided, proven
+from zoo.conversion.proof_images import Pictures, steps
+from zoo.conversion.proof import decided, proven
 from zoo.search import model_class
 
 

@@ -18,8 +18,8 @@ from convert.formats import safetensors
 from convert.steps import flip
 from weights.errors import ConvertError, MalformedFile, WeightsMismatch
 from zoo import MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
-from zoo.converting import convert
-from zoo.foreign import NOTES, file_sha256, load, notes, open_foreign
+from zoo.conversion.convert import convert
+from zoo.conversion.foreign import NOTES, file_sha256, load, notes, open_foreign
 from zoo.networks.model import Model
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))

@@ -14,7 +14,7 @@ from roundtrips import COMBINATIONS, built, differences, written
 from convert.formats import formats, read
 from convert.network import layers
 from convert.source import Convention
-from zoo.exporting import write_network
+from zoo.conversion.export import write_network
 from zoo.networks.resnet import CIFARResNet
 
 # the smallest of each family, and of each way in which two families differ
