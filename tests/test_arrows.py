@@ -127,4 +127,4 @@ def test_only_the_bridges_join_weights_and_convert() -> None:
         "golden",
     }  # weights arrive; files are converted
     assert both <= {f"zoo/{bridge}.py" for bridge in bridges}
-    assert "zoo/finding.py" in both
+    assert "zoo/pretrained/resolve.py" in both

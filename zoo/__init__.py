@@ -37,9 +37,9 @@ from zoo.networks.model import CATALOGUE, Model
 from zoo.prediction.predict import Prediction, predict
 from zoo.networks.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
 from zoo.networks.squeezenet import SqueezeNet
-from zoo.surgery import reset_head
+from zoo.pretrained.heads import reset_head
 from zoo.extraction.taps import UnknownTap
-from zoo.trained import trained
+from zoo.pretrained.trained import trained
 from zoo.networks.vgg import VGG
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from weights.cache import Cache
 from weights.pinning import admit
 from weights.wording import counted
 from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
-from zoo.adding import add_file
+from zoo.pretrained.add_file import add_file
 from zoo.cli_convert import ConventionOption, FromOption, MatchOption, SpatialOption
 from zoo.console import (
     BuildOption,
@@ -40,13 +40,13 @@ from zoo.console import (
     printable,
     sentence,
 )
-from zoo.finding import find_record, nearest_with_weights, to_safetensors
+from zoo.pretrained.resolve import find_record, nearest_with_weights, to_safetensors
 from zoo.networks.model import CATALOGUE
 from zoo.prediction.predict import Prediction
 from zoo.images.preprocess import BadImage
-from zoo.runs import named
-from zoo.search import Entry, model_class, search
-from zoo.trained import trained
+from zoo.pretrained.run_folder import named
+from zoo.pretrained.search import Entry, model_class, search
+from zoo.pretrained.trained import trained
 from zoo_command import say_interrupted
 
 EXIT_CODES = """Exit codes: 0 done; 1 a check failed, an input can't be used or an output not be written; 2 the command, an option or

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from zoo.console import err, names, out, png, print_json, writable
 from zoo.networks.model import CATALOGUE, Model
-from zoo.search import model_class
+from zoo.pretrained.search import model_class
 
 if TYPE_CHECKING:
     import torch

@@ -26,9 +26,9 @@ from zoo.console import (
     writable,
 )
 from zoo.console import device as device_option
-from zoo.runs import named
-from zoo.search import model_class
-from zoo.trained import trained
+from zoo.pretrained.run_folder import named
+from zoo.pretrained.search import model_class
+from zoo.pretrained.trained import trained
 
 if TYPE_CHECKING:
     from zoo.embedding import Embeddings, Neighbour, Report

@@ -28,8 +28,8 @@ from zoo.console import (
     value_of,
 )
 from zoo.console import device as device_option
-from zoo.runs import CONFIG
-from zoo.search import model_class
+from zoo.pretrained.run_folder import CONFIG
+from zoo.pretrained.search import model_class
 
 if TYPE_CHECKING:
     from zoo.finetuning import Run

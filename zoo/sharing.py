@@ -11,11 +11,11 @@ from weights import Checkpoint, Installed, UnknownWeights
 from weights.bundle import Contents
 from weights.progress import bar
 from weights.unbundle import Unbundled
-from zoo.finding import record_of, to_safetensors
+from zoo.pretrained.resolve import record_of, to_safetensors
 from zoo.golden import compare, golden
 from zoo.labels import TABLES
 from zoo.networks.model import CATALOGUE, Model
-from zoo.trained import assemble
+from zoo.pretrained.trained import assemble
 
 
 def records(names: Sequence[str]) -> list[Checkpoint]:

@@ -14,7 +14,7 @@ import weights
 from weights.errors import MalformedFile, OutputsDiffer
 from weights.lock import Lock
 from zoo import ResNet20, trained
-from zoo.adding import add_file
+from zoo.pretrained.add_file import add_file
 from zoo.cli import main
 from zoo.golden import TOLERANCE, compare, golden
 from zoo.networks.model import Model

@@ -29,10 +29,10 @@ from zoo.bench.machine import versions
 from zoo.bench.photographs import photographs, repeated
 from zoo.console import err, out, print_json
 from zoo.embedding import Report, embed
-from zoo.finding import find_record
+from zoo.pretrained.resolve import find_record
 from zoo.images import open_source
 from zoo.networks.model import Model
-from zoo.search import model_class
+from zoo.pretrained.search import model_class
 
 DISTINCT = 512
 """Photographs that are generated; the folder lists each as often as a run needs."""

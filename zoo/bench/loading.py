@@ -18,7 +18,7 @@ from torch import nn
 
 from zoo.bench.subject import torchvision_builder
 from zoo.networks.model import Model
-from zoo.trained import trained
+from zoo.pretrained.trained import trained
 
 
 @dataclass(frozen=True, slots=True)

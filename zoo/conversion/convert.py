@@ -32,7 +32,7 @@ from zoo.conversion.foreign import NOTES, Foreign, file_sha256
 from zoo.networks.model import Model
 from zoo.conversion.proof_images import Pictures, steps
 from zoo.conversion.proof import decided, proven
-from zoo.search import model_class
+from zoo.pretrained.search import model_class
 
 
 def convert(

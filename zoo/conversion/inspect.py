@@ -71,7 +71,7 @@ def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
         LookupError: no network of this name.
     """
     if model is not None:
-        from zoo.search import model_class
+        from zoo.pretrained.search import model_class
 
         return model_class(model)
     with sandbox.read(Path(path), format if format in formats.formats() else "auto") as source:

@@ -18,7 +18,7 @@ from weights import Preprocessing
 from zoo.labels import TABLES, labels
 from zoo.networks.model import Model
 from zoo.images.preprocess import BadImage, preprocess
-from zoo.surgery import with_channels
+from zoo.pretrained.heads import with_channels
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 MOST = 1000

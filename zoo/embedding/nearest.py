@@ -90,9 +90,9 @@ def model_of(embeddings: Embeddings, model: str | None = None, weights: str | No
         ValueError: they don't say, and none is named.
         FileNotFoundError: the weights are no longer where they were.
     """
-    from zoo.runs import named
-    from zoo.search import model_class
-    from zoo.trained import trained
+    from zoo.pretrained.run_folder import named
+    from zoo.pretrained.search import model_class
+    from zoo.pretrained.trained import trained
 
     about = embeddings.about
     if model is not None:

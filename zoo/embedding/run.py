@@ -22,7 +22,7 @@ from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
 from zoo.images import Source, open_source
 from zoo.networks.model import Model
-from zoo.runs import place_of
+from zoo.pretrained.run_folder import place_of
 
 
 def embed(

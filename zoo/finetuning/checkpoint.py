@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo.finetuning.average import Average
 from zoo.finetuning.distributed import fill, own, whole
-from zoo.runs import CONFIG, LABELS, ROW, WEIGHTS, save_tensors
+from zoo.pretrained.run_folder import CONFIG, LABELS, ROW, WEIGHTS, save_tensors
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 KEY = "run"

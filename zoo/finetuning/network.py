@@ -20,8 +20,8 @@ from zoo.finetuning.settings import Settings
 from zoo.labels import Label
 from zoo.labels import labels as labels_named
 from zoo.networks.model import Model
-from zoo.surgery import replace_head, with_channels
-from zoo.trained import trained
+from zoo.pretrained.heads import replace_head, with_channels
+from zoo.pretrained.trained import trained
 
 log = logging.getLogger("zoo")
 

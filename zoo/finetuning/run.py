@@ -28,8 +28,8 @@ from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
 from zoo.networks.model import CATALOGUE, Model
-from zoo.runs import CONFIG, WEIGHTS, write_result
-from zoo.trained import trained
+from zoo.pretrained.run_folder import CONFIG, WEIGHTS, write_result
+from zoo.pretrained.trained import trained
 
 log = logging.getLogger("zoo")
 

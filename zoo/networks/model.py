@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from weights import Checkpoint
-    from zoo.classes import Origin
+    from zoo.pretrained.classes import Origin
 
 CATALOGUE: dict[str, type[Model]] = {}
 """Every published variant by its class name, in the order of definition."""

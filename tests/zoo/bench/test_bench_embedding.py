@@ -8,7 +8,7 @@ import torch
 from zoo import ResNet18
 from zoo.bench import embedding as bench
 from zoo.bench import embedding_rates, photographs
-from zoo.finding import find_record
+from zoo.pretrained.resolve import find_record
 from zoo.images import decode, open_source
 
 

@@ -13,10 +13,10 @@ import weights
 from convert import formats
 from weights import BadRecord, Checkpoint
 from weights.places import at_home
-from zoo.finding import to_safetensors
+from zoo.pretrained.resolve import to_safetensors
 from zoo.networks.model import Model
-from zoo.runs import is_run
-from zoo.trained import settled, trained
+from zoo.pretrained.run_folder import is_run
+from zoo.pretrained.trained import settled, trained
 
 
 def add_file(

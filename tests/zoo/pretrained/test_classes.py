@@ -17,9 +17,9 @@ from torch import nn
 import zoo
 from weights import Checkpoint, Preprocessing
 from zoo import GoogLeNet, InceptionV3, Model, ResNet18, ResNet20, SqueezeNet1_1, predict, trained
-from zoo.classes import AmbiguousClass, Origin, choose_classes, origin, rows_below, synsets
+from zoo.pretrained.classes import AmbiguousClass, Origin, choose_classes, origin, rows_below, synsets
 from zoo.labels import Label, labels
-from zoo.surgery import reset_head
+from zoo.pretrained.heads import reset_head
 
 IMAGENET = labels("imagenet1k")
 STEPS = Preprocessing(64, 64, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zoo.labels import Label, labels
 from zoo.networks.model import Model
-from zoo.surgery import fresh_head
+from zoo.pretrained.heads import fresh_head
 
 log = logging.getLogger("zoo")
 

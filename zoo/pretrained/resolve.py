@@ -32,8 +32,8 @@ from weights import (
 from weights.finite import check_values
 from weights.places import at_home
 from zoo.networks.model import CATALOGUE, Model
-from zoo.runs import WEIGHTS, is_run, read_row, unfinished
-from zoo.search import model_class
+from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
+from zoo.pretrained.search import model_class
 
 log = logging.getLogger("zoo")
 

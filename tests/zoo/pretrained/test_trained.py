@@ -37,8 +37,8 @@ from zoo import (
     SqueezeNet1_1,
     trained,
 )
-from zoo.adding import add_file
-from zoo.finding import _finite, to_safetensors
+from zoo.pretrained.add_file import add_file
+from zoo.pretrained.resolve import _finite, to_safetensors
 
 
 def small_variants() -> list[type[Model]]:
