@@ -17,9 +17,9 @@ from weights.lock import NAME, Entry, Lock, find_locks, project_lock, user_lock
 from weights.pinning import frozen_by
 from weights.shipped import write_shipped
 from weights.wording import counted
-from zoo import locking
+from zoo.sharing import locks as locking
 from zoo.console import JsonOption, QuietOption, err, escape, out, print_json, writable
-from zoo.locking import Written
+from zoo.sharing.locks import Written
 
 
 def lock(

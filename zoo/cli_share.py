@@ -30,7 +30,7 @@ def bundle(
     as_json: JsonOption = False,
 ) -> None:
     """Write checkpoints into one file for a machine without a network: weights, labels, records, licences, golden outputs."""
-    from zoo import sharing
+    from zoo.sharing import bundles as sharing
 
     unused(output, replace)
     contents = sharing.bundle(models, output, progress=not quiet)
@@ -52,7 +52,7 @@ def unbundle(
     as_json: JsonOption = False,
 ) -> None:
     """Install a bundle: every byte proven, everything or nothing."""
-    from zoo import sharing
+    from zoo.sharing import bundles as sharing
 
     sha256 = _signed(file, signature, key)
     done = sharing.unbundle(file, check=check, sha256=sha256, progress=not quiet)
@@ -109,7 +109,7 @@ def mirror(
         _serve(None if str(folder) == "cache" else folder, host, port)
         return
     from weights.mirror import mirror as write
-    from zoo.sharing import records
+    from zoo.sharing.bundles import records
 
     if models:
         makeable(folder)

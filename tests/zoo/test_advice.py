@@ -48,7 +48,7 @@ SPEAKS_IN = {
     "zoo/embedding/reading.py": ("search", "knn"),
     "zoo/embedding/shelf.py": ("embed",),
     "zoo/finetuning": ("finetune",),
-    "zoo/golden.py": ("unbundle",),
+    "zoo/sharing/golden_outputs.py": ("unbundle",),
     "zoo/conversion/inspect.py": ("convert",),
 }
 """Rooms whose messages only these commands print; what is said anywhere else has to name a command."""
@@ -114,7 +114,7 @@ ADVICE = list(advice())
 
 def test_the_walk_sees_messages() -> None:
     found = {(place.partition(":")[0], option) for place, option, _ in ADVICE}
-    assert {("convert/conversion.py", "--kernel-convention"), ("zoo/conversion/foreign.py", "--headless"), ("zoo/golden.py", "--no-check")} <= found
+    assert {("convert/conversion.py", "--kernel-convention"), ("zoo/conversion/foreign.py", "--headless"), ("zoo/sharing/golden_outputs.py", "--no-check")} <= found
     assert len(ADVICE) > 40
 
 
@@ -126,7 +126,7 @@ def test_the_walk_sees_messages() -> None:
         ("zoo/conversion/foreign.py:f", "try zoo add --match", ""),
         ("zoo/cli.py:convert", "or --match", ""),
         ("zoo/cli.py:predict", "or --match", "predict lacks --match"),
-        ("zoo/golden.py:f", "or --match", "unbundle lacks --match"),
+        ("zoo/sharing/golden_outputs.py:f", "or --match", "unbundle lacks --match"),
     ],
 )
 def test_an_option_that_is_not_there_is_found(place: str, text: str, said: str) -> None:

@@ -18,7 +18,8 @@ from convert.formats import safetensors
 from weights import ChangedUpstream, NoSpace, NotLocked
 from weights.adding import to_toml
 from weights.lock import SHIPPED_LOCK, Lock, user_lock
-from zoo import ResNet20, locking, trained
+from zoo import ResNet20, trained
+from zoo.sharing import locks as locking
 from zoo.cli import main
 
 
@@ -393,7 +394,7 @@ def test_a_full_disk_is_no_fault_of_one_name(project: Path, monkeypatch: pytest.
     def full(*args: object, **more: object) -> None:
         raise NoSpace("the disk is full")
 
-    monkeypatch.setattr("zoo.locking.obtain", full)
+    monkeypatch.setattr("zoo.sharing.locks.obtain", full)
     with pytest.raises(NoSpace):
         locking.write(project)
 

@@ -12,7 +12,7 @@ from weights.bundle import Contents
 from weights.progress import bar
 from weights.unbundle import Unbundled
 from zoo.pretrained.resolve import record_of, to_safetensors
-from zoo.golden import compare, golden
+from zoo.sharing.golden_outputs import compare, golden
 from zoo.labels import TABLES
 from zoo.networks.model import CATALOGUE, Model
 from zoo.pretrained.trained import assemble

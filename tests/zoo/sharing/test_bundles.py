@@ -16,7 +16,7 @@ from weights.lock import Lock
 from zoo import ResNet20, trained
 from zoo.pretrained.add_file import add_file
 from zoo.cli import main
-from zoo.golden import TOLERANCE, compare, golden
+from zoo.sharing.golden_outputs import TOLERANCE, compare, golden
 from zoo.networks.model import Model
 
 PACKAGED = Path(weights.__file__).parent
@@ -68,7 +68,7 @@ def test_what_is_said_of_a_bundle(tar: Path, capsys: pytest.CaptureFixture[str])
 def test_a_network_that_computes_something_else_is_not_installed(
     tar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.golden._run", lambda network, images: torch.zeros(len(images), 10))
+    monkeypatch.setattr("zoo.sharing.golden_outputs._run", lambda network, images: torch.zeros(len(images), 10))
     assert main(["unbundle", str(tar)]) == 1
     assert "ResNet20 computes something else here" in " ".join(capsys.readouterr().err.split())
     assert not list((tmp_path / "elsewhere").rglob("blobs/sha256/*/*"))
@@ -145,7 +145,7 @@ def test_golden_outputs_of_another_network_or_none_are_refused(network: Model) -
 def test_a_network_that_nobody_knows_is_not_installed(
     tar: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.sharing.CATALOGUE", {})
+    monkeypatch.setattr("zoo.sharing.bundles.CATALOGUE", {})
     assert main(["unbundle", str(tar)]) == 3
     assert "update it" in capsys.readouterr().err
 
