@@ -15,7 +15,7 @@ def main() -> int:
     """Run the command, and return its exit code; an interrupt at any time is one line and 130."""
     ours = answer_at_once()
     try:
-        from zoo.cli import main as command
+        from zoo.commands.app import main as command
 
         if ours:  # from here on an interrupt lets the command put its things in order
             signal.signal(signal.SIGINT, signal.default_int_handler)

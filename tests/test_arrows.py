@@ -102,7 +102,7 @@ def test_every_folder_of_the_kernels_is_a_room() -> None:
 
 def test_the_command_begins_with_nothing_but_the_standard_library() -> None:
     assert imports(Path("zoo_command.py"), top_level_only=True) <= set(sys.stdlib_module_names)
-    assert ours(Path("zoo_command.py")) == {"zoo.cli"}
+    assert ours(Path("zoo_command.py")) == {"zoo.commands.app"}
 
 
 def test_the_base_imports_preprocessing_only_when_called() -> None:

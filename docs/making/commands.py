@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 
 from making.tables import generated, page, table
-from zoo.cli import EXIT_CODES, app
+from zoo.commands.app import EXIT_CODES, app
 
 PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 """What stands for a value of a type, where the command names nothing better."""
@@ -36,7 +36,7 @@ def write() -> dict[str, str]:
     """Return the text of the page by its name in docs/."""
     group: Any = typer.main.get_command(app)
     found = commands()
-    parts = [generated("zoo/cli.py"), HEAD.format(count=len(found), codes=EXIT_CODES), "## zoo", *_parameters("", group)]
+    parts = [generated("zoo/commands/app.py"), HEAD.format(count=len(found), codes=EXIT_CODES), "## zoo", *_parameters("", group)]
     for name, command in found.items():
         parts += [f"## zoo {name}", *_words(command.help), "```console\n$ " + _usage(name, command) + "\n```", *_parameters(name, command)]
     return {"cli.md": page(*parts)}

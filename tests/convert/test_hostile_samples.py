@@ -249,7 +249,7 @@ NAMES = ["", "\0", "../../etc/passwd", "/etc/passwd", "a" * 1000, "e\u0301", "\u
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
 def test_a_name_is_never_a_place(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from zoo.cli import main
+    from zoo.commands.app import main
 
     tensors = {name: torch.ones(2), "x.weight": torch.ones(3, 3)}
     torch.save(tensors, tmp_path / "x.pth")

@@ -27,7 +27,7 @@ from convert.formats._picklemachine import Machine
 from convert.inspect import inspect
 from weights import ReaderCrashed, WeightsError
 from zoo import MobileNetV1_025, Model, ResNet20, trained
-from zoo.cli import main
+from zoo.commands.app import main
 from zoo.conversion.convert import convert
 
 FOREIGN = sorted(set(formats.formats()) - {"safetensors"})

@@ -104,7 +104,7 @@ def test_what_a_lock_names_stays_though_nobody_uses_it(
 
 
 def test_where_there_is_no_cache_the_command_says_so(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from zoo.cli import main
+    from zoo.commands.app import main
 
     assert main(["gc"]) == 0
     assert capsys.readouterr().out == f"there is no cache at {own_cache}, so there is nothing to remove\n"
@@ -130,7 +130,7 @@ def test_what_a_project_on_a_disk_that_is_not_mounted_names_stays_until_its_note
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from zoo.cli import main
+    from zoo.commands.app import main
 
     (elsewhere / "disk" / "project").mkdir(parents=True)
     project = lock(elsewhere / "disk" / "project", three[0].sha256)
@@ -340,7 +340,7 @@ def test_collecting_while_others_load_costs_them_a_download_at_most(
 
 
 def test_the_command_shows_what_goes(three: list[Installed], capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
-    from zoo.cli import main
+    from zoo.commands.app import main
 
     lock(elsewhere, three[0].sha256)
     assert main(["gc", "--keep-days", "0", "--dry-run"]) == 0

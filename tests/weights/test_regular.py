@@ -19,7 +19,7 @@ from weights.cache import key
 from weights.errors import BadLock, BadRecord, CacheNotWritable, NoSpace
 from weights.part import Part, disk
 from weights.sbom import lock_entries
-from zoo import doctor
+from zoo.commands import doctor
 
 Make = Callable[..., Checkpoint]
 

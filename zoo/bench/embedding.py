@@ -27,7 +27,7 @@ from rich.table import Table
 from zoo.bench.embedding_rates import decoder_rate, guessed_decoder_rate, job, network_rate
 from zoo.bench.machine import versions
 from zoo.bench.photographs import photographs, repeated
-from zoo.console import err, out, print_json
+from zoo.commands.console import err, out, print_json
 from zoo.embedding import Report, embed
 from zoo.pretrained.resolve import find_record
 from zoo.images import open_source

@@ -335,7 +335,7 @@ def _benchmarked() -> Iterator[None]:
 @contextmanager
 def _bar(plan: Plan, wanted: bool) -> Iterator[Any]:
     """Show the steps on a terminal's standard error."""
-    from zoo.console import err
+    from zoo.commands.console import err
 
     if not (wanted and err.is_terminal):
         yield lambda step, loss, speed: None, lambda what: None

@@ -17,7 +17,7 @@ from zoo.bench.inference import DeviceLost, Plan, measure_cell, run
 from zoo.bench.peers import OURS, Way
 from zoo.bench.record import Record
 from zoo.bench.subject import Subject
-from zoo.cli import main
+from zoo.commands.app import main
 
 CPU = torch.device("cpu")
 TINY = zoo.CATALOGUE["ResNet20"]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from zoo.bench import chart, page
 from zoo.bench.record import Record
-from zoo.cli import main
+from zoo.commands.app import main
 
 WAYS = ("eager-fp32", "eager", "recipe")
 FIGURE = ("ResNet50", "VGG19")

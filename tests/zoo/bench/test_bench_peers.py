@@ -10,7 +10,7 @@ import zoo
 from zoo.bench import inference, peers, subject
 from zoo.bench.peers import OURS
 from zoo.bench.subject import Subject
-from zoo.cli import main
+from zoo.commands.app import main
 
 CPU = torch.device("cpu")
 TINY = zoo.CATALOGUE["ResNet20"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from zoo.bench.record import Record
-from zoo.cli import main
+from zoo.commands.app import main
 
 FIGURES = ("us", "us_low", "us_high", "images_s", "error", "build_s")
 

@@ -16,7 +16,7 @@ from zoo.bench.clock import Clock
 from zoo.bench.peers import OURS, Way, select
 from zoo.bench.record import Record, trains
 from zoo.bench.training import MODULE, Learner, Plan, measure_cell
-from zoo.cli import main
+from zoo.commands.app import main
 
 CPU = torch.device("cpu")
 TINY = zoo.CATALOGUE["ResNet20"]

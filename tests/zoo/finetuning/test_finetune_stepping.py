@@ -194,7 +194,7 @@ def test_an_interrupt_while_kernels_are_prepared_stops_at_once(photos: Path, tmp
 
 def test_a_terminal_shows_that_kernels_are_prepared(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown, prepared, before = io.StringIO(), stepping.fast, []
-    monkeypatch.setattr("zoo.console.err", Console(file=shown, force_terminal=True, width=120))
+    monkeypatch.setattr("zoo.commands.console.err", Console(file=shown, force_terminal=True, width=120))
 
     def slow(*args: Any, **options: Any) -> Any:
         while "preparing kernels" not in shown.getvalue() and len(before) < 100:

@@ -15,7 +15,7 @@ from weights.errors import MalformedFile, OutputsDiffer
 from weights.lock import Lock
 from zoo import ResNet20, trained
 from zoo.pretrained.add_file import add_file
-from zoo.cli import main
+from zoo.commands.app import main
 from zoo.sharing.golden_outputs import TOLERANCE, compare, golden
 from zoo.networks.model import Model
 

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from zoo.console import err, names, out, png, print_json, writable
+from zoo.commands.console import err, names, out, png, print_json, writable
 from zoo.networks.model import CATALOGUE, Model
 from zoo.pretrained.search import model_class
 

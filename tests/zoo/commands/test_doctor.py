@@ -13,9 +13,9 @@ import pytest
 
 import weights
 from weights import Cache
-from zoo import doctor
-from zoo.cli import main
-from zoo.doctor import Finding, broken, examine
+from zoo.commands import doctor
+from zoo.commands.app import main
+from zoo.commands.doctor import Finding, broken, examine
 
 
 @pytest.fixture(autouse=True)

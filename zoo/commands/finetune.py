@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.console import (
+from zoo.commands.console import (
     BuildOption,
     JsonOption,
     QuietOption,
@@ -27,7 +27,7 @@ from zoo.console import (
     print_json,
     value_of,
 )
-from zoo.console import device as device_option
+from zoo.commands.console import device as device_option
 from zoo.pretrained.run_folder import CONFIG
 from zoo.pretrained.search import model_class
 

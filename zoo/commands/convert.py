@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from zoo.console import BuildOption, JsonOption, QuietOption, build_options, err, escape, names, out, print_json, value_of, writable
+from zoo.commands.console import BuildOption, JsonOption, QuietOption, build_options, err, escape, names, out, print_json, value_of, writable
 
 if TYPE_CHECKING:
     from weights import Preprocessing

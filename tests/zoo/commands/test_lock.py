@@ -20,7 +20,7 @@ from weights.adding import to_toml
 from weights.lock import SHIPPED_LOCK, Lock, user_lock
 from zoo import ResNet20, trained
 from zoo.sharing import locks as locking
-from zoo.cli import main
+from zoo.commands.app import main
 
 
 @pytest.fixture

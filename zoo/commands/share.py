@@ -11,7 +11,7 @@ import typer
 
 from weights import MalformedFile
 from weights.wording import counted
-from zoo.console import JsonOption, QuietOption, err, escape, makeable, names, out, print_json, unused, writable
+from zoo.commands.console import JsonOption, QuietOption, err, escape, makeable, names, out, print_json, unused, writable
 
 if TYPE_CHECKING:
     from weights.mirror import Report
@@ -244,7 +244,7 @@ def sbom(
 
 def doctor(as_json: JsonOption = False) -> None:
     """Look at cache, disk, network, GPU and extras: what works, what does not, what to do; exit 1 if something needed is broken."""
-    from zoo.doctor import broken, examine, summary
+    from zoo.commands.doctor import broken, examine, summary
 
     findings = examine()
     if as_json:

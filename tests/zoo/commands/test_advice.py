@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from zoo.cli import app
+from zoo.commands.app import app
 
 ROOT = Path(__file__).parents[2]
 COMMANDS: dict[str, Any] = getattr(typer.main.get_command(app), "commands")  # noqa: B009, the class that has them is not public
@@ -28,14 +28,14 @@ SPEAKS_IN = {
     "weights/sbom.py": ("sbom",),
     "weights/serving.py": ("mirror",),
     "zoo/bench": ("bench",),
-    "zoo/cli_bench.py": ("bench",),
-    "zoo/cli_convert.py": ("convert",),
-    "zoo/cli_finetune.py": ("finetune",),
-    "zoo/cli.py:_print_predictions": ("predict",),
-    "zoo/cli.py:demo": ("predict",),
-    "zoo/console.py:unused": ("bundle", "sbom"),
-    "zoo/cli_embed.py:_draw": ("search",),
-    "zoo/cli_share.py:_signed": ("unbundle",),
+    "zoo/commands/bench.py": ("bench",),
+    "zoo/commands/convert.py": ("convert",),
+    "zoo/commands/finetune.py": ("finetune",),
+    "zoo/commands/app.py:_print_predictions": ("predict",),
+    "zoo/commands/app.py:demo": ("predict",),
+    "zoo/commands/console.py:unused": ("bundle", "sbom"),
+    "zoo/commands/embed.py:_draw": ("search",),
+    "zoo/commands/share.py:_signed": ("unbundle",),
     "zoo/conversion/result.py": ("convert",),
     "zoo/conversion/convert.py": ("convert",),
     "zoo/conversion/export.py": ("convert",),
@@ -124,8 +124,8 @@ def test_the_walk_sees_messages() -> None:
         ("zoo/conversion/foreign.py:f", "try --match", "--match of which command?"),
         ("zoo/conversion/foreign.py:f", "try zoo predict --match", "none of zoo predict has --match"),
         ("zoo/conversion/foreign.py:f", "try zoo add --match", ""),
-        ("zoo/cli.py:convert", "or --match", ""),
-        ("zoo/cli.py:predict", "or --match", "predict lacks --match"),
+        ("zoo/commands/app.py:convert", "or --match", ""),
+        ("zoo/commands/app.py:predict", "or --match", "predict lacks --match"),
         ("zoo/sharing/golden_outputs.py:f", "or --match", "unbundle lacks --match"),
     ],
 )

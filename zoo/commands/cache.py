@@ -10,7 +10,7 @@ from rich.table import Table
 
 import weights
 from weights.collecting import KEEP_DAYS
-from zoo.console import JsonOption, escape, out, print_json
+from zoo.commands.console import JsonOption, escape, out, print_json
 
 
 def gc(

@@ -15,7 +15,7 @@ from roundtrips import built
 from convert.formats import safetensors
 from convert.steps import flip
 from weights import header
-from zoo.cli import main
+from zoo.commands.app import main
 from zoo.conversion.foreign import NOTES
 from zoo.networks.model import Model
 

@@ -13,7 +13,7 @@ from zoo import ResNet20
 
 CONVERTS = """
 import ctypes, os, resource, sys
-from zoo.cli import main
+from zoo.commands.app import main
 source, destination, *limits = sys.argv[1:]
 folder = os.path.dirname(destination)
 

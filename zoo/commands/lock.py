@@ -18,7 +18,7 @@ from weights.pinning import frozen_by
 from weights.shipped import write_shipped
 from weights.wording import counted
 from zoo.sharing import locks as locking
-from zoo.console import JsonOption, QuietOption, err, escape, out, print_json, writable
+from zoo.commands.console import JsonOption, QuietOption, err, escape, out, print_json, writable
 from zoo.sharing.locks import Written
 
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from zoo import CATALOGUE, ResNet18, ResNet20, trained
-from zoo.cli import main
+from zoo.commands.app import main
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_the_demo_is_right_about_its_pictures_and_draws_them(tmp_path: Path, pho
     "arguments", ["list", *(pytest.param(each, marks=pytest.mark.long) for each in ("list --checkpoints --json", "info ResNet50"))]
 )
 def test_a_closed_pipe_is_no_error(arguments: str) -> None:
-    command = f"{sys.executable} -m zoo.cli {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m zoo.commands.app {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -221,7 +221,7 @@ def test_an_eighty_column_terminal_shows_whole_numbers() -> None:
 
     main_end, terminal = pty.openpty()
     settings = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
-    with subprocess.Popen([sys.executable, "-m", "zoo.cli", "list"], stdout=terminal, stderr=terminal, env=settings) as running:
+    with subprocess.Popen([sys.executable, "-m", "zoo.commands.app", "list"], stdout=terminal, stderr=terminal, env=settings) as running:
         os.close(terminal)
         shown = b""
         while True:
@@ -287,7 +287,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_networks_names_complete(tmp_path: Path) -> None:
     settings = {**os.environ, "_ZOO_COMPLETE": "complete_bash", "COMP_WORDS": "zoo info VGG1", "COMP_CWORD": "2"}
-    done = subprocess.run([sys.executable, "-c", "from zoo.cli import main; main([])"], capture_output=True, text=True, env=settings)
+    done = subprocess.run([sys.executable, "-c", "from zoo.commands.app import main; main([])"], capture_output=True, text=True, env=settings)
     assert "VGG19" in done.stdout.split()
 
 
@@ -295,7 +295,7 @@ def test_an_interrupt_is_130_and_says_what_is_kept(monkeypatch: pytest.MonkeyPat
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zoo.cli.search", interrupted)
+    monkeypatch.setattr("zoo.commands.app.search", interrupted)
     assert main(["list"]) == 130
     assert "is kept for next time" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.console import (
+from zoo.commands.console import (
     BuildOption,
     JsonOption,
     QuietOption,
@@ -25,7 +25,7 @@ from zoo.console import (
     print_json,
     writable,
 )
-from zoo.console import device as device_option
+from zoo.commands.console import device as device_option
 from zoo.pretrained.run_folder import named
 from zoo.pretrained.search import model_class
 from zoo.pretrained.trained import trained

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo import ResNet32, cli, embedding
+from zoo import ResNet32, embedding
+from zoo.commands import app as cli
 from zoo.embedding import nearest, read
 from zoo.embedding.report import Report
 from zoo.networks.model import Model

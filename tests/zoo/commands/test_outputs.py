@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from zoo.cli import main
+from zoo.commands.app import main
 
 OUTPUTS = {
     "x.png": [["predict", "IN.png", "--sheet"], ["demo", "--sheet"], ["search", "IN.png", "IN.png", "--picture"], ["bench", "--picture"]],

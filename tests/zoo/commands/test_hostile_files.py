@@ -17,7 +17,7 @@ from convert import sandbox
 from convert.formats import safetensors
 from weights import Installed, ReaderCrashed, UnsafeFormat, adhoc
 from zoo import ResNet20, trained
-from zoo.cli import main
+from zoo.commands.app import main
 from zoo.pretrained.resolve import to_safetensors
 
 CRASH = sandbox.START.removesuffix("main()\n")

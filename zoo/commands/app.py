@@ -19,10 +19,16 @@ from weights import Checkpoint, NoPretrainedWeights, SourceUnavailable, UnknownW
 from weights.cache import Cache
 from weights.pinning import admit
 from weights.wording import counted
-from zoo import cli_bench, cli_cache, cli_convert, cli_embed, cli_finetune, cli_lock, cli_share
+from zoo.commands import bench as cli_bench
+from zoo.commands import cache as cli_cache
+from zoo.commands import convert as cli_convert
+from zoo.commands import embed as cli_embed
+from zoo.commands import finetune as cli_finetune
+from zoo.commands import lock as cli_lock
+from zoo.commands import share as cli_share
 from zoo.pretrained.add_file import add_file
-from zoo.cli_convert import ConventionOption, FromOption, MatchOption, SpatialOption
-from zoo.console import (
+from zoo.commands.convert import ConventionOption, FromOption, MatchOption, SpatialOption
+from zoo.commands.console import (
     BuildOption,
     FrozenOption,
     JsonOption,
@@ -317,7 +323,7 @@ def demo(
 ) -> None:
     """Classify pictures with the embedded checkpoint, offline, and draw a contact sheet."""
     from zoo.bench import load
-    from zoo.demo import HEADING, classify, pictures
+    from zoo.commands.demo import HEADING, classify, pictures
     from zoo.prediction.contact_sheet import contact_sheet
 
     network = trained(CATALOGUE["ResNet20"])
