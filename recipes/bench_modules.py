@@ -25,7 +25,7 @@ from zoo.bench.inference import Plan, compete
 from zoo.bench.page import over
 from zoo.bench.peers import WAYS, Call, Way, graphed
 from zoo.bench.subject import IMAGES, SETTLING, Subject, settle
-from zoo.kernels.images import natural_images
+from zoo.kernels.comparing.sample_images import natural_images
 
 
 def _graph(s: Subject, tune: str) -> Call:

@@ -18,7 +18,7 @@ import torch
 from triton import knobs
 
 from zoo import CATALOGUE
-from zoo.kernels.ahead import compile_ahead
+from zoo.kernels.api.compile_ahead import compile_ahead
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

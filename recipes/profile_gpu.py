@@ -29,7 +29,7 @@ from zoo.bench.record import today
 from zoo.bench.subject import Subject, subject
 from zoo.bench.training import learner_of
 from zoo.kernels import ops
-from zoo.kernels.timing import alternate
+from zoo.kernels.measuring.timing import alternate
 from zoo.kernels.training import fast_step
 
 CALLS, WARMUPS, SAMPLES = 5, 6, 15

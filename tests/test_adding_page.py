@@ -20,7 +20,7 @@ import torch
 import weights, zoo
 from convert import sandbox
 from weights.sources import resolve
-from zoo.kernels import checking
+from zoo.kernels.comparing import op_checks as checking
 from zoo.kernels.ops import load
 
 assert pathlib.Path(zoo.__file__).is_relative_to(sys.argv[1]), zoo.__file__

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zoo.kernels import ahead
+from zoo.kernels.api import compile_ahead as ahead
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "compile_ahead.py"
 

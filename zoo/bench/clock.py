@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from zoo.kernels.engines.race import SETTLE
-from zoo.kernels.workspaces import clear_workspaces
+from zoo.kernels.memory.workspaces import clear_workspaces
 
 Calls = Mapping[str, Callable[[], object]]
 Samples = dict[str, list[float]]
@@ -34,7 +34,7 @@ class Clock:
 def clock(device: torch.device) -> Clock:
     """Return the device's clock: events on a GPU, for throughput; the host's clock around one call and its end, for latency."""
     if device.type == "cuda":
-        from zoo.kernels.timing import alternate
+        from zoo.kernels.measuring.timing import alternate
 
         return Clock(lambda calls, rounds: alternate(calls, rounds), lambda calls, rounds: _turns(calls, rounds, 1, torch.cuda.synchronize))
     return Clock(

@@ -78,8 +78,8 @@ def floor_us(cls: type[Model], batch: int, device: torch.device, dtype: torch.dt
     """
     if device.type != "cuda":
         return None
-    from zoo.kernels.roofline import floor_us as kernel_floor_us
-    from zoo.kernels.roofline import limits
+    from zoo.kernels.measuring.roofline import floor_us as kernel_floor_us
+    from zoo.kernels.measuring.roofline import limits
 
     ceilings = limits(device)
     return sum(kernel_floor_us(w.flop, w.elements * dtype.itemsize, dtype, ceilings) for w in work(cls, batch))

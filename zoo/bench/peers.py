@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.bench.subject import Subject, tf32
-from zoo.kernels.workspaces import clear_workspaces
+from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.networks.model import Model
 
 Call = Callable[[], Tensor]

@@ -18,7 +18,7 @@ def photographs(folder: Path, count: int) -> None:
     """Write pictures with the spectrum of photographs as JPEG, in two folders."""
     from PIL import Image
 
-    from zoo.kernels.images import natural_images
+    from zoo.kernels.comparing.sample_images import natural_images
 
     width, height = SIZE
     for start in range(0, count, 64):

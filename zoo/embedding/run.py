@@ -137,7 +137,7 @@ def make_plan(
         raise ValueError(f"batch_size is at least 1, got {count}")
     taps = extractor(model, at).taps
     if dtype is None and fast:
-        from zoo.kernels.asked import dtype_of
+        from zoo.kernels.arguments import dtype_of
 
         dtype = torch.bfloat16 if engine == "ray" and device.type == "cuda" else dtype_of(None, device)
     computed = dtype or next(model.parameters()).dtype
@@ -162,7 +162,7 @@ def make_plan(
 
 
 def _device(device: torch.device | str | None, engine: str) -> torch.device:
-    from zoo.kernels.asked import device_of
+    from zoo.kernels.arguments import device_of
 
     if engine == "ray":  # the GPUs are those of the cluster, not of this machine
         from zoo.embedding.cluster import device_of_cluster

@@ -20,7 +20,7 @@ their own), `timing`, `choices` (what was found by timing, in a file), `roofline
 `built` and `report` (what a plan is, what `why` prints), `errors`; and what `python -m zoo.kernels` does: `__main__` and `checking`.
 """
 
-from zoo.kernels.fast import fast, plain, why
-from zoo.kernels.network import Fast
+from zoo.kernels.api.fast import fast, plain, why
+from zoo.kernels.api.network import Fast
 
 __all__ = ["Fast", "fast", "plain", "why"]

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from zoo.kernels import checking
-from zoo.kernels.elsewhere import elsewhere
-from zoo.kernels.roofline import floor_us, limits
-from zoo.kernels.timing import NotCapturable, event_time_us, graph_time_us
+from zoo.kernels.comparing import op_checks as checking
+from zoo.kernels.measuring.fresh_thread import elsewhere
+from zoo.kernels.measuring.roofline import floor_us, limits
+from zoo.kernels.measuring.timing import NotCapturable, event_time_us, graph_time_us
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUICK = 6

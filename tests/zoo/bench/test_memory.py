@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from zoo.bench.clock import Memory
-from zoo.kernels.workspaces import clear_workspaces
+from zoo.kernels.memory.workspaces import clear_workspaces
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import zoo
 from zoo.bench import subject
 from zoo.bench.subject import Subject
-from zoo.kernels.images import natural_images
+from zoo.kernels.comparing.sample_images import natural_images
 
 CPU = torch.device("cpu")
 TINY = zoo.CATALOGUE["ResNet20"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.zoo.kernels.works import SETTING
-from zoo.kernels.compiling import Compilers, stop_at_launch
+from zoo.kernels.compilation.workers import Compilers, stop_at_launch
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.merge import apply, merges

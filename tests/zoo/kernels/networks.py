@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.bench.subject import settle
-from zoo.kernels.images import natural_images
+from zoo.kernels.comparing.sample_images import natural_images
 
 ACTS = {
     "relu": nn.ReLU, "relu_": lambda: nn.ReLU(inplace=True), "relu6": nn.ReLU6, "silu": nn.SiLU, "hardswish": nn.Hardswish,

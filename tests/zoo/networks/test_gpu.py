@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from zoo import CATALOGUE, Model, ResNet18, ResNet20, predict, trained
-from zoo.kernels.precision import products
+from zoo.kernels.comparing.precision import products
 
 pytestmark = pytest.mark.gpu
 

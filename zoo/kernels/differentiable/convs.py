@@ -20,7 +20,7 @@ from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, 
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import kernels_run
-from zoo.kernels.precision import uncast
+from zoo.kernels.comparing.precision import uncast
 
 Pair = tuple[int, int]
 

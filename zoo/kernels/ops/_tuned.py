@@ -72,6 +72,6 @@ def chosen(name: str, args: tuple[Any, ...], candidates: Callable[[], list[Confi
 
 
 def _time(run: Callable[[], object]) -> float:
-    from zoo.kernels.timing import graph_time_us
+    from zoo.kernels.measuring.timing import graph_time_us
 
     return graph_time_us(run, target_ms=1)

@@ -22,7 +22,7 @@ from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.arena import ALIGNED
 from zoo.kernels.plans.program import Program
-from zoo.kernels.precision import products
+from zoo.kernels.comparing.precision import products
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.steps import Setting
 

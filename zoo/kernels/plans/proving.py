@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.choices import Choices
-from zoo.kernels.elsewhere import Do, elsewhere
+from zoo.kernels.tuning.choices import Choices
+from zoo.kernels.measuring.fresh_thread import Do, elsewhere
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.parity import Parity, Reference
+from zoo.kernels.comparing.parity import Parity, Reference
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.plan import Plan

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zoo.kernels import asked
+from zoo.kernels import arguments as asked
 from zoo.kernels.training.network import FastTraining
 from zoo.kernels.training.record import record
 

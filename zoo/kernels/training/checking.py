@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.images import natural_images
-from zoo.kernels.parity import ALLOWED, FLOAT32_FLOOR, Parity
-from zoo.kernels.precision import products
+from zoo.kernels.comparing.sample_images import natural_images
+from zoo.kernels.comparing.parity import ALLOWED, FLOAT32_FLOOR, Parity
+from zoo.kernels.comparing.precision import products
 from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.recompute import WORTH, Remade, remade

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.choices import Choice, Choices
+from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.training import kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording, Ref
@@ -69,7 +69,7 @@ def timer(device: torch.device) -> Timer | None:
     """Return the clock of a device: launches in a CUDA graph; None on a CPU, where chains are PyTorch's functions."""
     if device.type != "cuda":
         return None
-    from zoo.kernels.timing import NotCapturable, event_time_us, graph_time_us
+    from zoo.kernels.measuring.timing import NotCapturable, event_time_us, graph_time_us
 
     def time(call: Callable[[], object]) -> float:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.kernels.compiling import Compilers
+from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.training import kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.choices import Choices
+from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.parity import Parity
-from zoo.kernels.report import Row
-from zoo.kernels.stopwatch import phase
+from zoo.kernels.comparing.parity import Parity
+from zoo.kernels.reports.report import Row
+from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.training import choosing, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, casts_of, replay_of

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.precision import uncast
+from zoo.kernels.comparing.precision import uncast
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import CONV2D, arguments, pair, plainly
 from zoo.kernels.training.record import Call, Recording, Ref

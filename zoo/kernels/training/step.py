@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.growing import growing
-from zoo.kernels.network import Fast
+from zoo.kernels.memory.graph_pool import growing
+from zoo.kernels.api.network import Fast
 from zoo.kernels.training.exchanging import Exchange, quiet
 from zoo.kernels.training.optimizing import Prepared
 from zoo.kernels.training.watching import Watch
-from zoo.kernels.workspaces import clear_workspaces
+from zoo.kernels.memory.workspaces import clear_workspaces
 
 EAGER_STEPS = 3
 """Steps of a new shape that run as they are before one is captured: libraries and optimisers make what they keep in the first ones."""

@@ -8,8 +8,8 @@ from math import prod
 
 from torch import Tensor
 
-from zoo.kernels.choices import Choice, Choices
-from zoo.kernels.compiling import Compilers
+from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.merge import Merge, apply, merges
 from zoo.kernels.passes.place import Place

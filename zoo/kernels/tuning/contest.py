@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.choices import Choice
-from zoo.kernels.compiling import Compilers
-from zoo.kernels.elsewhere import Do, elsewhere
-from zoo.kernels.parity import FLOAT32_FLOOR
+from zoo.kernels.tuning.choices import Choice
+from zoo.kernels.compilation.workers import Compilers
+from zoo.kernels.measuring.fresh_thread import Do, elsewhere
+from zoo.kernels.comparing.parity import FLOAT32_FLOOR
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
-from zoo.kernels.precision import products
-from zoo.kernels.stopwatch import phase
-from zoo.kernels.timing import NotCapturable, graph_time_us
+from zoo.kernels.comparing.precision import products
+from zoo.kernels.measuring.stopwatch import phase
+from zoo.kernels.measuring.timing import NotCapturable, graph_time_us
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
 from zoo.kernels.tuning.candidates import OTHERS, candidates
 from zoo.kernels.tuning.expected import Expected

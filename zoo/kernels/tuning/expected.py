@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo.kernels.passes.graph import Node
-from zoo.kernels.precision import products
+from zoo.kernels.comparing.precision import products
 from zoo.kernels.tuning.binding import bind
 from zoo.kernels.tuning.steps import ATEN, Candidate, Setting
 

@@ -1,0 +1,346 @@
+"""`Fast`: the module that answers calls, by a plan for each kind of them, which it makes at the first and keeps."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections import OrderedDict
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.errors import Untraceable
+
+if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
+    from zoo.kernels.reports.built_plan import Built
+    from zoo.kernels.tuning.choices import Choices
+    from zoo.kernels.reports.report import Report
+    from zoo.kernels.tuning.binding import Weights
+
+Tune = Literal["none", "quick", "full"]
+
+
+KEPT_PLANS = 8
+"""Input shapes whose plans a fast network keeps; the one that was not used for longest goes first."""
+CALLER = 4
+"""Frames between `forward` and whoever calls the module, itself counted: `nn.Module` has two."""
+KEPT_REASONS = 64
+"""Input shapes of which it remembers that they have no plan."""
+
+
+class Fast(nn.Module):
+    """A network that runs on kernels chosen for its layers and shapes; `fast` makes it, `plain` gives the network back.
+
+    Parameters, buffers and `state_dict` are the plain network's own, under the same names; what runs is a folded copy of them, in
+    `dtype` on `device`. `load_state_dict` renews the copy; weights changed in place otherwise need a new `fast(plain(model))`.
+
+    A plan is made for every input shape at its first call, checked against the plain network, and kept; the `KEPT_PLANS` last used
+    are. Calls from many threads are allowed: they are answered in turn, each with its own output tensors. Copies and pickles carry
+    the plain network and the options, and make their plans anew. Outputs have the plain network's dtype, and no gradient.
+    """
+
+    network: nn.Module
+    _strict: bool = False
+    """A plan that can't be made is raised, by the first call; later on, that call runs unchanged."""
+
+    def __init__(self, network: nn.Module, device: torch.device, dtype: torch.dtype, tune: Tune, tf32: bool, progress: bool) -> None:
+        super().__init__()
+        self.network = network
+        """What `fast` was called with; `core` is the network in it, without torch.compile's or DataParallel's wrapper."""
+        self.device, self.dtype, self.tf32, self.progress = device, dtype, tf32, progress
+        self.tune: Tune = tune
+        self.unchanged = ""
+        """Why the network runs unchanged; empty where it doesn't."""
+        self.part = ""
+        """The child that runs fast where the network as a whole can't: a detection model's backbone."""
+        self._fresh()
+        self.training = False  # of this module alone: the network keeps its mode
+
+    def __getattr__(self, name: str) -> Any:
+        """Give the network's data, such as its checkpoint, and `preprocess`; its other methods would run slow, or change it unseen."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("_") or "network" not in self.__dict__.get("_modules", {}):
+                raise
+        core = self.core
+        if not hasattr(core, name):
+            raise AttributeError(f"neither Fast nor the {type(core).__name__} in it has {name!r}")
+        if callable(found := getattr(core, name)) and name != "preprocess":
+            raise AttributeError(f"a fast network has no {name!r}; the network itself has: plain(model).{name}")
+        return found
+
+    @property
+    def core(self) -> nn.Module:
+        """The network itself, out of a wrapper that only says how to run it."""
+        from zoo.kernels.arguments import core
+
+        return core(self.network)
+
+    def _fresh(self) -> None:
+        """Begin without plans."""
+        self._plans: OrderedDict[Any, Built] = OrderedDict()
+        self._unplanned: dict[Any, str] = {}
+        """Shapes that have no plan, and why; none is tried again."""
+        self._doubtful: set[Any] = set()
+        """Shapes that failed, of which a second failure is believed."""
+        self._lock = threading.RLock()
+        self._order = threading.Lock()
+        self._weights: Weights | None = None
+        self._choices: Choices | None = None
+        self._plain_copy: nn.Module | None = None
+        self._plain_dtype = self.dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the plain network computes in eval mode; same arguments, same structure of the result.
+
+        Raises:
+            ValueError: a tensor lies on another device; or the network's own error for input that it refuses.
+            RuntimeError: a gradient is asked for.
+        """
+        # Behind each call of a few milliseconds this finds cold caches, so that it costs several times what it does in a loop.
+        if not kwargs and _only_tensors(args):
+            leaves, tensors, spec = list(args), list(args), None
+        else:
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        for tensor in tensors:
+            if tensor.device != self.device:
+                raise ValueError(
+                    f"this fast network runs on {self.device}, the input lies on {tensor.device}; move it with x.to({str(self.device)!r})"
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError("fast(model) computes no gradients: call it under torch.no_grad(), or use plain(model) for this")
+        if self.unchanged:
+            return self._run_unchanged(args, kwargs)
+        if spec is not None and not all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves):  # an object may hold anything, and change
+            return self._run_unchanged(args, kwargs)
+        key = (len(args) if spec is None else repr(spec), *(_key(leaf) for leaf in leaves))
+        built = self._plans.get(key)
+        if built is None:
+            try:
+                built = self._plan(key, args, kwargs)
+            except Untraceable as error:
+                if self._strict:
+                    raise
+                try:
+                    result = self._run_unchanged(args, kwargs)
+                except Exception:  # the network itself refuses the call, of which there is no more to say
+                    with self._lock:
+                        self._unplanned.pop(key, None)
+                    raise
+                warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=CALLER)
+                return result
+            if built is None:
+                return self._run_unchanged(args, kwargs)
+        elif len(self._plans) > 1:
+            with self._order:
+                if key in self._plans:
+                    self._plans.move_to_end(key)
+        casting = torch.is_autocast_enabled(self.device.type)  # asked first, for the context costs microseconds
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False) if casting else nullcontext():
+            outputs = built.run(tensors)
+        return outputs[0] if built.single else pytree.tree_unflatten(outputs, built.spec)
+
+    def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built | None:
+        """Make the plan of a shape; None where it is known that there is none."""
+        if key in self._unplanned and not self._strict:
+            return None
+        with self._lock:
+            if (built := self._plans.get(key)) is not None:
+                return built
+            if key in self._unplanned and not self._strict:  # since another thread has tried
+                return None
+            from zoo.kernels.tuning.choices import Choices
+            from zoo.kernels.reports.report import named
+            from zoo.kernels.measuring.stopwatch import stopwatch
+            from zoo.kernels.tuning.binding import Weights
+
+            if self.device.type == "cuda":
+                from zoo.kernels.plans.build import build_gpu as build
+            else:  # without Triton, which exists on Linux only
+                from zoo.kernels.engines.build import build_cpu as build
+            self._weights = Weights() if self._weights is None else self._weights
+            self._choices = Choices(self.device) if self._choices is None else self._choices
+            with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+                try:
+                    with stopwatch() as seconds:
+                        built = build(self.core, args, kwargs, self, self._weights, self._choices)
+                except Untraceable as error:
+                    if error.lasting or key in self._doubtful:
+                        self._unplanned[key] = f"{named(args, kwargs)} runs unchanged: {error}"
+                        while len(self._unplanned) > KEPT_REASONS:
+                            del self._unplanned[next(iter(self._unplanned))]
+                    self._doubtful.add(key)
+                    if len(self._doubtful) > KEPT_REASONS:
+                        self._doubtful.clear()
+                    raise
+            built.report.given, built.report.seconds = named(args, kwargs), seconds
+            with self._order:
+                self._plans[key] = built
+                if len(self._plans) > KEPT_PLANS:
+                    self._settle()
+                while len(self._plans) > KEPT_PLANS:
+                    self._plans.popitem(last=False)
+            return built
+
+    def _settle(self) -> None:
+        """Wait for what still runs, on any stream, before the memory of a plan goes."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from zoo.kernels.comparing.copies import channels_last, on_device, own_dtype
+
+        wanted = own_dtype(self.network)
+        with self._lock:
+            if self._plain_copy is None:
+                self._plain_copy = self._with_part() if self.part else channels_last(on_device(self.core, self.device, self.dtype))
+                self._plain_dtype = wanted if self.part else self.dtype
+            plain, dtype = self._plain_copy, self._plain_dtype
+        try:
+            result = _answer(plain, args, kwargs, dtype)
+        except RuntimeError as error:
+            if dtype == wanted or "type" not in str(error):
+                raise
+            plain = channels_last(on_device(self.core, self.device, wanted))
+            result = _answer(plain, args, kwargs, wanted)  # what it refuses in its own dtype too says nothing of dtypes
+            with self._lock:
+                self._plain_copy, self._plain_dtype = plain, wanted
+                if self.unchanged and self.dtype != wanted:
+                    self.unchanged += f"; in {wanted}, for it mixes dtypes"
+                    self.dtype = wanted
+        return pytree.tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, result)
+
+    def _with_part(self) -> nn.Module:
+        from zoo.kernels.api.detection import with_fast_part
+
+        return with_fast_part(self.core, self.part, self)
+
+    def prepare(self, args: tuple[Any, ...]) -> None:
+        """Make the first plan.
+
+        Args:
+            args: positional arguments of the shapes to plan.
+
+        Raises:
+            Untraceable: the network can't be planned for them.
+        """
+        self._strict = True
+        try:
+            self(*args)
+        finally:
+            self._strict = False
+
+    def try_plainly(self, args: tuple[Any, ...]) -> None:
+        """Run the network unchanged once.
+
+        Raises:
+            ValueError: it refuses these arguments too, so that they are to blame and not the plan.
+        """
+        try:
+            self._run_unchanged(args, {})
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the network raises
+            name, said = type(self.core).__name__, str(error).strip().splitlines() or [""]
+            raise ValueError(f"{name} does not take this example: {type(error).__name__}: {said[0]}") from error
+
+    def prepare_part(self, name: str, reason: str) -> None:
+        """Let one child run fast, and the rest unchanged for a reason."""
+        from zoo.kernels.comparing.copies import own_dtype
+
+        self.part, self.unchanged = name, reason
+        self._plain_copy, self._plain_dtype = self._with_part(), own_dtype(self.network)
+
+    def refuse(self, reason: str) -> None:
+        """Run the network unchanged from now on, and warn whoever called `fast`."""
+        self.unchanged = reason
+        self._unplanned.clear()  # it is said once
+        warnings.warn(f"{type(self.network).__name__} runs unchanged: {reason}", stacklevel=3)
+
+    def report(self) -> Report:
+        """Return what `why` shows."""
+        from zoo.kernels.reports.report import Report
+
+        with self._lock:
+            if self.part and self._plain_copy is not None:
+                inner = getattr(self._plain_copy, self.part).report()
+                return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
+            plans, dtype = [built.report for built in self._plans.values()], str(self.dtype).removeprefix("torch.")
+            return Report(plans, self.unchanged, str(self.device), dtype, list(self._unplanned.values()))
+
+    def train(self, mode: bool = True) -> Fast:
+        """Refuse train mode: folded BatchNorm has no statistics to update; RuntimeError says what to do."""
+        if mode:
+            raise RuntimeError("a fast network stays in eval mode; train plain(model), then call fast() again")
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Fast:
+        raise RuntimeError(f"a fast network stays on {self.device} in {self.dtype}; use fast(plain(model), device, dtype) for another")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the plain network's `state_dict`."""
+        return self.network.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load into the plain network, and make plans and weights anew at the next call."""
+        result = self.network.load_state_dict(state_dict, strict=strict, assign=assign)
+        with self._lock:
+            self._settle()
+            self._fresh()
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave plans and copies out; they belong to this process and device."""
+        hidden = ("_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype", "_doubtful")
+        return {name: value for name, value in self.__dict__.items() if name not in hidden}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come back without plans."""
+        super().__setstate__(state)
+        self._fresh()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fast:
+        """Copy the plain network and the options."""
+        twin = Fast.__new__(Fast)
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
+    def extra_repr(self) -> str:
+        """Show device, dtype and shapes planned so far."""
+        return f"device={self.device}, dtype={self.dtype}, plans={len(self._plans)}" + (
+            f", unchanged: {self.unchanged}" if self.unchanged else ""
+        )
+
+
+_PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
+"""Arguments that a plan may be made for, one for each value."""
+
+
+def _key(leaf: Any) -> Any:
+    """Return what distinguishes an argument from others that need another plan: 1, 1.0 and True do."""
+    if isinstance(leaf, Tensor):
+        return tuple(leaf.shape), leaf.dtype.is_floating_point or leaf.dtype
+    return type(leaf).__name__, repr(leaf)
+
+
+def _as_input(leaf: Tensor, dtype: torch.dtype) -> Tensor:
+    cast = leaf.to(dtype) if leaf.is_floating_point() else leaf
+    return cast.contiguous(memory_format=torch.channels_last) if cast.dim() == 4 else cast
+
+
+def _answer(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+    args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    with torch.no_grad():
+        return network(*args, **kwargs)
+
+
+def _only_tensors(args: tuple[Any, ...]) -> bool:
+    return all(isinstance(arg, Tensor) for arg in args)

@@ -1,0 +1,141 @@
+"""What a call of `fast` asks for: which network, where, in which dtype, and with which arguments the first plan is made."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.comparing.copies import own_dtype
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.comparing.sample_images import natural_images
+from zoo.kernels.passes.trace import trace
+from zoo.kernels.training.shared import groups
+
+
+def core(model: nn.Module) -> nn.Module:
+    """Return the network inside a wrapper that only says how to run it: torch.compile's, DataParallel's, DistributedDataParallel's."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def check(model: nn.Module) -> None:
+    """Refuse what has no weights to compute with, or no copy.
+
+    Raises:
+        ValueError: parameters or buffers on the meta device; a module that can't be copied.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type == "meta":
+            raise ValueError(f"{name} of {type(model).__name__} is on the meta device, without values; load its weights first")
+    try:
+        copy.deepcopy(model, groups(model) | {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    except Exception as error:  # whatever the part that refuses raises
+        raise ValueError(f"{type(model).__name__} can't be copied, which fast() has to do: {type(error).__name__}: {error}") from error
+
+
+def device_of(device: torch.device | str | int | None) -> torch.device:
+    """Return the device that is meant, an index with "cuda"; ValueError says what there is instead."""
+    if isinstance(device, torch.dtype):
+        raise ValueError(f"{device} is a dtype, and stands where the device does; use fast(model, dtype={device})")
+    if isinstance(device, bool):
+        raise ValueError(f'no device {device}; use "cuda", "cuda:1" or "cpu"')
+    if device is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f'no device {device!r}; use "cuda", "cuda:1" or "cpu"') from error
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if wanted.type != "cuda":
+        raise ValueError(f'fast runs on CUDA and CPU, got {wanted}; use "cuda" or "cpu"')
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        raise ValueError(f'{wanted} was asked for, and PyTorch sees no CUDA device here; leave device out, or use "cpu"')
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    if index >= count:
+        raise ValueError(f"{wanted} was asked for, and PyTorch sees {count} CUDA device{'s' * (count != 1)}: cuda:0 to cuda:{count - 1}")
+    return torch.device("cuda", index)
+
+
+def dtype_of(dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the dtype to compute in; ValueError where it is none of the three."""
+    if dtype is None:
+        if device.type == "cpu":
+            return torch.float32
+        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise ValueError(f"dtype is torch.bfloat16, torch.float16 or torch.float32, got {dtype!r}")
+    return dtype
+
+
+def example_of(
+    model: nn.Module, example: Any, device: torch.device, images: int = 1, record: Callable[..., object] = trace
+) -> tuple[Any, ...]:
+    """Return arguments to plan first: those given, or images of the size and channels that the network was built for.
+
+    Args:
+        model: the network.
+        example: a tensor, a tuple of arguments, or None.
+        device: where the arguments shall lie.
+        images: how many, where none are given.
+        record: refuses what the network doesn't take.
+
+    Raises:
+        ValueError: the example is a shape, a word, an array, or nothing.
+        Untraceable: none is given, and nothing tells what the network takes.
+    """
+    if example is not None:
+        args = example if isinstance(example, tuple) else (example,)
+        shape = isinstance(example, tuple) and len(example) > 2 and all(isinstance(size, int) for size in example)
+        if shape or isinstance(example, str):
+            asked = f"a tensor such as torch.randn{tuple(example)}" if shape else "a tensor such as torch.randn(1, 3, 224, 224)"
+            raise ValueError(f"example is {asked}, or a tuple of the model's arguments; got {example!r:.60}")
+        leaves = pytree.tree_leaves(args)
+        arrays = any(hasattr(leaf, "__array__") and getattr(leaf, "ndim", 0) and not isinstance(leaf, Tensor) for leaf in leaves)
+        if arrays or not leaves or not (isinstance(example, tuple) or any(isinstance(leaf, Tensor) for leaf in leaves)):
+            got = f"a {type(example).__module__}.{type(example).__name__}".replace("builtins.", "")
+            asked = "a tensor such as torch.randn(1, 3, 224, 224), or a tuple of the model's arguments, no arrays among them"
+            raise ValueError(f"example is {asked}; got {got}")
+        return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
+    problem: Exception | None = None
+    own = own_dtype(model)
+    for shape in _shapes(model):
+        image = natural_images((images, *shape[1:]), torch.device("cpu")).to(own)
+        try:
+            record(model, (image,), {})
+        except (Untraceable, ValueError) as error:
+            problem = problem or error
+            if isinstance(error, Untraceable) and error.anyway:
+                raise
+            continue
+        return (image.to(device),)
+    raise Untraceable(
+        f"{problem or 'no convolution of images and no linear layer tells what it takes'}; "
+        "pass example=…, a tensor that it takes, if that is about the shape"
+    )
+
+
+def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if channels is None:
+        features = next((m.in_features for m in model.modules() if isinstance(m, nn.Linear)), None)
+        return [] if features is None else [(1, features)]
+    sizes = [224, 299, 256, 64, 32, 28]
+    own = getattr(model, "input_size", None)
+    configured = getattr(model, "default_cfg", None)
+    if isinstance(configured, dict) and isinstance(configured.get("input_size"), tuple):
+        own = configured["input_size"][-1]
+    if isinstance(own, int):
+        sizes.insert(0, own)
+    return [(1, channels, size, size) for size in dict.fromkeys(sizes)]

@@ -1,0 +1,306 @@
+"""Compile kernels in processes of their own, which need no GPU and leave what they make in Triton's cache on disk.
+
+Compilers written in Python wait for each other within a process: MobileNetV2 took four minutes so on an H200. A process here
+gets a step without its numbers, launches the kernel on memory that it never touches, and stops before the launch itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+import torch
+
+from zoo.kernels.compilation.cache_notes import Compiled
+from zoo.kernels.measuring.stopwatch import phase
+
+MOST = 16
+"""Processes at a time; each takes about 0.4 GB."""
+
+WORTH = 5
+"""Missing kernels for which processes are started where a launch could compile them too: they need some seconds to start."""
+
+_log = logging.getLogger("zoo.kernels")
+
+
+class Work(Protocol):
+    """Something to compile."""
+
+    @property
+    def name(self) -> str:
+        """What progress shows."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """Everything that what is compiled depends on; the same in every process."""
+        ...
+
+    def portable(self) -> Work:
+        """Return what a process is sent: no tensor with data is in it."""
+        ...
+
+    def compile(self) -> None:
+        """Compile, in a process whose launches stop before they launch (`stop_at_launch`)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a task was not compiled, and whether it never will be."""
+
+    index: int
+    reason: str
+    always: bool
+
+
+class Compilers:
+    """Processes that compile for GPUs of one compute capability; they start with the first tasks or by `prepare`, and end with `close`.
+
+    Args:
+        capability: of the GPU.
+        worth: how many kernels have to be missing for processes to be started.
+    """
+
+    def __init__(self, capability: tuple[int, int], worth: int = WORTH) -> None:
+        self._arguments, self._worth = [target(capability)], worth
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._closed = False
+
+    def prepare(self, tasks: Sequence[Work]) -> None:
+        """Start the processes that `compile` will use for these tasks, if it will; they are ready after some seconds."""
+        if len(tasks) >= self._worth:
+            missing = _missing([task.key for task in tasks], tasks, Compiled(self._arguments[0]))
+            if len(missing) >= self._worth:
+                self._processes(len(missing))
+
+    def compile(
+        self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
+    ) -> set[int]:
+        """Compile as many tasks as the time allows, in their order, those of one key once; what was compiled before is left out.
+
+        Args:
+            tasks: kernels; the most promising first.
+            seconds: after which no more is begun, and what is under way is left; None waits for all.
+            progress: called with (done, total, step).
+
+        Returns:
+            Which of them are in Triton's cache now; and those that their first call has to compile, where too few are missing for
+            processes, or no process answers. What can't be compiled is in neither.
+        """
+        if len(tasks) < self._worth:
+            return set(range(len(tasks)))
+        keys = [task.key for task in tasks]
+        compiled = Compiled(self._arguments[0])
+        missing = _missing(keys, tasks, compiled)
+        if len(missing) >= self._worth:
+            with phase("compiling"):
+                if not self._compile(missing, compiled, seconds, progress):
+                    missing = {}
+        return {index for index, key in enumerate(keys) if key in missing or compiled.has(key)}
+
+    def _compile(
+        self,
+        missing: dict[str, Work],
+        compiled: Compiled,
+        seconds: float | None,
+        progress: Callable[[int, int, str], None] | None,
+    ) -> bool:
+        """Compile, and note what was done; tell whether the rest is left to its first call, because no process has answered in time."""
+        tasks = list(missing.values())
+        waiting, done, failed = deque(range(len(tasks))), list[int](), list[Failure]()
+        processes = self._processes(len(tasks))
+        shared = (processes, self._start, tasks, waiting, done, failed)
+        threads = [threading.Thread(target=_feed, args=(place, *shared), daemon=True) for place in range(len(processes))]
+        for thread in threads:
+            thread.start()
+        until, late = None if seconds is None else time.monotonic() + seconds, False
+        try:
+            while any(thread.is_alive() for thread in threads):
+                if late := until is not None and time.monotonic() > until:
+                    waiting.clear()
+                    for process, thread in zip(processes, threads, strict=True):
+                        if thread.is_alive():
+                            process.kill()
+                            process.wait()
+                if progress is not None:
+                    progress(len(done), len(tasks), tasks[done[-1] if done else 0].name)
+                next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
+        except BaseException:  # an interrupt: nobody begins another one
+            waiting.clear()
+            self.close()
+            raise
+        finally:
+            compiled.add([tasks[index].key for index in list(done)], [tasks[one.index].key for one in list(failed) if one.always])
+        for process in (gone := [process for process in processes if process.poll() is not None]):
+            _end(process)
+        self._idle = [process for process in processes if process not in gone]
+        for failure in failed:
+            _log.debug("not compiled: %s", failure.reason)
+        return not (done or failed or late)
+
+    def _processes(self, tasks: int) -> list[subprocess.Popen[bytes]]:
+        """Return as many processes as tasks and cores ask for, those that are still there and new ones."""
+        for process in [process for process in self._idle if process.poll() is not None]:
+            self._idle.remove(process)
+            _end(process)
+        wanted = min(MOST, tasks, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        with suppress(OSError):  # fewer will do
+            while len(self._idle) < wanted:
+                self._idle.append(self._start())
+        return self._idle
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise OSError("no more is to be compiled")
+        command = [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=_environment())
+        if self._closed:  # meanwhile
+            _end(process)
+            raise OSError("no more is to be compiled")
+        return process
+
+    def rest(self) -> None:
+        """End the processes until there is something to compile again."""
+        for process in self._idle:
+            _end(process)
+        self._idle = []
+
+    def close(self) -> None:
+        """End the processes for good."""
+        self._closed = True
+        self.rest()
+
+
+def target(capability: tuple[int, int]) -> str:
+    """Return what kernels are compiled for, as notes and processes are told."""
+    return str(10 * capability[0] + capability[1])
+
+
+def _missing(keys: Sequence[str], tasks: Sequence[Work], compiled: Compiled) -> dict[str, Work]:
+    """Return the tasks of which nothing is noted by their keys, in their order, those of one key once."""
+    missing: dict[str, Work] = {}
+    for key, task in zip(keys, tasks, strict=True):
+        if not compiled.knows(key):
+            missing.setdefault(key, task)
+    return missing
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what it was still to be told
+                pipe.close()
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+
+
+def _feed(
+    place: int,
+    processes: list[subprocess.Popen[bytes]],
+    start: Callable[[], subprocess.Popen[bytes]],
+    tasks: Sequence[Work],
+    waiting: deque[int],
+    done: list[int],
+    failed: list[Failure],
+) -> None:
+    """Give a process one task after the other until none is left; another takes its place if a compiler dies, unless it never began."""
+    while waiting:
+        process, answers, index = processes[place], 0, -1
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(IndexError, OSError, EOFError, ValueError, pickle.UnpicklingError):  # ValueError: `close` has closed the pipe
+            while True:
+                index = waiting.popleft()
+                _send(process.stdin, tasks[index].portable())
+                reason, always = pickle.load(process.stdout)
+                answers += 1
+                if reason:
+                    failed.append(Failure(index, reason, always))
+                else:
+                    done.append(index)
+        if not answers or not waiting:
+            return
+        failed.append(Failure(index, f"{tasks[index].name}: the compiler died", False))
+        _end(process)
+        with suppress(OSError):
+            processes[place] = start()
+
+
+def _send(pipe: IO[bytes], value: Any) -> None:
+    pipe.write(pickle.dumps(value))
+    pipe.flush()
+
+
+class _Absent:
+    """What Triton asks of a driver before it compiles, answered for a GPU that this process doesn't use."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def stop_at_launch(capability: int) -> None:
+    """Make every launch of this process compile for a GPU of this capability, and do no more."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    from zoo.kernels.ops import _overlap
+
+    absent: Any = _Absent(capability)
+    driver.set_active(absent)
+    _overlap.assume(capability >= 90)
+    launched = JITFunction.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        del warmup
+        return launched(self, *args, grid=grid, warmup=True, **kwargs)
+
+    JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def main() -> None:
+    """Compile what comes in, until nothing does; answer each task with nothing, or with why it could not be compiled."""
+    stop_at_launch(int(sys.argv[1]))
+    pipe, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a print of somebody's would be read as an answer
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task: Work = pickle.load(pipe)
+        except EOFError:
+            return
+        try:
+            task.compile()
+            _send(answers, ("", True))
+        except Exception as error:  # the compiler's own errors share no base
+            _send(answers, (f"{task.name}: {type(error).__name__}: {error}", not isinstance(error, (OSError, MemoryError))))

@@ -1,0 +1,51 @@
+"""What answers calls of one shape: made by `plans.build` on a GPU, by `engines.build` on a CPU, kept by `network`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.reports.report import PlanReport
+
+
+@dataclass(slots=True)
+class Built:
+    """A checked plan: `run` takes the tensors among the arguments and returns the flat outputs."""
+
+    run: Callable[[list[Tensor]], list[Any]]
+    spec: Any
+    report: PlanReport
+    single: bool = field(init=False)
+    """Whether the network returns one tensor, and no structure around it."""
+
+    def __post_init__(self) -> None:
+        """Ask the structure once."""
+        self.single = self.spec.is_leaf()
+
+
+class Options(Protocol):
+    """What a plan needs to know of the fast network."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tune: Any
+    tf32: bool
+    progress: bool
+
+
+def empty(graph: Graph, options: Options, network: nn.Module) -> Built:
+    """A batch of no images has outputs without elements; where an output has some nevertheless, the network has to compute them."""
+    if any(isinstance(leaf, Node) and torch.Size(leaf.shape).numel() for leaf in graph.outputs):
+        raise Untraceable(f"{type(network).__name__} makes something of an empty tensor")
+    made = [torch.empty(leaf.shape, dtype=leaf.dtype, device=options.device) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
+    return Built(
+        lambda _: [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in made],
+        graph.spec,
+        PlanReport([tuple(node.shape) for node in graph.inputs], notes=["an empty batch"]),
+    )
