@@ -179,7 +179,9 @@ def inspect(
     )
 
 
-def likely(source: Source, candidates: Mapping[str, Mapping[str, Shape]], families: Mapping[str, type | str]) -> list[Likely]:
+def likely(
+    source: Source, candidates: Mapping[str, Mapping[str, Shape]], families: Mapping[str, type | str | tuple[str, ...]]
+) -> list[Likely]:
     """Name the networks whose shapes are most like the file's, the likeliest first, at most `SHOWN`.
 
     Dense layers and 1x1 convolutions are one here, as are the orders of a kernel's axes in a file that doesn't tell them; of two
@@ -208,7 +210,7 @@ def _shapes(shapes: Iterable[Shape], positional: bool) -> Counter[Any]:
     return Counter((shape[0], math.prod(shape[1:])) if len(shape) > 1 else shape for shape in shapes)
 
 
-def _naming(source: Source, family: type | str, shapes: Mapping[str, Shape]) -> str:
+def _naming(source: Source, family: type | str | tuple[str, ...], shapes: Mapping[str, Shape]) -> str:
     if source.positional:
         return ""
     for naming in names.of_format(source.format):

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from zoo.networks.model import CATALOGUE
+from zoo.catalogue import CATALOGUE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "zoo"))
 trips: Any = importlib.import_module("roundtrips")

@@ -29,8 +29,8 @@ from convert.match import match
 from convert.network import layers
 from convert.steps import flip
 from weights import Preprocessing
-from zoo.networks.model import Model
 from zoo.images.preprocess import preprocess
+from zoo.networks.model import Model
 
 CIFAR_IMAGES = 256
 REFERENCE_IMAGES = 16

@@ -9,172 +9,71 @@
     fast(model)                                the same call on other kernels; `why` explains, `plain` gives the network back
     fast_step(model, loss, optimizer)          a whole step of training as one
 
-`CATALOGUE` has every network by name; each is one line of this module, under its paper's link, with its published parameter count.
+`CATALOGUE` has every network by name; each is one line of `zoo/catalogue.py`, under its paper's link, with its published parameter count.
+Nothing heavy is loaded before it is asked for: `import zoo` needs no torch.
 `help(trained)` shows arguments, results and errors. Packages beside this one: `weights` finds, checks and keeps; `convert` reads and writes
 other frameworks' files.
 """
 
-import sys
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
-if getattr(sys, "argv", [])[:1] == ["-m"]:  # `python -m zoo` imports this package first: Ctrl-C needs its answer before torch comes
-    import zoo_command
-
-    if zoo_command.is_module_run():
-        zoo_command.answer_at_once()
-
-from weights import NoPretrainedWeights, WeightsError, WeightsMismatch
-from zoo.networks import alexnet
-from zoo.networks import googlenet
-from zoo.networks import inception
-from zoo.networks import mobilenet
-from zoo.networks import xception
-from zoo.networks.densenet import CIFARDenseNet, DenseNet
-from zoo.networks.efficientnet import EfficientNet
-from zoo.extraction.features import Features, body, features, head, pyramid
-from zoo.kernels import Fast, fast, plain, why
-from zoo.networks.model import CATALOGUE, Model
-from zoo.prediction.predict import Prediction, predict
-from zoo.networks.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
-from zoo.networks.squeezenet import SqueezeNet
-from zoo.pretrained.heads import reset_head
-from zoo.extraction.taps import UnknownTap
-from zoo.pretrained.trained import trained
-from zoo.networks.vgg import VGG
-
 if TYPE_CHECKING:
-    from zoo.embedding import embed
-    from zoo.finetuning import find_rate, finetune
-    from zoo.kernels.training import fast_step
+    from weights import NoPretrainedWeights, WeightsError, WeightsMismatch
+    from zoo.catalogue import *  # noqa: F403
+    from zoo.catalogue import CATALOGUE
+    from zoo.embedding.run import embed
+    from zoo.extraction.features import Features, body, features, head, pyramid
+    from zoo.extraction.taps import UnknownTap
+    from zoo.finetuning.rates import find_rate
+    from zoo.finetuning.run import finetune
+    from zoo.kernels.api.fast import fast, plain, why
+    from zoo.kernels.api.network import Fast
+    from zoo.kernels.training.step import fast_step
+    from zoo.networks.model import Model
+    from zoo.prediction.predict import Prediction, predict
+    from zoo.pretrained.heads import reset_head
+    from zoo.pretrained.trained import trained
 
 __version__ = "0.1.0"
 
-__all__ = [  # without the networks: help(zoo) would show the thousand lines of torch's Module for each of them
-    "CATALOGUE",
-    "Fast",
-    "Features",
-    "Model",
-    "NoPretrainedWeights",
-    "Prediction",
-    "UnknownTap",
-    "WeightsError",
-    "WeightsMismatch",
-    "body",
-    "embed",
-    "fast",
-    "fast_step",
-    "features",
-    "find_rate",
-    "finetune",
-    "head",
-    "plain",
-    "predict",
-    "pyramid",
-    "reset_head",
-    "trained",
-    "why",
-]
+_PLACES = {
+    "zoo.catalogue": "CATALOGUE",
+    "zoo.networks.model": "Model",
+    "zoo.pretrained.trained": "trained",
+    "zoo.pretrained.heads": "reset_head",
+    "zoo.prediction.predict": "Prediction predict",
+    "zoo.extraction.features": "Features body features head pyramid",
+    "zoo.extraction.taps": "UnknownTap",
+    "zoo.embedding.run": "embed",
+    "zoo.finetuning.run": "finetune",
+    "zoo.finetuning.rates": "find_rate",
+    "zoo.kernels.api.fast": "fast plain why",
+    "zoo.kernels.api.network": "Fast",
+    "zoo.kernels.training.step": "fast_step",
+    "weights": "NoPretrainedWeights WeightsError WeightsMismatch",
+}
+_PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what trains and embeds when it is first asked for: `import zoo` has to stay quick."""
-    rooms = {"embed": "embedding", "finetune": "finetuning", "find_rate": "finetuning", "fast_step": "kernels.training"}
-    if name not in rooms:
+    """Load a public name when it is first asked for; every network is one."""
+    from importlib import import_module
+
+    if name == "__all__":
+        from zoo.variants import variants
+
+        return [*sorted(_PLACE), *variants()]
+    if name not in _PLACE and not name[:1].isupper():  # a network's name begins with a capital
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
-    import importlib
+    found = getattr(import_module(_PLACE.get(name, "zoo.catalogue")), name, None)
+    if found is None:
+        raise AttributeError(f"module 'zoo' has no attribute {name!r}; zoo.CATALOGUE lists the networks")
+    globals()[name] = found
+    return found
 
-    return getattr(importlib.import_module(f"zoo.{rooms[name]}"), name)
 
-
-# Simonyan & Zisserman 2014, Table 1 (columns A, B, D, E), counted by torchvision: https://arxiv.org/abs/1409.1556
-class VGG11(VGG, blocks=(1, 1, 2, 2, 2), params=132_863_336): ...
-class VGG13(VGG, blocks=(2, 2, 2, 2, 2), params=133_047_848): ...
-class VGG16(VGG, blocks=(2, 2, 3, 3, 3), params=138_357_544): ...
-class VGG19(VGG, blocks=(2, 2, 4, 4, 4), params=143_667_240): ...
-class VGG11_BN(VGG, blocks=(1, 1, 2, 2, 2), batch_norm=True, params=132_868_840): ...
-class VGG13_BN(VGG, blocks=(2, 2, 2, 2, 2), batch_norm=True, params=133_053_736): ...
-class VGG16_BN(VGG, blocks=(2, 2, 3, 3, 3), batch_norm=True, params=138_365_992): ...
-class VGG19_BN(VGG, blocks=(2, 2, 4, 4, 4), batch_norm=True, params=143_678_248): ...
-
-# He et al. 2015, Table 1, counted by torchvision: https://arxiv.org/abs/1512.03385
-class ResNet18(ResNet, block=BasicBlock, blocks=(2, 2, 2, 2), params=11_689_512): ...
-class ResNet34(ResNet, block=BasicBlock, blocks=(3, 4, 6, 3), params=21_797_672): ...
-class ResNet50(ResNet, block=Bottleneck, blocks=(3, 4, 6, 3), params=25_557_032): ...
-class ResNet101(ResNet, block=Bottleneck, blocks=(3, 4, 23, 3), params=44_549_160): ...
-class ResNet152(ResNet, block=Bottleneck, blocks=(3, 8, 36, 3), params=60_192_808): ...
-
-# Xie et al. 2016, Table 1, counted by torchvision: https://arxiv.org/abs/1611.05431
-class ResNeXt50_32x4d(ResNet, block=Bottleneck, blocks=(3, 4, 6, 3), groups=32, width_per_group=4, params=25_028_904): ...
-class ResNeXt101_32x8d(ResNet, block=Bottleneck, blocks=(3, 4, 23, 3), groups=32, width_per_group=8, params=88_791_336): ...
-class ResNeXt101_64x4d(ResNet, block=Bottleneck, blocks=(3, 4, 23, 3), groups=64, width_per_group=4, params=83_455_272): ...
-
-# Zagoruyko & Komodakis 2016, Table 8, counted by torchvision: https://arxiv.org/abs/1605.07146
-class WideResNet50_2(ResNet, block=Bottleneck, blocks=(3, 4, 6, 3), width_per_group=128, params=68_883_240): ...
-class WideResNet101_2(ResNet, block=Bottleneck, blocks=(3, 4, 23, 3), width_per_group=128, params=126_886_696): ...
-
-# Hu et al. 2017, Table 1, counted by timm with the paper's reduction of 16: https://arxiv.org/abs/1709.01507
-class SEResNet18(ResNet, block=BasicBlock, blocks=(2, 2, 2, 2), squeeze_excite=True, params=11_778_592): ...
-class SEResNet50(ResNet, block=Bottleneck, blocks=(3, 4, 6, 3), squeeze_excite=True, params=28_088_024): ...
-class SEResNet101(ResNet, block=Bottleneck, blocks=(3, 4, 23, 3), squeeze_excite=True, params=49_326_872): ...
-class SEResNet152(ResNet, block=Bottleneck, blocks=(3, 8, 36, 3), squeeze_excite=True, params=66_821_848): ...
-class SEResNeXt50_32x4d(ResNet, block=Bottleneck, blocks=(3, 4, 6, 3), groups=32, width_per_group=4, squeeze_excite=True, params=27_559_896): ...
-
-# He et al. 2015, section 4.2, for 32x32 images, where Table 6 says 0.27M, 0.46M, 0.66M, 0.85M, 1.7M: https://arxiv.org/abs/1512.03385
-class ResNet20(CIFARResNet, n=3, params=269_722): ...
-class ResNet32(CIFARResNet, n=5, params=464_154): ...
-class ResNet44(CIFARResNet, n=7, params=658_586): ...
-class ResNet56(CIFARResNet, n=9, params=853_018): ...
-class ResNet110(CIFARResNet, n=18, params=1_727_962): ...
-
-# Krizhevsky 2014, section 5, counted by torchvision: https://arxiv.org/abs/1404.5997
-class AlexNet(alexnet.AlexNet, params=61_100_840): ...
-
-# Iandola et al. 2016, Table 1, counted by torchvision: https://arxiv.org/abs/1602.07360
-class SqueezeNet1_0(SqueezeNet, stem_channels=96, stem_kernel=7, pools_after=(1, 4, 8), min_size=21, params=1_248_424): ...
-class SqueezeNet1_1(SqueezeNet, stem_channels=64, stem_kernel=3, pools_after=(1, 3, 5), min_size=17, params=1_235_496): ...
-
-# Huang et al. 2016, Table 1, counted by torchvision's class: https://arxiv.org/abs/1608.06993
-class DenseNet121(DenseNet, blocks=(6, 12, 24, 16), params=7_978_856): ...
-class DenseNet161(DenseNet, blocks=(6, 12, 36, 24), growth_rate=48, stem_channels=96, params=28_681_000): ...
-class DenseNet169(DenseNet, blocks=(6, 12, 32, 32), params=14_149_480): ...
-class DenseNet201(DenseNet, blocks=(6, 12, 48, 32), params=20_013_928): ...
-class DenseNet264(DenseNet, blocks=(6, 12, 64, 48), params=33_337_704): ...
-
-# Huang et al. 2016, Table 2, for 32x32 images, where it says 0.8M: https://arxiv.org/abs/1608.06993
-class DenseNet_BC_100_12(CIFARDenseNet, blocks=(16, 16, 16), growth_rate=12, stem_channels=24, params=769_162): ...
-
-# Howard et al. 2017, Tables 1 and 6 (4.2, 2.6, 1.3, 0.5 million): https://arxiv.org/abs/1704.04861
-class MobileNetV1(mobilenet.MobileNetV1, params=4_231_976): ...
-class MobileNetV1_075(mobilenet.MobileNetV1, width=0.75, params=2_585_560): ...
-class MobileNetV1_050(mobilenet.MobileNetV1, width=0.5, params=1_331_592): ...
-class MobileNetV1_025(mobilenet.MobileNetV1, width=0.25, params=470_072): ...
-
-# Sandler et al. 2018, Table 2, counted by torchvision and timm: https://arxiv.org/abs/1801.04381
-class MobileNetV2(mobilenet.MobileNetV2, params=3_504_872): ...
-class MobileNetV2_140(mobilenet.MobileNetV2, width=1.4, params=6_108_776): ...
-class MobileNetV2_075(mobilenet.MobileNetV2, width=0.75, params=2_636_424): ...
-class MobileNetV2_050(mobilenet.MobileNetV2, width=0.5, params=1_968_680): ...
-class MobileNetV2_035(mobilenet.MobileNetV2, width=0.35, params=1_677_128): ...
-
-# Howard et al. 2019, Tables 1 and 2, counted by torchvision: https://arxiv.org/abs/1905.02244
-class MobileNetV3Large(mobilenet.MobileNetV3, table=mobilenet.LARGE, last_channels=1280, params=5_483_032): ...
-class MobileNetV3Small(mobilenet.MobileNetV3, table=mobilenet.SMALL, last_channels=1024, params=2_542_856): ...
-
-# Szegedy et al. 2014, Table 1, counted by torchvision without auxiliary heads: https://arxiv.org/abs/1409.4842
-class GoogLeNet(googlenet.GoogLeNet, params=6_624_904): ...
-
-# Szegedy et al. 2015, Table 1, counted by torchvision, here without its auxiliary head: https://arxiv.org/abs/1512.00567
-class InceptionV3(inception.InceptionV3, params=23_834_568): ...
-
-# Chollet 2016, Table 3: https://arxiv.org/abs/1610.02357
-class Xception(xception.Xception, params=22_855_952): ...
-
-# Tan & Le 2019, Table 2, counted by torchvision: https://arxiv.org/abs/1905.11946
-class EfficientNetB0(EfficientNet, width=1.0, depth=1.0, dropout=0.2, input_size=224, params=5_288_548): ...
-class EfficientNetB1(EfficientNet, width=1.0, depth=1.1, dropout=0.2, input_size=240, params=7_794_184): ...
-class EfficientNetB2(EfficientNet, width=1.1, depth=1.2, dropout=0.3, input_size=260, params=9_109_994): ...
-class EfficientNetB3(EfficientNet, width=1.2, depth=1.4, dropout=0.3, input_size=300, params=12_233_232): ...
-class EfficientNetB4(EfficientNet, width=1.4, depth=1.8, dropout=0.4, input_size=380, params=19_341_616): ...
-class EfficientNetB5(EfficientNet, width=1.6, depth=2.2, dropout=0.4, norm_eps=1e-3, norm_momentum=0.01, input_size=456, params=30_389_784): ...
-class EfficientNetB6(EfficientNet, width=1.8, depth=2.6, dropout=0.5, norm_eps=1e-3, norm_momentum=0.01, input_size=528, params=43_040_704): ...
-class EfficientNetB7(EfficientNet, width=2.0, depth=3.1, dropout=0.5, norm_eps=1e-3, norm_momentum=0.01, input_size=600, params=66_347_960): ...
+def __dir__() -> list[str]:
+    """List the public names without the networks: help(zoo) would show the thousand lines of torch's Module for each of them."""
+    return sorted({*globals(), *_PLACE})

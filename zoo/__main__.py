@@ -2,7 +2,7 @@
 
 import sys
 
-from zoo_command import main
+from zoo.commands.entry_point import main
 
 if __name__ == "__main__":
     sys.exit(main())

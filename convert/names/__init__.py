@@ -43,12 +43,12 @@ AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 """Heads that only training needs; files carry them along, and a network built without them ignores them."""
 
 
-def rows(naming: str, family: type | str, ours: Mapping[str, Shape]) -> list[Row]:
+def rows(naming: str, family: type | str | tuple[str, ...], ours: Mapping[str, Shape]) -> list[Row]:
     """List which of `naming`'s modules is which of our network's.
 
     Args:
         naming: a name in `NAMINGS`.
-        family: a class of the zoo, or the name of a family: "VGG", "MobileNetV2".
+        family: a class of the zoo, the name of a family ("VGG", "MobileNetV2"), or the names of a class and of its bases.
         ours: the shapes of our network's state dict.
 
     Raises:
@@ -128,8 +128,10 @@ def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours:
     return {f"{aligned[places[name][0]]}.{places[name][2]}": own for name, own in found.items()}
 
 
-def lineage(family: type | str) -> tuple[str, ...]:
+def lineage(family: type | str | tuple[str, ...]) -> tuple[str, ...]:
     """Name a class and all its bases, as namings want it: VGG19, VGG, Model …"""
+    if isinstance(family, tuple):
+        return family
     return (family,) if isinstance(family, str) else tuple(base.__name__ for base in family.__mro__)
 
 

@@ -14,9 +14,10 @@ from convert.core import COUNTER
 from convert.formats._torch import as_array
 from convert.network import Layer, layers
 from convert.source import Convention
+from zoo.catalogue import CATALOGUE
 from zoo.conversion.export import naming_for, write_network
-from zoo.conversion.foreign import adopted
-from zoo.networks.model import CATALOGUE, Model
+from zoo.conversion.namings import adopted
+from zoo.networks.model import Model
 
 
 def built(name: str, **options: Any) -> Model:

@@ -27,12 +27,12 @@ from rich.table import Table
 from zoo.bench.embedding_rates import decoder_rate, guessed_decoder_rate, job, network_rate
 from zoo.bench.machine import versions
 from zoo.bench.photographs import photographs, repeated
+from zoo.catalogue import model_class
 from zoo.commands.console import err, out, print_json
 from zoo.embedding import Report, embed
-from zoo.pretrained.resolve import find_record
 from zoo.images import open_source
 from zoo.networks.model import Model
-from zoo.pretrained.search import model_class
+from zoo.pretrained.records import find_record
 
 DISTINCT = 512
 """Photographs that are generated; the folder lists each as often as a run needs."""
@@ -241,7 +241,7 @@ def main(
     cls = model_class(model)
     torch.manual_seed(0)
     network = cls().eval()
-    network.checkpoint = find_record(cls)
+    network.checkpoint = find_record(cls.__name__)
     with tempfile.TemporaryDirectory(prefix="zoo-bench-") as scratch:
         first = folder or Path(scratch) / "photographs"
         if folder is None:

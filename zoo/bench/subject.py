@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from zoo.kernels.measuring.fresh_thread import elsewhere
-from zoo.kernels.comparing.sample_images import natural_images
 from zoo.kernels.comparing.precision import products
+from zoo.kernels.comparing.sample_images import natural_images
+from zoo.kernels.measuring.fresh_thread import elsewhere
 from zoo.networks.model import Model
 
 CHUNK = 32

@@ -12,14 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from zoo.commands.console import err, names, out, png, print_json, writable
-from zoo.networks.model import CATALOGUE, Model
-from zoo.pretrained.search import model_class
+from zoo.variants import spelt
 
 if TYPE_CHECKING:
     import torch
 
     from zoo.bench.inference import Plan
     from zoo.bench.record import Record
+    from zoo.networks.model import Model
 
 PICTURED = 6
 """Networks that the grouped picture shows at most."""
@@ -118,7 +118,7 @@ def bench(
             err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from None
     _show(record, as_json, absent)
-    pictured = [model_class(n).__name__ for n in named if n not in ("all", "figure")] or list(kind.FIGURE)
+    pictured = [spelt(n) for n in named if n not in ("all", "figure")] or list(kind.FIGURE)
     if not any(model in record.models for model in pictured):
         pictured = record.models
     if picture is not None:
@@ -150,6 +150,8 @@ def _plan(
         ways = select(None if peers is None else _names([peers], "--peers"), place, chosen, table)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--peers") from None
+    from zoo.catalogue import CATALOGUE, model_class
+
     found: dict[str, type[Model]] = {}
     for name in named or ["figure"]:
         for one in CATALOGUE if name == "all" else kind.FIGURE if name == "figure" else [name]:
@@ -236,6 +238,7 @@ def _draw(record: Record, path: Path, models: list[str] | tuple[str, ...]) -> No
 
 def _load(models: list[str], rounds: int, as_json: bool) -> None:
     from zoo.bench import load, versions
+    from zoo.catalogue import model_class
 
     results = {name: load(model_class(name), rounds) for name in models}
     if as_json:

@@ -1,16 +1,136 @@
-"""`zoo gc`: what the cache gives up."""
+"""`zoo pull`, `verify`, `add`, `remove`, `gc`: checkpoints in the cache."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 import weights
+from weights import Checkpoint
+from weights.cache import Cache
 from weights.collecting import KEEP_DAYS
-from zoo.commands.console import JsonOption, escape, out, print_json
+from weights.pinning import admit
+from weights.wording import counted
+from zoo.commands.console import (
+    BuildOption,
+    FrozenOption,
+    JsonOption,
+    ModelArgument,
+    QuietOption,
+    build_options,
+    escape,
+    names,
+    numbers,
+    out,
+    print_json,
+)
+from zoo.commands.convert import ConventionOption, FromOption, MatchOption, SpatialOption
+from zoo.commands.share import verify_signature
+from zoo.pretrained.records import find_record, to_safetensors
+from zoo.variants import spelt
+
+TagOption = Annotated[str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo or https://…; the default if left out.")]
+
+
+def pull(
+    model: ModelArgument, tag: TagOption = None, frozen: FrozenOption = False, quiet: QuietOption = False, as_json: JsonOption = False
+) -> None:
+    """Download a checkpoint into the cache and check it."""
+    network = spelt(model)
+    record = find_record(network, tag)
+    installed = weights.get(record, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
+    if as_json:
+        print_json({"network": network, "tag": record.tag, **asdict(installed), "proof": _proof(record)})
+        return
+    out.print(f"{network} {record.tag}: {installed.size_bytes:,} bytes, from {escape(installed.source)}", soft_wrap=True)
+    out.print(
+        f"sha256 {installed.source_sha256} ({_proof(record)})\nsha256 {installed.sha256} (as stored)\n{escape(str(installed.path))}",
+        soft_wrap=True,
+    )
+
+
+def _proof(record: Checkpoint) -> str:
+    """Say what the hash of a download was compared with; a prefix is no proof."""
+    if record.sha256:
+        return "as published"
+    _, pin = admit(Cache(), record)
+    held = f"as pinned in {pin.path}" if pin else "in no lock, so another time it may be another"
+    return f"{held}; published is {f'only {record.sha256_prefix}…' if record.sha256_prefix else 'none'}"
+
+
+def verify(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With --signature: what was signed, a file or a folder.")] = None,
+    signature: Annotated[Path | None, typer.Option(metavar="SIG", help="Verify this signature of FILE instead of the cache.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PUB.pem", help="The signer's public key.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hash every cached file again and compare, exit 1 if one changed; or verify a file's signature."""
+    if file or signature or key:
+        verify_signature(file, signature, key, as_json)
+        return
+    results = weights.verify_all()
+    if as_json:
+        print_json([{"name": name, "ok": ok, "detail": detail} for name, ok, detail in results])
+    else:
+        for name, ok, detail in results:
+            out.print(
+                f"{'[green]ok[/green]     ' if ok else '[red]CHANGED[/red]'} {escape(name)}  [dim]{escape(detail)}[/dim]", soft_wrap=True
+            )
+        out.print(f"[dim]{counted(len(results), 'file')}, {sum(not ok for _, ok, _ in results)} changed.[/dim]")
+    if not all(ok for _, ok, _ in results):
+        raise typer.Exit(1)
+
+
+def add(
+    file: Annotated[Path, typer.Argument(help="A weight file of any framework.")],
+    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network that it is for.")],
+    tag: Annotated[str, typer.Option(help="The name to give it: trained(MODEL, TAG).")],
+    license: Annotated[str | None, typer.Option("--licence", "--license", help="SPDX identifier of the weights' licence.")] = None,
+    labels: Annotated[str | None, typer.Option(help='The list of its labels: "imagenet1k" or "cifar10".')] = None,
+    resize: Annotated[int | None, typer.Option(help="Side in pixels that the shorter edge is resized to.")] = None,
+    crop: Annotated[int | None, typer.Option(help="Side in pixels of the centre crop.")] = None,
+    interpolation: Annotated[str | None, typer.Option(help="nearest, bilinear or bicubic.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.485,0.456,0.406.")] = None,
+    std: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.229,0.224,0.225.")] = None,
+    framework: FromOption = "auto",
+    match: MatchOption = False,
+    kernel_convention: ConventionOption = "auto",
+    spatial: SpatialOption = "auto",
+    option: BuildOption = None,
+    default: Annotated[
+        bool | None, typer.Option(help="Whether trained(MODEL) takes it; if left out, only where there is no other.")
+    ] = None,
+    replace: Annotated[bool, typer.Option(help="Replace your own checkpoint of the same tag.")] = False,
+) -> None:
+    """Register a file of your own: checked against the network, copied into the cache, usable by its tag.
+
+    What is left out is taken from the record of the same bytes, if there is one, the preprocessing else from the default checkpoint.
+    Another framework's file is converted first, as zoo convert does it; what proves it is printed, and stands in zoo info.
+    """
+    from zoo.catalogue import model_class
+    from zoo.pretrained.add_file import add_file
+
+    steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": numbers(mean), "std": numbers(std)}
+    facts = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": steps}
+    facts |= {"framework": framework, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
+    cls = model_class(model)
+    record = add_file(cls, file, tag, **facts, **build_options(option, cls))
+    if record.provenance != "added by the user":
+        out.print(escape(record.provenance), soft_wrap=True)
+    out.print(
+        f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model} -w {record.tag}',
+        soft_wrap=True,
+    )
+
+
+def remove(model: ModelArgument, tag: Annotated[str, typer.Argument(help="The tag that `zoo add` gave it.")]) -> None:
+    """Forget a checkpoint of your own; its bytes stay in the cache."""
+    path = weights.remove(spelt(model), tag)
+    out.print(f"removed {escape(str(path))}", soft_wrap=True)
 
 
 def gc(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import json
+import logging
 import re
 import shlex
 import sys
@@ -14,14 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
 
-from zoo.networks.model import CATALOGUE, Model
+from zoo.variants import variants
 
-GPU_FAILED: tuple[type[BaseException], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 PIPE_WIDTH = 400
 """Columns of a line that goes into a file or a pipe: nothing is cut there."""
 
@@ -42,7 +41,7 @@ err = Console(stderr=True)
 
 def names(incomplete: str) -> list[str]:
     """Complete a network's name."""
-    return [name for name in CATALOGUE if name.lower().startswith(incomplete.lower())]
+    return [name for name in variants() if name.lower().startswith(incomplete.lower())]
 
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=names, help="A network's name, VGG19 for example.")]
@@ -152,7 +151,7 @@ FrozenOption = Annotated[bool, typer.Option("--frozen", help="Only weights of wh
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
-def build_options(pairs: list[str] | None, cls: type[Model]) -> dict[str, Any]:
+def build_options(pairs: list[str] | None, cls: type[Any]) -> dict[str, Any]:
     """Read keyword=value; a value is a number, true or false where it looks like one, text otherwise."""
     known = inspect.signature(cls).parameters
     found: dict[str, Any] = {}
@@ -190,9 +189,14 @@ def out_of_memory_or_gpu(error: BaseException, options: Collection[str]) -> str:
     if isinstance(error, MemoryError) or "can't allocate memory" in first:
         fewer = ", or fewer --workers" if "--workers" in options else ""
         return f"the memory is full ({first or 'no more is given'}): {smaller}{fewer}"
+    torch: Any = sys.modules.get("torch")  # without it no GPU was asked for anything
+    if torch is None:
+        return ""
     if isinstance(error, torch.OutOfMemoryError):
         return f"the GPU's memory is full: {smaller}; other programs may hold some of it too, nvidia-smi lists them. {first}"
-    if isinstance(error, GPU_FAILED) or any(word in first for word in ("CUDA error", "CUDA driver", "cuDNN error", "NCCL error")):
+    if isinstance(error, getattr(torch, "AcceleratorError", ())) or any(
+        word in first for word in ("CUDA error", "CUDA driver", "cuDNN error", "NCCL error")
+    ):
         other = ", or --device cpu" if "--device" in options else ""
         return f"the GPU failed: {first}. Try once more, with a smaller batch{other}; nvidia-smi says whether it is well"
     return ""
@@ -221,3 +225,18 @@ def numbers(text: str | None) -> tuple[float, ...] | None:
 def print_json(value: Any) -> None:
     """Print for machines."""
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
+
+
+def fail(error: Exception | str, code: int) -> int:
+    """Show an error, and return the exit code."""
+    err.print("[red]error:[/red] ", end="")
+    err.print(printable(sentence(error) if isinstance(error, OSError) else str(error)), markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+class ErrorLog(logging.Handler):
+    """Shows log lines as the command shows errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
+        err.print(printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True)

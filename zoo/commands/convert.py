@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from zoo.commands.console import BuildOption, JsonOption, QuietOption, build_options, err, escape, names, out, print_json, value_of, writable
+from zoo.commands.console import (
+    BuildOption,
+    JsonOption,
+    QuietOption,
+    build_options,
+    err,
+    escape,
+    names,
+    out,
+    print_json,
+    value_of,
+    writable,
+)
 
 if TYPE_CHECKING:
     from weights import Preprocessing
@@ -94,11 +106,11 @@ def convert(
     accuracy on labelled photographs where --images has some. Exit code 1 if a proof fails; OUT is then not written.
     """
     from convert.formats import for_writing
-    from zoo.conversion.result import NotProven
     from zoo.conversion.convert import convert as carry_over
     from zoo.conversion.convert import format_or_naming
     from zoo.conversion.inspect import chosen
     from zoo.conversion.report import write_report
+    from zoo.conversion.result import NotProven
 
     with value_of("--from"):
         format_or_naming(framework)

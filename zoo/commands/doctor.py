@@ -12,10 +12,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
+
+import typer
 
 import weights
 from weights.cache import LAYOUT, Cache, read_json
@@ -24,6 +26,7 @@ from weights.places import at_home
 from weights.registry import named_folder, user_folder
 from weights.sources import LOOPBACK, offline
 from weights.wording import counted
+from zoo.commands.console import JsonOption, escape, out, print_json
 
 CONNECT_S = 3.0
 LITTLE_BYTES = 2 << 30
@@ -319,3 +322,24 @@ def summary(findings: list[Finding]) -> str:
 def broken(findings: list[Finding]) -> bool:
     """Whether something that the zoo needs does not work."""
     return any(one.state == "broken" for one in findings)
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Look at cache, disk, network, GPU and extras: what works, what does not, what to do; exit 1 if something needed is broken."""
+    findings = examine()
+    if as_json:
+        print_json([asdict(one) for one in findings])
+    else:
+        signs = {
+            "ok": "[green]ok     [/green]",
+            "warning": "[yellow]warning[/yellow]",
+            "broken": "[red]BROKEN [/red]",
+            "absent": "[dim]absent [/dim]",
+        }
+        for one in findings:
+            out.print(f"{signs[one.state]} {one.area}, {escape(one.name)}: {escape(one.found)}", soft_wrap=True)
+            if one.todo:
+                out.print(f"          {escape(one.todo)}", style="dim", soft_wrap=True)
+        out.print(summary(findings))
+    if broken(findings):
+        raise typer.Exit(1)

@@ -27,8 +27,6 @@ from zoo.commands.console import (
 )
 from zoo.commands.console import device as device_option
 from zoo.pretrained.run_folder import named
-from zoo.pretrained.search import model_class
-from zoo.pretrained.trained import trained
 
 if TYPE_CHECKING:
     from zoo.embedding import Embeddings, Neighbour, Report
@@ -76,8 +74,10 @@ def embed(
     A run that was ended by anything goes on where it was when the same command is given again.
     """
     from zoo import embedding
+    from zoo.catalogue import model_class
     from zoo.embedding.writing import WRITERS
     from zoo.extraction.taps import UnknownTap
+    from zoo.pretrained.trained import trained
 
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
         if value is not None and value not in allowed:
@@ -128,7 +128,7 @@ def search(
 ) -> None:
     """Find the images most like another, by the cosine of their vectors."""
     from zoo.embedding import nearest, read
-    from zoo.embedding.nearest import model_of
+    from zoo.embedding.neighbours import model_of
 
     del quiet
     known = read(embeddings)
@@ -210,11 +210,11 @@ def _show(report: Report) -> None:
 
 
 def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path, data: str | None) -> None:
-    from zoo.embedding.nearest import pictures
+    from zoo.embedding.neighbours import pictures
     from zoo.images import decode
-    from zoo.prediction.predict import Prediction
     from zoo.images.preprocess import open_image
     from zoo.prediction.contact_sheet import contact_sheet
+    from zoo.prediction.predict import Prediction
 
     files = pictures(known, found, data)
     if not all(files):

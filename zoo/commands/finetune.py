@@ -29,7 +29,6 @@ from zoo.commands.console import (
 )
 from zoo.commands.console import device as device_option
 from zoo.pretrained.run_folder import CONFIG
-from zoo.pretrained.search import model_class
 
 if TYPE_CHECKING:
     from zoo.finetuning import Run
@@ -108,6 +107,8 @@ def finetune(
     elif data is None:
         raise typer.BadParameter("which images? A folder with a folder a class, or --resume FOLDER", param_hint="DATA")
     else:
+        from zoo.catalogue import model_class
+
         cls, folder = model_class(model or "MobileNetV2"), makeable(folder or Path("runs/finetune"))
         if "num_classes" in (built := build_options(option, cls)):
             raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")

@@ -17,8 +17,8 @@ from weights.lock import NAME, Entry, Lock, find_locks, project_lock, user_lock
 from weights.pinning import frozen_by
 from weights.shipped import write_shipped
 from weights.wording import counted
-from zoo.sharing import locks as locking
 from zoo.commands.console import JsonOption, QuietOption, err, escape, out, print_json, writable
+from zoo.sharing import locks as locking
 from zoo.sharing.locks import Written
 
 

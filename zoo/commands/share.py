@@ -240,26 +240,3 @@ def sbom(
             f"without a stated licence: {escape(', '.join(unknown[:5]))}{f' and {len(unknown) - 5} more' if len(unknown) > 5 else ''}",
             soft_wrap=True,
         )
-
-
-def doctor(as_json: JsonOption = False) -> None:
-    """Look at cache, disk, network, GPU and extras: what works, what does not, what to do; exit 1 if something needed is broken."""
-    from zoo.commands.doctor import broken, examine, summary
-
-    findings = examine()
-    if as_json:
-        print_json([asdict(one) for one in findings])
-    else:
-        signs = {
-            "ok": "[green]ok     [/green]",
-            "warning": "[yellow]warning[/yellow]",
-            "broken": "[red]BROKEN [/red]",
-            "absent": "[dim]absent [/dim]",
-        }
-        for one in findings:
-            out.print(f"{signs[one.state]} {one.area}, {escape(one.name)}: {escape(one.found)}", soft_wrap=True)
-            if one.todo:
-                out.print(f"          {escape(one.todo)}", style="dim", soft_wrap=True)
-        out.print(summary(findings))
-    if broken(findings):
-        raise typer.Exit(1)

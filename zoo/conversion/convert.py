@@ -24,15 +24,16 @@ from convert.source import CONVENTIONS, SPATIALS, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.errors import ConvertError
-from zoo.conversion.result import Conversion, metadata, not_proven
+from zoo.catalogue import model_class
 from zoo.conversion.export import check_same, export, stamp
-from zoo.networks.assignment import assign
 from zoo.conversion.fold_input import fold_input as fold
-from zoo.conversion.foreign import NOTES, Foreign, file_sha256
-from zoo.networks.model import Model
-from zoo.conversion.proof_images import Pictures, steps
+from zoo.conversion.foreign import Foreign
+from zoo.conversion.notes import NOTES, file_sha256
 from zoo.conversion.proof import decided, proven
-from zoo.pretrained.search import model_class
+from zoo.conversion.proof_images import Pictures, steps
+from zoo.conversion.result import Conversion, metadata, not_proven
+from zoo.networks.assignment import assign
+from zoo.networks.model import Model
 
 
 def convert(

@@ -20,11 +20,13 @@ from convert.source import Convention, Source, Stored
 from convert.writing import parts
 from weights import Preprocessing
 from weights.errors import ConvertError
-from zoo.conversion.result import Conversion, metadata, not_proven
-from zoo.conversion.foreign import NOTES, Foreign, adopted, load
-from zoo.networks.model import Model
-from zoo.conversion.proof_images import Pictures, natural, prepared
+from zoo.conversion.foreign import Foreign, load
+from zoo.conversion.namings import adopted
+from zoo.conversion.notes import NOTES
 from zoo.conversion.proof import TOLERANCE
+from zoo.conversion.proof_images import Pictures, natural, prepared
+from zoo.conversion.result import Conversion, metadata, not_proven
+from zoo.networks.model import Model
 
 DEFAULT_NAMING = {"keras": "keras", "bson": "metalhead", "jld2": "metalhead", "flax": "flax", "theano": "lasagne"}
 """The naming that a framework's users expect; ours in every other format."""

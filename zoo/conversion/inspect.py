@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
@@ -19,8 +18,11 @@ from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
 from convert.inspect import inspect as describe
 from convert.source import Source
 from weights.errors import ConvertError
-from zoo.conversion.foreign import NOTES
-from zoo.networks.model import CATALOGUE, Model
+from zoo.conversion.notes import NOTES
+from zoo.variants import shapes, variants
+
+if TYPE_CHECKING:
+    from zoo.networks.model import Model
 
 SURE = 0.8
 """Confidence from which on a network is taken for the file's own; a file without its classifier reaches it, a sibling does not."""
@@ -50,11 +52,12 @@ def inspect(path: Path, format: str = "auto", *, isolated: bool = True) -> Inspe
 def recognise(source: Source) -> list[Likely]:
     """Name the networks whose shapes are most like the file's: first among those of its size, then among all."""
     count = sum(_count(stored.stored_shape) for stored in source.tensors.values())
-    near = {name: cls for name, cls in CATALOGUE.items() if abs(count - cls.params) <= NEAR * cls.params}
-    found = likely(source, _shapes(near), near)
+    known = variants()
+    near = {name: one.lineage for name, one in known.items() if abs(count - one.params) <= NEAR * one.params}
+    found = likely(source, shapes(near), near)
     if not found or found[0].confidence < SURE:
-        rest = {name: cls for name, cls in CATALOGUE.items() if name not in near and LEAST_BODY * cls.params <= count <= 2 * cls.params}
-        found = sorted([*found, *likely(source, _shapes(rest), rest)], key=lambda one: (-one.confidence, not one.naming))
+        rest = {n: one.lineage for n, one in known.items() if n not in near and LEAST_BODY * one.params <= count <= 2 * one.params}
+        found = sorted([*found, *likely(source, shapes(rest), rest)], key=lambda one: (-one.confidence, not one.naming))
     return found[:SHOWN]
 
 
@@ -70,16 +73,16 @@ def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
         ConvertError: the file is like no network, or like several; the message names them.
         LookupError: no network of this name.
     """
-    if model is not None:
-        from zoo.pretrained.search import model_class
+    from zoo.catalogue import model_class
 
+    if model is not None:
         return model_class(model)
     with sandbox.read(Path(path), format if format in formats.formats() else "auto") as source:
         found = recognise(source)
     best = [one for one in found if one.confidence >= SURE and one.confidence == found[0].confidence]
     named = [one for one in best if one.naming] or best
     if len(named) == 1:
-        return CATALOGUE[named[0].name]
+        return model_class(named[0].name)
     shown = ", ".join(f"{one.name} ({one.confidence:.0%})" for one in found) or "none is"
     raise ConvertError(f"{path} does not say which network it is of. Likest by its shapes: {shown}. Name it with --model.")
 
@@ -166,14 +169,6 @@ def _table(found: Inspection) -> Table:
         cells = (tensor.name, tensor.origin, *shapes, tensor.dtype, tensor.convention or "", "; ".join(tensor.steps))
         table.add_row(*(escape(cell) for cell in cells))
     return table
-
-
-def _shapes(classes: Mapping[str, type[Model]]) -> dict[str, dict[str, tuple[int, ...]]]:
-    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, cls in classes.items():
-        with torch.device("meta"):
-            shapes[name] = {key: tuple(tensor.shape) for key, tensor in cls().state_dict().items()}
-    return shapes
 
 
 def _count(shape: tuple[int, ...]) -> int:

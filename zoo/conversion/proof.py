@@ -15,10 +15,12 @@ from convert.diagnose import Diagnosis
 from convert.evidence import Decision
 from convert.source import Convention, Source, Spatial
 from weights import ConvertError, Preprocessing
-from zoo.conversion.result import Conversion
-from zoo.conversion.foreign import NOTES, Foreign, adopted, load, notes
-from zoo.networks.model import Model
+from zoo.conversion.foreign import Foreign, load
+from zoo.conversion.namings import adopted
+from zoo.conversion.notes import NOTES, notes
 from zoo.conversion.proof_images import PROOF_IMAGES, Pictures, steps
+from zoo.conversion.result import Conversion
+from zoo.networks.model import Model
 
 TOLERANCE = 1e-4
 """Largest relative error of outputs in float32 that proves; right conversions are below 1e-5."""

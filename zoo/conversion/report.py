@@ -10,10 +10,10 @@ import torch
 
 from convert.report import Facts, Sample, Transform
 from convert.report import write_report as write_page
-from zoo.conversion.result import Conversion
-from zoo.labels import TABLES, labels
 from zoo.conversion.proof_images import Pictures
+from zoo.conversion.result import Conversion
 from zoo.images.preprocess import BadImage, open_image, preprocess
+from zoo.labels import TABLES, labels
 
 SAMPLES = 8
 THUMBNAIL = 96

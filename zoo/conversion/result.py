@@ -18,7 +18,7 @@ from convert.evidence import Decision
 from convert.source import Source
 from weights import Preprocessing
 from weights.errors import ConvertError
-from zoo.conversion.foreign import NOTES
+from zoo.conversion.notes import NOTES
 from zoo.networks.model import Model
 
 

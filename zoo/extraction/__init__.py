@@ -1,0 +1,1 @@
+"""Inner tensors of a network: features and their names, receptive fields, other output strides."""

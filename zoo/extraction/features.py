@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, overload
 from torch import Tensor, fx, nn
 
 from zoo.extraction.dilation import changed, changes
+from zoo.extraction.taps import BODY, STRIDE, Places, Tap, Trace, trace
 from zoo.kernels import Fast, fast, plain
 from zoo.networks.model import Model, check_images
-from zoo.extraction.taps import BODY, STRIDE, Places, Tap, Trace, trace
 
 if TYPE_CHECKING:
     from weights import Checkpoint

@@ -52,7 +52,7 @@ def exact(image: Image, key: str, steps: Preprocessing) -> Tensor:
 
 
 def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Turn uint8 (B, C, H, W) into what the network reads, by the very operations of `zoo.images.preprocess`; mean and std are (C, 1, 1)."""
+    """Turn uint8 (B, C, H, W) into what the network reads, as `zoo.images.preprocess` does; mean and std are (C, 1, 1)."""
     return x.float().div_(255).sub_(mean).div_(std)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from weights import Preprocessing
 from weights.places import at_home
+from zoo.catalogue import CATALOGUE
 from zoo.finetuning import checkpoint, report
 from zoo.finetuning.batches import Batches, Unreadable, in_memory
 from zoo.finetuning.distributed import World, world
@@ -27,7 +28,7 @@ from zoo.finetuning.plan import Plan, plan_of
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
-from zoo.networks.model import CATALOGUE, Model
+from zoo.networks.model import Model
 from zoo.pretrained.run_folder import CONFIG, WEIGHTS, write_result
 from zoo.pretrained.trained import trained
 

@@ -1,26 +1,38 @@
 """The kernel backend: `fast(model)` runs a network on kernels chosen for it, `plain` gives it back, `why` explains.
 
-The way of a call, in reading order:
+The rooms, from what a user calls down to the kernels:
 
-    fast       what a user calls; `asked` reads the arguments, `detection` knows networks of which only a part can be fast
-    network    the module that answers calls, by a plan for each kind of them
-    passes/    the network as a graph of steps: trace, lower, fold, fuse, place, and what may be merged
-    tuning/    a kernel for each step: which could compute it, which is the fastest
-    plans/     on a GPU: the steps run one after the other, compared with the network, captured as a CUDA graph
-    engines/   on a CPU: the fastest engine for the whole network
-    ops/       the kernels, one op a file
+    api/             `fast`, `plain`, `why`; `network` answers calls, by a plan for each kind of them; kernels compiled ahead of time
+    training/        `fast(model, train=True)` and `fast_step`
+    plans/           on a GPU: steps one after the other, compared with the network, captured as a CUDA graph
+    engines/         on a CPU: the fastest engine for the whole network
+    tuning/          a kernel for each step: which could compute it, which is the fastest, and what was found, kept in a file
+    passes/          the network as a graph of steps: trace, lower, fold, fuse, place, and what may be merged
+    reports/         what `why` prints, and what a plan is
+    compilation/     kernels compiled by processes of their own, and notes of what is compiled already
+    differentiable/  ops with their gradients
+    ops/             the kernels, one op a file
+    comparing/       parity with the plain network, copies and images to compare on, ops against their references
+    memory/          memory of CUDA graphs, and cuBLAS's workspaces
+    measuring/       clocks, and the roofline
 
-`training/` is `fast(model, train=True)` and `fast_step`; it calls `differentiable/`, the ops with their gradients.
-
-`ahead` compiles a network's kernels on a machine that has no GPU.
-
-Beside them lie what several of these use: `parity` (the comparison with the plain network), `copies` and `images` to compare on,
-`precision`, `elsewhere` (where cuDNN's guesses are left), `growing` and `workspaces` (memory of graphs), `compiling` (in processes of
-their own), `timing`, `choices` (what was found by timing, in a file), `roofline`, `progress`, `stopwatch` (what making a plan took),
-`built` and `report` (what a plan is, what `why` prints), `errors`; and what `python -m zoo.kernels` does: `__main__` and `checking`.
+`arguments` reads what a caller asks for; `errors` holds what `fast` raises. `python -m zoo.kernels` checks and times every op.
 """
 
-from zoo.kernels.api.fast import fast, plain, why
-from zoo.kernels.api.network import Fast
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zoo.kernels.api.fast import fast, plain, why
+    from zoo.kernels.api.network import Fast
 
 __all__ = ["Fast", "fast", "plain", "why"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for: errors and sample images need neither passes nor Triton."""
+    if name not in __all__:
+        raise AttributeError(f"module 'zoo.kernels' has no attribute {name!r}")
+    return getattr(import_module("zoo.kernels.api.network" if name == "Fast" else "zoo.kernels.api.fast"), name)

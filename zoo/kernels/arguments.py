@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.comparing.copies import own_dtype
-from zoo.kernels.errors import Untraceable
+from zoo.kernels.comparing.copies import groups, own_dtype
 from zoo.kernels.comparing.sample_images import natural_images
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes.trace import trace
-from zoo.kernels.training.shared import groups
 
 
 def core(model: nn.Module) -> nn.Module:

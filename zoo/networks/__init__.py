@@ -1,0 +1,1 @@
+"""Networks as their papers print them: `model` is the base of all, `layers` what families share, a family a file, no variant's numbers."""

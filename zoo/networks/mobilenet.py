@@ -63,7 +63,7 @@ class MobileNetV1(MobileNet):
             dropout: probability before the dense layer (the authors' code: 0.001).
             padding: "symmetric", "same" as TensorFlow pads, or "even" as Keras does: the same thing where every map's size is even.
             norm_eps: added to the variances (TensorFlow's and Keras's files: 0.001).
-            activation: after every BatchNorm, by its name in `zoo.networks.layers.ACTIVATIONS` (the paper: "relu", its authors' files: "relu6").
+            activation: after every BatchNorm, by its name in `layers.ACTIVATIONS` (the paper: "relu", its authors' files: "relu6").
 
         Raises:
             ValueError: another `padding`, or no activation of this name.

@@ -1,0 +1,1 @@
+"""Images in, names out: `predict`, and contact sheets of what was seen."""

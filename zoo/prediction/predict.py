@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.images.preprocess import is_many, named_images, preprocess_named
 from zoo.kernels import Fast
 from zoo.labels import Label, labels
-from zoo.images.preprocess import is_many, named_images, preprocess_named
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -13,8 +13,8 @@ import weights
 from convert import formats
 from weights import BadRecord, Checkpoint
 from weights.places import at_home
-from zoo.pretrained.resolve import to_safetensors
 from zoo.networks.model import Model
+from zoo.pretrained.records import to_safetensors
 from zoo.pretrained.run_folder import is_run
 from zoo.pretrained.trained import settled, trained
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Generator, Mapping
@@ -22,7 +21,6 @@ from weights import (
     Checkpoint,
     ConvertError,
     HashMismatch,
-    NoPretrainedWeights,
     Preprocessing,
     UnknownWeights,
     UnsupportedFormat,
@@ -31,46 +29,11 @@ from weights import (
 )
 from weights.finite import check_values
 from weights.places import at_home
-from zoo.networks.model import CATALOGUE, Model
+from zoo.networks.model import Model
+from zoo.pretrained.records import find_record, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
-from zoo.pretrained.search import model_class
 
 log = logging.getLogger("zoo")
-
-
-def find_record(model: type[Model], named: str | None = None) -> Checkpoint:
-    """Find a record by its name: None means the default checkpoint, a tag another, a URL the row that has it or else an unknown one.
-
-    Raises:
-        NoPretrainedWeights: no checkpoint of this network is known; the message names the nearest that have some.
-        UnknownWeights: no checkpoint has this tag.
-    """
-    name = model.variant().__name__
-    if named is not None and "://" in named:
-        registered = (c for c in weights.checkpoints(name) if named in c.sources)
-        return next(registered, None) or _unknown(model, named)
-    try:
-        return weights.find(name, named)
-    except NoPretrainedWeights as error:
-        raise NoPretrainedWeights(_no_weights(model)) from error
-
-
-def record_of(name: str) -> Checkpoint:
-    """Find a record by the name that commands and locks use, "ResNet50" or "ResNet50:imagenet1k_v1"; raises as `find_record` does."""
-    model, _, tag = name.partition(":")
-    return find_record(model_class(model), tag or None)
-
-
-def nearest_with_weights(model: type[Model], count: int = 3) -> list[Checkpoint]:
-    """List the default checkpoints of the variants most like `model`: of its family first, then by parameter count."""
-    classes = inspect.signature(model.variant()).parameters["num_classes"].default
-    defaults = [c for c in weights.checkpoints() if c.default and c.model in CATALOGUE and c.num_classes == classes]
-
-    def distance(checkpoint: Checkpoint) -> tuple[bool, float]:
-        other = CATALOGUE[checkpoint.model]
-        return other.family() is not model.family(), abs(other.params - getattr(model, "params", 0))
-
-    return sorted(defaults, key=distance)[:count]
 
 
 def find(
@@ -109,7 +72,7 @@ def find(
         if any(told) or format not in ("safetensors", "pytorch"):
             return _foreign(model, path, format, told, new_head, options)
         sha256, buffer = weights.read_file(path)
-        record = _unknown(model, str(path), sha256=sha256)
+        record = unknown(name, str(path), sha256=sha256)
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer) as opened:
                 return _recognised(record, sha256), _loaded(opened.tensors, path)
@@ -117,29 +80,11 @@ def find(
             noted = _noted(record, header.metadata(buffer), model)
             tensors = safetensors.tensors(buffer)
         return noted or _recognised(record, sha256), _finite(tensors, path)
-    record = find_record(model, None if named is None else os.fspath(named))
+    record = find_record(name, None if named is None else os.fspath(named))
     buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes:
         record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
     return record, safetensors.tensors(buffer)
-
-
-def to_safetensors(source: Path, destination: Path) -> str:
-    """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied.
-
-    A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote.
-
-    Returns:
-        The SHA-256 of the bytes that were converted: they were read once, and whoever writes to the file meanwhile comes too late.
-    """
-    sha256, data = weights.read_file(source)
-    if header.is_safetensors(data):
-        destination.write_bytes(data)
-        return sha256
-    with sandbox.read(source, "pytorch", data=data) as opened:
-        del data  # the reader has its own copy
-        safetensors.save_stored(opened.tensors, destination)
-    return sha256
 
 
 def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
@@ -163,7 +108,8 @@ def _foreign(
     options: Mapping[str, Any],
 ) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read another framework's file: its tensors under our names, and a record with the options that it needs."""
-    from zoo.conversion.foreign import file_sha256, open_foreign
+    from zoo.conversion.namings import open_foreign
+    from zoo.conversion.notes import file_sha256
 
     chosen: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1]}
     try:
@@ -176,7 +122,7 @@ def _foreign(
         tensors = _loaded(foreign.adopted.tensors, path)
     sha256 = file_sha256(path)
     known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
-    record, steps = _unknown(model, str(path), **known), _steps(foreign.preprocessing)
+    record, steps = unknown(model.variant().__name__, str(path), **known), _steps(foreign.preprocessing)
     if not {"mean", "std"} <= steps.keys():
         record = _recognised(record, sha256)
     return replace(record, preprocessing=replace(record.preprocessing, **steps)), tensors
@@ -209,7 +155,7 @@ def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) -> Checkpoint | None:
     """Believe what `zoo convert` wrote into a file about the options and the preprocessing of its weights; None where it wrote nothing."""
-    from zoo.conversion.foreign import notes
+    from zoo.conversion.notes import notes
 
     told = notes(metadata, model)
     if not told:
@@ -240,29 +186,3 @@ def _recognised(unknown: Checkpoint, sha256: str) -> Checkpoint:
         return known
     log.warning("%s is in no registry: %s", unknown.sources[0], unknown.provenance.partition("; ")[2])
     return replace(unknown, sha256=sha256)
-
-
-def _unknown(model: type[Model], source: str, **facts: Any) -> Checkpoint:
-    """Make the record of a source that no registry knows; its preprocessing is assumed to be that of the default checkpoint."""
-    name = model.variant().__name__
-    default = next((c for c in weights.checkpoints(name) if c.default), None)
-    if default is not None:
-        facts["preprocessing"] = default.preprocessing
-        assumed = f"its preprocessing is assumed to be that of {name} {default.tag}"
-        needs = ", ".join(f"{k}={v!r}" for k, v in default.options.items())
-        facts["provenance"] = f"named by the user; {assumed}" + (f", but not the options of that: {needs}" if needs else "")
-    elif model.input_size < 64:  # no ImageNet network, so not ImageNet's usual preprocessing
-        side = model.input_size
-        facts["preprocessing"] = replace(weights.adhoc(name, source).preprocessing, resize=side, crop=side)
-    return weights.adhoc(name, source, **facts)
-
-
-def _no_weights(model: type[Model]) -> str:
-    near = []
-    for c in nearest_with_weights(model):
-        accuracy = f", top-1 {c.metrics['top1']:.2f} %" if "top1" in c.metrics else ""
-        near.append(f"{c.model} ({CATALOGUE[c.model].params / 1e6:.1f} M parameters{accuracy})")
-    return (
-        f"no pretrained weights of {model.__name__} are known. Nearest with weights: {', '.join(near) or 'none'}. "
-        f"If you have a file: zoo add FILE --model {model.__name__} --tag mine, or trained({model.__name__}, FILE)."
-    )

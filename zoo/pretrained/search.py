@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 from dataclasses import dataclass
 
 import weights
-from weights import Checkpoint, UnknownWeights
-from zoo.networks.model import CATALOGUE, Model
+from weights import Checkpoint
+from zoo.variants import Variant, variants
 
 log = logging.getLogger("zoo")
 IMAGENET = "ImageNet"
@@ -19,28 +18,18 @@ IMAGENET = "ImageNet"
 class Entry:
     """A network of the catalogue, with one of its checkpoints or None."""
 
-    model: type[Model]
+    variant: Variant
     checkpoint: Checkpoint | None
 
     @property
     def name(self) -> str:
         """The network's name."""
-        return self.model.__name__
+        return self.variant.name
 
     @property
     def family(self) -> str:
         """The name of the family's class."""
-        return self.model.family().__name__
-
-
-def model_class(name: str) -> type[Model]:
-    """Look up a network by its name, in any case; UnknownWeights names the nearest ones."""
-    folded = {known.lower(): known for known in CATALOGUE}
-    if name.lower() in folded:
-        return CATALOGUE[folded[name.lower()]]
-    near = [folded[n] for n in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
-    hint = f"; did you mean {', '.join(near)}?" if near else "."
-    raise UnknownWeights(f"no network {name!r}{hint} `zoo list` shows all {len(CATALOGUE)}.")
+        return self.variant.family
 
 
 def count(text: str) -> int:
@@ -78,8 +67,9 @@ def search(
     Raises:
         ValueError: `max_params` is no number, or no row has such a `family`, `license` or `data`; the message lists those that there are.
     """
-    families = {cls.family().__name__: None for cls in CATALOGUE.values()}
-    if family is not None and not any(_belongs(cls, family) for cls in CATALOGUE.values()):
+    known_networks = variants()
+    if family is not None and not any(_belongs(one, family) for one in known_networks.values()):
+        families = dict.fromkeys(one.family for one in known_networks.values())
         raise ValueError(f"no family {family!r}; there are {', '.join(families)}")
     most = count(max_params) if isinstance(max_params, str) else max_params
     if license is not None:
@@ -91,13 +81,13 @@ def search(
     rows: dict[str, list[Checkpoint]] = {}
     for c in weights.checkpoints():
         rows.setdefault(c.model, []).append(c)
-    for name in rows.keys() - CATALOGUE.keys():
+    for name in rows.keys() - known_networks.keys():
         log.warning("a registry names weights of %s, and there is no such network", name)
     found = []
-    for name, cls in CATALOGUE.items():
-        if family is not None and not _belongs(cls, family):
+    for name, one in known_networks.items():
+        if family is not None and not _belongs(one, family):
             continue
-        if most is not None and cls.params > most:
+        if most is not None and one.params > most:
             continue
         known = [c for c in rows.get(name, []) if all_checkpoints or c.default]
         wanted = [
@@ -107,9 +97,9 @@ def search(
             and (license is None or c.license.lower() == license.lower())
             and (data is None or (c.metrics_data or "").lower().startswith(data.lower()))
         ]
-        found += [Entry(cls, c) for c in wanted]
+        found += [Entry(one, c) for c in wanted]
         if not known and license is None and data is None:
-            found.append(Entry(cls, None))
+            found.append(Entry(one, None))
     return found
 
 
@@ -119,5 +109,5 @@ def _known(what: str, asked: str, there: set[str], *, whole: bool) -> None:
         raise ValueError(f"no checkpoint {what} {asked!r}; there are {', '.join(sorted(there))}")
 
 
-def _belongs(cls: type[Model], family: str) -> bool:
-    return cls.family().__name__.lower() == family.lower() or cls.__name__.lower().startswith(family.lower())
+def _belongs(variant: Variant, family: str) -> bool:
+    return variant.family.lower() == family.lower() or variant.name.lower().startswith(family.lower())

@@ -15,13 +15,13 @@ from convert import names
 from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, meant
 from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
-from zoo.pretrained.classes import choose_classes
 from zoo.extraction.dilation import dilate
-from zoo.networks.assignment import assign
-from zoo.pretrained.resolve import find
 from zoo.labels import labels as labels_named
+from zoo.networks.assignment import assign
 from zoo.networks.model import Model
+from zoo.pretrained.classes import choose_classes
 from zoo.pretrained.heads import adapt_stem, replace_head, with_channels
+from zoo.pretrained.resolve import find
 
 M = TypeVar("M", bound=Model)
 
@@ -51,7 +51,7 @@ def trained(
             run of `zoo finetune`, "runs/x".
         num_classes: another number of classes than the checkpoint's puts a new, untrained classifier on the trained body.
         classes: WordNet ids and names, ["n02123045", "tabby", "dog"], instead of `num_classes`: rows of the checkpoint's classifier
-            are reused, averaged for what stands above them ("dog"), and drawn anew for the rest; see `zoo.pretrained.classes.choose_classes`.
+            are reused, averaged for what stands above them ("dog"), and drawn anew for the rest; see `pretrained.classes`.
         output_stride: of the last map, 8 or 16: behind it, layers are dilated instead; see `zoo.extraction.dilation.dilate`.
         in_channels: another number of channels than the checkpoint's adapts the first convolution, see `zoo.pretrained.heads.adapt_stem`.
         verify: "load" hashes the very bytes that become tensors; "stamp" maps a file whose stamp (size, times, inode) was taken

@@ -1,0 +1,1 @@
+"""Weights for other machines with the networks that prove them: bundles, locks, golden outputs."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import weights
 from weights import Checkpoint, Installed, UnknownWeights
 from weights.bundle import Contents
 from weights.progress import bar
 from weights.unbundle import Unbundled
-from zoo.pretrained.resolve import record_of, to_safetensors
-from zoo.sharing.golden_outputs import compare, golden
 from zoo.labels import TABLES
-from zoo.networks.model import CATALOGUE, Model
-from zoo.pretrained.trained import assemble
+from zoo.pretrained.records import record_of, to_safetensors
+from zoo.variants import variants
+
+if TYPE_CHECKING:
+    from zoo.networks.model import Model
 
 
 def records(names: Sequence[str]) -> list[Checkpoint]:
@@ -34,6 +36,7 @@ def records(names: Sequence[str]) -> list[Checkpoint]:
 def bundle(names: Sequence[str], path: str | Path, *, progress: bool = True) -> Contents:
     """Write checkpoints, and what their networks make of a few images, into one file; as `weights.bundle.bundle`."""
     from weights.bundle import bundle
+    from zoo.sharing.golden_outputs import golden
 
     def run(row: Checkpoint, installed: Installed) -> bytes:
         return golden(_network(row, installed))
@@ -48,6 +51,7 @@ def bundle(names: Sequence[str], path: str | Path, *, progress: bool = True) -> 
 def unbundle(path: str | Path, *, check: bool = True, sha256: str | None = None, progress: bool = True) -> list[Unbundled]:
     """Install a bundle, and compare outputs before anything is installed unless `check` is false; as `weights.unbundle.unbundle`."""
     from weights.unbundle import unbundle
+    from zoo.sharing.golden_outputs import compare
 
     def run(row: Checkpoint, installed: Installed, data: bytes | None) -> str:
         return "no golden outputs came along" if data is None else compare(_network(row, installed), data)
@@ -57,11 +61,14 @@ def unbundle(path: str | Path, *, check: bool = True, sha256: str | None = None,
 
 
 def _accept(row: Checkpoint) -> None:
-    if row.model not in CATALOGUE:
+    if row.model not in variants():
         raise UnknownWeights(f"there is no network {row.model} in this version of kernelzoo: update it. Nothing was installed.")
 
 
 def _network(row: Checkpoint, installed: Installed) -> Model:
+    from zoo.catalogue import CATALOGUE
+    from zoo.pretrained.trained import assemble
+
     return assemble(CATALOGUE[row.model], replace(row, labels=None), weights.load(installed))  # names of classes may not be here yet
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from convert.formats import safetensors
 from weights import header
 from weights.errors import ConvertError, MalformedFile, OutputsDiffer
-from zoo.networks.model import Model
 from zoo.conversion.proof_images import natural, prepared
+from zoo.networks.model import Model
 
 IMAGES = 2
 TOLERANCE = 1e-4

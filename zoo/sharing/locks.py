@@ -19,7 +19,7 @@ from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.pinning import changed, entry_of, key_of, pins, repinned
 from weights.places import public
 from weights.serials import update
-from zoo.pretrained.resolve import record_of, to_safetensors
+from zoo.pretrained.records import record_of, to_safetensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from convert.formats._picklearrays import Call, Name
 from convert.formats._torch import as_tensor
 from convert.formats._torchpickle import opened
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
-from zoo.pretrained.resolve import to_safetensors
+from zoo.pretrained.records import to_safetensors
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.zeros(2, dtype=torch.float16)}
 

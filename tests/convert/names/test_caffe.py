@@ -14,8 +14,8 @@ from convert.core import KINDS
 from convert.formats import caffe
 from convert.names import caffe as naming
 from weights import Preprocessing
-from zoo.networks.model import Model
 from zoo.images.preprocess import preprocess
+from zoo.networks.model import Model
 
 FAMILIES = ("VGG", "ResNet", "SEResNet", "SEResNeXt", "AlexNet", "SqueezeNet", "DenseNet1", "DenseNet2", "MobileNetV1", "MobileNetV2")
 NOBODY = ("ResNet20", "ResNet32", "ResNet44", "ResNet56", "ResNet110", "SEResNet18", "ResNeXt")

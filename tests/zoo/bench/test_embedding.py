@@ -8,8 +8,8 @@ import torch
 from zoo import ResNet18
 from zoo.bench import embedding as bench
 from zoo.bench import embedding_rates, photographs
-from zoo.pretrained.resolve import find_record
 from zoo.images import decode, open_source
+from zoo.pretrained.records import find_record
 
 
 def test_generated_photographs_are_all_different_and_of_imagenets_usual_size(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_run_is_as_long_as_was_promised_at_the_rate_that_limits() -> None:
 def test_timms_way_ends_with_a_vector_of_every_image_and_its_clock_begins_with_the_first_image(tmp_path: Path) -> None:
     photographs.photographs(tmp_path / "p", 5)
     model = ResNet18().eval()
-    model.checkpoint = find_record(ResNet18)
+    model.checkpoint = find_record("ResNet18")
     run = bench._timm_way(model, tmp_path / "p", tmp_path / "o.npy", 2, 0, torch.device("cpu"))
     begun = time.monotonic()
     rate = run()
@@ -68,7 +68,7 @@ def test_the_decoders_own_rate_is_that_of_its_processes(tmp_path: Path) -> None:
     photographs.photographs(tmp_path, 4)
     source, device = open_source(tmp_path), torch.device("cpu")
     model = ResNet18().eval()
-    model.checkpoint = find_record(ResNet18)
+    model.checkpoint = find_record("ResNet18")
     plan = embedding_rates.job(model, source, 2, device)
     assert embedding_rates.guessed_decoder_rate(source, plan, 3) > 0
     begun = time.perf_counter()

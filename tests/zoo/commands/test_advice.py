@@ -13,7 +13,7 @@ import typer
 
 from zoo.commands.app import app
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMANDS: dict[str, Any] = getattr(typer.main.get_command(app), "commands")  # noqa: B009, the class that has them is not public
 OPTIONS = {
     name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
@@ -41,7 +41,7 @@ SPEAKS_IN = {
     "zoo/conversion/export.py": ("convert",),
     "zoo/embedding/cluster.py": ("embed",),
     "zoo/embedding/flow.py": ("embed",),
-    "zoo/embedding/nearest.py": ("search",),
+    "zoo/embedding/neighbours.py": ("search",),
     "zoo/embedding/parts.py": ("embed",),
     "zoo/embedding/prepare.py": ("embed",),
     "zoo/embedding/probing.py": ("knn",),
@@ -114,16 +114,20 @@ ADVICE = list(advice())
 
 def test_the_walk_sees_messages() -> None:
     found = {(place.partition(":")[0], option) for place, option, _ in ADVICE}
-    assert {("convert/conversion.py", "--kernel-convention"), ("zoo/conversion/foreign.py", "--headless"), ("zoo/sharing/golden_outputs.py", "--no-check")} <= found
+    assert {
+        ("convert/conversion.py", "--kernel-convention"),
+        ("zoo/conversion/namings.py", "--headless"),
+        ("zoo/sharing/golden_outputs.py", "--no-check"),
+    } <= found
     assert len(ADVICE) > 40
 
 
 @pytest.mark.parametrize(
     ("place", "text", "said"),
     [
-        ("zoo/conversion/foreign.py:f", "try --match", "--match of which command?"),
-        ("zoo/conversion/foreign.py:f", "try zoo predict --match", "none of zoo predict has --match"),
-        ("zoo/conversion/foreign.py:f", "try zoo add --match", ""),
+        ("zoo/conversion/namings.py:f", "try --match", "--match of which command?"),
+        ("zoo/conversion/namings.py:f", "try zoo predict --match", "none of zoo predict has --match"),
+        ("zoo/conversion/namings.py:f", "try zoo add --match", ""),
         ("zoo/commands/app.py:convert", "or --match", ""),
         ("zoo/commands/app.py:predict", "or --match", "predict lacks --match"),
         ("zoo/sharing/golden_outputs.py:f", "or --match", "unbundle lacks --match"),

@@ -287,7 +287,9 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_networks_names_complete(tmp_path: Path) -> None:
     settings = {**os.environ, "_ZOO_COMPLETE": "complete_bash", "COMP_WORDS": "zoo info VGG1", "COMP_CWORD": "2"}
-    done = subprocess.run([sys.executable, "-c", "from zoo.commands.app import main; main([])"], capture_output=True, text=True, env=settings)
+    done = subprocess.run(
+        [sys.executable, "-c", "from zoo.commands.app import main; main([])"], capture_output=True, text=True, env=settings
+    )
     assert "VGG19" in done.stdout.split()
 
 

@@ -16,7 +16,7 @@ from convert.formats import safetensors
 from convert.steps import flip
 from weights import header
 from zoo.commands.app import main
-from zoo.conversion.foreign import NOTES
+from zoo.conversion.notes import NOTES
 from zoo.networks.model import Model
 
 

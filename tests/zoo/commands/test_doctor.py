@@ -191,5 +191,5 @@ def test_a_look_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_every_extra_is_one_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert set(doctor.EXTRAS) == set(doctor.GIVES) == set(project["optional-dependencies"]) - {"dev", "docs"}

@@ -18,7 +18,7 @@ from convert.formats import safetensors
 from weights import Installed, ReaderCrashed, UnsafeFormat, adhoc
 from zoo import ResNet20, trained
 from zoo.commands.app import main
-from zoo.pretrained.resolve import to_safetensors
+from zoo.pretrained.records import to_safetensors
 
 CRASH = sandbox.START.removesuffix("main()\n")
 CRASH += "import ctypes\nimport convert._reader as r\nr._opened = lambda *_: ctypes.string_at(0)\nmain()\n"

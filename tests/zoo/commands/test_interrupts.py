@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from zoo_command import INTERRUPTED
+from zoo.commands.entry_point import INTERRUPTED
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["zoo"].partition(":")
 WAYS = {
     "module": ["-m", "zoo"],

@@ -19,8 +19,8 @@ from weights import ChangedUpstream, NoSpace, NotLocked
 from weights.adding import to_toml
 from weights.lock import SHIPPED_LOCK, Lock, user_lock
 from zoo import ResNet20, trained
-from zoo.sharing import locks as locking
 from zoo.commands.app import main
+from zoo.sharing import locks as locking
 
 
 @pytest.fixture

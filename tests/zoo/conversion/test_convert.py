@@ -23,9 +23,9 @@ from convert.steps import flip
 from weights import header
 from weights.errors import ConvertError, MalformedFile, WeightsMismatch
 from zoo import DenseNet_BC_100_12, InceptionV3, MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
-from zoo.conversion.result import NotProven
 from zoo.conversion.convert import convert
-from zoo.conversion.foreign import NOTES
+from zoo.conversion.notes import NOTES
+from zoo.conversion.result import NotProven
 from zoo.networks.model import Model
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(7))

@@ -11,8 +11,8 @@ import torch
 import zoo
 from convert import formats
 from weights import ConvertError
-from zoo.conversion.result import NotProven
 from zoo.conversion.convert import convert
+from zoo.conversion.result import NotProven
 from zoo.labels import labels
 from zoo.networks.model import Model
 

@@ -19,7 +19,7 @@ from weights.errors import ConvertError, MalformedFile, ReaderCrashed
 from zoo.conversion.convert import convert
 from zoo.networks.model import Model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CUT = """
 import json, os, sys
 from pathlib import Path

@@ -18,8 +18,8 @@ from convert.network import layers
 from convert.source import Stored
 from weights import Preprocessing
 from zoo.conversion.fold_input import fold_input
-from zoo.networks.model import Model
 from zoo.conversion.proof_images import prepared
+from zoo.networks.model import Model
 
 CAFFE = {"mean": (0.41, 0.46, 0.49), "std": (0.25, 0.125, 1 / 255), "channel_order": "bgr"}
 SIGNED = {"mean": (0.5, 0.4, 0.3), "std": (0.5, 0.5, 0.25), "channel_order": "rgb"}

@@ -14,9 +14,9 @@ from PIL import Image
 import weights
 from weights import Preprocessing
 from zoo import ResNet20
-from zoo.networks.model import Model
 from zoo.conversion.proof_images import MOST, Pictures, natural, prepared, steps, unprepared
 from zoo.images.preprocess import BadImage
+from zoo.networks.model import Model
 
 BGR: dict[str, Any] = {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.25, 1.0), "channel_order": "bgr"}
 

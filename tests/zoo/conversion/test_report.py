@@ -17,9 +17,9 @@ from convert.diagnose import Diagnosis
 from convert.formats import safetensors
 from weights.errors import WeightsMismatch
 from zoo import ResNet20, SqueezeNet1_1
-from zoo.conversion.result import Conversion, NotProven
 from zoo.conversion.convert import convert
 from zoo.conversion.report import write_report
+from zoo.conversion.result import Conversion, NotProven
 
 
 @pytest.fixture

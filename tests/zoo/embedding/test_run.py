@@ -25,8 +25,8 @@ from zoo.extraction.features import features
 from zoo.images import files as image_files
 from zoo.images import open_source
 from zoo.images.folder import Folder
-from zoo.networks.model import Model
 from zoo.images.preprocess import preprocess
+from zoo.networks.model import Model
 
 
 class Deadly(Folder):

@@ -14,8 +14,8 @@ from torch import nn
 import zoo
 from zoo import CATALOGUE, Model
 from zoo.extraction.features import features
-from zoo.networks.layers import SqueezeExcitation
 from zoo.extraction.taps import Places, trace
+from zoo.networks.layers import SqueezeExcitation
 
 WIDEST = 320  # pixels; what is wider takes long, and is made of the same layers
 

@@ -32,8 +32,8 @@ from zoo.finetuning.distributed import World
 from zoo.finetuning.drawing import Curve, chart
 from zoo.finetuning.loop import Trainer
 from zoo.finetuning.rates import suggest
-from zoo.labels import labels
 from zoo.images.preprocess import preprocess
+from zoo.labels import labels
 
 DRIVER = Path(__file__).with_name("small.py")
 

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from small import Forked, Moody, Tiny
-from test_finetune_studies import radiographs
 
+from tests.zoo.finetuning.test_studies import radiographs
 from zoo.finetuning import NotFinite, Run, Stopped, finetune, stepping
 from zoo.finetuning.loop import Trainer
 from zoo.finetuning.settings import Settings

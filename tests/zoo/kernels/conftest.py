@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.zoo.kernels.engine_networks import Small, varied
-from zoo.kernels.compilation import workers as compiling
 from zoo.kernels.comparing.precision import products
+from zoo.kernels.compilation import workers as compiling
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     import interpreting

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.prediction import contact_sheet as sheet
-from zoo.prediction.predict import Prediction
 from zoo.images.preprocess import BadImage
+from zoo.prediction import contact_sheet as sheet
 from zoo.prediction.contact_sheet import HEIGHT, WIDTH, contact_sheet
+from zoo.prediction.predict import Prediction
 
 PREDICTIONS = [Prediction("tabby", "n02123045", 0.5, 281), Prediction("tiger cat", "n02123159", 0.25, 282), Prediction("cat", None, 0.0, 3)]
 BEST = (0x1A, 0x7F, 0x4B)

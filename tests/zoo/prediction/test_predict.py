@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from weights import Checkpoint, Preprocessing
 from zoo import ResNet20
+from zoo.images.preprocess import BadImage, preprocess
 from zoo.labels import labels
 from zoo.networks.model import Model
 from zoo.prediction.predict import Prediction, WrongInput, check_preprocessed, predict
-from zoo.images.preprocess import BadImage, preprocess
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET = Preprocessing(256, 224, "bilinear", MEAN, STD)

@@ -38,7 +38,8 @@ from zoo import (
     trained,
 )
 from zoo.pretrained.add_file import add_file
-from zoo.pretrained.resolve import _finite, to_safetensors
+from zoo.pretrained.records import to_safetensors
+from zoo.pretrained.resolve import _finite
 
 
 def small_variants() -> list[type[Model]]:

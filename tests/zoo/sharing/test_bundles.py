@@ -14,10 +14,10 @@ import weights
 from weights.errors import MalformedFile, OutputsDiffer
 from weights.lock import Lock
 from zoo import ResNet20, trained
-from zoo.pretrained.add_file import add_file
 from zoo.commands.app import main
-from zoo.sharing.golden_outputs import TOLERANCE, compare, golden
 from zoo.networks.model import Model
+from zoo.pretrained.add_file import add_file
+from zoo.sharing.golden_outputs import TOLERANCE, compare, golden
 
 PACKAGED = Path(weights.__file__).parent
 

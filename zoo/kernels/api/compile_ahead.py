@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.kernels.tuning.choices import Choices
+from zoo.kernels.comparing.copies import in_own_dtype
 from zoo.kernels.compilation.cache_notes import Compiled
 from zoo.kernels.compilation.workers import Compilers, target
-from zoo.kernels.comparing.copies import in_own_dtype
 from zoo.kernels.passes import understand
 from zoo.kernels.reports.progress_bar import bar
+from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import kernels
 from zoo.kernels.tuning.steps import Setting
 

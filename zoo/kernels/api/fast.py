@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 import torch
 from torch import nn
 
-from zoo.kernels.errors import Untraceable
 from zoo.kernels.api.network import Fast, Tune
+from zoo.kernels.errors import Untraceable
 
 if TYPE_CHECKING:
     from zoo.kernels.reports.report import Report
@@ -94,7 +94,6 @@ def fast(
         >>> print(why(model))                        # doctest: +SKIP
     """
     from zoo.kernels import arguments as asked
-    from zoo.kernels.api.detection import detects
 
     model = plain(model)
     if not isinstance(model, nn.Module):
@@ -124,7 +123,7 @@ def fast(
     kind = asked.dtype_of(dtype, where)
     asked.check(asked.core(model))
     made = Fast(model, where, kind, tune, tf32, progress)
-    if detects(made.core):
+    if _detects(made.core):
         made.prepare_part("backbone", f"boxes depend on values: only the backbone of {type(model).__name__} runs fast")
         return made
     try:
@@ -144,6 +143,12 @@ def fast(
 def plain(model: nn.Module) -> nn.Module:
     """Give back the network that `fast` was called with: the same object, with the same parameters; another module is returned as it is."""
     return model.network if _is_fast(model) else model  # pyright: ignore[reportReturnType]
+
+
+def _detects(model: nn.Module) -> bool:
+    """Tell whether this is a detection model, whose other half depends on values: boxes that are kept or dropped."""
+    other = any(name in dict(model.named_children()) for name in ("roi_heads", "rpn", "anchor_generator", "head"))
+    return other and isinstance(getattr(model, "backbone", None), nn.Module) and hasattr(model, "transform")
 
 
 def _is_fast(model: object) -> bool:

@@ -18,9 +18,9 @@ from zoo.kernels.errors import Untraceable
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
     from zoo.kernels.reports.built_plan import Built
-    from zoo.kernels.tuning.choices import Choices
     from zoo.kernels.reports.report import Report
     from zoo.kernels.tuning.binding import Weights
+    from zoo.kernels.tuning.choices import Choices
 
 Tune = Literal["none", "quick", "full"]
 
@@ -44,6 +44,8 @@ class Fast(nn.Module):
     the plain network and the options, and make their plans anew. Outputs have the plain network's dtype, and no gradient.
     """
 
+    answers_fast = True
+    """What `fast_step` refuses it by, without loading this room."""
     network: nn.Module
     _strict: bool = False
     """A plan that can't be made is raised, by the first call; later on, that call runs unchanged."""
@@ -156,10 +158,10 @@ class Fast(nn.Module):
                 return built
             if key in self._unplanned and not self._strict:  # since another thread has tried
                 return None
-            from zoo.kernels.tuning.choices import Choices
-            from zoo.kernels.reports.report import named
             from zoo.kernels.measuring.stopwatch import stopwatch
+            from zoo.kernels.reports.report import named
             from zoo.kernels.tuning.binding import Weights
+            from zoo.kernels.tuning.choices import Choices
 
             if self.device.type == "cuda":
                 from zoo.kernels.plans.build import build_gpu as build
@@ -218,9 +220,26 @@ class Fast(nn.Module):
         return pytree.tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, result)
 
     def _with_part(self) -> nn.Module:
-        from zoo.kernels.api.detection import with_fast_part
+        """Copy a detection model to the device in its own dtype, its `part` replaced by a fast one that was checked at one size."""
+        from zoo.kernels.comparing.copies import on_device
+        from zoo.kernels.comparing.sample_images import natural_images
 
-        return with_fast_part(self.core, self.part, self)
+        images = getattr(self.core.transform, "min_size", (800,))
+        side = 32 * max(2, (images[0] if isinstance(images, tuple | list) else int(images)) // 64)
+        inner = Fast(getattr(self.core, self.part), self.device, self.dtype, self.tune, self.tf32, self.progress)
+        example = (natural_images((1, 3, side, side), self.device),)
+        try:
+            inner.prepare(example)
+        except Untraceable as error:
+            if error.__cause__ is not None:  # the network's own error
+                inner.try_plainly(example)
+            inner.refuse(str(error))
+        inner.tune = "none" if self.tune == "quick" else self.tune  # every photograph has another size
+        twin = copy.copy(self.core)
+        twin._modules = OrderedDict((key, child) for key, child in self.core._modules.items() if key != self.part)
+        whole = on_device(twin, self.device)
+        whole.add_module(self.part, inner)
+        return whole
 
     def prepare(self, args: tuple[Any, ...]) -> None:
         """Make the first plan.

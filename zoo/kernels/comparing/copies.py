@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.utils import _pytree as pytree
 
 
@@ -19,6 +20,13 @@ def in_own_dtype(network: nn.Module, values: Any) -> Any:
     """Give floating-point tensors, in any structure, the dtype of a network's parameters."""
     own = own_dtype(network)
     return pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, values)
+
+
+def groups(network: nn.Module) -> dict[int, Any]:
+    """Return the groups of processes that modules hold by their ids, as a memo for `copy.deepcopy`, which can't copy them."""
+    if not dist.is_available():
+        return {}
+    return {id(v): v for module in network.modules() for v in module.__dict__.values() if isinstance(v, dist.ProcessGroup)}
 
 
 def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:

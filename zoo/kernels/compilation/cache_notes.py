@@ -126,7 +126,7 @@ def _build() -> str:
 def _sources() -> str:
     """Return a hash of all that says what is compiled: this package's files."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         with contextlib.suppress(OSError):  # an editor's lock looks like one
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from zoo.kernels.comparing.precision import uncast
 from zoo.kernels.differentiable.maps import kept, pair, rows
 from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, pointwise
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._tuned import chosen
 from zoo.kernels.ops.pointwise import kernels_run
-from zoo.kernels.comparing.precision import uncast
 
 Pair = tuple[int, int]
 

@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.reports.built_plan import Built, Options, empty
-from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.comparing.copies import in_own_dtype, on_device, own_dtype
+from zoo.kernels.comparing.parity import FLOAT32_FLOOR, Parity
+from zoo.kernels.comparing.sample_images import natural_images
 from zoo.kernels.engines.export import finite
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.comparing.sample_images import natural_images
-from zoo.kernels.comparing.parity import FLOAT32_FLOOR, Parity
+from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.passes.apart import alike, apart
 from zoo.kernels.passes.graph import Graph
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
+from zoo.kernels.reports.built_plan import Built, Options, empty
 from zoo.kernels.reports.progress_bar import bar
 from zoo.kernels.reports.report import PlanReport, Row
-from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.choices import Choice, Choices
 
 CPU = torch.device("cpu")
 NOT_FINITE = "NaN or infinity was in the input of a call: the network itself answers such"

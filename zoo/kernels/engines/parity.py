@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.engines.export import recast
-from zoo.kernels.comparing.sample_images import natural_images
 from zoo.kernels.comparing.parity import ALLOWED, FLOAT32_FLOOR
+from zoo.kernels.comparing.sample_images import natural_images
+from zoo.kernels.engines.export import recast
 
 CHECKED_IMAGES = 16
 """Of types narrower than float32 at least so many images are compared: the error of one image's logits scatters."""

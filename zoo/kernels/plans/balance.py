@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zoo.kernels.comparing.precision import products
 from zoo.kernels.ops._activation import ACTIVATIONS
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.arena import ALIGNED
 from zoo.kernels.plans.program import Program
-from zoo.kernels.comparing.precision import products
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.steps import Setting
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.reports.built_plan import Built, Options, empty
-from zoo.kernels.tuning.choices import Choices
-from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.comparing.copies import in_own_dtype
-from zoo.kernels.measuring.fresh_thread import elsewhere
-from zoo.kernels.errors import Untraceable
-from zoo.kernels.comparing.sample_images import natural_images, noise_like
 from zoo.kernels.comparing.parity import Reference
+from zoo.kernels.comparing.sample_images import natural_images, noise_like
+from zoo.kernels.compilation.workers import Compilers
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.measuring.fresh_thread import elsewhere
+from zoo.kernels.measuring.stopwatch import phase
+from zoo.kernels.memory.workspaces import give_back
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
@@ -29,14 +29,14 @@ from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked, tensors_of
 from zoo.kernels.plans.rows import rows, untimed
+from zoo.kernels.reports.built_plan import Built, Options, empty
 from zoo.kernels.reports.progress_bar import bar
 from zoo.kernels.reports.report import PlanReport
-from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import choose, kernels
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task
-from zoo.kernels.memory.workspaces import give_back
 
 _BUILDING = threading.RLock()
 """Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
+from zoo.kernels.comparing.precision import products
+from zoo.kernels.measuring.timing import recording
 from zoo.kernels.memory.graph_pool import growing
+from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.ops._layout import reachable
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.plans.arena import Changed, Layout, Piece, Served, Watched, asked_at_once, layouts, segment
 from zoo.kernels.plans.program import Program
-from zoo.kernels.comparing.precision import products
-from zoo.kernels.measuring.timing import recording
-from zoo.kernels.memory.workspaces import clear_workspaces
 
 PACKED_INSIDE = 8 << 20
 """Bytes of an input up to which packing it is part of the graph: at batch 1 one more launch by the CPU costs more than one more copy."""

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.tuning.choices import Choices
-from zoo.kernels.measuring.fresh_thread import Do, elsewhere
-from zoo.kernels.errors import Untraceable
 from zoo.kernels.comparing.parity import Parity, Reference
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.measuring.fresh_thread import Do, elsewhere
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program, StepFailed
 from zoo.kernels.tuning.binding import Weights, bind
+from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import Decision
 from zoo.kernels.tuning.expected import errors
 from zoo.kernels.tuning.steps import ATEN, Candidate, Setting

@@ -7,10 +7,10 @@ from collections import Counter
 import torch
 
 from zoo.kernels import ops
+from zoo.kernels.measuring.roofline import floor_us, limits
 from zoo.kernels.passes.aten import is_view
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.reports.report import Row
-from zoo.kernels.measuring.roofline import floor_us, limits
 from zoo.kernels.tuning.choose import Decision
 from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting, arguments, reference_op
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.errors import Untraceable
-from zoo.kernels.comparing.sample_images import natural_images
+from zoo.kernels.comparing.copies import groups
 from zoo.kernels.comparing.parity import ALLOWED, FLOAT32_FLOOR, Parity
 from zoo.kernels.comparing.precision import products
+from zoo.kernels.comparing.sample_images import natural_images
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.recompute import WORTH, Remade, remade
@@ -104,7 +105,7 @@ class Check:
 
     def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""
-        memo = shared.groups(self.network)
+        memo = groups(self.network)
         learning = {id(parameter) for parameter in self.network.parameters()}  # stand-ins of `fast_step` are no `nn.Parameter`
         for tensor in (*self.network.parameters(), *self.network.buffers()):
             moved = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)

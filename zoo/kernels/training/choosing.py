@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.training import kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording, Ref
 from zoo.kernels.training.replay import Chain, Step, Without, bind, values_of
+from zoo.kernels.tuning.choices import Choice, Choices
 
 Timer = Callable[[Callable[[], object]], float]
 """Microseconds of a call."""

@@ -15,13 +15,13 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.reports.report import PlanReport, Report, named
 from zoo.kernels.measuring.stopwatch import stopwatch
+from zoo.kernels.memory.workspaces import give_back
+from zoo.kernels.reports.report import PlanReport, Report, named
 from zoo.kernels.training.choosing import Timer, timer
 from zoo.kernels.training.planning import Checked, Known, checked, device_of
 from zoo.kernels.training.recompute import as_is
 from zoo.kernels.training.replay import Moved, Places, Replay
-from zoo.kernels.memory.workspaces import give_back
 
 KEPT_PLANS = 8
 """Kinds of calls whose plans are kept; the one that was not used for longest goes first."""

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.tuning.choices import Choices
-from zoo.kernels.errors import Untraceable
 from zoo.kernels.comparing.parity import Parity
-from zoo.kernels.reports.report import Row
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring.stopwatch import phase
+from zoo.kernels.reports.report import Row
 from zoo.kernels.training import choosing, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, casts_of, replay_of
 from zoo.kernels.training.compiling import compile_chains
 from zoo.kernels.training.record import Recording, record
 from zoo.kernels.training.replay import Replay, Without
+from zoo.kernels.tuning.choices import Choices
 
 IMAGES = 16
 """Images that a check computes with, where a batch has more."""

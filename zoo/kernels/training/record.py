@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.comparing.copies import groups
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.training import shared
 
@@ -158,7 +159,7 @@ def _without_data(
     network: nn.Module, fake: Any, places: dict[int, tuple[tuple[str, str], Tensor]], tied: dict[tuple[str, str], list[tuple[str, str]]]
 ) -> nn.Module:
     """Copy the modules with every parameter and buffer replaced by one without data; other tensors stay those of the network."""
-    memo = shared.groups(network)
+    memo = groups(network)
     for path, module in network.named_modules(remove_duplicate=False):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None:

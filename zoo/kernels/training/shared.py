@@ -71,13 +71,6 @@ def agreed(calls: Sequence[Any], found: tuple[dict[Any, str], ...] | Untraceable
     return found
 
 
-def groups(network: nn.Module) -> dict[int, Any]:
-    """Return the groups of processes that modules hold by their ids, as a memo for `copy.deepcopy`, which can't copy them."""
-    if not dist.is_available():
-        return {}
-    return {id(v): v for module in network.modules() for v in module.__dict__.values() if isinstance(v, dist.ProcessGroup)}
-
-
 def _sharing(network: nn.Module) -> Iterator[tuple[nn.modules.batchnorm._BatchNorm, Any]]:
     """Yield the BatchNorms that may exchange statistics now, with their group, None where they don't say.
 

@@ -16,11 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.memory.graph_pool import growing
-from zoo.kernels.api.network import Fast
+from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.training.exchanging import Exchange, quiet
 from zoo.kernels.training.optimizing import Prepared
 from zoo.kernels.training.watching import Watch
-from zoo.kernels.memory.workspaces import clear_workspaces
 
 EAGER_STEPS = 3
 """Steps of a new shape that run as they are before one is captured: libraries and optimisers make what they keep in the first ones."""
@@ -317,7 +316,7 @@ def _refused(model: nn.Module) -> str:
 
 def _check(model: nn.Module, loss: Any, optimizer: Any, scaler: Any, clip: Any) -> None:
     """Refuse what would fail at the first step, or train something else without a word; `fast_step` says what is raised."""
-    if isinstance(model, Fast):
+    if getattr(type(model), "answers_fast", False):
         raise ValueError("fast(model) computes no gradients; make a step of fast(plain(model), train=True)")
     for name, value in (("loss", loss), ("optimizer", optimizer), ("scaler", scaler)):
         if isinstance(value, type):

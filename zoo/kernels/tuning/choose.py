@@ -8,13 +8,13 @@ from math import prod
 
 from torch import Tensor
 
-from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.merge import Merge, apply, merges
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.candidates import candidates
+from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.tuning.contest import Progress, contenders, ranked, tune
 from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting, describe, op_names
 from zoo.kernels.tuning.tasks import Task

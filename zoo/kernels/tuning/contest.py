@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 
 from zoo.kernels import ops
-from zoo.kernels.tuning.choices import Choice
+from zoo.kernels.comparing.parity import FLOAT32_FLOOR
+from zoo.kernels.comparing.precision import products
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.measuring.fresh_thread import Do, elsewhere
-from zoo.kernels.comparing.parity import FLOAT32_FLOOR
-from zoo.kernels.passes.graph import Node
-from zoo.kernels.passes.place import Place
-from zoo.kernels.comparing.precision import products
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.measuring.timing import NotCapturable, graph_time_us
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
 from zoo.kernels.tuning.candidates import OTHERS, candidates
+from zoo.kernels.tuning.choices import Choice
 from zoo.kernels.tuning.expected import Expected
 from zoo.kernels.tuning.steps import ATEN, FOREIGN, IMAGE_OPS, MAKES_ITS_MAP, MERGED, Candidate, Setting
 from zoo.kernels.tuning.tasks import Task

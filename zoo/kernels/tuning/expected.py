@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.kernels.passes.graph import Node
 from zoo.kernels.comparing.precision import products
+from zoo.kernels.passes.graph import Node
 from zoo.kernels.tuning.binding import bind
 from zoo.kernels.tuning.steps import ATEN, Candidate, Setting
 

@@ -15,11 +15,11 @@ from torch import nn
 from tests.zoo.kernels.works import SETTING
 from zoo import SqueezeNet1_1
 from zoo.kernels.api.compile_ahead import compile_ahead
-from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.compilation.cache_notes import NAME, Compiled, _settings
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes import understand
+from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import kernels
 
 IMAGES = torch.empty(2, 3, 64, 64, device="meta")

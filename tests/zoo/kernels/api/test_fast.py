@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from tests.zoo.kernels.answers import close, eager
 from zoo import ResNet20, fast, plain, why
-from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.api.network import KEPT_PLANS, Fast
 from zoo.kernels.passes import understand
 from zoo.kernels.plans import proving
 from zoo.kernels.reports.report import Report
+from zoo.kernels.tuning.choices import Choice, Choices
 
 CPU = torch.device("cpu")
 
@@ -238,8 +238,8 @@ def test_why_shows_layers_kernel_times_and_parity(small: Fast) -> None:
 
 def test_a_planted_wrong_kernel_falls_back_and_is_forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from zoo.kernels import ops
-    from zoo.kernels.comparing.sample_images import natural_images
     from zoo.kernels.comparing.parity import Reference
+    from zoo.kernels.comparing.sample_images import natural_images
     from zoo.kernels.tuning.binding import Weights
     from zoo.kernels.tuning.choose import Decision
     from zoo.kernels.tuning.steps import ATEN, COMPUTED, Candidate, Setting

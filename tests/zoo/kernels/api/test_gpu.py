@@ -19,9 +19,9 @@ import zoo
 from tests.zoo.kernels.networks import calibrated
 from zoo import MobileNetV2, ResNet18, ResNet50, fast, plain, why
 from zoo.kernels import ops
+from zoo.kernels.comparing.sample_images import natural_images
 from zoo.kernels.compilation import workers as compiling
 from zoo.kernels.compilation.workers import Compilers
-from zoo.kernels.comparing.sample_images import natural_images
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torchvision.models import detection
 
 from zoo import fast, plain, why
-from zoo.kernels.errors import Untraceable
 from zoo.kernels.comparing.parity import Parity, Reference
+from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.kinds import is_stem
 from zoo.kernels.passes.trace import trace

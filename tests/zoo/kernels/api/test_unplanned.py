@@ -15,9 +15,9 @@ from tests.zoo.kernels.answers import close, eager
 from tests.zoo.kernels.mapped import program
 from zoo import ResNet20, fast, why
 from zoo.kernels.api import network as answering
+from zoo.kernels.api.network import KEPT_PLANS
 from zoo.kernels.engines import build as building
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.api.network import KEPT_PLANS
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.plan import Plan
 

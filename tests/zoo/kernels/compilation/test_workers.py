@@ -133,7 +133,7 @@ class Full(Deadly):
 
 def send(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes find these works' classes."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     for work in (Deadly, Easy, Wrong, Full):
         monkeypatch.setattr(work, "__module__", "test_compiling")
     monkeypatch.setitem(sys.modules, "test_compiling", sys.modules[__name__])

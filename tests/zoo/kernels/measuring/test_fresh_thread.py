@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.kernels.measuring.fresh_thread import elsewhere
 from zoo.kernels.errors import Untraceable
+from zoo.kernels.measuring.fresh_thread import elsewhere
 from zoo.kernels.measuring.stopwatch import phase, stopwatch
 
 NUMBER = ContextVar("number", default=0)

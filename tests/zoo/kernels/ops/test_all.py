@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from zoo.kernels import __main__ as command
 from zoo.kernels.comparing import op_checks as checking
-from zoo.kernels.ops import cublaslt, cudnn_conv, cudnn_graph, discover
 from zoo.kernels.measuring.roofline import Limits, floor_us, measure
 from zoo.kernels.measuring.timing import NotCapturable, alternate, event_time_us, graph_time_us
+from zoo.kernels.ops import cublaslt, cudnn_conv, cudnn_graph, discover
 
 OPS = discover()
 CASES = [(name, index) for name, op in OPS.items() for index in range(len(op.CASES))]

@@ -14,11 +14,12 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from tests.zoo.kernels.networks import Op, Random, ops
+from zoo.catalogue import CATALOGUE
 from zoo.kernels.passes.apart import _POINTWISE, _RULES, alike, apart
 from zoo.kernels.passes.graph import Graph
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
-from zoo.networks.model import CATALOGUE, Model
+from zoo.networks.model import Model
 
 FAMILIES = {cls.family(): cls for cls in sorted(CATALOGUE.values(), key=lambda cls: -cls.params)}  # of each the smallest
 N, C = 4, 4  # as many channels as images: what confuses the two would not show in shapes

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zoo.kernels.mapped import counted, program
 from zoo.kernels import fast, why
+from zoo.kernels.comparing.parity import Parity
 from zoo.kernels.engines.export import EngineError, Form, export
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.comparing.parity import Parity
 from zoo.kernels.passes import understand
 from zoo.kernels.passes.attention import Whole, attention
 from zoo.kernels.plans.plan import Plan

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import zoo
 from tests.zoo.kernels.networks import settled
 from zoo.kernels import ops
-from zoo.kernels.comparing.sample_images import natural_images, noise_like
 from zoo.kernels.comparing.parity import ALLOWED
+from zoo.kernels.comparing.sample_images import natural_images, noise_like
 from zoo.kernels.passes import understand
 from zoo.kernels.plans import balance as balancing
 from zoo.kernels.plans import build as building

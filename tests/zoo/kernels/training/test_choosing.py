@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.training import choosing
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
+from zoo.kernels.tuning.choices import Choices
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from preloaded import python
 
-SCRIPT = Path(__file__).with_name("training_over_processes.py")
+SCRIPT = Path(__file__).parents[1] / "training_over_processes.py"
 
 
 def test_two_processes_learn_what_eager_ones_learn(tmp_path: Path) -> None:

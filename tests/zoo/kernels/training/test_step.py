@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo import fast, fast_step, why
+from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.training import FastStep
 from zoo.kernels.training import step as step_module
 from zoo.kernels.training.optimizing import Prepared
-from zoo.kernels.memory.workspaces import clear_workspaces
 
 
 class Net(nn.Module):

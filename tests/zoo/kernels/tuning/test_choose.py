@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.ops import cudnn_conv, depthwise
 from zoo.kernels.passes import understand
@@ -20,6 +19,7 @@ from zoo.kernels.tuning import choose as choosing
 from zoo.kernels.tuning import contest
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.candidates import candidates
+from zoo.kernels.tuning.choices import Choice, Choices
 from zoo.kernels.tuning.choose import choose, kernels
 from zoo.kernels.tuning.steps import Setting, describe
 from zoo.kernels.tuning.tasks import Task

@@ -1,7 +1,4 @@
-"""Where the command `zoo` begins: Ctrl-C has its answer before anything heavy is imported, which takes a second, and more on a cold disk.
-
-It lies beside the packages, because importing anything inside `zoo` imports torch first.
-"""
+"""Where the command `zoo` begins: Ctrl-C has its answer before anything heavy is imported."""
 
 import contextlib
 import os
@@ -33,12 +30,6 @@ def answer_at_once() -> bool:
         return signal.getsignal(signal.SIGINT) is _end
     signal.signal(signal.SIGINT, _end)
     return True
-
-
-def is_module_run() -> bool:
-    """Tell whether Python is looking for the module of `python -m zoo`, for which it imports the package before any code of the command."""
-    words = sys.orig_argv
-    return "-m" in words and words[words.index("-m") + 1 :][:1] in (["zoo"], ["zoo.__main__"])
 
 
 def say_interrupted() -> int:

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.catalogue import CATALOGUE
 from zoo.embedding.extracting import extractor
 from zoo.embedding.plan import state_digest
 from zoo.embedding.reading import Embeddings
-from zoo.networks.model import CATALOGUE, Model
+from zoo.networks.model import Model
 
 BLOCK = 1 << 16
 """Rows that are compared at once."""
@@ -90,8 +91,8 @@ def model_of(embeddings: Embeddings, model: str | None = None, weights: str | No
         ValueError: they don't say, and none is named.
         FileNotFoundError: the weights are no longer where they were.
     """
+    from zoo.catalogue import model_class
     from zoo.pretrained.run_folder import named
-    from zoo.pretrained.search import model_class
     from zoo.pretrained.trained import trained
 
     about = embeddings.about

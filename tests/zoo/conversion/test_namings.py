@@ -19,7 +19,9 @@ from convert.steps import flip
 from weights.errors import ConvertError, MalformedFile, WeightsMismatch
 from zoo import MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
 from zoo.conversion.convert import convert
-from zoo.conversion.foreign import NOTES, file_sha256, load, notes, open_foreign
+from zoo.conversion.foreign import load
+from zoo.conversion.namings import open_foreign
+from zoo.conversion.notes import NOTES, file_sha256, notes
 from zoo.networks.model import Model
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))

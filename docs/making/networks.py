@@ -1,0 +1,40 @@
+"""zoo/data/networks.json and shapes.zip: what commands know of every network without building it."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from zoo.catalogue import CATALOGUE
+from zoo.variants import SHAPES, TABLE, described
+
+LONG_AGO = (1980, 1, 1, 0, 0, 0)
+"""The time of every member, so that the same shapes are the same file."""
+
+
+def table(count: Callable[[Any], int]) -> str:
+    """Return the text of the table; `count` gives a network's multiply-adds for one image."""
+    rows = [json.dumps(asdict(described(cls, count(cls)))) for cls in CATALOGUE.values()]
+    return "[\n" + ",\n".join(rows) + "\n]\n"
+
+
+def shapes() -> bytes:
+    """Return the archive of every network's shapes."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, cls in CATALOGUE.items():
+            with torch.device("meta"):
+                tensors = {key: tuple(tensor.shape) for key, tensor in cls().state_dict().items()}
+            archive.writestr(zipfile.ZipInfo(f"{name}.json", LONG_AGO), json.dumps(tensors), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def write(count: Callable[[Any], int]) -> dict[Any, str | bytes]:
+    """Return the contents of both files by their paths."""
+    return {TABLE: table(count), SHAPES: shapes()}

@@ -1,0 +1,122 @@
+"""The naming that explains a file best: every table of names is tried, and what fits none is an error that lists it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from convert import names, sandbox
+from convert.conversion import explain
+from convert.core import COUNTER
+from convert.source import Convention, Source, Spatial
+from weights import Checkpoint
+from weights.errors import WeightsMismatch
+from weights.wording import counted
+from zoo.conversion.adoption import adopt_by
+from zoo.conversion.foreign import Foreign
+from zoo.conversion.options import Asked
+from zoo.networks.model import Model
+
+
+def open_foreign(
+    path: Path,
+    model: type[Model],
+    *,
+    format: str = "auto",
+    naming: str = "auto",
+    match: bool = False,
+    convention: Convention | None = None,
+    spatial: Spatial | None = None,
+    headless: bool = False,
+    isolated: bool = True,
+    **options: Any,
+) -> Foreign:
+    """Read a file of any format as the weights of `model`.
+
+    Args:
+        path: the file, or the folder of a format that is one.
+        model: a class of the catalogue.
+        format: one of `convert.formats`, "keras"; "auto" asks the content.
+        naming: a table of `convert.names`; "auto" finds the one that explains the file.
+        match: derive the mapping from topology, shapes and names instead of a table.
+        convention: of the kernels, where the file doesn't say or says it wrongly.
+        spatial: "hw" or "wh", likewise.
+        headless: whether the file may lack the classifier: the network then ends in what its classifier reads.
+        isolated: False reads the file in this process, see `convert.sandbox`.
+        **options: constructor keywords; they win over the file's and the naming's.
+
+    Raises:
+        WeightsMismatch: the file's tensors are not the network's; both names and shapes are listed.
+        Undecided: the file doesn't say the kernel convention, and it was not given.
+        ConvertError: the file can't be read.
+    """
+    source = sandbox.read(Path(path), format, isolated=isolated)
+    return adopted(source, model, naming=naming, match=match, convention=convention, spatial=spatial, headless=headless, **options)
+
+
+def adopted(
+    source: Source,
+    model: type[Model],
+    *,
+    naming: str = "auto",
+    match: bool = False,
+    convention: Convention | None = None,
+    spatial: Spatial | None = None,
+    headless: bool = False,
+    known: Checkpoint | None = None,
+    **options: Any,
+) -> Foreign:
+    """Give the tensors of an open file to `model`; as `open_foreign`."""
+    asked = Asked(match, convention, spatial, headless, known, options)
+    candidates = ["auto"] if match else names.of_format(source.format) if naming == "auto" else [naming]
+    best: Foreign | None = None
+    for name in candidates:
+        found = adopt_by(source, model, name, asked)
+        if found is None:
+            continue
+        if best is None or (_left(found), found.renamed) < (_left(best), best.renamed):
+            best = found
+        if best.adopted.report.ok and not best.renamed:  # else another naming may know the classifier's name too
+            break
+    if best is not None and best.adopted.report.ok:
+        return _fractional(best)
+    if best is None:
+        tried = ", ".join(candidates)
+        raise WeightsMismatch(
+            f"{source.path} is a {source.format} file, and none of its namings ({tried}) is of {model.__name__}; try zoo convert --match"
+        )
+    error = WeightsMismatch(
+        f"{source.path} does not hold the weights of {model.__name__}, by the naming that explains most ({best.adopted.naming}):\n"
+        + explain(best.adopted, {name: tuple(t.shape) for name, t in best.network.state_dict().items()})
+        + "\nIs it a file of another network? `zoo inspect FILE` shows what it holds; zoo convert --match derives a mapping from "
+        "topology and shapes."
+    )
+    report = best.adopted.report
+    head = best.network.classifiers[0]
+    if not report.unmatched and report.missing and all(ours.startswith(f"{head}.") for ours, _ in report.missing):
+        error.args = (
+            f"{error.args[0]}\nOnly its classifier is missing: zoo convert --headless takes it without, and so does "
+            "trained(…, num_classes=…).",
+        )
+    error.missing = [ours for ours, _ in report.missing]
+    error.unexpected = list(report.unmatched)
+    error.misshaped = [(ours, was, wanted) for _, ours, was, wanted in report.misshaped]
+    raise error
+
+
+def _fractional(found: Foreign) -> Foreign:
+    """Refuse quantised weights: their numbers mean nothing without their scales."""
+    tensors = found.adopted.tensors
+    whole = [name for name, stored in tensors.items() if stored.dtype.kind in "iub" and not name.endswith(COUNTER)]
+    if whole:
+        raise WeightsMismatch(
+            f"{found.source.path} holds whole numbers where {found.model.__name__} computes with fractions, in "
+            f"{counted(len(whole), 'tensor')}: {', '.join(whole[:3])}. Quantised weights are not read; convert the file "
+            "from before it was quantised."
+        )
+    return found
+
+
+def _left(found: Foreign) -> int:
+    report = found.adopted.report
+    return len(report.missing) + len(report.unmatched) + len(report.contested) + len(report.misshaped)

@@ -1,0 +1,64 @@
+"""What `zoo convert` notes in the metadata of a file that it writes, read back and checked; and the hash of a file in any form."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import weights
+from weights.errors import BadRecord, MalformedFile
+
+if TYPE_CHECKING:
+    from zoo.networks.model import Model
+
+NOTES = "kernelzoo"
+"""The key of our notes in the metadata of a safetensors file."""
+
+
+def notes(facts: Mapping[str, str], model: type[Model]) -> dict[str, Any]:
+    """Read what `zoo convert` wrote into a file about the weights of `model`; {} where it wrote nothing, or about another network.
+
+    Raises:
+        MalformedFile: the notes are damaged.
+    """
+    if NOTES not in facts:
+        return {}
+    try:
+        told = json.loads(facts[NOTES])
+        if told["model"] != model.variant().__name__:
+            return {}
+        steps = {key: value for key, value in told["preprocessing"].items() if value is not None}
+        told["preprocessing"] = asdict(weights.adhoc(told["model"], "file:///none", preprocessing=steps).preprocessing)
+        return {**told, "options": _suited(model, dict(told["options"])), "source": dict(told["source"])}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadRecord) as error:
+        raise MalformedFile(f"the notes of `zoo convert` in this file's metadata are damaged: {error}") from error
+
+
+def _suited(model: type[Model], options: dict[str, Any]) -> dict[str, Any]:
+    """Check that noted options are of their defaults' types: a network would take others, and fail when it computes."""
+    bases = [base.__init__ for base in model.__mro__ if "__init__" in vars(base)]
+    usual = {name: parameter.default for init in bases for name, parameter in inspect.signature(init).parameters.items()}
+    for name, value in options.items():
+        kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(usual.get(name)), (bool, int, float, str))
+        if type(value) not in kinds:
+            raise TypeError(f"the option {name} can't be {str(value)[:100]!r}")
+    return options
+
+
+def file_sha256(path: Path) -> str:
+    """Hash a file; of a folder, the names and hashes of its files in the order of their names."""
+    if path.is_dir():
+        whole = hashlib.sha256()
+        for file in sorted(file for file in path.rglob("*") if file.is_file()):
+            whole.update(f"{file.relative_to(path).as_posix()}\0{file_sha256(file)}\n".encode())
+        return whole.hexdigest()
+    if not path.exists():  # the prefix of a TensorFlow checkpoint's files
+        parts = sorted(path.parent.glob(f"{path.name}.*"))
+        return hashlib.sha256("\n".join(f"{part.suffix}\0{file_sha256(part)}" for part in parts).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""Memory of CUDA graphs, and cuBLAS's workspaces."""

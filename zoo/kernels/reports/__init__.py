@@ -1,0 +1,1 @@
+"""What `why` prints, what a plan is, and the bar that shows how far tuning is."""

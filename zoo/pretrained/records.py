@@ -1,0 +1,100 @@
+"""Records by their names: a tag, a URL or a command's word becomes a row of the registry. It needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import weights
+from weights import Checkpoint, NoPretrainedWeights, header
+from zoo.variants import spelt, variants
+
+
+def find_record(network: str, named: str | None = None) -> Checkpoint:
+    """Find a record by its name: None means the default checkpoint, a tag another, a URL the row that has it or else an unknown one.
+
+    Example:
+        >>> find_record("ResNet20").tag
+        'cifar10'
+
+    Args:
+        network: a name of the catalogue.
+        named: a tag or a URL.
+
+    Raises:
+        NoPretrainedWeights: no checkpoint of this network is known; the message names the nearest that have some.
+        UnknownWeights: no checkpoint has this tag.
+    """
+    if named is not None and "://" in named:
+        registered = (c for c in weights.checkpoints(network) if named in c.sources)
+        return next(registered, None) or unknown(network, named)
+    try:
+        return weights.find(network, named)
+    except NoPretrainedWeights as error:
+        raise NoPretrainedWeights(_no_weights(network)) from error
+
+
+def record_of(name: str) -> Checkpoint:
+    """Find a record by the name that commands and locks use, "ResNet50" or "ResNet50:imagenet1k_v1"; raises as `find_record` does."""
+    model, _, tag = name.partition(":")
+    return find_record(spelt(model), tag or None)
+
+
+def nearest_with_weights(network: str, count: int = 3) -> list[Checkpoint]:
+    """List the default checkpoints of the variants most like a network: of its family first, then by parameter count."""
+    known = variants()
+    here = known[network]
+    defaults = [c for c in weights.checkpoints() if c.default and c.model in known and c.num_classes == here.num_classes]
+
+    def distance(checkpoint: Checkpoint) -> tuple[bool, float]:
+        other = known[checkpoint.model]
+        return other.family != here.family, abs(other.params - here.params)
+
+    return sorted(defaults, key=distance)[:count]
+
+
+def unknown(network: str, source: str, **facts: Any) -> Checkpoint:
+    """Make the record of a source that no registry knows; its preprocessing is assumed to be that of the default checkpoint."""
+    default = next((c for c in weights.checkpoints(network) if c.default), None)
+    side = variants()[network].input_size
+    if default is not None:
+        facts["preprocessing"] = default.preprocessing
+        assumed = f"its preprocessing is assumed to be that of {network} {default.tag}"
+        needs = ", ".join(f"{k}={v!r}" for k, v in default.options.items())
+        facts["provenance"] = f"named by the user; {assumed}" + (f", but not the options of that: {needs}" if needs else "")
+    elif side < 64:  # no ImageNet network, so not ImageNet's usual preprocessing
+        facts["preprocessing"] = replace(weights.adhoc(network, source).preprocessing, resize=side, crop=side)
+    return weights.adhoc(network, source, **facts)
+
+
+def to_safetensors(source: Path, destination: Path) -> str:
+    """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied.
+
+    A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote.
+
+    Returns:
+        The SHA-256 of the bytes that were converted: they were read once, and whoever writes to the file meanwhile comes too late.
+    """
+    from convert import sandbox
+    from convert.formats import safetensors
+
+    sha256, data = weights.read_file(source)
+    if header.is_safetensors(data):
+        destination.write_bytes(data)
+        return sha256
+    with sandbox.read(source, "pytorch", data=data) as opened:
+        del data  # the reader has its own copy
+        safetensors.save_stored(opened.tensors, destination)
+    return sha256
+
+
+def _no_weights(network: str) -> str:
+    near = []
+    for c in nearest_with_weights(network):
+        accuracy = f", top-1 {c.metrics['top1']:.2f} %" if "top1" in c.metrics else ""
+        near.append(f"{c.model} ({variants()[c.model].params / 1e6:.1f} M parameters{accuracy})")
+    return (
+        f"no pretrained weights of {network} are known. Nearest with weights: {', '.join(near) or 'none'}. "
+        f"If you have a file: zoo add FILE --model {network} --tag mine, or trained({network}, FILE)."
+    )

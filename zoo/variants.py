@@ -1,0 +1,109 @@
+"""What is known of every network without building it, from generated tables in `zoo/data`: it needs no torch.
+
+`make docs-pages` writes the tables from the catalogue, `networks.json` and `shapes.zip`; a test holds them to it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import sys
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from weights.errors import UnknownWeights
+
+TABLE = Path(__file__).parent / "data" / "networks.json"
+SHAPES = TABLE.with_name("shapes.zip")
+"""A JSON file for each network: the shape of each tensor of its state dict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One network of the catalogue.
+
+    Attributes:
+        name: the class's name.
+        family: the name of the family's class.
+        about: the first line of the family's docstring.
+        params: published number of trainable parameters.
+        multiply_adds: of convolutions and products for one image of `input_size`; None of a network that was registered outside of the zoo.
+        input_size: side in pixels of the images that it was published with.
+        min_size: smallest side in pixels that it takes.
+        num_classes: number of classes that it is built with where nothing is said.
+        paper: link to the paper whose table it comes from.
+        lineage: names of the class and of its bases, which tell `convert.names` how its tensors are called elsewhere.
+    """
+
+    name: str
+    family: str
+    about: str
+    params: int
+    multiply_adds: int | None
+    input_size: int
+    min_size: int
+    num_classes: int
+    paper: str
+    lineage: tuple[str, ...]
+
+
+def variants() -> dict[str, Variant]:
+    """Return every network by name, in the catalogue's order; behind them those that the running program has registered itself.
+
+    Example:
+        >>> variants()["VGG19"].params
+        143667240
+    """
+    known = _read()
+    model = sys.modules.get("zoo.networks.model")
+    own = {} if model is None else {name: described(cls) for name, cls in model.CATALOGUE.items() if name not in known}
+    return {**known, **own}
+
+
+def described(cls: Any, multiply_adds: int | None = None) -> Variant:
+    """Describe a network's class as the table does."""
+    family = cls.family()
+    about = (family.__doc__ or "").strip().partition("\n")[0]
+    classes = inspect.signature(cls).parameters["num_classes"].default
+    lineage = tuple(base.__name__ for base in cls.__mro__ if base.__module__.startswith("zoo."))
+    return Variant(
+        cls.__name__, family.__name__, about, cls.params, multiply_adds, cls.input_size, cls.min_size, classes, cls.paper, lineage
+    )
+
+
+def spelt(name: str, known: Iterable[str] | None = None) -> str:
+    """Return a network's name as the catalogue spells it, whatever its case.
+
+    Raises:
+        UnknownWeights: there is no such network; the message names the nearest ones.
+    """
+    folded = {one.lower(): one for one in (variants() if known is None else known)}
+    if name.lower() in folded:
+        return folded[name.lower()]
+    near = [folded[n] for n in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    hint = f"; did you mean {', '.join(near)}?" if near else "."
+    raise UnknownWeights(f"no network {name!r}{hint} `zoo list` shows all {len(folded)}.")
+
+
+@cache
+def _read() -> dict[str, Variant]:
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))
+    return {row["name"]: Variant(**row | {"lineage": tuple(row["lineage"])}) for row in rows}
+
+
+def shapes(names: Iterable[str]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the shape of each tensor of the state dict of each network that is named; networks that no table has are left out.
+
+    Example:
+        >>> shapes(["ResNet20"])["ResNet20"]["conv1.weight"]
+        (16, 3, 3, 3)
+    """
+    with zipfile.ZipFile(SHAPES) as packed:
+        there = set(packed.namelist())
+        read = {name: json.loads(packed.read(f"{name}.json")) for name in names if f"{name}.json" in there}
+    return {name: {key: tuple(shape) for key, shape in tensors.items()} for name, tensors in read.items()}
