@@ -90,9 +90,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        import zoo
+        from zoo import __version__
 
-        out.print(zoo.__version__)
+        out.print(__version__)
         raise typer.Exit
 
 

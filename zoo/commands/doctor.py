@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import importlib.util
 import logging
 import os
 import platform
+import re
 import shutil
 import socket
 import threading
@@ -14,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import typer
@@ -70,10 +72,17 @@ class Finding:
     todo: str = ""
 
 
-def examine() -> list[Finding]:
-    """Look at everything; a look that fails is a finding too, and never an error."""
+def examine(start_torch: bool = False) -> list[Finding]:
+    """Look at everything; a look that fails is a finding too, and never an error. `start_torch` imports PyTorch and asks it."""
     findings: list[Finding] = []
-    looks = {"python": _python, "cache": _cache, "registry": _registry, "network": _network, "compute": _compute, "extras": _extras}
+    looks = {
+        "python": _python,
+        "cache": _cache,
+        "registry": _registry,
+        "network": _network,
+        "compute": _started if start_torch else _compute,
+        "extras": _extras,
+    }
     level = logging.getLogger("weights").level
     logging.getLogger("weights").setLevel(logging.CRITICAL)  # what is logged elsewhere is a finding here
     try:
@@ -90,10 +99,10 @@ def examine() -> list[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    import zoo
+    from zoo import __version__
 
     yield Finding(
-        "python", "kernelzoo", "ok", f"{zoo.__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+        "python", "kernelzoo", "ok", f"{__version__}, Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     )
     wanted = ("torch", "torchvision", "huggingface_hub", "httpx2", "safetensors", "blake3", "filelock", "numpy", "pillow")
     missing = []
@@ -273,12 +282,66 @@ def _reach(host: str) -> str:
 
 
 def _token() -> bool:
-    from huggingface_hub import get_token
-
-    return bool(get_token())
+    """Tell whether a token for the Hub is there, as huggingface_hub looks for it; importing that takes longer than all else here."""
+    if os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return True
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    kept = Path(os.environ.get("HF_TOKEN_PATH") or str(Path(home) / "token")).expanduser()
+    try:
+        return bool(kept.read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        return False
 
 
 def _compute() -> Iterator[Finding]:
+    """Look at PyTorch and the GPUs without starting PyTorch, which would take seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        yield Finding("compute", "torch", "broken", "not installed", "pip install torch")
+        return
+    about = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    built = re.search(r"^cuda\b.*=\s*'([\d.]+)'", about, re.MULTILINE)
+    yield Finding("compute", "torch", "ok", f"{importlib.metadata.version('torch')}; zoo doctor --torch starts it and looks")
+    found = _gpus()
+    if built is None or not found:
+        why = "none that the driver shows" if not found else f"{counted(len(found), 'GPU')}, which this build of torch can't use"
+        todo = "fast(model) uses the CPU. For a GPU: an NVIDIA driver, and a build of torch with CUDA"
+        yield Finding("compute", "GPU", "absent", f"{why} (built for CUDA {built[1] if built else 'no'})", todo)
+        return
+    for number, (name, size_bytes, capability) in enumerate(found):
+        yield Finding("compute", f"GPU {number}", "ok", f"{name}, {size_bytes / 1e9:.0f} GB, compute capability {capability}")
+    yield _triton()
+
+
+def _gpus() -> list[tuple[str, int, str]]:
+    """Ask NVIDIA's driver for name, bytes of memory and compute capability of each GPU; [] where there is no driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    number, device, major, minor = (ctypes.c_int() for _ in range(4))
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number)):
+        return []
+    found = []
+    for index in range(number.value):
+        name, size = ctypes.create_string_buffer(100), ctypes.c_size_t()
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        driver.cuDeviceGetName(name, len(name), device)
+        driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        for value, attribute in ((major, 75), (minor, 76)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+            driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        found.append((name.value.decode(errors="replace"), size.value, f"{major.value}.{minor.value}"))
+    return found
+
+
+def _triton() -> Finding:
+    there = importlib.util.find_spec("triton") is not None
+    todo = "" if there else "pip install triton: fast(model) needs it"
+    return Finding("compute", "Triton", "ok" if there else "warning", "installed" if there else "none", todo)
+
+
+def _started() -> Iterator[Finding]:
+    """Start PyTorch, and say what it sees."""
     try:
         import torch
     except Exception as error:
@@ -293,14 +356,7 @@ def _compute() -> Iterator[Finding]:
         about = torch.cuda.get_device_properties(number)
         found = f"{about.name}, {about.total_memory / 1e9:.0f} GB, compute capability {about.major}.{about.minor}"
         yield Finding("compute", f"GPU {number}", "ok", found)
-    there = importlib.util.find_spec("triton") is not None
-    yield Finding(
-        "compute",
-        "Triton",
-        "ok" if there else "warning",
-        "installed" if there else "none",
-        "" if there else "pip install triton: fast(model) needs it",
-    )
+    yield _triton()
 
 
 def _extras() -> Iterator[Finding]:
@@ -324,9 +380,12 @@ def broken(findings: list[Finding]) -> bool:
     return any(one.state == "broken" for one in findings)
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(
+    start_torch: Annotated[bool, typer.Option("--torch", help="Start PyTorch too, and say what it sees, which takes seconds.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Look at cache, disk, network, GPU and extras: what works, what does not, what to do; exit 1 if something needed is broken."""
-    findings = examine()
+    findings = examine(start_torch)
     if as_json:
         print_json([asdict(one) for one in findings])
     else:

@@ -220,14 +220,14 @@ def sbom(
     """Write the bill of materials of what a lock uses: hashes, licences, origins, as CycloneDX 1.6."""
     import sys
 
-    import zoo
     from weights.archive import atomic
     from weights.sbom import lock_entries
     from weights.sbom import sbom as write
+    from zoo import __version__
 
     unused(output, replace)
     path, entries = lock_entries(lock)
-    text = write(path.absolute().parent.name or "project", entries, zoo.__version__)
+    text = write(path.absolute().parent.name or "project", entries, __version__)
     if str(output) == "-":
         sys.stdout.write(text)
         return

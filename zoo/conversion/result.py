@@ -134,9 +134,9 @@ def told(made: Conversion) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Name the versions of all that had a part in a conversion."""
-    import zoo
+    from zoo import __version__
 
-    found = {"kernelzoo": zoo.__version__, "python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+    found = {"kernelzoo": __version__, "python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
     for package in ("h5py", "onnx", "scipy", "pymongo", "keras", "onnxruntime"):
         try:
             found[package] = importlib.metadata.version(package)

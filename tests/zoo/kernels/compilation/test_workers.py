@@ -133,10 +133,10 @@ class Full(Deadly):
 
 def send(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes find these works' classes."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     for work in (Deadly, Easy, Wrong, Full):
-        monkeypatch.setattr(work, "__module__", "test_compiling")
-    monkeypatch.setitem(sys.modules, "test_compiling", sys.modules[__name__])
+        monkeypatch.setattr(work, "__module__", "test_workers")
+    monkeypatch.setitem(sys.modules, "test_workers", sys.modules[__name__])
 
 
 def test_a_compiler_that_dies_takes_its_own_task_along_and_no_other(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
