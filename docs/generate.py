@@ -1,6 +1,6 @@
 """Write the pages that follow from the registries, or say which are stale.
 
-python docs/generate.py            # writes api.md, models.md, accuracy-speed.svg, formats.md, cli.md beside this file
+python docs/generate.py            # writes api.md, models.md, accuracy-speed.svg, formats.md, cli.md, the table of design.md, zoo/data/networks.json and shapes.zip
 python docs/generate.py --check    # writes nothing; exit code 1 and their names if any would change
 """
 
@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from making import api, commands, formats, models
+from making import api, commands, formats, law, models, networks
 
 DOCS = Path(__file__).parent
 
 
-def pages() -> dict[str, str]:
-    """Return every generated text by its name in docs/."""
-    return {**models.write(models.record()), **formats.write(), **commands.write(), **api.write()}
+def pages() -> dict[str, str | bytes]:
+    """Return every generated file by its path from docs/."""
+    return {**networks.write(), **models.write(models.record()), **formats.write(), **commands.write(), **api.write(), **law.write()}
 
 
-def stale(written: dict[str, str]) -> list[str]:
+def stale(written: Mapping[str, str | bytes]) -> list[str]:
     """Name the files in docs/ that are not what they should be."""
-    return [name for name, text in written.items() if not (DOCS / name).is_file() or (DOCS / name).read_text(encoding="utf-8") != text]
+    there = {name: (DOCS / name).read_bytes() if (DOCS / name).is_file() else None for name in written}
+    return [name for name, content in written.items() if there[name] != in_bytes(content)]
+
+
+def in_bytes(content: str | bytes) -> bytes:
+    """Return a file's content as it is written."""
+    return content.encode() if isinstance(content, str) else content
 
 
 def main() -> int:
@@ -34,7 +41,7 @@ def main() -> int:
     old = stale(written)
     for name in old:
         if not check:
-            (DOCS / name).write_text(written[name], encoding="utf-8")
+            (DOCS / name).write_bytes(in_bytes(written[name]))
         print(f"{'stale' if check else 'wrote'} docs/{name}{': run `make docs-pages`' if check else ''}")
     return int(check and bool(old))
 

@@ -37,6 +37,8 @@ NAMES = {"zoo": "__version__"}
 """What a room may take from a package above it: the version is a word, not a room."""
 ROOFS = (Path("zoo/__init__.py"), Path("zoo/kernels/__init__.py"))
 """Files that only name what is public, for type checkers and for whoever asks: nothing is imported before."""
+PROGRAMS = (Path("zoo/kernels/__main__.py"), Path("convert/_reader.py"))
+"""Files that are run, and print what they are run for."""
 PART_OF = {"zoo.__main__": "zoo.commands"}
 """`python -m zoo` is the command."""
 
@@ -142,7 +144,9 @@ def broken(found: Iterable[Arrow], law: Mapping[str, set[str]]) -> list[str]:
         room, other = room_of(module_of(arrow.file), law), room_of(arrow.module, law)
         where = f"{arrow.file}:{arrow.line}"
         if room is None or other is None:
-            wrong.append(f"{where} imports {arrow.module}: the law knows no room of {module_of(arrow.file) if room is None else arrow.module}")
+            wrong.append(
+                f"{where} imports {arrow.module}: the law knows no room of {module_of(arrow.file) if room is None else arrow.module}"
+            )
         elif room != other and other not in law[room]:
             wrong.append(f"{where} imports {arrow.module}: {room} may not import {other}")
     return wrong
@@ -182,13 +186,15 @@ def floors(graph: Mapping[str, Iterable[str]]) -> dict[str, int]:
     return known
 
 
+def houses() -> set[str]:
+    """Name the rooms that a walk through the house meets: the packages of `zoo`, the modules beside them, `weights` and `convert`."""
+    return {".".join(room.split(".")[:2]) if room.startswith("zoo.") else room.split(".")[0] for room in rooms()} - {"zoo"}
+
+
 def main() -> None:
     """Print what the house looks like."""
-    every = rooms()
-    house = {".".join(room.split(".")[:2]) if room.startswith("zoo.") else room.split(".")[0] for room in every}
-    for title, known in (("houses", house), ("rooms", every)):
+    for title, known in (("houses", houses()), ("rooms", rooms())):
         pairs = between_rooms(arrows(), known)
-        pairs = {ends: found for ends, found in pairs.items() if ends[0] != "zoo"}
         graph = {room: sorted({other for one, other in pairs if one == room}) for room in sorted(known)}
         round_about = circles(graph)
         levels = {} if round_about else floors(graph)
@@ -198,7 +204,7 @@ def main() -> None:
     modules: dict[str, list[str]] = {}
     for arrow in arrows():
         modules.setdefault(module_of(arrow.file), []).append(arrow.module)
-    print("circles between files:", [circle for circle in circles(modules) if circle != ["zoo"]])
+    print("circles between files:", circles(modules))
 
 
 if __name__ == "__main__":

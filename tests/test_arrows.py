@@ -1,130 +1,136 @@
-"""The house keeps its arrows: who may import whom, read from the imports themselves, lazy ones included."""
+"""The house keeps its arrows: the law in `tests/arrows.py` holds, and what breaks it is found however it is written."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import sys
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
+import arrows
 import pytest
+from arrows import LAW, ROOT, broken, circles, files, floors, imports, module_of
 
-import zoo
-
-ROOT = Path(__file__).parents[1]
-OURS = ("zoo", "weights", "convert")
-FAMILIES = {cls.family().__module__.removeprefix("zoo.") for cls in zoo.CATALOGUE.values()}
-FILES = sorted(path.relative_to(ROOT) for package in OURS for path in (ROOT / package).rglob("*.py"))
-
-
-@cache
-def imports(file: Path, top_level_only: bool = False) -> set[str]:
-    """Name every module that a file imports; imports under TYPE_CHECKING don't count."""
-    tree = ast.parse((ROOT / file).read_text())
-    skipped: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            skipped.update(n for child in node.body for n in ast.walk(child))
-        if top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            skipped.update(ast.walk(node))
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            if node.module.split(".")[0] in OURS:
-                beside = [ROOT.joinpath(*node.module.split("."), a.name) for a in node.names]
-                found.update(f"{node.module}.{path.name}" for path in beside if path.is_dir() or path.with_suffix(".py").exists())
-    return found
+FILES = files()
+MODULES = {module_of(file) for file in FILES}
+FAMILIES = [f for f in FILES if f.parts[:2] == ("zoo", "networks") and f.stem not in ("__init__", "model", "layers", "assignment")]
+HEAVY = {"torch", "torchvision", "triton", "numpy", "safetensors", "PIL", "huggingface_hub"}
 
 
-def ours(file: Path) -> set[str]:
-    return {name for name in imports(file) if name.split(".")[0] in OURS}
+def named(file: Path, source: str | None = None, *, at_import: bool = False) -> set[str]:
+    text = (ROOT / file).read_text() if source is None else source
+    return {arrow.module for arrow in imports(file, text, MODULES, at_import=at_import)}
 
 
-def test_the_walk_sees_the_packages() -> None:
-    assert {"zoo/networks/model.py", "weights/fetch.py", "convert/core.py"} <= {str(f) for f in FILES}
-    assert "zoo.images.preprocess" in imports(Path("zoo/networks/model.py"))
-    assert "zoo.images.preprocess" not in imports(Path("zoo/networks/model.py"), top_level_only=True)
+def test_every_import_keeps_the_law() -> None:
+    assert broken(arrows.arrows(), LAW) == []
+
+
+def test_every_room_stands_in_the_law_and_every_arrow_of_the_law_is_there() -> None:
+    assert arrows.rooms() == LAW.keys()
+    there = arrows.between_rooms(arrows.arrows(), LAW)
+    assert {(room, other) for room, allowed in LAW.items() for other in allowed} - there.keys() == set()
+
+
+def test_arrows_run_down_only() -> None:
+    assert circles(LAW) == []
+    graph: dict[str, set[str]] = {}
+    for arrow in arrows.arrows():
+        graph.setdefault(module_of(arrow.file), set()).add(arrow.module)
+    assert circles(graph) == []
+
+
+def test_the_house_is_no_higher_and_no_more_tangled_than_was_asked() -> None:
+    pairs = arrows.between_rooms(arrows.arrows(), arrows.houses())
+    graph = {room: {other for one, other in pairs if one == room} for room in arrows.houses()}
+    assert max(floors(graph).values()) <= 9
+    assert len(pairs) <= 100
+    assert len([file for file in FILES if file.parent == Path("zoo")]) <= 5
+
+
+INJECTIONS = {
+    "a family imports another, relatively": ("zoo/networks/vgg.py", "from .resnet import ResNet"),
+    "an op imports training, relatively": ("zoo/kernels/ops/stem.py", "from ..training import step"),
+    "passes import what tuning found": ("zoo/kernels/passes/trace.py", "from zoo.kernels.tuning.choices import Choices"),
+    "images import a command": ("zoo/images/tar.py", "from zoo.commands import doctor"),
+    "a lazy import climbs": ("weights/cache.py", "def late():\n    from convert import core"),
+    "importlib climbs": ("zoo/labels.py", "import importlib\nimportlib.import_module('zoo.pretrained.trained')"),
+    "importlib climbs by an f-string": ("zoo/labels.py", "from importlib import import_module\nimport_module(f'zoo.pretrained.{1}')"),
+    "a relative importlib climbs": ("zoo/images/tar.py", "from importlib import import_module\nimport_module('..commands', __package__)"),
+    "a public name is taken from above": ("zoo/kernels/passes/trace.py", "from zoo import fast"),
+    "types climb too": ("zoo/networks/model.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import zoo.bench"),
+}
+
+
+@pytest.mark.parametrize("name", INJECTIONS)
+def test_an_arrow_that_the_law_forbids_is_found(name: str) -> None:
+    file, code = INJECTIONS[name]
+    found = broken(imports(Path(file), code, MODULES), LAW) or relatives(Path(file), code)
+    assert len(found) == 1
+    assert found[0].startswith(file)
+
+
+def test_a_package_that_the_law_does_not_know_is_found() -> None:
+    law = {room: allowed for room, allowed in LAW.items() if room not in ("zoo", "zoo.networks")}
+    assert any("the law knows no room of zoo.networks" in found for found in broken(arrows.arrows(), law))
+
+
+def relatives(file: Path, source: str | None = None) -> list[str]:
+    """Say which family a family imports."""
+    others = {module_of(f) for f in FAMILIES}
+    return [f"{file} imports {module}" for module in named(file, source) if module in others] if file in FAMILIES else []
+
+
+@pytest.mark.parametrize("file", FAMILIES, ids=str)
+def test_a_family_imports_no_other(file: Path) -> None:
+    assert relatives(file) == []
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "weights"], ids=str)
-def test_weights_know_nothing_of_networks_or_torch(file: Path) -> None:
-    assert {name for name in ours(file) if not name.startswith("weights")} == set()
-    assert not {name for name in imports(file) if name.split(".")[0] in ("torch", "torchvision", "safetensors")}
+def test_weights_know_no_torch(file: Path) -> None:
+    assert not {name.split(".")[0] for name in named(file)} & {"torch", "torchvision", "safetensors"}
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "convert"], ids=str)
-def test_convert_knows_no_network_and_imports_frameworks_only_when_called(file: Path) -> None:
-    assert {name for name in ours(file) if not name.startswith(("convert", "weights.errors", "weights.wording", "weights.header"))} == set()
+def test_convert_imports_frameworks_only_when_called(file: Path) -> None:
     allowed = set(sys.stdlib_module_names) | {"numpy", "ml_dtypes", "convert", "weights"}
-    assert {name.split(".")[0] for name in imports(file, top_level_only=True)} <= allowed
+    assert {name.split(".")[0] for name in named(file, at_import=True)} <= allowed
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_family_imports_the_base_and_shared_blocks_only(family: str) -> None:
-    assert ours(Path(f"zoo/{family}.py")) <= {"zoo.networks.model", "zoo.networks.layers"}
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[:2] == ("zoo", "commands")], ids=str)
+def test_the_command_loads_nothing_heavy_before_it_is_called(file: Path) -> None:
+    assert not {name.split(".")[0] for name in named(file, at_import=True)} & HEAVY
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if f.parts[:2] == ("zoo", "kernels")], ids=str)
-def test_kernels_know_nothing_of_the_zoo(file: Path) -> None:
-    assert {name for name in ours(file) if not name.startswith("zoo.kernels")} == set()
-    if file.parts[2] != "ops":  # Triton exists on Linux only, and takes a second to import
-        assert not {name for name in imports(file, top_level_only=True) if name.split(".")[0] == "triton"}
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[:2] == ("zoo", "kernels") and f.parts[2] != "ops"], ids=str)
+def test_triton_is_imported_by_ops_alone(file: Path) -> None:
+    """It exists on Linux only, and takes a second to import."""
+    assert "triton" not in {name.split(".")[0] for name in named(file, at_import=True)}
 
 
-ROOMS = {
-    "ops": set[str](),
-    "differentiable": {"ops"},
-    "passes": set[str](),
-    "tuning": {"passes", "ops"},
-    "plans": {"tuning", "passes", "ops"},
-    "engines": {"tuning", "passes"},  # without Triton
-    "training": {"differentiable", "ops"},
-}
-"""The folders of `zoo/kernels` and which others each may import, files beside them left out."""
+def test_the_entry_point_begins_with_nothing_but_the_standard_library() -> None:
+    begin, answer = (Path(f"zoo/commands/{name}.py") for name in ("entry_point", "interrupts"))
+    assert named(begin, at_import=True) <= {*sys.stdlib_module_names, "zoo.commands.interrupts"}
+    assert named(answer) <= set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_of_the_kernels_knows_only_those_that_come_before_it_on_the_way(room: str) -> None:
-    files = [f for f in FILES if f.parts[:3] == ("zoo", "kernels", room)]
-    names = {parts[2] for file in files for name in ours(file) if len(parts := name.split(".")) > 2 and parts[:2] == ["zoo", "kernels"]}
-    assert files
-    assert names & ROOMS.keys() <= ROOMS[room] | {room}
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[:2] != ("zoo", "commands") and f not in arrows.PROGRAMS], ids=str)
+def test_library_rooms_do_not_print(file: Path) -> None:
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "print", f"{file}:{node.lineno}"
 
 
-def test_every_folder_of_the_kernels_is_a_room() -> None:
-    assert {f.parts[2] for f in FILES if f.parts[:2] == ("zoo", "kernels") and len(f.parts) > 3} == ROOMS.keys()
+def names_twice() -> Iterator[str]:
+    """Yield what is a module in one place, and something else by the same name there."""
+    for package in ["zoo", "weights", "convert", *sorted(m for m in MODULES if (ROOT / m.replace(".", "/") / "__init__.py").exists())]:
+        module = importlib.import_module(package)
+        inside = {info.name for info in pkgutil.iter_modules(module.__path__)}
+        exported = set(getattr(module, "__all__", ())) | {name for name, value in vars(module).items() if not isinstance(value, type(sys))}
+        yield from (f"{package}.{name}" for name in inside & exported)
 
 
-def test_the_command_begins_with_nothing_but_the_standard_library() -> None:
-    assert imports(Path("zoo_command.py"), top_level_only=True) <= set(sys.stdlib_module_names)
-    assert ours(Path("zoo_command.py")) == {"zoo.commands.app"}
-
-
-def test_the_base_imports_preprocessing_only_when_called() -> None:
-    assert ours(Path("zoo/networks/model.py")) == {"zoo.images.preprocess"}
-    assert ours(Path("zoo/networks/layers.py")) == set()
-
-
-def test_only_the_bridges_join_weights_and_convert() -> None:
-    both = {str(f) for f in FILES if f.parts[0] == "zoo" and {n.split(".")[0] for n in ours(f)} >= {"weights", "convert"}}
-    bridges = {
-        "finding",
-        "trained",
-        "adding",
-        "foreign",
-        "converting",
-        "exporting",
-        "converted",
-        "proving",
-        "folding",
-        "inspecting",
-        "reporting",
-        "golden",
-    }  # weights arrive; files are converted
-    assert both <= {f"zoo/{bridge}.py" for bridge in bridges}
-    assert "zoo/pretrained/resolve.py" in both
+def test_no_public_name_hides_a_module() -> None:
+    assert sorted(set(names_twice())) == []

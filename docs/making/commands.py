@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 
 from making.tables import generated, page, table
-from zoo.commands.app import EXIT_CODES, app
+from zoo.commands.app import EXIT_CODES, PLACES, app, command
 
 PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 """What stands for a value of a type, where the command names nothing better."""
@@ -28,8 +29,7 @@ HEAD = """\
 
 def commands() -> dict[str, Any]:
     """Return every command by its name, in the order of the help: objects with `params` and `help`, as the parser has them."""
-    group: Any = typer.main.get_command(app)
-    return dict(group.commands)
+    return {name: command(name) for name in PLACES}
 
 
 def write() -> dict[str, str]:
@@ -37,8 +37,8 @@ def write() -> dict[str, str]:
     group: Any = typer.main.get_command(app)
     found = commands()
     parts = [generated("zoo/commands/app.py"), HEAD.format(count=len(found), codes=EXIT_CODES), "## zoo", *_parameters("", group)]
-    for name, command in found.items():
-        parts += [f"## zoo {name}", *_words(command.help), "```console\n$ " + _usage(name, command) + "\n```", *_parameters(name, command)]
+    for name, one in found.items():
+        parts += [f"## zoo {name}", *_words(one.help), "```console\n$ " + _usage(name, one) + "\n```", *_parameters(name, one)]
     return {"cli.md": page(*parts)}
 
 
@@ -60,8 +60,8 @@ def _parameters(name: str, command: Any) -> Iterator[str]:
 
 def _function(name: str) -> Callable[..., Any]:
     """Return the function of a command, whose annotations say what its options take."""
-    registered = [one for one in app.registered_commands if one.callback is not None]
-    return next(one.callback for one in registered if one.callback and name == (one.name or one.callback.__name__.replace("_", "-")))
+    _, file, function = PLACES[name]
+    return getattr(importlib.import_module(f"zoo.commands.{file}"), function)
 
 
 def _argument(parameter: Any) -> str:

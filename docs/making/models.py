@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from making.networks import multiply_adds
 from making.plot import Point, plot
 from making.tables import generated, page, table
 from weights import Checkpoint
 from weights.registry import SHIPPED, located
 from zoo import CATALOGUE, Model
-from zoo.bench.floor import work
 from zoo.bench.peers import OURS
 from zoo.bench.record import Record
 
@@ -77,7 +77,7 @@ class Variant:
 
 def gmacs(cls: type[Model]) -> float:
     """Count a network's multiply-adds for one image of its size, in 10^9."""
-    return sum(one.flop for one in work(cls, 1)) / 2e9
+    return multiply_adds(cls) / 1e9
 
 
 def variants(record: Record, count: Callable[[type[Model]], float] = gmacs) -> list[Variant]:
@@ -110,7 +110,7 @@ def write(record: Record, count: Callable[[type[Model]], float] = gmacs) -> dict
     for one in known:
         families.setdefault(one.cls.family(), []).append(one)
     seen = PLOT.format(picture=PICTURE, batch=batch, shown=len(points), networks=len(known))
-    parts = [generated("zoo/__init__.py, weights/registry and benchmarks-h200.json"), head, seen]
+    parts = [generated("zoo/catalogue.py, weights/registry and benchmarks-h200.json"), head, seen]
     for family, members in families.items():
         says = f"{(inspect.getdoc(family) or '').splitlines()[0]} [Paper]({family.paper})."
         parts += [f"## {family.__name__}", says, _networks(members), _checkpoints(members)]

@@ -7,18 +7,19 @@ import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
+from zoo.bench.floor import work
 from zoo.catalogue import CATALOGUE
+from zoo.networks.model import Model
 from zoo.variants import SHAPES, TABLE, described
 
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same shapes are the same file."""
 
 
-def table(count: Callable[[Any], int]) -> str:
+def table(count: Callable[[type[Model]], int]) -> str:
     """Return the text of the table; `count` gives a network's multiply-adds for one image."""
     rows = [json.dumps(asdict(described(cls, count(cls)))) for cls in CATALOGUE.values()]
     return "[\n" + ",\n".join(rows) + "\n]\n"
@@ -35,6 +36,11 @@ def shapes() -> bytes:
     return packed.getvalue()
 
 
-def write(count: Callable[[Any], int]) -> dict[Any, str | bytes]:
-    """Return the contents of both files by their paths."""
-    return {TABLE: table(count), SHAPES: shapes()}
+def multiply_adds(cls: type[Model]) -> int:
+    """Count a network's multiply-adds for one image of its size."""
+    return sum(one.flop for one in work(cls, 1)) // 2
+
+
+def write(count: Callable[[type[Model]], int] = multiply_adds) -> dict[str, str | bytes]:
+    """Return the contents of both files by their paths from docs/."""
+    return {f"../zoo/data/{TABLE.name}": table(count), f"../zoo/data/{SHAPES.name}": shapes()}

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from weights import NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
 from zoo.commands.console import ErrorLog, FrozenOption, fail, out, out_of_memory_or_gpu
-from zoo.commands.entry_point import say_interrupted
+from zoo.commands.interrupts import say_interrupted
 
 EXIT_CODES = """Exit codes: 0 done; 1 a check failed, an input can't be used or an output not be written; 2 the command, an option or
 its value was misspelt; 3 a network, checkpoint or file of that name is not known; 4 no source could deliver; 130 interrupted."""

@@ -1,11 +1,8 @@
 """Where the command `zoo` begins: Ctrl-C has its answer before anything heavy is imported."""
 
-import contextlib
-import os
 import signal
-import sys
 
-INTERRUPTED = "interrupted; what was finished or downloaded is kept for next time, nothing is left half-done"
+from zoo.commands.interrupts import answer_at_once, say_interrupted
 
 
 def main() -> int:
@@ -22,26 +19,3 @@ def main() -> int:
     finally:
         if ours:  # all is done and said: Python's own end has nothing to add
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def answer_at_once() -> bool:
-    """Let SIGINT end this process with one line, until the command can answer it itself; False where somebody else handles it."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, behind nohup or `&` of a script: it stays so
-        return signal.getsignal(signal.SIGINT) is _end
-    signal.signal(signal.SIGINT, _end)
-    return True
-
-
-def say_interrupted() -> int:
-    """Write the line; returns the exit code."""
-    with contextlib.suppress(OSError):  # where nobody listens any more
-        sys.stderr.write(f"{INTERRUPTED}\n")
-        sys.stderr.flush()
-    return 130
-
-
-def _end(*_: object) -> None:
-    """End without an exception: one in the middle of an import may be swallowed, or become another, in a library's C code."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"{INTERRUPTED}\n".encode())  # sys.stderr may be in the middle of a line of its own
-    os._exit(130)

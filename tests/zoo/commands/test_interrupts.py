@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.commands.entry_point import INTERRUPTED
+from zoo.commands.interrupts import INTERRUPTED
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["zoo"].partition(":")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from tests.zoo.kernels.works import SETTING
 from zoo.kernels.compilation.workers import Compilers, stop_at_launch
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.merge import apply, merges
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program

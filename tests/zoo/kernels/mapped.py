@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.arena import Watched
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights

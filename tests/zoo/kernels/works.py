@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from zoo.kernels.passes import understand
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.training import kernels
 from zoo.kernels.training.compiling import ChainWork, _works
 from zoo.kernels.training.record import record

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.kernels.comparing.copies import in_own_dtype
 from zoo.kernels.compilation.cache_notes import Compiled
 from zoo.kernels.compilation.workers import Compilers, target
-from zoo.kernels.passes import understand
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.reports.progress_bar import bar
 from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import kernels

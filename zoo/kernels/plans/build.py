@@ -20,8 +20,8 @@ from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring.fresh_thread import elsewhere
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.memory.workspaces import give_back
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.balance import Means, balance, mean_inputs

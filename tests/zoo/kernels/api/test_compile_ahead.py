@@ -18,7 +18,7 @@ from zoo.kernels.api.compile_ahead import compile_ahead
 from zoo.kernels.compilation.cache_notes import NAME, Compiled, _settings
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.passes import understand
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import kernels
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.zoo.kernels.answers import close, eager
 from zoo import ResNet20, fast, plain, why
 from zoo.kernels.api.network import KEPT_PLANS, Fast
-from zoo.kernels.passes import understand
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans import proving
 from zoo.kernels.reports.report import Report
 from zoo.kernels.tuning.choices import Choice, Choices

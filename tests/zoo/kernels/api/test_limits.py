@@ -16,8 +16,8 @@ from torchvision.models import detection
 from zoo import fast, plain, why
 from zoo.kernels.comparing.parity import Parity, Reference
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.kinds import is_stem
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans import plan as planning
 from zoo.kernels.plans import proving

@@ -15,8 +15,8 @@ import torch
 import zoo
 from tests.zoo.kernels.launching import SHAPE, Gated
 from tests.zoo.kernels.works import SETTING, tasks_of
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.merge import apply, merges
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.steps import Candidate, describe
 from zoo.kernels.tuning.tasks import Blank, Task

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from tests.zoo.kernels.engine_networks import NAMES, Pair, Shaped, Small, images, plain, tensors_of, varied
 from zoo import MobileNetV3Small
-from zoo.kernels.engines import Engine, EngineError, candidates, choose, openvino, parity, pytorch
+from zoo.kernels.engines import openvino, parity, pytorch
 from zoo.kernels.engines.export import Form, export, recast
+from zoo.kernels.engines.fastest import Engine, EngineError, candidates, choose
 
 
 def built(network: nn.Module, *example: Tensor, name: str, dtype: torch.dtype = torch.float32) -> Any:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from tests.zoo.kernels.engine_networks import images
 from zoo import ResNet20, predict, trained
-from zoo.kernels import engines, fast, why
+from zoo.kernels import fast, why
+from zoo.kernels.engines import fastest as engines
 from zoo.kernels.engines import parity
 from zoo.kernels.engines.export import finite
 

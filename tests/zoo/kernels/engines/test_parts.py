@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.zoo.kernels.engine_networks import NAMES, Shaped, Small, images, plain, tensors_of, varied
-from zoo.kernels import engines, fast, why
-from zoo.kernels.engines import candidates, choose, openvino, parity, race
+from zoo.kernels import fast, why
+from zoo.kernels.engines import fastest as engines
+from zoo.kernels.engines import openvino, parity, race
 from zoo.kernels.engines.export import export
+from zoo.kernels.engines.fastest import candidates, choose
 
 
 def always(part: int) -> bool:

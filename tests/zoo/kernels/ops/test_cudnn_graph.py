@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from zoo.kernels.ops import cudnn_graph
-from zoo.kernels.passes import understand
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.tuning import candidates
 from zoo.kernels.tuning.binding import blanks
 from zoo.kernels.tuning.steps import Setting

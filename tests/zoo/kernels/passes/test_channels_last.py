@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.zoo.kernels.mapped import program
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.aten import run_aten
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.rows import untimed
 

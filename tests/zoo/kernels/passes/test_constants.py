@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.zoo.kernels.mapped import counted, program
-from zoo.kernels.passes import understand
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.plan import Plan
 
 

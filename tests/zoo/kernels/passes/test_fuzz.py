@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 from tests.zoo.kernels.networks import Op, Random, ops
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.merge import Merge, apply, merges
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.steps import Setting

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tests.zoo.kernels.answers import close, eager
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.merge import apply, merges
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.program import Program
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.steps import Setting

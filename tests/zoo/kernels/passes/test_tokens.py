@@ -16,8 +16,8 @@ from zoo.kernels import fast, why
 from zoo.kernels.comparing.parity import Parity
 from zoo.kernels.engines.export import EngineError, Form, export
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.attention import Whole, attention
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.plan import Plan
 
 ATTENTION = torch.ops.kernelzoo.attention.default

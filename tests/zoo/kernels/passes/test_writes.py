@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.zoo.kernels.mapped import counted, program
 from zoo.kernels.comparing.parity import Reference
 from zoo.kernels.errors import Untraceable
-from zoo.kernels.passes import understand
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.plan import Plan
 
 

@@ -15,7 +15,7 @@ from tests.zoo.kernels.networks import settled
 from zoo.kernels import ops
 from zoo.kernels.comparing.parity import ALLOWED
 from zoo.kernels.comparing.sample_images import natural_images, noise_like
-from zoo.kernels.passes import understand
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans import balance as balancing
 from zoo.kernels.plans import build as building
 from zoo.kernels.plans.balance import balance, key, mean_inputs, rounded

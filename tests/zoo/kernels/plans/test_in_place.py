@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.zoo.kernels.mapped import Bottleneck, Gated, program
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.merge import apply, merges
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.arena import Watched
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program

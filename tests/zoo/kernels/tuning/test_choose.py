@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.ops import cudnn_conv, depthwise
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning import choose as choosing
 from zoo.kernels.tuning import contest

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.kernels.measuring.fresh_thread import elsewhere
-from zoo.kernels.passes import understand
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.merge import merges
+from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning import contest, expected
 from zoo.kernels.tuning.binding import bind

@@ -1,0 +1,40 @@
+"""All passes one after the other: a network becomes steps, and the places of what is concatenated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from zoo.kernels.passes.fold import fold
+from zoo.kernels.passes.fuse import fuse
+from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.lower import lower
+from zoo.kernels.passes.place import Place, place
+from zoo.kernels.passes.trace import trace
+
+
+def understand(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None
+) -> tuple[Graph, dict[Node, Place]]:
+    """Trace, lower, fold, fuse and place: everything that needs no device and no clock.
+
+    Args:
+        network: any module; it is neither run nor changed.
+        args: positional arguments; of tensors only shape and dtype matter.
+        kwargs: keyword arguments, likewise.
+        device: where the graph's constants are put; the network's own device if None.
+
+    Returns:
+        The steps, and where the parts of its concatenations lie.
+
+    Raises:
+        Untraceable: see `trace`.
+        ValueError: the network itself refuses such input.
+    """
+    graph = trace(network, args, kwargs, device)
+    lower(graph)
+    fold(graph)
+    fuse(graph)
+    return graph, place(graph)
