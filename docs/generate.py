@@ -1,6 +1,6 @@
 """Write the pages that follow from the registries, or say which are stale.
 
-python docs/generate.py            # writes api.md, models.md, accuracy-speed.svg, formats.md, cli.md, the table of design.md, zoo/data/networks.json and shapes.zip
+python docs/generate.py            # writes generated pages here, the table of rooms in design.md, and the tables in zoo/data
 python docs/generate.py --check    # writes nothing; exit code 1 and their names if any would change
 """
 

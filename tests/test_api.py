@@ -72,18 +72,33 @@ def _is_module(package: str, name: str) -> bool:
     return isinstance(getattr(importlib.import_module(package), name, None), ModuleType) and name not in ("sys", "importlib")
 
 
-def test_what_loads_late_is_exported(api: ModuleType) -> None:
-    """`import zoo` does not load what trains; a name that is forgotten in `__all__` would be found by nobody."""
+def test_what_type_checkers_read_is_what_is_loaded_when_it_is_asked_for(api: ModuleType) -> None:
+    """`import zoo` loads nothing; a name that is forgotten on one side would be found by a type checker alone, or by none."""
     tree = ast.parse(Path(zoo.__file__).read_text(encoding="utf-8"))
-    late = {
-        alias.name
+    read = {
+        (node.module, alias.name)
         for branch in tree.body
         if isinstance(branch, ast.If) and isinstance(branch.test, ast.Name) and branch.test.id == "TYPE_CHECKING"
         for node in branch.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert {"embed", "fast_step", "find_rate", "finetune"} <= late <= set(api.exported(zoo))
+    assert {name for _, name in read} == {*api.exported(zoo), "*"}
+    for module, name in read - {("zoo.catalogue", "*")}:
+        assert getattr(zoo, name) is getattr(importlib.import_module(str(module)), name)
+
+
+def test_a_star_gives_the_networks_too() -> None:
+    found: dict[str, object] = {}
+    exec("from zoo import *", found)
+    assert found.items() >= zoo.CATALOGUE.items()
+    assert found["trained"] is zoo.trained
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    for name in ("nothing", "ResNet51"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
+            getattr(zoo, name)
 
 
 def test_a_name_without_a_page_is_no_page(api: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

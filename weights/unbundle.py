@@ -123,6 +123,23 @@ def unbundle(
         return [_said(plan, proof) for plan, proof in zip(plans, proofs, strict=True)]
 
 
+def contents(path: str | Path) -> Contents:
+    """Read what a bundle says that it holds; nothing is installed, and no member but the first is read.
+
+    Raises:
+        NoSuchFile: there is none.
+        MalformedFile: it is no bundle.
+        SizeMismatch: it is cut short.
+    """
+    path = at_home(path)
+    with _opened(path) as file:
+        reader = Reader(file, str(path), lambda done, total: None)
+        text = reader.first(MANIFEST, MANIFEST_LIMIT)
+        found = read_contents(text, str(path))
+        _check_length(found, len(text), reader.size, path)
+        return found
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[IO[bytes]]:
     try:

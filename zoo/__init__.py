@@ -70,7 +70,8 @@ def __getattr__(name: str) -> Any:
     found = getattr(import_module(_PLACE.get(name, "zoo.catalogue")), name, None)
     if found is None:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}; zoo.CATALOGUE lists the networks")
-    globals()[name] = found
+    if name in _PLACE:  # networks are left out: see __dir__
+        globals()[name] = found
     return found
 
 

@@ -66,13 +66,20 @@ def variants() -> dict[str, Variant]:
 
 
 def described(cls: Any, multiply_adds: int | None = None) -> Variant:
-    """Describe a network's class as the table does."""
+    """Describe a network's class, or the variant that it derives from, as the table does; one that nobody published has 0 parameters."""
+    cls = cls.variant()
     family = cls.family()
-    about = (family.__doc__ or "").strip().partition("\n")[0]
-    classes = inspect.signature(cls).parameters["num_classes"].default
-    lineage = tuple(base.__name__ for base in cls.__mro__ if base.__module__.startswith("zoo."))
     return Variant(
-        cls.__name__, family.__name__, about, cls.params, multiply_adds, cls.input_size, cls.min_size, classes, cls.paper, lineage
+        name=cls.__name__,
+        family=family.__name__,
+        about=(family.__doc__ or "").strip().partition("\n")[0],
+        params=getattr(cls, "params", 0),
+        multiply_adds=multiply_adds,
+        input_size=cls.input_size,
+        min_size=cls.min_size,
+        num_classes=inspect.signature(cls).parameters["num_classes"].default,
+        paper=getattr(cls, "paper", ""),
+        lineage=tuple(base.__name__ for base in cls.__mro__ if base.__module__.startswith("zoo.")),
     )
 
 

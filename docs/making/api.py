@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from making.tables import generated, page, table
+from zoo.variants import variants
 
 PAGES: dict[str, dict[str, str]] = {
     "zoo": {
@@ -49,8 +50,8 @@ shows arguments, results and errors of one name. The networks themselves are in 
 
 
 def exported(package: ModuleType) -> list[str]:
-    """List what a package exports."""
-    return list(package.__all__)
+    """List what a package exports, without the networks, which have a page of their own."""
+    return [name for name in package.__all__ if name not in variants()]
 
 
 def pages_of(package: str) -> dict[str, str]:

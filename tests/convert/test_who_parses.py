@@ -29,6 +29,7 @@ from weights import ReaderCrashed, WeightsError
 from zoo import MobileNetV1_025, Model, ResNet20, trained
 from zoo.commands.app import main
 from zoo.conversion.convert import convert
+from zoo.variants import SHAPES
 
 FOREIGN = sorted(set(formats.formats()) - {"safetensors"})
 LIBRARIES = ("keras", "onnxruntime", "onnx", "h5py", "scipy.io", "tensorstore", "tensorflow", "flax", "msgpack", "bson")
@@ -86,7 +87,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[str, int
         monkeypatch.setattr(owner, name, call)
 
     def is_archive(_: Any, file: Any, mode: str = "r", *__: Any, **___: Any) -> bool:
-        return mode == "r" and not str(file).endswith((".whl", ".egg", f"python{sys.version_info.major}{sys.version_info.minor}.zip"))
+        ours = (".whl", ".egg", f"python{sys.version_info.major}{sys.version_info.minor}.zip", str(SHAPES))
+        return mode == "r" and not str(file).endswith(ours)
 
     def begin() -> list[tuple[str, int]]:
         for name in LIBRARIES:

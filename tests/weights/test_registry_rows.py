@@ -127,7 +127,7 @@ def test_a_file_is_one_record_and_a_record_is_in_its_familys_file() -> None:
         models = {match[1] for line in heads if (match := re.fullmatch(r"\[(\w+)\.[\w+-]+\]", line))}
         assert len(heads) == len([row for row in ROWS if row.model in models])  # the loader reads these files table by table
         modules = {zoo.CATALOGUE[model].__mro__[1].__module__ for model in models}
-        assert modules == {f"zoo.{path.stem}"}
+        assert modules == {f"zoo.networks.{path.stem}"}
 
 
 def test_variants_that_nobody_published_weights_of_have_none() -> None:

@@ -111,7 +111,7 @@ def test_the_catalogue_has_what_was_promised() -> None:
 
 def test_an_entry_is_one_line_under_its_papers_link() -> None:
     link = ""
-    source = Path(zoo.__file__).read_text()
+    source = Path(zoo.catalogue.__file__).read_text()
     lines: dict[str, str] = {}
     for line in source.splitlines():
         link = line.rpartition(" ")[2] if line.startswith("# ") and "https://" in line else link

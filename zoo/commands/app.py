@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from typer.core import TyperGroup
 
 from weights import NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
 from zoo.commands.console import ErrorLog, FrozenOption, fail, out, out_of_memory_or_gpu
-from zoo.commands.interrupts import say_interrupted
+from zoo.commands.interrupts import say_interrupted, start_torch
 
 EXIT_CODES = """Exit codes: 0 done; 1 a check failed, an input can't be used or an output not be written; 2 the command, an option or
 its value was misspelt; 3 a network, checkpoint or file of that name is not known; 4 no source could deliver; 130 interrupted."""
@@ -56,12 +57,25 @@ GROUPS = {
 PLACES = {name: (group, *place.split(":")) for group, members in GROUPS.items() for name, place in members.items()}
 
 
+STARTS_TORCH = {"add", "bench", "convert", "demo", "embed", "finetune", "knn", "predict", "search"}
+
+
+def _with_torch(called: Callable[..., object]) -> Callable[..., object]:
+    @wraps(called)
+    def run(*args: Any, **kwargs: Any) -> object:
+        start_torch()
+        return called(*args, **kwargs)
+
+    return run
+
+
 @cache
 def command(name: str) -> Any:
     """Load one sub-command."""
     group, file, function = PLACES[name]
+    called = getattr(import_module(f"zoo.commands.{file}"), function)
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name, rich_help_panel=group)(getattr(import_module(f"zoo.commands.{file}"), function))
+    single.command(name, rich_help_panel=group)(_with_torch(called) if name in STARTS_TORCH else called)
     return typer.main.get_command(single)
 
 

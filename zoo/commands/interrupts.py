@@ -16,6 +16,17 @@ def answer_at_once() -> bool:
     return True
 
 
+def start_torch() -> None:
+    """Import torch, which takes seconds. Ctrl-C ends the process at once meanwhile: torch's C code may swallow an exception."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
+    try:
+        import torch  # noqa: F401
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def say_interrupted() -> int:
     """Write the line; returns the exit code."""
     with contextlib.suppress(OSError):  # where nobody listens any more

@@ -78,7 +78,7 @@ def info(model: ModelArgument, as_json: JsonOption = False) -> None:
     )
     out.print(known.about)
     if not rows:
-        near = ", ".join(c.model for c in nearest_with_weights(known.name))
+        near = ", ".join(c.model for c in nearest_with_weights(known))
         out.print(f"No pretrained weights are known. Nearest with weights: {near}. Your own: zoo add FILE --model {known.name} --tag mine")
     for c in rows:
         out.print()

@@ -12,6 +12,7 @@ import typer
 from weights import MalformedFile
 from weights.wording import counted
 from zoo.commands.console import JsonOption, QuietOption, err, escape, makeable, names, out, print_json, unused, writable
+from zoo.commands.interrupts import start_torch
 
 if TYPE_CHECKING:
     from weights.mirror import Report
@@ -23,13 +24,24 @@ ModelsArgument = Annotated[
 
 
 def bundle(
-    models: ModelsArgument,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
+    ] = None,
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", callback=writable, help="The file to write.")] = Path("zoo.tar"),
     replace: Annotated[bool, typer.Option("--replace", help="Replace FILE if it is there.")] = False,
+    listed: Annotated[Path | None, typer.Option("--list", metavar="FILE", help="Show what is in a bundle, and write none.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write checkpoints into one file for a machine without a network: weights, labels, records, licences, golden outputs."""
+    if listed is not None:
+        if models:
+            raise typer.BadParameter(f"it shows what {listed} holds; leave out {', '.join(models)}", param_hint="--list")
+        _list_bundle(listed, as_json)
+        return
+    if not models:
+        raise typer.BadParameter("which networks? ResNet50, or ResNet50:imagenet1k_v1; --list FILE shows a bundle", param_hint="MODEL...")
+    start_torch()
     from zoo.sharing import bundles as sharing
 
     unused(output, replace)
@@ -41,6 +53,18 @@ def bundle(
     for one in contents.weights:
         out.print(f"{one.model} {one.tag}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
     out.print(f"wrote {escape(str(output))}, {size:,} bytes. There: zoo unbundle {escape(output.name)}", soft_wrap=True)
+
+
+def _list_bundle(file: Path, as_json: bool) -> None:
+    from weights.unbundle import contents
+
+    found = contents(file)
+    if as_json:
+        print_json({"file": str(file), "size_bytes": file.stat().st_size, "weights": [asdict(one) for one in found.weights]})
+        return
+    for one in found.weights:
+        out.print(f"{escape(one.model)} {escape(one.tag)}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
+    out.print(f"[dim]{counted(len(found.weights), 'checkpoint')}; the bytes are proven when they are installed: zoo unbundle[/dim]")
 
 
 def unbundle(

@@ -8,10 +8,10 @@ from typing import Any
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, header
-from zoo.variants import spelt, variants
+from zoo.variants import Variant, spelt, variants
 
 
-def find_record(network: str, named: str | None = None) -> Checkpoint:
+def find_record(network: str | Variant, named: str | None = None) -> Checkpoint:
     """Find a record by its name: None means the default checkpoint, a tag another, a URL the row that has it or else an unknown one.
 
     Example:
@@ -19,20 +19,21 @@ def find_record(network: str, named: str | None = None) -> Checkpoint:
         'cifar10'
 
     Args:
-        network: a name of the catalogue.
+        network: a name of the catalogue, or what is known of a network that it doesn't have.
         named: a tag or a URL.
 
     Raises:
         NoPretrainedWeights: no checkpoint of this network is known; the message names the nearest that have some.
         UnknownWeights: no checkpoint has this tag.
     """
+    known = variants()[network] if isinstance(network, str) else network
     if named is not None and "://" in named:
-        registered = (c for c in weights.checkpoints(network) if named in c.sources)
-        return next(registered, None) or unknown(network, named)
+        registered = (c for c in weights.checkpoints(known.name) if named in c.sources)
+        return next(registered, None) or unknown(known, named)
     try:
-        return weights.find(network, named)
+        return weights.find(known.name, named)
     except NoPretrainedWeights as error:
-        raise NoPretrainedWeights(_no_weights(network)) from error
+        raise NoPretrainedWeights(_no_weights(known)) from error
 
 
 def record_of(name: str) -> Checkpoint:
@@ -41,10 +42,9 @@ def record_of(name: str) -> Checkpoint:
     return find_record(spelt(model), tag or None)
 
 
-def nearest_with_weights(network: str, count: int = 3) -> list[Checkpoint]:
+def nearest_with_weights(here: Variant, count: int = 3) -> list[Checkpoint]:
     """List the default checkpoints of the variants most like a network: of its family first, then by parameter count."""
     known = variants()
-    here = known[network]
     defaults = [c for c in weights.checkpoints() if c.default and c.model in known and c.num_classes == here.num_classes]
 
     def distance(checkpoint: Checkpoint) -> tuple[bool, float]:
@@ -54,18 +54,18 @@ def nearest_with_weights(network: str, count: int = 3) -> list[Checkpoint]:
     return sorted(defaults, key=distance)[:count]
 
 
-def unknown(network: str, source: str, **facts: Any) -> Checkpoint:
+def unknown(network: Variant, source: str, **facts: Any) -> Checkpoint:
     """Make the record of a source that no registry knows; its preprocessing is assumed to be that of the default checkpoint."""
-    default = next((c for c in weights.checkpoints(network) if c.default), None)
-    side = variants()[network].input_size
+    default = next((c for c in weights.checkpoints(network.name) if c.default), None)
+    side = network.input_size
     if default is not None:
         facts["preprocessing"] = default.preprocessing
-        assumed = f"its preprocessing is assumed to be that of {network} {default.tag}"
+        assumed = f"its preprocessing is assumed to be that of {network.name} {default.tag}"
         needs = ", ".join(f"{k}={v!r}" for k, v in default.options.items())
         facts["provenance"] = f"named by the user; {assumed}" + (f", but not the options of that: {needs}" if needs else "")
     elif side < 64:  # no ImageNet network, so not ImageNet's usual preprocessing
-        facts["preprocessing"] = replace(weights.adhoc(network, source).preprocessing, resize=side, crop=side)
-    return weights.adhoc(network, source, **facts)
+        facts["preprocessing"] = replace(weights.adhoc(network.name, source).preprocessing, resize=side, crop=side)
+    return weights.adhoc(network.name, source, **facts)
 
 
 def to_safetensors(source: Path, destination: Path) -> str:
@@ -89,12 +89,12 @@ def to_safetensors(source: Path, destination: Path) -> str:
     return sha256
 
 
-def _no_weights(network: str) -> str:
+def _no_weights(network: Variant) -> str:
     near = []
     for c in nearest_with_weights(network):
         accuracy = f", top-1 {c.metrics['top1']:.2f} %" if "top1" in c.metrics else ""
         near.append(f"{c.model} ({variants()[c.model].params / 1e6:.1f} M parameters{accuracy})")
     return (
-        f"no pretrained weights of {network} are known. Nearest with weights: {', '.join(near) or 'none'}. "
-        f"If you have a file: zoo add FILE --model {network} --tag mine, or trained({network}, FILE)."
+        f"no pretrained weights of {network.name} are known. Nearest with weights: {', '.join(near) or 'none'}. "
+        f"If you have a file: zoo add FILE --model {network.name} --tag mine, or trained({network.name}, FILE)."
     )

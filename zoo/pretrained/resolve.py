@@ -32,6 +32,7 @@ from weights.places import at_home
 from zoo.networks.model import Model
 from zoo.pretrained.records import find_record, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
+from zoo.variants import described
 
 log = logging.getLogger("zoo")
 
@@ -72,7 +73,7 @@ def find(
         if any(told) or format not in ("safetensors", "pytorch"):
             return _foreign(model, path, format, told, new_head, options)
         sha256, buffer = weights.read_file(path)
-        record = unknown(name, str(path), sha256=sha256)
+        record = unknown(described(model), str(path), sha256=sha256)
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer) as opened:
                 return _recognised(record, sha256), _loaded(opened.tensors, path)
@@ -80,7 +81,7 @@ def find(
             noted = _noted(record, header.metadata(buffer), model)
             tensors = safetensors.tensors(buffer)
         return noted or _recognised(record, sha256), _finite(tensors, path)
-    record = find_record(name, None if named is None else os.fspath(named))
+    record = find_record(described(model), None if named is None else os.fspath(named))
     buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes:
         record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
@@ -122,7 +123,7 @@ def _foreign(
         tensors = _loaded(foreign.adopted.tensors, path)
     sha256 = file_sha256(path)
     known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
-    record, steps = unknown(model.variant().__name__, str(path), **known), _steps(foreign.preprocessing)
+    record, steps = unknown(described(model), str(path), **known), _steps(foreign.preprocessing)
     if not {"mean", "std"} <= steps.keys():
         record = _recognised(record, sha256)
     return replace(record, preprocessing=replace(record.preprocessing, **steps)), tensors

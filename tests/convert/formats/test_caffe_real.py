@@ -145,7 +145,7 @@ def test_mtcnn_is_the_pytorch_network_with_height_and_width_exchanged(
 
 def test_every_caffe_file_opens_and_its_tensors_load(real: Path) -> None:
     files = sorted((real / "real").rglob("*.caffemodel"))
-    assert len(files) == 6
+    assert len(files) >= 6
     for path in files:
         assert sniff(path) == "caffe"
         source = caffe.read(path)

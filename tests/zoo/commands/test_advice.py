@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from zoo.commands.app import app
+from zoo.commands.app import PLACES, command
 
 ROOT = Path(__file__).parents[3]
-COMMANDS: dict[str, Any] = getattr(typer.main.get_command(app), "commands")  # noqa: B009, the class that has them is not public
+COMMANDS: dict[str, Any] = {name: command(name) for name in PLACES}
 OPTIONS = {
     name: {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     for name, command in COMMANDS.items()
@@ -31,8 +30,8 @@ SPEAKS_IN = {
     "zoo/commands/bench.py": ("bench",),
     "zoo/commands/convert.py": ("convert",),
     "zoo/commands/finetune.py": ("finetune",),
-    "zoo/commands/app.py:_print_predictions": ("predict",),
-    "zoo/commands/app.py:demo": ("predict",),
+    "zoo/commands/predict.py:_print_predictions": ("predict",),
+    "zoo/commands/predict.py:demo": ("predict",),
     "zoo/commands/console.py:unused": ("bundle", "sbom"),
     "zoo/commands/embed.py:_draw": ("search",),
     "zoo/commands/share.py:_signed": ("unbundle",),
@@ -128,8 +127,8 @@ def test_the_walk_sees_messages() -> None:
         ("zoo/conversion/namings.py:f", "try --match", "--match of which command?"),
         ("zoo/conversion/namings.py:f", "try zoo predict --match", "none of zoo predict has --match"),
         ("zoo/conversion/namings.py:f", "try zoo add --match", ""),
-        ("zoo/commands/app.py:convert", "or --match", ""),
-        ("zoo/commands/app.py:predict", "or --match", "predict lacks --match"),
+        ("zoo/commands/convert.py:convert", "or --match", ""),
+        ("zoo/commands/predict.py:predict", "or --match", "predict lacks --match"),
         ("zoo/sharing/golden_outputs.py:f", "or --match", "unbundle lacks --match"),
     ],
 )

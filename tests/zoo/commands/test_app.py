@@ -210,7 +210,7 @@ def test_the_demo_is_right_about_its_pictures_and_draws_them(tmp_path: Path, pho
     "arguments", ["list", *(pytest.param(each, marks=pytest.mark.long) for each in ("list --checkpoints --json", "info ResNet50"))]
 )
 def test_a_closed_pipe_is_no_error(arguments: str) -> None:
-    command = f"{sys.executable} -m zoo.commands.app {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m zoo {arguments} | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stderr == ""
@@ -221,7 +221,7 @@ def test_an_eighty_column_terminal_shows_whole_numbers() -> None:
 
     main_end, terminal = pty.openpty()
     settings = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
-    with subprocess.Popen([sys.executable, "-m", "zoo.commands.app", "list"], stdout=terminal, stderr=terminal, env=settings) as running:
+    with subprocess.Popen([sys.executable, "-m", "zoo", "list"], stdout=terminal, stderr=terminal, env=settings) as running:
         os.close(terminal)
         shown = b""
         while True:
@@ -297,7 +297,7 @@ def test_an_interrupt_is_130_and_says_what_is_kept(monkeypatch: pytest.MonkeyPat
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("zoo.commands.app.search", interrupted)
+    monkeypatch.setattr("zoo.commands.networks.search", interrupted)
     assert main(["list"]) == 130
     assert "is kept for next time" in capsys.readouterr().err
 

@@ -167,7 +167,7 @@ def test_a_full_memory_is_told_to_a_command_without_batches_by_what_it_has(
     def fail(*args: object, **options: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("zoo.commands.app.trained", fail)
+    monkeypatch.setattr("zoo.pretrained.trained.trained", fail)
     assert main(["predict", "x.jpg"]) == 1
     assert capsys.readouterr().err == "error: the memory is full (no more is given): take smaller images\n"
 

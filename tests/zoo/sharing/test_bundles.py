@@ -145,7 +145,7 @@ def test_golden_outputs_of_another_network_or_none_are_refused(network: Model) -
 def test_a_network_that_nobody_knows_is_not_installed(
     tar: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("zoo.sharing.bundles.CATALOGUE", {})
+    monkeypatch.setattr("zoo.sharing.bundles.variants", dict)
     assert main(["unbundle", str(tar)]) == 3
     assert "update it" in capsys.readouterr().err
 
@@ -260,3 +260,17 @@ def test_what_is_there_is_replaced_when_asked_only(tmp_path: Path, capsys: pytes
         assert (tmp_path / "mine").read_text() == "mine"
         assert main([*command, "-o", str(tmp_path / "mine"), "--replace"]) == 0
         assert (tmp_path / "mine").read_bytes() != b"mine"
+
+
+def test_a_bundle_is_listed_without_installing_it(tar: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bundle", "--list", str(tar), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(one["model"], one["tag"]) for one in found["weights"]] == [("ResNet20", "cifar10"), ("ResNet20", "mine")]
+    assert main(["bundle", "--list", str(tar)]) == 0
+    assert capsys.readouterr().out.startswith("ResNet20 cifar10: ")
+    assert main(["bundle", "ResNet20", "--list", str(tar)]) == 2
+    assert main(["bundle", "--list", str(tar.with_name("none.tar"))]) == 3
+    capsys.readouterr()
+    tar.with_name("cut.tar").write_bytes(tar.read_bytes()[:-1000])
+    assert main(["bundle", "--list", str(tar.with_name("cut.tar"))]) == 1
+    assert "Traceback" not in capsys.readouterr().err
