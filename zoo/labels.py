@@ -22,6 +22,24 @@ class Label:
     wnid: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where one row of a classifier comes from.
+
+    Attributes:
+        label: what the class is called, by the user's own word, and its WordNet id where it has one.
+        rows: of the checkpoint's classifier: none for a new class, one that was reused, or several that were averaged.
+    """
+
+    label: Label
+    rows: tuple[int, ...]
+
+    @property
+    def how(self) -> str:
+        """Say it in a word: "new", "reused" or "averaged"."""
+        return ("new", "reused", "averaged")[min(len(self.rows), 2)]
+
+
 def labels(name: str) -> tuple[Label, ...]:
     """Read the labels of a data set.
 

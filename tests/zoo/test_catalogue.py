@@ -136,8 +136,8 @@ def test_stem_and_classifiers_are_the_layers_that_channels_and_classes_shape(cls
     before, after = on_meta(cls, **options) if options else entry(cls), on_meta(cls, num_classes=7, in_channels=5, **options)
     shapes = {name: tensor.shape for name, tensor in before.state_dict().items()}
     changed = {name.rpartition(".")[0] for name, tensor in after.state_dict().items() if tensor.shape != shapes[name]}
-    assert changed == {cls.stem, *cls.classifiers}
-    stem = after.get_submodule(cls.stem)
+    assert changed == {cls.first_layer, *cls.classifiers}
+    stem = after.get_submodule(cls.first_layer)
     assert isinstance(stem, nn.Conv2d)
     assert stem.in_channels == 5
     for name in cls.classifiers:
@@ -177,7 +177,7 @@ def test_min_size_is_the_smallest_that_the_arithmetic_allows(cls: type[Model]) -
             network(smaller)
         if cls.min_size > 1:
             with pytest.raises(RuntimeError):
-                network.head(network.body(smaller))
+                network.forward_head(network.forward_body(smaller))
 
 
 @every_entry

@@ -61,7 +61,7 @@ class _Halves(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network.head(self.network.body(x))
+        return self.network.forward_head(self.network.forward_body(x))
 
 
 def folded(module: nn.Module) -> nn.Module:

@@ -121,7 +121,7 @@ def _meta(model: type[M], keywords: Mapping[str, Any], headless: bool) -> M:
 def _widths(result: Adopted, network: Model) -> dict[str, int]:
     """Read from the tensors how many classes and channels the file has."""
     found: dict[str, int] = {}
-    for keyword, layer, axis in (("num_classes", network.classifiers[0], 0), ("in_channels", network.stem, 1)):
+    for keyword, layer, axis in (("num_classes", network.classifiers[0], 0), ("in_channels", network.first_layer, 1)):
         stored = result.tensors.get(f"{layer}.weight")
         if stored is not None and len(stored.shape) > axis:
             found[keyword] = stored.shape[axis]

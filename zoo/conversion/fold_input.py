@@ -23,7 +23,7 @@ def fold_input(
     There the mean stays in the preprocessing.
 
     Args:
-        network: whose `stem` is the first convolution.
+        network: whose `first_layer` is the first convolution.
         layers: of the network.
         tensors: by the network's names.
         steps: what the tensors were trained with.
@@ -31,8 +31,8 @@ def fold_input(
     Returns:
         The tensors, and the preprocessing that they now want.
     """
-    stem = network.get_submodule(network.stem)
-    name, made = network.stem, dict(tensors)
+    stem = network.get_submodule(network.first_layer)
+    name, made = network.first_layer, dict(tensors)
     mean, std = np.array(steps.mean), np.array(steps.std)
     weight = made[f"{name}.weight"]
     if steps.channel_order == "bgr":

@@ -15,10 +15,9 @@ from torch import Tensor
 
 import weights
 from weights import Preprocessing
-from zoo.images.preprocess import BadImage, preprocess
+from zoo.images.preprocess import BadImage, preprocess, with_channels
 from zoo.labels import TABLES, labels
 from zoo.networks.model import Model
-from zoo.pretrained.heads import with_channels
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 MOST = 1000

@@ -9,9 +9,8 @@ from torch import fx, nn
 from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
 from zoo.extraction.receptive_fields import Pair, Window, fields, window
 from zoo.extraction.taps import BODY, trace
-from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame
+from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut
 from zoo.networks.model import Model
-from zoo.networks.resnet import PaddedShortcut
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ import torch
 from torch import fx, nn
 
 from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
-from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, StochasticDepth, imagenet_to_inception
-from zoo.networks.resnet import PaddedShortcut
+from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut, StochasticDepth, imagenet_to_inception
 
 Pair = tuple[int, int]
 

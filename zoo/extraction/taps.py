@@ -80,10 +80,10 @@ class _Whole(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.head_only:
-            x = self.network.body(x)
+            x = self.network.forward_body(x)
             self.noted[0].note(BODY, x)
             self.noted[0].body_end = len(self.noted[0].outputs)
-        return self.network.head(x)
+        return self.network.forward_head(x)
 
 
 class _Tracer(fx.Tracer):

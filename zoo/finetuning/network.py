@@ -17,10 +17,11 @@ from weights import Checkpoint, Preprocessing, WeightsMismatch
 from zoo.finetuning.augment import steps_for
 from zoo.finetuning.chance import seed_of
 from zoo.finetuning.settings import Settings
+from zoo.images.preprocess import with_channels
 from zoo.labels import Label
 from zoo.labels import labels as labels_named
 from zoo.networks.model import Model
-from zoo.pretrained.heads import replace_head, with_channels
+from zoo.pretrained.heads import replace_head
 from zoo.pretrained.trained import trained
 
 log = logging.getLogger("zoo")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -252,3 +253,12 @@ def _image(array: np.ndarray) -> Image:
     from PIL import Image
 
     return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array))
+
+
+def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
+    """Give a record's mean and std another number of channels: their average for one, their cyclic repetition for more."""
+
+    def spread(values: tuple[float, ...]) -> tuple[float, ...]:
+        return (sum(values) / len(values),) if channels == 1 else tuple(values[i % len(values)] for i in range(channels))
+
+    return replace(preprocessing, mean=spread(preprocessing.mean), std=spread(preprocessing.std))

@@ -12,7 +12,7 @@ class AlexNet(Model):
 
     paper = "https://arxiv.org/abs/1404.5997"
     min_size = 63
-    stem = "features.0"
+    first_layer = "features.0"
     classifiers = ("classifier.6",)
 
     def __init__(self, num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.5) -> None:
@@ -52,10 +52,10 @@ class AlexNet(Model):
         )
         # No self.initialise(): torchvision trains it from PyTorch's own draws, which the layers have made.
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.classifier(self.avgpool(x).flatten(1))
 
     def paper_names(self) -> dict[str, str]:

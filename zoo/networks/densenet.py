@@ -48,7 +48,7 @@ class DenseNet(Model):
 
     paper = "https://arxiv.org/abs/1608.06993"
     min_size = 29
-    stem = "features.conv0"
+    first_layer = "features.conv0"
     classifiers = ("classifier",)
 
     blocks: ClassVar[tuple[int, ...]]
@@ -112,10 +112,10 @@ class DenseNet(Model):
         ]
         return nn.Sequential(OrderedDict(layers))
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.classifier(self.avgpool(x).flatten(1))
 
     def initialise_layer(self, name: str, layer: nn.Module) -> None:

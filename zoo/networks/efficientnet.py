@@ -26,7 +26,7 @@ class EfficientNet(Model):
     """Tan & Le 2019: Table 1 is B0, the others multiply its channels by `width` and its repeats by `depth`."""
 
     paper = "https://arxiv.org/abs/1905.11946"
-    stem = "features.0.0"
+    first_layer = "features.0.0"
     classifiers = ("classifier.1",)
 
     width: ClassVar[float]
@@ -91,10 +91,10 @@ class EfficientNet(Model):
         )
         self.initialise()
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.classifier(self.avgpool(x).flatten(1))
 
     def initialise_layer(self, name: str, layer: nn.Module) -> None:

@@ -68,7 +68,7 @@ class GoogLeNet(Model):
 
     paper = "https://arxiv.org/abs/1409.4842"
     min_size = 15
-    stem = "conv1.conv"
+    first_layer = "conv1.conv"
     classifiers = ("fc", "aux1.fc2", "aux2.fc2")
 
     def __init__(
@@ -122,9 +122,9 @@ class GoogLeNet(Model):
         aux1 = self.aux1(x)
         x = self.middle(x)
         aux2 = self.aux2(x)
-        return GoogLeNetOutputs(self.head(self.upper(x)), aux2, aux1)
+        return GoogLeNetOutputs(self.forward_head(self.upper(x)), aux2, aux1)
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.upper(self.middle(self.lower(x)))
 
     def lower(self, x: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class GoogLeNet(Model):
         x = self.maxpool4(self.inception4e(x))
         return self.inception5b(self.inception5a(x))
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.fc(self.dropout(self.avgpool(x).flatten(1)))
 
     def initialise_layer(self, name: str, layer: nn.Module) -> None:

@@ -124,7 +124,7 @@ class InceptionV3(Model):
     paper = "https://arxiv.org/abs/1512.00567"
     input_size = 299
     min_size = 75
-    stem = "Conv2d_1a_3x3.conv"
+    first_layer = "Conv2d_1a_3x3.conv"
     classifiers = ("fc", "AuxLogits.fc")
 
     aux_min_size: ClassVar[int] = 299
@@ -191,9 +191,9 @@ class InceptionV3(Model):
             )
         x = self.lower(x)
         aux = self.AuxLogits(x)
-        return InceptionV3Outputs(self.head(self.upper(x)), aux)
+        return InceptionV3Outputs(self.forward_head(self.upper(x)), aux)
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.upper(self.lower(x))
 
     def lower(self, x: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class InceptionV3(Model):
         """Compute the last feature map."""
         return self.Mixed_7c(self.Mixed_7b(self.Mixed_7a(x)))
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.fc(self.dropout(self.avgpool(x).flatten(1)))
 
     def initialise_layer(self, name: str, layer: nn.Module) -> None:

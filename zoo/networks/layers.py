@@ -234,6 +234,19 @@ class ConvNormReLU(nn.Module):
         return self.relu(self.bn(self.conv(x)))
 
 
+class PaddedShortcut(nn.Module):
+    """Option A of He et al. 2015, section 4.1: every second pixel, new channels zero, no parameters."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, self.stride = in_channels, out_channels, 2
+        before = (out_channels - in_channels) // 2
+        self.padding = (0, 0, 0, 0, before, out_channels - in_channels - before)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
+
+
 def imagenet_to_inception(x: Tensor) -> Tensor:
     """Turn images normalised with ImageNet's mean and deviation into images normalised to -1..1, which Inception's files read.
 

@@ -14,16 +14,16 @@ from zoo.networks.model import Model
 class MobileNet(Model):
     """What the three versions share: a Sequential body, a mean over the pixels, a Sequential classifier."""
 
-    stem = "features.0.0"
+    first_layer = "features.0.0"
 
     features: nn.Sequential
     avgpool: nn.AdaptiveAvgPool2d
     classifier: nn.Sequential
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.classifier(self.avgpool(x).flatten(1))
 
     def initialise_layer(self, name: str, layer: nn.Module) -> None:

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from weights import Checkpoint
-    from zoo.pretrained.classes import Origin
+    from zoo.labels import Origin
 
 CATALOGUE: dict[str, type[Model]] = {}
 """Every published variant by its class name, in the order of definition."""
 
 
 class Model(nn.Module):
-    """A convolutional network with two halves: ``forward(x) == head(body(x))``.
+    """A network for images with two halves: ``forward(x) == forward_head(forward_body(x))``.
 
     A family derives from it and declares its configuration as ``ClassVar`` annotations; a variant is one class line that
     sets them as class keywords, and `params` makes it a member of `CATALOGUE`. A keyword that no family declares raises
     ``TypeError`` when the class is created.
+
+    The body of a convolutional network gives a map (B, C, H', W'), the body of a transformer tokens (B, L, C), with class
+    and register tokens first. The head turns either into logits: by a mean over places, or by one token. What enters the first of
+    `classifiers` is the embedding (B, C); where that is a convolution of a map, its mean over H' and W' is.
+
+    Layers may be called as the reference implementation calls them, `stem`, `head`, `body`, `norm`, `stages` included. A name that
+    this class uses itself raises ``TypeError`` when a layer is assigned to it.
     """
 
     params: ClassVar[int]
@@ -31,10 +38,14 @@ class Model(nn.Module):
     """Link to the paper whose table the variant comes from."""
     input_size: ClassVar[int] = 224
     """Side in pixels of the images that the variant was published with."""
+    fixed_size: ClassVar[bool] = False
+    """Whether it takes images of `input_size` alone, as position embeddings that are not interpolated ask for."""
+    size_multiple: ClassVar[int] = 1
+    """Both sides of an image are a multiple of this many pixels: of a patch, or of a window at the last stage."""
     min_size: ClassVar[int] = 1
     """Smallest side in pixels that the network's arithmetic allows."""
-    stem: ClassVar[str]
-    """Name of the convolution that reads the image."""
+    first_layer: ClassVar[str]
+    """Name of the convolution that reads the image: of patches, in a transformer."""
     classifiers: ClassVar[tuple[str, ...]]
     """Names of the layers that have one output per class; an auxiliary head's layer counts when the network has it."""
 
@@ -68,6 +79,12 @@ class Model(nn.Module):
                 raise TypeError(f"{cls.__name__} is published already; a network of your own takes another name, or no params")
             CATALOGUE[cls.__name__] = cls
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a layer whose name hides one of this class could not be reached."""
+        if isinstance(value, nn.Module | nn.Parameter) and hasattr(type(self), name):
+            raise TypeError(f"{type(self).__name__}: no layer can be called {name!r}, which Model uses itself; name it {name}_layer, say")
+        super().__setattr__(name, value)
+
     @classmethod
     def variant(cls) -> type[Model]:
         """Return the published variant that this class is, or derives from; the class itself where there is none."""
@@ -78,26 +95,28 @@ class Model(nn.Module):
         """Return the family's class, ResNet for ResNet50."""
         return cls.variant().__mro__[1]
 
-    def body(self, x: Tensor) -> Tensor:
-        """Compute the last feature map, (B, C, H', W'), of images (B, `in_channels`, H, W)."""
+    def forward_body(self, x: Tensor) -> Tensor:
+        """Compute the last map (B, C, H', W'), or tokens (B, L, C), of images (B, `in_channels`, H, W)."""
         raise NotImplementedError
 
-    def head(self, x: Tensor) -> Tensor:
-        """Compute logits (B, `num_classes`) of the feature map that `body` returns."""
+    def forward_head(self, x: Tensor) -> Tensor:
+        """Compute logits (B, `num_classes`) of what `forward_body` returns."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits (B, `num_classes`) of preprocessed images (B, `in_channels`, H, W) with H, W >= `min_size`.
+        """Compute logits (B, `num_classes`) of preprocessed images (B, `in_channels`, H, W).
+
+        H and W are at least `min_size` and multiples of `size_multiple`; with `fixed_size` they are `input_size`.
 
         Raises:
-            ValueError: the tensor is not four-dimensional, not floating point, has other channels or is too small.
+            ValueError: the tensor is not four-dimensional, not floating point, or has other channels or another size.
         """
         self.check_input(x)
-        return self.head(self.body(x))
+        return self.forward_head(self.forward_body(x))
 
     def check_input(self, x: Tensor) -> None:
         """Raise ValueError, saying what to do, when `x` can't be a batch of preprocessed images for this network."""
-        check_images(x, type(self).__name__, self.in_channels, self.min_size)
+        check_images(x, self, type(self).__name__)
 
     def paper_names(self) -> dict[str, str]:
         """Return the names that the paper, or its authors' Caffe network, gives to layers: name -> our module, in order."""
@@ -140,12 +159,23 @@ class Model(nn.Module):
                 nn.init.zeros_(layer.bias)
 
 
-def check_images(x: Tensor, name: str, in_channels: int, min_size: int) -> None:
+class TakesImages(Protocol):
+    """What says which images a network takes; a network, or a part of one."""
+
+    in_channels: int
+    input_size: Any
+    fixed_size: Any
+    size_multiple: Any
+    min_size: Any
+
+
+def check_images(x: Tensor, takes: TakesImages, name: str) -> None:
     """Raise ValueError, saying what to do, when `x` can't be a batch of images for the network `name`; see `Model.check_input`.
 
     Raises:
         TypeError: `x` is no tensor.
     """
+    in_channels, min_size = takes.in_channels, takes.min_size
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]  # shapes are tensors there, and comparing them would warn
         return
     if not hasattr(x, "dim"):  # and may be no tensor, but what records one
@@ -164,4 +194,12 @@ def check_images(x: Tensor, name: str, in_channels: int, min_size: int) -> None:
         raise ValueError(
             f"{name} needs images of at least {min_size}x{min_size} pixels, got {x.shape[2]}x{x.shape[3]}; "
             "resize them: smaller ones vanish in its strides."
+        )
+    if takes.fixed_size and (x.shape[2] != takes.input_size or x.shape[3] != takes.input_size):
+        side = takes.input_size
+        raise ValueError(f"{name} takes images of {side}x{side} pixels alone, got {x.shape[2]}x{x.shape[3]}; resize them.")
+    if x.shape[2] % takes.size_multiple or x.shape[3] % takes.size_multiple:
+        raise ValueError(
+            f"{name} takes images whose sides are multiples of {takes.size_multiple} pixels, got {x.shape[2]}x{x.shape[3]}; "
+            "resize or pad them."
         )

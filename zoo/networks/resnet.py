@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from zoo.networks.layers import MaxPoolSame, SqueezeExcitation, conv1x1, conv2d, conv3x3
+from zoo.networks.layers import MaxPoolSame, PaddedShortcut, SqueezeExcitation, conv1x1, conv2d, conv3x3
 from zoo.networks.model import Model
 
 
@@ -25,7 +24,6 @@ class BasicBlock(nn.Module):
         squeeze_excite: bool = False,
         norm_eps: float = 1e-5,
         padding: str = "symmetric",
-        **unused: object,
     ) -> None:
         super().__init__()
         self.conv1 = conv2d(in_channels, channels, 3, stride, padding=padding)
@@ -87,7 +85,7 @@ class ResNet(Model):
     """He et al. 2015, Table 1; ResNeXt, Wide ResNet and SE-ResNet are the same tables with other widths, groups and gates."""
 
     paper = "https://arxiv.org/abs/1512.03385"
-    stem = "conv1"
+    first_layer = "conv1"
     classifiers = ("fc",)
 
     block: ClassVar[type[BasicBlock] | type[Bottleneck]]
@@ -128,8 +126,13 @@ class ResNet(Model):
             raise ValueError(f'stride_on is "3x3" (v1.5, torchvision) or "1x1" (v1, Caffe and Keras), got {stride_on!r}')
         if padding not in ("symmetric", "same"):
             raise ValueError(f'padding is "symmetric" (PyTorch) or "same" (TensorFlow), got {padding!r}')
-        if stride_on == "1x1" and self.block is BasicBlock:
+        options = {"squeeze_excite": self.squeeze_excite, "norm_eps": norm_eps, "padding": padding}
+        if self.block is Bottleneck:
+            options |= {"groups": self.groups, "width_per_group": self.width_per_group, "stride_on": stride_on}
+        elif stride_on == "1x1":
             raise ValueError(f"{type(self).__name__} has no bottlenecks, so there is no 1x1 convolution for the stride")
+        elif (self.groups, self.width_per_group) != (1, 64):
+            raise ValueError(f"{type(self).__name__} has no bottlenecks, so there are no groups and no width of a group")
         self.num_classes, self.in_channels = num_classes, in_channels
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64, norm_eps)
@@ -145,45 +148,19 @@ class ResNet(Model):
                 out = channels * self.block.expansion
                 changes = stride != 1 or width != out
                 shortcut = nn.Sequential(conv1x1(width, out, stride), nn.BatchNorm2d(out, norm_eps)) if changes else None
-                blocks.append(
-                    self.block(
-                        width,
-                        channels,
-                        stride,
-                        shortcut,
-                        squeeze_excite=self.squeeze_excite,
-                        groups=self.groups,
-                        width_per_group=self.width_per_group,
-                        stride_on=stride_on,
-                        norm_eps=norm_eps,
-                        padding=padding,
-                    )
-                )
+                blocks.append(self.block(width, channels, stride, shortcut, **options))
                 width = out
             self.add_module(f"layer{stage}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(width, num_classes)
         self.initialise()
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         return self.layer4(self.layer3(self.layer2(self.layer1(x))))
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.fc(self.avgpool(x).flatten(1))
-
-
-class PaddedShortcut(nn.Module):
-    """Option A of He et al. 2015, section 4.1: every second pixel, new channels zero, no parameters."""
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.in_channels, self.out_channels, self.stride = in_channels, out_channels, 2
-        before = (out_channels - in_channels) // 2
-        self.padding = (0, 0, 0, 0, before, out_channels - in_channels - before)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, :: self.stride, :: self.stride], self.padding)
 
 
 class CIFARResNet(Model):
@@ -191,7 +168,7 @@ class CIFARResNet(Model):
 
     paper = "https://arxiv.org/abs/1512.03385"
     input_size = 32
-    stem = "conv1"
+    first_layer = "conv1"
     classifiers = ("fc",)
 
     n: ClassVar[int]
@@ -235,11 +212,11 @@ class CIFARResNet(Model):
         self.fc = nn.Linear(width, num_classes)
         self.initialise()
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         x = self.relu(self.bn1(self.conv1(x)))
         return self.layer3(self.layer2(self.layer1(x)))
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.fc(self.avgpool(x).flatten(1))
 
     def initialise_layer(self, name: str, layer: nn.Module) -> None:

@@ -34,7 +34,7 @@ class SqueezeNet(Model):
     """Iandola et al. 2016, Table 1; version 1.1 has a smaller stem and pools earlier."""
 
     paper = "https://arxiv.org/abs/1602.07360"
-    stem = "features.0"
+    first_layer = "features.0"
     classifiers = ("classifier.1",)
 
     stem_channels: ClassVar[int]
@@ -67,10 +67,10 @@ class SqueezeNet(Model):
         )
         self.initialise()
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.classifier(x).flatten(1)
 
     def paper_names(self) -> dict[str, str]:

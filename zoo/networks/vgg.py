@@ -14,7 +14,7 @@ class VGG(Model):
 
     paper = "https://arxiv.org/abs/1409.1556"
     min_size = 32
-    stem = "features.0"
+    first_layer = "features.0"
     classifiers = ("classifier.6",)
 
     blocks: ClassVar[tuple[int, ...]]
@@ -55,10 +55,10 @@ class VGG(Model):
         )
         self.initialise()
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.classifier(self.avgpool(x).flatten(1))
 
     def paper_names(self) -> dict[str, str]:

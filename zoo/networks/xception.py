@@ -50,7 +50,7 @@ class Xception(Model):
     paper = "https://arxiv.org/abs/1610.02357"
     input_size = 299
     min_size = 7
-    stem = "conv1"
+    first_layer = "conv1"
     classifiers = ("fc",)
 
     def __init__(
@@ -101,7 +101,7 @@ class Xception(Model):
         self.fc = nn.Linear(2048, num_classes)
         self.initialise()
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         x = self.act1(self.bn1(self.conv1(x)))
         x = self.act2(self.bn2(self.conv2(x)))
         for number in range(1, 13):
@@ -109,5 +109,5 @@ class Xception(Model):
         x = self.act3(self.bn3(self.conv3(x)))
         return self.act4(self.bn4(self.conv4(x)))
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.fc(self.dropout(self.avgpool(x).flatten(1)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zoo.labels import Label, labels
+from zoo.labels import Label, Origin, labels
 from zoo.networks.model import Model
 from zoo.pretrained.heads import fresh_head
 
@@ -25,24 +25,6 @@ SHOWN = 10
 
 class AmbiguousClass(ValueError):
     """A name means several classes; the message gives the WordNet id of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where one row of a classifier comes from.
-
-    Attributes:
-        label: what the class is called, by the user's own word, and its WordNet id where it has one.
-        rows: of the checkpoint's classifier: none for a new class, one that was reused, or several that were averaged.
-    """
-
-    label: Label
-    rows: tuple[int, ...]
-
-    @property
-    def how(self) -> str:
-        """Say it in a word: "new", "reused" or "averaged"."""
-        return ("new", "reused", "averaged")[min(len(self.rows), 2)]
 
 
 @dataclass(frozen=True, slots=True)

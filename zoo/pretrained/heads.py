@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from weights import Preprocessing
+from zoo.images.preprocess import with_channels
 from zoo.networks.model import Model
 
 log = logging.getLogger("zoo")
@@ -77,9 +77,9 @@ def adapt_stem(network: Model, in_channels: int) -> None:
     grey image gives in one channel, or in whole repetitions, what it gave as RGB. An unscaled mean would divide every activation
     by three, and BatchNorm's statistics would not know.
     """
-    stem = network.get_submodule(network.stem)
+    stem = network.get_submodule(network.first_layer)
     if not isinstance(stem, nn.Conv2d):
-        raise TypeError(f"{network.stem} of {type(network).__name__} is a {type(stem).__name__}, not a convolution")
+        raise TypeError(f"{network.first_layer} of {type(network).__name__} is a {type(stem).__name__}, not a convolution")
     old, count = stem.weight.data, network.in_channels
     new = old.mean(1, keepdim=True) if in_channels == 1 else old[:, [i % count for i in range(in_channels)]]
     stem.weight = nn.Parameter((new * (count / in_channels)).contiguous(), requires_grad=stem.weight.requires_grad)
@@ -87,13 +87,4 @@ def adapt_stem(network: Model, in_channels: int) -> None:
     if network.checkpoint is not None:
         preprocessing = with_channels(network.checkpoint.preprocessing, in_channels)
         network.checkpoint = replace(network.checkpoint, preprocessing=preprocessing, metrics={}, metrics_data=None)
-    log.warning("%s: %s now reads %d channels instead of %d", type(network).__name__, network.stem, in_channels, count)
-
-
-def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
-    """Give a record's mean and std another number of channels: their average for one, their cyclic repetition for more."""
-
-    def spread(values: tuple[float, ...]) -> tuple[float, ...]:
-        return (sum(values) / len(values),) if channels == 1 else tuple(values[i % len(values)] for i in range(channels))
-
-    return replace(preprocessing, mean=spread(preprocessing.mean), std=spread(preprocessing.std))
+    log.warning("%s: %s now reads %d channels instead of %d", type(network).__name__, network.first_layer, in_channels, count)

@@ -16,11 +16,12 @@ from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, meant
 from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
 from zoo.extraction.dilation import dilate
+from zoo.images.preprocess import with_channels
 from zoo.labels import labels as labels_named
 from zoo.networks.assignment import assign
 from zoo.networks.model import Model
 from zoo.pretrained.classes import choose_classes
-from zoo.pretrained.heads import adapt_stem, replace_head, with_channels
+from zoo.pretrained.heads import adapt_stem, replace_head
 from zoo.pretrained.resolve import find
 
 M = TypeVar("M", bound=Model)
@@ -133,7 +134,7 @@ def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], op
         if options:
             raise
         raise BadRecord(f"{record.model} {record.tag}: {error}") from error
-    found = {"num_classes": _width(state, network.classifiers[0], 0), "in_channels": _width(state, network.stem, 1)}
+    found = {"num_classes": _width(state, network.classifiers[0], 0), "in_channels": _width(state, network.first_layer, 1)}
     differ = {k: v for k, v in found.items() if v is not None and v != getattr(network, k) and (takes_all or k in accepted)}
     if record.num_classes and "num_classes" in differ:
         raise BadRecord(f"{record.model} {record.tag}: the record says {record.num_classes} classes, the file has {differ['num_classes']}")

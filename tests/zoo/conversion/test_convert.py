@@ -489,7 +489,7 @@ def test_a_file_without_its_classifier_is_converted_when_asked_and_stays_without
     assert all(torch.equal(back[name], tensor) for name, tensor in state.items() if "num_batches" not in name)
     again = trained(ResNet20, tmp_path / "d.safetensors", num_classes=5)
     assert again.num_classes == 5
-    assert torch.equal(again.body(IMAGES), network.body(IMAGES))
+    assert torch.equal(again.forward_body(IMAGES), network.forward_body(IMAGES))
 
 
 def test_a_densenet_arrives_too(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_new_head_is_put_on_a_foreign_body(network: Model, tmp_path: Path) -> 
     assert made.num_classes == 5
     assert logits(made).shape == (2, 5)
     with torch.no_grad():
-        assert torch.equal(made.body(IMAGES), network.body(IMAGES))
+        assert torch.equal(made.forward_body(IMAGES), network.forward_body(IMAGES))
 
 
 def test_a_mismatch_carries_all_names(network: Model, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def maps(network: Model, side: int) -> Tensor:
             network.set_submodule(name, nn.Identity())
     x = torch.randn(1, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        return network.double().body(x)
+        return network.double().forward_body(x)
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -122,9 +122,9 @@ def test_every_family_can_have_it_and_keeps_parameters_and_fields(cls: type[Mode
     assert {name: tensor.shape for name, tensor in network.state_dict().items()} == shapes
     assert {name: id(parameter) for name, parameter in network.named_parameters()} == parameters
     side = 128
-    got = network.body(torch.empty(1, 3, side, side, device="meta"))
+    got = network.forward_body(torch.empty(1, 3, side, side, device="meta"))
     assert side / wanted - 5 * before.stride / wanted <= got.shape[2] <= side / wanted
-    assert network.head(got).shape == (1, network.num_classes)
+    assert network.forward_head(got).shape == (1, network.num_classes)
 
 
 @pytest.mark.parametrize(("output_stride", "replaced"), [(16, [False, False, True]), (8, [False, True, True])])
@@ -149,7 +149,7 @@ def test_mobilenet_v3_is_torchvisions_but_for_the_layer_that_loses_its_stride() 
     x = torch.randn(1, 3, 64, 64)
     with torch.inference_mode():
         assert torch.equal(ours.features[:13](x), theirs.features[:13](x))
-        assert not torch.equal(ours.body(x), theirs.features(x))
+        assert not torch.equal(ours.forward_body(x), theirs.features(x))
         depthwise: Any = theirs.features[13].block[1][0]  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
         assert (depthwise.dilation, depthwise.padding) == ((2, 2), (4, 4))
         depthwise.dilation, depthwise.padding = (1, 1), (2, 2)
@@ -162,7 +162,7 @@ def test_trained_takes_it_and_forgets_the_metrics(tmp_path: Path) -> None:
     network = trained(zoo.ResNet18, tmp_path / "w.safetensors", output_stride=8)
     assert not network.training
     assert not any(layer.training for layer in network.modules())
-    assert network.body(torch.randn(1, 3, 64, 64)).shape == (1, 512, 8, 8)
+    assert network.forward_body(torch.randn(1, 3, 64, 64)).shape == (1, 512, 8, 8)
     small = trained(zoo.ResNet20, output_stride=2)
     assert small.checkpoint is not None
     assert (dict(small.checkpoint.metrics), small.checkpoint.metrics_data) == ({}, None)

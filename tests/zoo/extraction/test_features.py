@@ -366,7 +366,7 @@ def detected(model: nn.Module, network: Model) -> None:
     losses = model.train()([torch.rand(3, 64, 64)], targets)
     sum(losses.values()).backward()
     used = [name for name, parameter in network.named_parameters() if parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)]
-    assert network.stem + ".weight" in used
+    assert network.first_layer + ".weight" in used
     with torch.inference_mode():
         assert set(model.eval()([torch.rand(3, 64, 64)])[0]) == {"boxes", "labels", "scores"}
 
@@ -405,4 +405,4 @@ def test_a_dilated_body_is_deeplabs_backbone(make: Any, output_stride: int) -> N
     out = model(x)["out"]
     assert out.shape == (2, 5, 64, 64)
     out.sum().backward()
-    assert network.get_parameter(network.stem + ".weight").grad is not None
+    assert network.get_parameter(network.first_layer + ".weight").grad is not None

@@ -181,8 +181,8 @@ def test_a_glob_that_matches_nothing_is_an_unknown_tap() -> None:
 
 
 class Choosing(ResNet20):
-    def body(self, x: Tensor) -> Tensor:
-        return super().body(x) if x.sum() > 0 else super().body(-x)
+    def forward_body(self, x: Tensor) -> Tensor:
+        return super().forward_body(x) if x.sum() > 0 else super().forward_body(-x)
 
 
 def test_a_network_that_looks_at_values_is_refused() -> None:

@@ -23,7 +23,7 @@ class Tiny(Model):
 
     paper = "none"
     input_size = 16
-    stem = "features.0"
+    first_layer = "features.0"
     classifiers = ("fc",)
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0) -> None:
@@ -41,10 +41,10 @@ class Tiny(Model):
         self.fc = nn.Linear(16, num_classes)
         self.initialise()
 
-    def body(self, x: Tensor) -> Tensor:
+    def forward_body(self, x: Tensor) -> Tensor:
         return self.features(x)
 
-    def head(self, x: Tensor) -> Tensor:
+    def forward_head(self, x: Tensor) -> Tensor:
         return self.fc(self.dropout(x.mean((2, 3))))
 
 
@@ -66,7 +66,7 @@ class Forked(Tiny):
 
     def forward(self, x: Tensor) -> Any:
         x = self.features[:3](x)
-        logits = self.head(self.features[3:](x))
+        logits = self.forward_head(self.features[3:](x))
         return Outputs(logits, self.aux(x.mean((2, 3)))) if self.training else logits
 
 
@@ -74,7 +74,7 @@ class Moody(Tiny):
     """A network whose way depends on values, which can't be recorded."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x if float(x.detach().sum()) > 0 else x.flip(3)))
+        return self.forward_head(self.forward_body(x if float(x.detach().sum()) > 0 else x.flip(3)))
 
 
 def draw(folder: Path, counts: dict[str, int], side: int = 20, seed: int = 0) -> Path:

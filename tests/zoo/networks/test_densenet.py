@@ -57,5 +57,5 @@ def test_cifar_network_has_the_papers_count() -> None:
 def test_cifar_network_is_100_layers_deep_and_ends_at_8x8() -> None:
     with torch.device("meta"):
         network = DenseNet_BC_100_12()
-        assert network.body(torch.empty(1, 3, 32, 32)).shape == (1, 342, 8, 8)
+        assert network.forward_body(torch.empty(1, 3, 32, 32)).shape == (1, 342, 8, 8)
     assert sum(isinstance(layer, nn.Conv2d | nn.Linear) for layer in network.modules()) == 100

@@ -87,8 +87,8 @@ def test_v2_for_small_images_ends_in_16_pixels_and_its_weights_stay_the_same() -
     usual, small = MobileNetV2(num_classes=3).eval(), MobileNetV2(num_classes=3, stem_stride=1, early_stride=1).eval()
     small.load_state_dict(usual.state_dict())
     x = torch.randn(1, 3, 32, 32)
-    assert usual.body(x).shape[-2:] == (1, 1)
-    assert small.body(x).shape[-2:] == (4, 4)
+    assert usual.forward_body(x).shape[-2:] == (1, 1)
+    assert small.forward_body(x).shape[-2:] == (4, 4)
     for name in ("stem_stride", "early_stride"):
         with pytest.raises(ValueError, match=f"{name} is 1 or 2, got 3"):
             MobileNetV2(**{name: 3})

@@ -63,7 +63,7 @@ def test_what_is_no_batch_of_images_is_explained(network: Model, images: Tensor,
 
 def test_forward_is_head_of_body(network: Model) -> None:
     images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(network(images), network.head(network.body(images)))
+    assert torch.equal(network(images), network.forward_head(network.forward_body(images)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torchvision import models
 
 from zoo import CATALOGUE, ResNet18, ResNet20, ResNet50, ResNet56, ResNet110
-from zoo.networks.resnet import PaddedShortcut
+from zoo.networks.layers import PaddedShortcut
 
 TORCHVISION = {
     **{f"ResNet{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},
@@ -74,7 +74,7 @@ def test_stride_on_changes_numbers_and_nothing_else() -> None:
     other.load_state_dict(ours.state_dict())
     images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        maps = [network.eval().body(images) for network in (ours, other)]
+        maps = [network.eval().forward_body(images) for network in (ours, other)]
     assert maps[0].shape == maps[1].shape
     assert (maps[0] - maps[1]).norm() > 0.1 * maps[0].norm()
 

@@ -17,8 +17,8 @@ from torch import nn
 import zoo
 from weights import Checkpoint, Preprocessing
 from zoo import GoogLeNet, InceptionV3, Model, ResNet18, ResNet20, SqueezeNet1_1, predict, trained
-from zoo.labels import Label, labels
-from zoo.pretrained.classes import AmbiguousClass, Origin, choose_classes, origin, rows_below, synsets
+from zoo.labels import Label, Origin, labels
+from zoo.pretrained.classes import AmbiguousClass, choose_classes, origin, rows_below, synsets
 from zoo.pretrained.heads import reset_head
 
 IMAGENET = labels("imagenet1k")

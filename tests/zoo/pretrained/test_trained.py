@@ -105,7 +105,7 @@ def test_every_family_takes_a_new_head_and_other_channels(cls: type[Model], tmp_
     assert "reads 1 channels" in caplog.text
     assert model(images(cls, 1)).shape == (2, 7)
     assert (model.num_classes, model.in_channels) == (7, 1)
-    body = [n for n in state if not n.startswith((*cls.classifiers, cls.stem + "."))]
+    body = [n for n in state if not n.startswith((*cls.classifiers, cls.first_layer + "."))]
     made = model.state_dict()
     assert all(torch.equal(made[n], state[n]) for n in body)
     assert model.checkpoint is not None
