@@ -57,9 +57,11 @@ def changes(network: Model, output_stride: int) -> list[Change]:
     written = trace(network)
     modules = dict(network.named_modules())
     body = written.outputs[BODY]
-    own = fields(written.graph, modules)[body].stride
+    known = fields(written.graph, network)[body]
+    own = known.stride
     if own is None or output_stride > own:
-        has = f"the last map of {kind} has stride {own} already" if own else f"the last map of {kind} has no stride that is known"
+        none = f"no stride is known behind {known.unknown}" if known.unknown else f"the body of {kind} gives no map with a stride"
+        has = f"the last map of {kind} has stride {own} already" if own else none
         raise ValueError(f"output_stride={output_stride} is more than there is: {has}; give a smaller one, or none")
     found: list[Change] = []
     state: dict[fx.Node, Pair] = {}  # stride and rate

@@ -35,12 +35,14 @@ class Part(nn.Module):
     def __init__(self, network: Model, written: Trace, wanted: Any) -> None:
         """Build it of the layers that `wanted` needs: a node of the trace, or a dict of them."""
         super().__init__()
-        self.in_channels, self.min_size, self.input_size = network.in_channels, network.min_size, network.input_size
+        self.in_channels, self.input_size, self.min_size = network.in_channels, network.input_size, network.min_size
+        self.fixed_size, self.size_multiple = network.fixed_size, network.size_multiple
         self.checkpoint: Checkpoint | None = network.checkpoint
         self.network_name = type(network).__name__
         graph = _cut(written.graph, wanted)
-        used = {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
-        shell = _copied(network, used, {})
+        layers = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+        tensors = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+        shell = _copied(network, layers, {}, tensors)
         self._modules, self._parameters, self._buffers = shell._modules, shell._parameters, shell._buffers
         self.training = network.training
         code = graph.python_code("self")
@@ -98,13 +100,17 @@ class Features(Part):
 
     @property
     def strides(self) -> dict[str, int | None]:
-        """Pixels of the image between neighbours of the map by key; None where it is no map."""
-        return {key: tap.stride for key, tap in self.taps.items()}
+        """Pixels of the image between neighbours of the map by key; None where it is no map.
+
+        Raises:
+            ValueError: of a map none is known; the message names the layer.
+        """
+        return {key: _known(tap).stride for key, tap in self.taps.items()}
 
     @property
     def receptive_fields(self) -> dict[str, int | None]:
-        """Side in pixels of what one element sees, by key; None where that is the whole image. See `Tap`."""
-        return {key: tap.receptive_field for key, tap in self.taps.items()}
+        """Side in pixels of what one element sees, by key; None where that is the whole image. See `Tap`; raises as `strides`."""
+        return {key: _known(tap).receptive_field for key, tap in self.taps.items()}
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Compute the tensors of preprocessed images (B, `in_channels`, H, W).
@@ -112,7 +118,7 @@ class Features(Part):
         Raises:
             ValueError: as in `Model.forward`.
         """
-        check_images(x, self.network_name, self.in_channels, self.min_size)
+        check_images(x, self, self.network_name)
         return self._run(self, x)
 
 
@@ -125,11 +131,16 @@ class Body(Part):
     """
 
     out_channels: int | None
-    stride: int | None
+    tap: Tap
+
+    @property
+    def stride(self) -> int | None:
+        """Pixels of the image between neighbours of the map, None for tokens; ValueError where it is not known."""
+        return _known(self.tap).stride
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the last map (B, `out_channels`, H', W') of preprocessed images; ValueError as in `Model.forward`."""
-        check_images(x, self.network_name, self.in_channels, self.min_size)
+        check_images(x, self, self.network_name)
         return self._run(self, x)
 
 
@@ -198,10 +209,13 @@ def pyramid(model: Model | Fast, output_stride: int | None = None) -> Features |
         Lin et al. 2016, section 3, for the names (https://arxiv.org/abs/1612.03144).
     """
     network = _network(model, "pyramid")
-    strides = Places(network, trace(network)).strides
+    places = Places(network, trace(network))
+    strides = places.strides
+    if places.unknown:
+        raise ValueError(f"{type(network).__name__} has no pyramid: no stride is known behind {places.unknown}")
     levels = {level: strides[stride] for level, stride in LEVELS.items() if stride in strides}
     if len(levels) < 2:
-        has = ", ".join(f"{STRIDE}{stride}" for stride in sorted(strides))
+        has = ", ".join(f"{STRIDE}{stride}" for stride in sorted(strides)) or "tokens, by modules' names"
         raise ValueError(
             f"{type(network).__name__} is for small images and has no pyramid of strides 4 to 32; features(model, at=…) has {has}"
         )
@@ -222,8 +236,8 @@ def body(model: Model | Fast, output_stride: int | None = None) -> Body | Fast:
     network = _dilated(_network(model, "body"), output_stride)
     written = trace(network)
     made = Body(network, written, written.outputs[BODY])
-    known = Places(network, written).tap(BODY, BODY)
-    made.out_channels, made.stride = known.channels, known.stride
+    made.tap = Places(network, written).tap(BODY, BODY)
+    made.out_channels = made.tap.channels
     return _as_fast_as(model, made)
 
 
@@ -277,21 +291,37 @@ def _dilated(network: Model, output_stride: int | None) -> Model:
     return _copied(network, None, {change.name: changed(change) for change in changes(network, output_stride)})
 
 
-def _copied(module: Any, used: set[str] | None, replaced: Mapping[str, nn.Module], prefix: str = "") -> Any:
-    """Copy containers, not layers: without the layers that are not `used` (None: with all), and with those in `replaced`."""
+def _known(tap: Tap) -> Tap:
+    """Return a tap whose stride is what it says; None means that there is none, and never that none is known."""
+    if tap.unknown:
+        raise ValueError(f"of {tap.key!r} no stride and no receptive field are known, behind {tap.unknown}")
+    return tap
+
+
+def _copied(
+    module: Any, used: set[str] | None, replaced: Mapping[str, nn.Module], tensors: set[str] | None = None, prefix: str = ""
+) -> Any:
+    """Copy containers, not layers: without the layers that are not `used` (None: with all), and with those in `replaced`.
+
+    Of a container's own parameters and buffers the copy has those in `tensors` (None: all of them).
+    """
     if prefix in replaced:
         return replaced[prefix]
-    if not module._modules:
+    if not module._modules or (used is not None and prefix in used):
         return module
     shell = module.__class__.__new__(module.__class__)
     shell.__dict__ = {k: copy.copy(v) if isinstance(v, dict | set) else v for k, v in module.__dict__.items()}
+    if tensors is not None:
+        for kind in ("_parameters", "_buffers"):
+            own = shell.__dict__[kind]
+            shell.__dict__[kind] = {name: own[name] for name in own if (f"{prefix}.{name}" if prefix else name) in tensors}
     inside: dict[str, nn.Module | None] = {}
     for name, child in module._modules.items():
         path = f"{prefix}.{name}" if prefix else name
         if child is None:
             inside[name] = None
-        elif used is None or any(other == path or other.startswith(f"{path}.") for other in used):
-            inside[name] = _copied(child, used, replaced, path)
+        elif used is None or any(other == path or other.startswith(f"{path}.") for other in used | (tensors or set())):
+            inside[name] = _copied(child, used, replaced, tensors, path)
     shell._modules = inside
     return shell
 

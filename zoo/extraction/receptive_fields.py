@@ -6,33 +6,20 @@ Source for the arithmetic: Araujo, Norris & Sim 2019, Computing Receptive Fields
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
-from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut, StochasticDepth, imagenet_to_inception
+from zoo.extraction.shapes import values
+from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut
+from zoo.networks.model import Model
 
 Pair = tuple[int, int]
-
-POINTWISE = (
-    nn.BatchNorm2d,
-    nn.Dropout,
-    nn.Identity,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.Hardswish,
-    nn.Hardsigmoid,
-    nn.SiLU,
-    nn.Sigmoid,
-    StochasticDepth,
-)
-"""Layers that leave every pixel where it is, and the channels as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +49,32 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What one tensor is; `reach` on (height, width) is None where pixels have no place any more, behind a global pool."""
+    """What one tensor is.
 
-    channels: int | None
+    Attributes:
+        shape: for one image of the network's own size, the batch axis left out; None where nothing tells.
+        axis: which axis of the tensor is the channels'.
+        reach: on (height, width) of a map; None where elements have no place in the image any more, behind a global pool or in tokens.
+        unknown: of a map whose places are not known, the layer behind which they are not, and why; "" elsewhere.
+    """
+
+    shape: tuple[int, ...] | None = None
+    axis: int = 1
     reach: tuple[Reach, Reach] | None = None
-    pixels: int | None = None
-    """How many pixels an adaptive pool has left, which a flatten multiplies into the channels."""
+    unknown: str = ""
+
+    @property
+    def channels(self) -> int | None:
+        """How many channels there are."""
+        return self.shape[self.axis - 1] if self.shape is not None and self.axis <= len(self.shape) else None
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """Height and width of a map."""
+        if self.shape is None or len(self.shape) != 3:
+            return None
+        height, width = (size for axis, size in enumerate(self.shape, start=1) if axis != self.axis)
+        return height, width
 
     @property
     def stride(self) -> int | None:
@@ -100,102 +107,93 @@ def window(layer: nn.Module) -> Window | None:
     return None
 
 
-def fields(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> dict[fx.Node, Field]:
-    """Tell for every node of a graph what its tensor is; its input is an image."""
+def fields(graph: fx.Graph, network: Model) -> dict[fx.Node, Field]:
+    """Tell for every node of a graph what its tensor is; the graph's input is an image.
+
+    Shapes are computed, so that no layer needs a rule for them. A layer that is neither a convolution nor a pool, and whose output
+    has the height and width of its input, leaves pixels where they are. Behind any other layer places are unknown.
+    """
+    layers, made = dict(network.named_modules()), values(graph, network)
     known: dict[fx.Node, Field] = {}
     for node in graph.nodes:
-        inputs = [known[n] for n in node.all_input_nodes]
         if node.op == "placeholder":
-            known[node] = Field(None, (Reach(), Reach()))
-        elif node.op == "call_module":
-            known[node] = _layer(modules[str(node.target)], inputs[0]) if inputs else Field(None)
-        elif node.op == "output":
-            continue
-        else:
-            rule = RULES.get(node.target)
-            known[node] = rule(node, inputs) if rule and inputs else Field(None)
+            known[node] = Field(tuple(made[node].shape[1:]), 1, (Reach(), Reach()))
+        elif node.op != "output":
+            known[node] = _field(node, made[node], [known[n] for n in node.all_input_nodes], layers)
     return known
 
 
-def _layer(layer: nn.Module, x: Field) -> Field:
-    if isinstance(layer, POINTWISE):
-        return x
-    if isinstance(layer, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d):
-        rows, columns = layer.output_size if isinstance(layer.output_size, tuple) else (layer.output_size, layer.output_size)
-        return Field(x.channels, None, None if rows is None or columns is None else rows * columns)
-    if isinstance(layer, nn.Linear):
-        return Field(layer.out_features)
-    if isinstance(layer, nn.Flatten):
-        return _flatten(x)
-    if (read := window(layer)) is None:
-        return Field(None)
-    channels = getattr(layer, "out_channels", x.channels)
-    if x.reach is None:
-        return Field(channels, None, x.pixels if read.size == read.stride == (1, 1) else None)
-    return Field(channels, (x.reach[0].through(read, 0), x.reach[1].through(read, 1)))
+def _field(node: fx.Node, value: Any, inputs: list[Field], layers: Mapping[str, nn.Module]) -> Field:
+    """Describe the tensor of one node."""
+    behind = next((x.unknown for x in inputs if x.unknown), "")
+    if isinstance(value, Exception):
+        why = f"its shape can't be computed ({type(value).__name__})"
+        return Field(unknown=behind or _said(node, layers, why))
+    if not isinstance(value, Tensor) or value.dim() < 2:
+        return Field(unknown=behind)
+    shape = tuple(value.shape[1:])
+    made = Field(shape, _axis(node, len(shape), inputs))
+    if made.sides is None or node.op == "get_attr":
+        return made
+    if behind:
+        return replace(made, unknown=behind)
+    layer = layers[str(node.target)] if node.op == "call_module" else None
+    maps = [x for x in inputs if x.reach]
+    if layer is not None and (read := window(layer)) is not None:
+        reach = inputs[0].reach
+        return replace(made, reach=(reach[0].through(read, 0), reach[1].through(read, 1)) if reach else None)
+    if isinstance(layer, nn.AdaptiveAvgPool2d | nn.AdaptiveMaxPool2d) or node.target in ADAPTIVE:
+        return made
+    if node.target in REDUCTIONS and made.sides == (1, 1):
+        return made
+    if not maps:  # a gate, behind a global pool; what makes a map of tokens or vectors places them again, and nothing says where
+        placed = all(x.sides == made.sides for x in inputs if x.shape is not None and len(x.shape) == 3)
+        return made if inputs and placed and any(x.sides for x in inputs) else replace(made, unknown=_said(node, layers, "it makes a map"))
+    if any(x.sides != made.sides for x in maps):
+        return replace(made, unknown=_said(node, layers, f"its output is {made.sides} for a map of {maps[0].sides}"))
+    return replace(made, reach=_join(maps))
 
 
-def _join(inputs: list[Field], channels: int | None) -> Field:
-    """Describe what is made of several tensors, pixel by pixel."""
-    reaches = [x.reach for x in inputs]
-    if None in reaches or not reaches:
-        return Field(channels, None, inputs[0].pixels)
+def _axis(node: fx.Node, rank: int, inputs: list[Field]) -> int:
+    """Tell which axis of a node's output is the channels'; `rank` is without the batch."""
+    before = next((x for x in inputs if x.shape is not None), None)
+    if before is None or before.shape is None:
+        return 1 if rank != 2 else 2
+    old = len(before.shape)
+    if node.target in ("permute", torch.permute) and rank == old:
+        dims = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
+        return [int(d) % (rank + 1) for d in dims].index(before.axis)  # pyright: ignore[reportArgumentType]
+    if node.target in ("transpose", torch.transpose) and rank == old:
+        one, other = (int(d) % (rank + 1) for d in node.args[1:3])  # pyright: ignore[reportArgumentType]
+        return {one: other, other: one}.get(before.axis, before.axis)
+    if rank == old:
+        return before.axis
+    if rank == 2 and old == 3 and before.axis == 1 and node.target in ("flatten", torch.flatten):
+        return 1  # (B, C, H * W)
+    return 2 if rank == 2 else 1
+
+
+def _join(inputs: list[Field]) -> tuple[Reach, Reach] | None:
+    """Describe what is made of several maps, pixel by pixel; None where their strides differ."""
     axes = []
     for axis in (0, 1):
-        ways = [reach[axis] for reach in reaches if reach]
+        ways = [x.reach[axis] for x in inputs if x.reach]
         if len({way.step for way in ways}) > 1:
-            return Field(channels)
+            return None
         axes.append(Reach(min(way.first for way in ways), max(way.last for way in ways), ways[0].step))
-    return Field(channels, (axes[0], axes[1]))
+    return axes[0], axes[1]
 
 
-def _flatten(x: Field) -> Field:
-    return Field(x.channels * x.pixels if x.channels is not None and x.pixels else None)
+def _said(node: fx.Node, layers: Mapping[str, nn.Module], why: str) -> str:
+    """Name a node as its user knows it."""
+    if node.op == "call_module":
+        return f"{node.target}, a {type(layers[str(node.target)]).__name__}: {why}"
+    return f"{getattr(node.target, '__name__', node.target)}(): {why}"
 
 
-def _add(node: fx.Node, inputs: list[Field]) -> Field:
-    del node
-    return _join(inputs, inputs[0].channels)
-
-
-def _gate(node: fx.Node, inputs: list[Field]) -> Field:
-    """Describe a product; a factor from behind a global pool is a gate, and left out."""
-    maps = [x for x in inputs if x.reach] or inputs
-    return _add(node, maps)
-
-
-def _concatenate(node: fx.Node, inputs: list[Field]) -> Field:
-    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    widths = [x.channels for x in inputs]
-    return _join(inputs, sum(w for w in widths if w is not None) if axis == 1 and None not in widths else None)
-
-
-def _flattened(node: fx.Node, inputs: list[Field]) -> Field:
-    whole = [*node.args[1:], *node.kwargs.values()] == [1]
-    return _flatten(inputs[0]) if whole else Field(None)
-
-
-def _same(node: fx.Node, inputs: list[Field]) -> Field:
-    del node
-    return inputs[0]
-
-
-def _mean(node: fx.Node, inputs: list[Field]) -> Field:
-    del node
-    return replace(inputs[0], reach=None, pixels=None)
-
-
-RULES: dict[Any, Callable[[fx.Node, list[Field]], Field]] = {
-    operator.add: _add,
-    torch.add: _add,
-    operator.mul: _gate,
-    torch.mul: _gate,
-    torch.cat: _concatenate,
-    torch.flatten: _flattened,
-    "flatten": _flattened,
-    "mean": _mean,
-    imagenet_to_inception: _same,
-}
+ADAPTIVE = (F.adaptive_avg_pool2d, F.adaptive_max_pool2d)
+REDUCTIONS = (torch.mean, torch.amax, torch.sum, "mean", "amax", "sum")
+"""Functions and methods whose output has no place in the image any more: always, and where one element is left."""
 
 
 def _pair(value: Any) -> Pair:

@@ -15,6 +15,7 @@ from torch.fx.proxy import TraceError
 from zoo.extraction.receptive_fields import Field, fields
 from zoo.networks.model import Model
 
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 BODY, EMBEDDING, LOGITS, STRIDE = "body", "embedding", "logits", "stride/"
 NEAREST = 5
 
@@ -32,8 +33,10 @@ class Tap:
     Attributes:
         key: of the tensor in the dict that `Features` returns.
         module: whose output it is; "body", "embedding" or "logits" where no module's is.
-        channels: size of axis 1; None where a layer that the zoo doesn't know makes it.
-        stride: pixels of the image between neighbours of the map; None where the place isn't part of the image any more.
+        channels: size of the channels' axis: 1 of maps and vectors, 2 of tokens (B, L, C), 3 of maps (B, H, W, C); None where a layer's
+            shape can't be computed without its numbers.
+        stride: pixels of the image between neighbours of the map; None where the place is no part of the image any more: behind a
+            global pool, and in tokens.
         receptive_field: side in pixels of the square that one element depends on, of the longer side where they differ, regardless of
             the image's border; None as for `stride`. What gates (squeeze-and-excite) see, the whole image, is left out.
     """
@@ -43,6 +46,8 @@ class Tap:
     channels: int | None
     stride: int | None
     receptive_field: int | None
+    unknown: str = ""
+    """Of a map whose stride and field are not known: the layer behind which they are not, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,15 @@ class Trace:
     Attributes:
         graph: of ``head(body(x))``, or of ``head(x)``.
         outputs: the node of each module that ran, containers too, in the order in which they finished; where there is one, "body".
+        inputs: the node that each module read first.
+        closed: modules that could not be looked into, and why; they run as they are, and nothing inside is a place.
         body_end: how many of `outputs` belong to the body.
     """
 
     graph: fx.Graph
     outputs: dict[str, fx.Node]
+    inputs: dict[str, fx.Node] = field(default_factory=dict)
+    closed: dict[str, str] = field(default_factory=dict)
     body_end: int = 0
 
     @property
@@ -92,19 +101,40 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.outputs: dict[str, fx.Node] = {}
+        self.inputs: dict[str, fx.Node] = {}
+        self.closed: dict[str, str] = {}
         self.body_end = 0
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         del module_qualified_name
-        return next(m.children(), None) is None
+        theirs = type(m).__module__.startswith(("torch.nn.", "torch.ao.")) and not isinstance(m, nn.Sequential)
+        return theirs or m._modules.keys() <= {"parametrizations"}  # which make a layer's parameters, and leave it a layer
 
     def path_of_module(self, mod: nn.Module) -> str:
         return super().path_of_module(mod).removeprefix("network.")
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = super().call_module(m, forward, args, kwargs)
-        self.note(self.path_of_module(m), result)
+        name = self.path_of_module(m)
+        first = next((a.node for a in (*args, *kwargs.values()) if isinstance(a, fx.Proxy)), None)
+        if first is not None:
+            self.inputs[name] = first
+        before, ran = len(self.graph.nodes), set(self.outputs)
+        try:
+            result = super().call_module(m, forward, args, kwargs)
+        except Exception as error:  # its flow depends on values, or on what only runs with numbers: it stays one operation
+            if not name or self.is_leaf_module(m, name):
+                raise
+            for node in list(reversed(self.graph.nodes))[: len(self.graph.nodes) - before]:
+                self.graph.erase_node(node)
+            self.outputs = {inner: node for inner, node in self.outputs.items() if inner in ran}
+            self.closed[name] = str(error).partition("\n")[0]
+            result = self.create_proxy("call_module", name, args, kwargs)
+        self.note(name, result)
         return result
+
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Name parameters as the network does."""
+        return super().create_node(kind, target.removeprefix("network.") if kind == "get_attr" else target, *args, **kwargs)
 
     def note(self, name: str, result: Any) -> None:
         if isinstance(result, fx.Proxy):
@@ -128,7 +158,7 @@ def trace(network: Model, head_only: bool = False) -> Trace:
             graph = tracer.trace(_Whole(network, tracer, head_only))
         except (TraceError, TypeError) as error:
             raise ValueError(f"{type(network).__name__} has no one graph: {error}") from error
-    return Trace(graph, tracer.outputs, tracer.body_end)
+    return Trace(graph, tracer.outputs, tracer.inputs, tracer.closed, tracer.body_end)
 
 
 @dataclass(slots=True)
@@ -141,15 +171,19 @@ class Places:
     paper: dict[str, str] = field(init=False)
     facts: dict[fx.Node, Field] = field(init=False)
     strides: dict[int, str] = field(init=False)
+    unknown: str = field(init=False, default="")
+    """The layer behind which maps have no stride that is known, and why; "" where all have."""
 
     def __post_init__(self) -> None:
         modules = dict(self.network.named_modules())
-        self.facts = fields(self.trace.graph, modules)
+        self.facts = fields(self.trace.graph, self.network)
         self.names = {LOGITS: self.trace.result, EMBEDDING: self._embedding(modules), **self.trace.outputs}
         self.paper = {name: module for name, module in self.network.paper_names().items() if module in self.names}
         self.strides = {}
         for name in [*_units(self.network, list(self.trace.outputs)[: self.trace.body_end]), BODY]:
-            stride = self.facts[self.trace.outputs[name]].stride
+            known = self.facts[self.trace.outputs[name]]
+            stride = known.stride
+            self.unknown = self.unknown or known.unknown
             if stride is not None:
                 self.strides.pop(stride, None)
                 self.strides[stride] = name
@@ -158,20 +192,27 @@ class Places:
             self.strides[stride] = min(same, key=lambda n: n.count("."), default=name)
 
     def _embedding(self, modules: Mapping[str, nn.Module]) -> fx.Node:
-        """Find what the classifier reads, without the dropout before it; behind a convolution's input a global mean is put."""
+        """Find what the classifier reads, without the dropout before it; of a map, its mean over height and width.
+
+        The classifier is found by its module, whatever that has become: wrapped by an adapter, several layers, or none. Where it was
+        replaced together with what held it, that is the classifier.
+        """
         classifier = self.network.classifiers[0]
-        node = self.trace.outputs[classifier].args[0]
-        while isinstance(node, fx.Node) and node.op == "call_module" and isinstance(modules[str(node.target)], nn.Dropout):
+        name = classifier
+        while name and name not in self.trace.inputs:
+            name = name.rpartition(".")[0]
+        node: Any = self.trace.inputs.get(name)
+        while isinstance(node, fx.Node) and node.op == "call_module" and isinstance(modules[str(node.target)], DROPOUTS):
             node = node.args[0]
         if not isinstance(node, fx.Node):
-            raise ValueError(f"{classifier} of {type(self.network).__name__} reads no tensor of the network")
-        if isinstance(modules[classifier], nn.Conv2d):
-            with self.trace.graph.inserting_after(node):
-                mean = self.trace.graph.call_method("mean", (node, (2, 3)))
-            known = self.facts[node]
-            self.facts[mean] = Field(known.channels)
-            return mean
-        return node
+            raise ValueError(f"{classifier} of {type(self.network).__name__} reads no tensor of the network, so there is no embedding")
+        known = self.facts[node]
+        if known.sides is None:
+            return node
+        with self.trace.graph.inserting_after(node):
+            mean = self.trace.graph.call_method("mean", (node, (2, 3) if known.axis == 1 else (1, 2)))
+        self.facts[mean] = Field(None if known.channels is None else (known.channels,))
+        return mean
 
     def find(self, tap: str) -> dict[str, str]:
         """Tell which places `tap` means: the key in the result -> the name of the place.
@@ -198,17 +239,23 @@ class Places:
     def tap(self, key: str, name: str) -> Tap:
         """Describe the place `name`."""
         known = self.facts[self.names[name]]
-        return Tap(key, name, known.channels, known.stride, known.receptive_field)
+        return Tap(key, name, known.channels, known.stride, known.receptive_field, known.unknown)
 
     def _unknown(self, tap: str) -> UnknownTap:
         kind = type(self.network).__name__
         strides = [f"{STRIDE}{stride}" for stride in sorted(self.strides)]
         modules = dict(self.network.named_modules())
         lines = [f"{kind} has no tap {tap!r}."]
-        if tap in modules:
+        if inside := next((name for name in self.trace.closed if tap.startswith(f"{name}.")), None):
+            lines = [f"{tap} lies in {inside} of {kind}, which can't be looked into: {self.trace.closed[inside]}."]
+        elif tap in modules:
             lines = [f"{tap} of {kind} is no part of the way from the images to the logits, so there are no features of it."]
         elif tap.startswith(STRIDE):
-            lines = [f"{kind} has no map at {tap!r}; it has {', '.join(strides)}."]
+            lines = [f"{kind} has no map at {tap!r}; it has {', '.join(strides) or 'none with a stride'}."]
+            if self.unknown:
+                lines.append(f"No stride is known behind {self.unknown}.")
+            elif not strides:
+                lines.append("Tokens have no stride: take them by a module's name.")
         known = [*self.names, *self.paper, *strides]
         short = {name.rpartition(".")[2]: name for name in reversed(known)}  # "denseblock2" is nearest to "features.denseblock2"
         near = [short.get(n, n) for n in difflib.get_close_matches(tap, dict.fromkeys([*known, *short]), n=2 * NEAREST, cutoff=0.5)]

@@ -14,7 +14,7 @@ from torch import nn
 import zoo
 from zoo import CATALOGUE, Model
 from zoo.extraction.features import features
-from zoo.extraction.taps import Places, trace
+from zoo.extraction.taps import Places, UnknownTap, trace
 from zoo.networks.layers import SqueezeExcitation
 
 WIDEST = 320  # pixels; what is wider takes long, and is made of the same layers
@@ -118,13 +118,81 @@ def test_fields_known_from_the_literature() -> None:
             assert features(CATALOGUE[name](), "body").receptive_fields == {"body": side}
 
 
-def test_a_layer_that_the_zoo_does_not_know_has_unknown_facts() -> None:
-    class Strange(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.unfold(2, 2, 1).sum(-1)
+class Strange(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unfold(2, 2, 1).sum(-1)
 
+
+def test_what_lies_behind_a_layer_that_moves_pixels_has_no_stride_and_the_error_names_the_layer() -> None:
     network = zoo.ResNet20().eval()
     network.layer2.append(Strange())
     taken = features(network, ["layer1", "layer2", "embedding"])
-    assert taken.channels == {"layer1": 16, "layer2": None, "embedding": 64}
-    assert taken.strides == {"layer1": 1, "layer2": None, "embedding": None}
+    assert taken.channels == {"layer1": 16, "layer2": 32, "embedding": 64}
+    assert (taken.taps["layer1"].stride, taken.taps["layer1"].unknown) == (1, "")
+    assert "layer2.3" in taken.taps["layer2"].unknown or "sum()" in taken.taps["layer2"].unknown
+    with pytest.raises(ValueError, match="of 'layer2' no stride and no receptive field are known, behind"):
+        _ = taken.strides
+    with pytest.raises(UnknownTap, match="No stride is known behind"):
+        features(network, "stride/4")
+    with pytest.raises(ValueError, match="no stride is known behind"):
+        features(network, "layer3", output_stride=2)
+
+
+POINTWISE = [
+    nn.GELU(),
+    nn.Hardtanh(),
+    nn.Mish(),
+    nn.ELU(),
+    nn.PReLU(32),
+    nn.GroupNorm(4, 32),
+    nn.InstanceNorm2d(32),
+    nn.LocalResponseNorm(2),
+    nn.Dropout2d(),
+    nn.Softplus(),
+]
+
+
+@pytest.mark.parametrize("layer", POINTWISE, ids=lambda layer: type(layer).__name__)
+def test_a_layer_that_keeps_height_and_width_leaves_pixels_where_they_are(layer: nn.Module) -> None:
+    network = zoo.ResNet20().eval()
+    network.layer2.append(layer)
+    taken = features(network, ["stride/2", "stride/4"])
+    assert taken.strides == {"stride/2": 2, "stride/4": 4}
+    assert taken.taps["stride/2"].module == "layer2"
+
+
+class Permuted(nn.Module):
+    """LayerNorm of pixels, as ConvNeXt has it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_a_map_whose_channels_went_last_and_came_back_keeps_its_stride() -> None:
+    network = zoo.ResNet20().eval()
+    network.layer2.append(Permuted(32))
+    taken = features(network, ["layer2.3.norm", "layer2", "stride/4"])
+    assert taken.strides == {"layer2.3.norm": 2, "layer2": 2, "stride/4": 4}
+    assert taken.channels == {"layer2.3.norm": 32, "layer2": 32, "stride/4": 64}
+    assert taken(torch.zeros(1, 3, 32, 32))["layer2.3.norm"].shape == (1, 16, 16, 32)
+
+
+def test_looking_for_shapes_runs_no_hook_and_changes_no_state() -> None:
+    class Counting(nn.ReLU):
+        calls = 0
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(input)
+
+    network = zoo.ResNet20()
+    network.layer1[0].relu1 = Counting()
+    network.layer1[0].conv1.register_forward_hook(lambda *_: pytest.fail("a hook ran"))
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    features(network, ["layer1", "stride/4"])
+    assert network.layer1[0].relu1.calls == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
