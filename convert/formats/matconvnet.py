@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from convert.core import COUNTER
-from convert.formats import _hdf5, _mat5, _mat73, _matlayers
+from convert.formats import _hdf5, _mat5, _mat73, _matgraph, _matlayers
 from convert.formats._guard import check, reading
 from convert.formats._mapped import mapped
 from convert.formats._mat import Matrix, Value
@@ -103,7 +103,7 @@ def _norm(part: Part, leaves: Mapping[str, Stored]) -> dict[str, Value]:
     mean, variance = leaves.get("running_mean"), leaves.get("running_var")
     if mean is None or variance is None:
         raise ConvertError(f"MatConvNet's bnorm has moments, and {part.name} has no running statistics")
-    eps = _matlayers.EPS if part.eps is None else part.eps
+    eps = _matgraph.EPS if part.eps is None else part.eps
     width, dtype = mean.shape[0], mean.dtype
 
     def moments() -> np.ndarray:

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert.conversion import Adopted, Undecided, adopt, explain
+from convert.adopted import Adopted
+from convert.conversion import Undecided, adopt, explain
 from convert.core import COUNTER, Row
 from convert.network import Layer, layers
 from convert.source import Positional, Source, Stored, in_memory
