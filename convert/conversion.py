@@ -62,8 +62,10 @@ def adopt(
     if source.positional:
         candidates = [name for name in candidates if hasattr(names.NAMINGS[name], "order")]
         if not candidates:
+            known = ", ".join(name for name, module in names.NAMINGS.items() if hasattr(module, "order"))
             raise ConvertError(
-                f"{source.path} keeps only an order of tensors, and no naming knows which order that is; try zoo convert --match"
+                f"{source.path} keeps only an order of tensors, and no naming of a {source.format} file knows which; try --from with one "
+                f"of {known}"
             )
     best: Adopted | None = None
     for name in candidates:

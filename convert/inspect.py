@@ -140,8 +140,6 @@ def inspect(
     path: Path | Source,
     candidates: Mapping[str, Mapping[str, Shape]] | None = None,
     families: Mapping[str, type | str] | None = None,
-    *,
-    format: str = "auto",
 ) -> Inspection:
     """Tell what a weight file of any format holds; no tensor is read, and a process of its own reads the rest.
 
@@ -149,14 +147,13 @@ def inspect(
         path: the file, or what a reader has found in it.
         candidates: shapes of the state dicts of networks that it may be of, by name.
         families: class or family of each, with which namings are recognised.
-        format: a name that `convert.formats.formats` lists; "auto" asks the content.
 
     Raises:
         FileNotFoundError: there is nothing at this path.
         ConvertError: the file can't be read; the subclass and the message say why.
     """
     if not isinstance(path, Source):
-        with sandbox.read(Path(path), format) as source:
+        with sandbox.read(Path(path)) as source:
             return inspect(source, candidates, families)
     source = path
     kinds = Counter(node.op for node in source.graph.nodes) if source.graph else None

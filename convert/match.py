@@ -47,7 +47,7 @@ def match(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape]) 
     the file lists in that order all that is known; and by names that are near. What is left must be one answer.
 
     Args:
-        source: a file that has names; `match_positional` reads those that have none.
+        source: a file whose tensors have names.
         layers: our network's, as `convert.network.layers` lists them.
         shapes: of our state dict.
 
@@ -59,7 +59,7 @@ def match(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape]) 
         ConvertError: the file keeps only an order.
     """
     if source.positional:
-        raise ConvertError(f"{source.path} names no tensors; match_positional() reads its order")
+        raise ConvertError(f"{source.path} names no tensors, so nothing tells which is which; give the naming whose order it has")
     answers: dict[str, list[Row]] = {}
     failed: list[NoUniqueMatch] = []
     for spatial in ("hw", "wh") if source.spatial == "unknown" else (source.spatial,):
