@@ -6,7 +6,6 @@ moments: the mean, and the root of variance + eps, not the variance.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,8 +89,7 @@ def _layer(part: Part, convention: str | None) -> Value:
     if part.kind not in ("conv", "depthwise", "transposed", "linear") or "weight" not in leaves:
         return layer | {"type": "custom", "leaves": {leaf: _matrix(stored) for leaf, stored in leaves.items()}}
     weight = leaves["weight"]
-    flat = len(weight.shape) == 2 or (part.grid is not None and weight.shape[2:] == (1, 1) and weight.shape[1] == math.prod(part.grid))
-    kernel = _dense(part, weight) if flat else _kernel(part.kind, weight, convention)
+    kernel = _dense(part, weight) if len(weight.shape) == 2 else _kernel(part.kind, weight, convention)
     layer["type"] = "convt" if part.kind == "transposed" else "conv"
     layer["weights"] = [kernel, _matrix(bias) if bias is not None else None]
     if part.groups > 1 and part.kind == "transposed":

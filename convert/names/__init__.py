@@ -1,6 +1,6 @@
 """A file per foreign naming: which of their modules is which of ours. Ours are torchvision's names. Adding a naming is adding its file.
 
-A naming has ``rows(family, ours)``; the way back is derived (`convert.core.invert`). It may have
+A naming has ``rows(family, ours)``; the way back is derived (`convert.writing.parts`). It may have
 
 - ``FORMATS``: the formats in which it occurs; in all, if absent;
 - ``mend(name)``: turns an older spelling of its own into today's;
