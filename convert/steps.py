@@ -63,8 +63,8 @@ class Step:
         raise NotImplementedError
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Take it back."""
-        raise NotImplementedError
+        """Take it back: by doing it once more, unless a step says otherwise."""
+        return self.do(array)
 
     def shape(self, shape: Shape) -> Shape:
         """Tell the shape that `do` gives a tensor of `shape`; the same unless a step says otherwise."""
@@ -128,10 +128,6 @@ class Flip(Step):
         """Return a view."""
         return np.flip(array, self.axes)
 
-    def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
-        return np.flip(array, self.axes)
-
     def __str__(self) -> str:
         return f"flip({','.join(map(str, self.axes))})"
 
@@ -143,10 +139,6 @@ class SwapChannels(Step):
     axis: int = 1
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
-        return np.flip(array, self.axis)
-
-    def undo(self, array: np.ndarray) -> np.ndarray:
         """Return a view."""
         return np.flip(array, self.axis)
 
@@ -218,69 +210,60 @@ class Moment(Step):
         return f"variance from {self.kind}(eps {self.eps:g})"
 
 
-@dataclass(frozen=True, slots=True)
-class Scale(Step):
-    """Multiply by a number: Caffe's BatchNorm keeps sums, and the factor that they must be divided by."""
+class _Factors(Step):
+    """Multiply by numbers; a factor of zero can't be taken back and gives infinity."""
 
+    __slots__ = ()
     exact: ClassVar[bool] = False
 
-    factor: float
+    def _factors(self, axes: int) -> Any:
+        raise NotImplementedError
 
     def do(self, array: np.ndarray) -> np.ndarray:
         """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) * self.factor).astype(array.dtype)
+        return (array.astype(np.float64) * self._factors(array.ndim)).astype(array.dtype)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
         """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) / self.factor).astype(array.dtype)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (array.astype(np.float64) / self._factors(array.ndim)).astype(array.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(_Factors):
+    """Multiply by a number: Caffe's BatchNorm keeps sums, and the factor that they must be divided by."""
+
+    factor: float
+
+    def _factors(self, axes: int) -> Any:
+        return np.float64(self.factor)
 
     def __str__(self) -> str:
         return f"times {self.factor:.9g}"
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleChannels(Step):
+class ScaleChannels(_Factors):
     """Multiply each input channel of the first convolution by a number: the division by a standard deviation goes into the weights."""
-
-    exact: ClassVar[bool] = False
 
     factors: tuple[float, ...]
 
-    def _column(self, array: np.ndarray) -> np.ndarray:
-        return np.array(self.factors).reshape(1, -1, *(1,) * (array.ndim - 2))
-
-    def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) * self._column(array)).astype(array.dtype)
-
-    def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) / self._column(array)).astype(array.dtype)
+    def _factors(self, axes: int) -> Any:
+        return np.array(self.factors).reshape(1, -1, *(1,) * (axes - 2))
 
     def __str__(self) -> str:
         return f"times {', '.join(f'{factor:g}' for factor in self.factors)} by input channel"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScaleOutputs(Step):
+class ScaleOutputs(_Factors):
     """Multiply each output channel by a number: the scale of a BatchNorm goes into the convolution and the mean before it."""
-
-    exact: ClassVar[bool] = False
 
     factors: np.ndarray
     what: str
 
-    def _row(self, array: np.ndarray) -> np.ndarray:
-        return self.factors.astype(np.float64).reshape(-1, *(1,) * (array.ndim - 1))
-
-    def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) * self._row(array)).astype(array.dtype)
-
-    def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype; a factor of zero can't be taken back and gives infinity."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return (array.astype(np.float64) / self._row(array)).astype(array.dtype)
+    def _factors(self, axes: int) -> Any:
+        return self.factors.astype(np.float64).reshape(-1, *(1,) * (axes - 1))
 
     def __str__(self) -> str:
         return f"times {self.what}"
