@@ -76,13 +76,11 @@ class Diff:
         return all(entry.verdict.startswith("equal") for entry in self.entries)
 
     def summary(self) -> str:
-        """Say it in a line."""
         steps = Counter("a fold of BatchNorms" if entry.step.startswith("a fold") else entry.step for entry in self.entries if entry.step)
         said = [f"{count} {verdict}" for verdict, count in sorted(self.counts.items())]
         return "; ".join([*said, *(f"{step}: {counted(count, 'tensor')}" for step, count in steps.most_common())]) or "no tensors"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values that the json module writes."""
         return {
             "a": self.a,
             "b": self.b,

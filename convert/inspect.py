@@ -130,7 +130,6 @@ class Inspection:
         return root
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values that the json module writes."""
         told = asdict(self)
         told |= {"parameters": self.parameters, "size_bytes": self.size_bytes, "preprocessing": _plain(self.preprocessing)}
         return told

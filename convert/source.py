@@ -79,7 +79,6 @@ class Stored:
         return self.then(Reshape(self.shape, tuple(shape)))
 
     def then(self, *steps: Step) -> Stored:
-        """Add steps."""
         return replace(self, steps=(*self.steps, *steps))
 
     def as_correlation(self, convention: Convention | None = None) -> Stored:

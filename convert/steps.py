@@ -59,7 +59,7 @@ class Step:
     exact: ClassVar[bool] = True
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Carry it out."""
+        """Carry it out: a view where strides allow it, else a copy. What rounds computes in float64 and keeps the dtype."""
         raise NotImplementedError
 
     def undo(self, array: np.ndarray) -> np.ndarray:
@@ -78,15 +78,12 @@ class Transpose(Step):
     axes: tuple[int, ...]
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
         return array.transpose(self.axes)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
         return array.transpose(tuple(np.argsort(self.axes)))
 
     def shape(self, shape: Shape) -> Shape:
-        """Reorder the shape."""
         return tuple(shape[axis] for axis in self.axes)
 
     def __str__(self) -> str:
@@ -101,11 +98,9 @@ class Reshape(Step):
     after: Shape
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view where strides allow."""
         return array.reshape(self.after)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a view where strides allow."""
         return array.reshape(self.before)
 
     def shape(self, shape: Shape) -> Shape:
@@ -125,7 +120,6 @@ class Flip(Step):
     axes: tuple[int, ...] = (2, 3)
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
         return np.flip(array, self.axes)
 
     def __str__(self) -> str:
@@ -139,7 +133,6 @@ class SwapChannels(Step):
     axis: int = 1
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
         return np.flip(array, self.axis)
 
     def __str__(self) -> str:
@@ -159,17 +152,12 @@ class FlattenOrder(Step):
     width: int
     order: str = "hwc"
 
-    def _sizes(self) -> dict[str, int]:
-        return {"c": self.channels, "h": self.height, "w": self.width}
-
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a copy."""
-        sizes = self._sizes()
+        sizes = {"c": self.channels, "h": self.height, "w": self.width}
         split = array.reshape(array.shape[0], *(sizes[letter] for letter in self.order))
         return split.transpose(0, *(1 + self.order.index(letter) for letter in "chw")).reshape(array.shape)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a copy."""
         split = array.reshape(array.shape[0], self.channels, self.height, self.width)
         return split.transpose(0, *(1 + "chw".index(letter) for letter in self.order)).reshape(array.shape)
 
@@ -197,12 +185,10 @@ class Moment(Step):
     eps: float
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         wide = array.astype(np.float64)
         return ((wide if self.kind == "std" else 1 / wide) ** 2 - self.eps).astype(array.dtype)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         wide = np.sqrt(array.astype(np.float64) + self.eps)
         return (wide if self.kind == "std" else 1 / wide).astype(array.dtype)
 
@@ -220,11 +206,9 @@ class _Factors(Step):
         raise NotImplementedError
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         return (array.astype(np.float64) * self._factors(array.ndim)).astype(array.dtype)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return (array.astype(np.float64) / self._factors(array.ndim)).astype(array.dtype)
 
@@ -279,11 +263,9 @@ class Minus(Step):
     what: str
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         return (array.astype(np.float64) - self.other).astype(array.dtype)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         return (array.astype(np.float64) + self.other).astype(array.dtype)
 
     def __str__(self) -> str:
@@ -298,11 +280,9 @@ class Cast(Step):
     after: str
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a copy of dtype `after`."""
         return array.astype(self.after)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a copy of dtype `before`."""
         return array.astype(self.before)
 
     def __str__(self) -> str:

@@ -149,10 +149,10 @@ def _today(word: str) -> str:
 
 
 def _from_v1(layer: Message) -> Message:
-    number = layer.get("type", [0])[-1]
-    known = V1_TYPES[number - 1] if not isinstance(number, str) and 0 < number <= len(V1_TYPES) else f"V1 type {number}"
-    kind = _today(number) if isinstance(number, str) else known
-    return {**layer, "type": [kind]}
+    said: Any = layer.get("type", [0])[-1]
+    if isinstance(said, int):
+        said = V1_TYPES[said - 1] if 0 < said <= len(V1_TYPES) else f"V1 type {said}"
+    return {**layer, "type": [_today(said)]}
 
 
 def _from_v0(outer: Message) -> Message:

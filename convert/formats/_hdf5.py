@@ -70,7 +70,6 @@ class Hdf5:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return len(self.data.buffer)
 
     def at(self, address: int) -> Any:
@@ -136,7 +135,6 @@ class Named:
 
     @property
     def type(self) -> Type:
-        """Its datatype."""
         message = next(message for message in self.messages if message.kind == 3)
         return _type(self.file, message.data, message.shared)
 

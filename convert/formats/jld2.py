@@ -75,7 +75,6 @@ class _Values:
         return self._group(self.file.root, 0)
 
     def value(self, address: int, depth: int) -> Any:
-        """Read the object at an address."""
         if address in (0, UNDEFINED):
             return None
         if address in self.opened:

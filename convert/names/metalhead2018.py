@@ -29,16 +29,13 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     theirs = naming(family, found) if naming else {}
     if len(theirs) != len(found):
         return []
-    return [Row(theirs[module], module, _kind(theirs[module], kind)) for module, kind in found.items()]
+    kinds = {module: "linear_from_conv" if kind == "linear" and theirs[module] == "fc6" else kind for module, kind in found.items()}
+    return [Row(theirs[module], module, kind) for module, kind in kinds.items()]
 
 
 def mend(name: str) -> str:
     """Leave out the device that Caffe2 trained on: gpu_0/conv1 is conv1."""
     return name.removeprefix(GPU)
-
-
-def _kind(theirs: str, kind: str) -> str:
-    return "linear_from_conv" if kind == "linear" and theirs == "fc6" else kind
 
 
 def _vgg(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:

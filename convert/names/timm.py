@@ -55,11 +55,9 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     theirs = dict(ENDS[name]) if name is not None else {}
     for ours_prefix, theirs_prefix in _blocks(name, found):
         theirs |= _block([module for module in found if module.startswith(ours_prefix)], theirs_prefix)
-    return [_row(theirs.get(module, module), module, kind) for module, kind in found.items()]
-
-
-def _row(theirs: str, ours: str, kind: str) -> Row:
-    return Row(theirs, ours, "linear_from_conv" if kind == "linear" and theirs in CONVOLVED else kind)
+    convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
+    kinds = found | dict.fromkeys(convolved, "linear_from_conv")
+    return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]
 
 
 def _blocks(family: str | None, found: Mapping[str, str]) -> list[tuple[str, str]]:
