@@ -148,6 +148,16 @@ def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:
     return found
 
 
+def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Group tensors, or their shapes, by module and leaf, in their order; BatchNorm's step counters are left out."""
+    found: dict[str, dict[str, T]] = {}
+    for name, tensor in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf != COUNTER:
+            found.setdefault(module, {})[leaf] = tensor
+    return found
+
+
 def strip_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
     """Take the prefixes of `WRAPPERS` from the names, each only when every name has it."""
     names = list(tensors)

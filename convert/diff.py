@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from convert.core import COUNTER
-from convert.pairing import Pairs, alike, folded, modules, norms_behind, pair, ranks
+from convert.core import COUNTER, by_module
+from convert.pairing import Pairs, alike, folded, norms_behind, pair, ranks
 from convert.source import Source, Stored, in_memory
 from convert.steps import FlattenOrder
 from convert.topology import of_graph
@@ -217,7 +217,7 @@ def _reflattened(x: np.ndarray, channels: Sequence[int]) -> Iterator[tuple[str, 
 
 def _swapped_norms(found: dict[str, Entry], pairs: Pairs, a: Mapping[str, Stored], b: Mapping[str, Stored]) -> None:
     """Name the exchange of gamma and beta, which no tensor shows by itself."""
-    for module in modules(a):
+    for module in by_module(a):
         gamma, beta = f"{module}.weight", f"{module}.bias"
         if f"{module}.running_mean" not in a or not {gamma, beta} <= found.keys():
             continue
@@ -237,7 +237,7 @@ def _fold(
     """Find BatchNorms that one file has folded into its convolutions; name their tensors, and return those of B that this explains."""
     if not any(name.endswith("running_mean") for name in full) or any(name.endswith("running_mean") for name in short):
         return set()
-    web = of_graph(source.graph, set(modules(full))) if source.graph else None
+    web = of_graph(source.graph, set(by_module(full))) if source.graph else None
     norms = norms_behind(full, web.inputs if web else None)
     first = next(iter(norms), None)
     if first is None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any
 
-from convert.core import COUNTER, Row
+from convert.core import Row, by_module
 from convert.network import Layer
 from convert.source import Source, Stored
 from convert.steps import Shape
@@ -129,8 +129,8 @@ class _Problem:
 
     def __init__(self, source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape], *, swapped: bool) -> None:
         self.source = source
-        self.theirs = modules(source)
-        self.leaves = leaves(shapes)
+        self.theirs = by_module(source.tensors)
+        self.leaves = by_module({name: tuple(shape) for name, shape in shapes.items()})
         if not any("running_mean" in held for held in self.theirs.values()):
             layers = folded(layers)
             gone = {name for name, held in self.leaves.items() if "running_mean" in held} - {layer.name for layer in layers}
@@ -257,26 +257,6 @@ class _Problem:
 
     def _held(self, name: str) -> dict[str, Shape]:
         return {leaf: stored.shape for leaf, stored in self.theirs[name].items()}
-
-
-def modules(source: Source) -> Modules:
-    """Group a file's tensors by module, in the file's order, BatchNorm's step counters left out."""
-    found: Modules = {}
-    for name, stored in source.tensors.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf != COUNTER:
-            found.setdefault(module, {})[leaf] = stored
-    return found
-
-
-def leaves(shapes: Mapping[str, Shape]) -> dict[str, dict[str, Shape]]:
-    """Group our shapes by module, BatchNorm's step counters left out."""
-    found: dict[str, dict[str, Shape]] = {}
-    for name, shape in shapes.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf != COUNTER:
-            found.setdefault(module, {})[leaf] = tuple(shape)
-    return found
 
 
 def folded(layers: Sequence[Layer]) -> list[Layer]:

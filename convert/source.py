@@ -149,6 +149,10 @@ class Source:
         return {stored.convention for stored in self.tensors.values() if stored.convention is not None}
 
 
+WEIGHTED = dict.fromkeys(("conv", "depthwise", "transposed", "linear"), ("weight", "bias"))
+"""The kinds of layers whose leaves are a weight and a bias, and their usual order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Positional:
     """How a file that keeps only an order stores each kind of layer.

@@ -25,14 +25,8 @@ IDENTITIES = (
 MERGES = {"Add": "add", "Multiply": "mul", "Subtract": "sub", "Maximum": "maximum", "Average": "average", "Concatenate": "concat"}
 MODES = {"sum": "add", "mul": "mul", "ave": "average", "max": "maximum", "concat": "concat"}
 PLAIN = {
-    "relu": "relu",
-    "relu6": "relu6",
-    "sigmoid": "sigmoid",
-    "tanh": "tanh",
-    "softmax": "softmax",
-    "softplus": "softplus",
+    **{name: name for name in ("relu", "relu6", "sigmoid", "tanh", "softmax", "softplus", "silu")},
     "swish": "silu",
-    "silu": "silu",
     "hard_swish": "hardswish",
     "hard_silu": "hardswish",
     "linear": "identity",
