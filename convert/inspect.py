@@ -192,10 +192,11 @@ def likely(
         if either and shared / either >= LEAST:
             found.append(Likely(name, shared / either))
     found.sort(key=lambda one: -one.confidence)
-    best = [
-        Likely(one.name, one.confidence, _naming(source, families[one.name], candidates[one.name]) if one.name in families else "")
-        for one in found[:SHOWN]
-    ]
+    best: list[Likely] = []
+    for one in found[:SHOWN]:
+        named = one.name in families and not source.positional
+        naming = names.recognise(source.tensors, families[one.name], candidates[one.name], source.format) if named else None
+        best.append(Likely(one.name, one.confidence, naming or ""))
     return sorted(best, key=lambda one: (-one.confidence, not one.naming))
 
 
@@ -204,16 +205,6 @@ def _shapes(shapes: Iterable[Shape], positional: bool) -> Counter[Any]:
     if positional:
         return Counter(math.prod(shape) for shape in shapes)
     return Counter((shape[0], math.prod(shape[1:])) if len(shape) > 1 else shape for shape in shapes)
-
-
-def _naming(source: Source, family: type | str | tuple[str, ...], shapes: Mapping[str, Shape]) -> str:
-    if source.positional:
-        return ""
-    for naming in names.of_format(source.format):
-        report = names.carry(naming, source.tensors, names.rows(naming, family, shapes), shapes)[1]
-        if report.complete:
-            return naming
-    return ""
 
 
 def _conventions(source: Source) -> Counter[str]:

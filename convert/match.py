@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from typing import Any
 
 from convert.core import Row, by_module
 from convert.network import Layer
-from convert.source import Source, Stored
+from convert.source import Source
 from convert.steps import Shape
 from convert.topology import Domains, Web, groups, of_graph, of_layers, pair, prune, refine
 from weights.errors import ConvertError
@@ -21,8 +20,6 @@ NEAR = 0.15
 
 OPS = {"conv": ("conv", "depthwise"), "depthwise": ("conv", "depthwise"), "transposed": ("transposed",), "linear": ("dense", "conv")}
 """What the graph may call a layer of each of our kinds; a dense layer is a convolution here and there."""
-
-Modules = dict[str, dict[str, Stored]]
 
 
 class NoUniqueMatch(ConvertError):
@@ -73,20 +70,6 @@ def match(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape]) 
     if hw is not None and wh is not None and hw != wh:
         raise NoUniqueMatch(f"{source.path}: one pairing fits if its kernels are height by width, another if they are width by height")
     return hw if hw is not None else answers["wh"]
-
-
-def describe(rows: Sequence[Row], source: Source, shapes: Mapping[str, Shape]) -> Any:
-    """Show the answer as a rich table: theirs, ours, the weight's shape on both sides, and what is special about the pair."""
-    from rich.table import Table
-
-    table = Table("theirs", "ours", "kind", "shape there", "shape here", "note", title=f"{source.path.name}: {len(rows)} modules matched")
-    for row in rows:
-        theirs = next((s for leaf in ("weight", "running_mean") if (s := source.tensors.get(_name(row.theirs, leaf)))), None)
-        ours = next((shapes[n] for leaf in ("weight", "running_mean") if (n := _name(row.ours, leaf)) in shapes), ())
-        notes = [*(f"{leaf} goes into the norm behind" for leaf in row.adds), *(f"no {leaf} there" for leaf in row.lacks)]
-        notes += ["reshaped"] if row.kind in ("linear_from_conv", "conv_from_linear") else []
-        table.add_row(row.theirs, row.ours, row.kind, _shown(theirs.shape if theirs else ()), _shown(ours), "; ".join(notes))
-    return table
 
 
 def compatible(layer: Layer, ours: Mapping[str, Shape], theirs: Mapping[str, Shape], *, bias_may_go: bool, name: str) -> Row | None:
@@ -303,13 +286,6 @@ def _numbered(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _name(module: str, leaf: str) -> str:
-    return f"{module}.{leaf}" if module else leaf
-
-
-def _shown(shape: Shape) -> str:
-    return "x".join(map(str, shape))
-
-
 def _tensors(name: str, held: Mapping[str, Shape]) -> str:
-    return f"{name or '(root)'} ({', '.join(f'{leaf} {_shown(shape)}' for leaf, shape in held.items())})"
+    shapes = ", ".join(f"{leaf} {'x'.join(map(str, shape))}" for leaf, shape in held.items())
+    return f"{name or '(root)'} ({shapes})"

@@ -70,9 +70,18 @@ def of_format(format: str) -> list[str]:
     return [name for name, module in NAMINGS.items() if format in getattr(module, "FORMATS", (format,))]
 
 
-def recognise(theirs: Mapping[str, Any], family: type | str, ours: Mapping[str, Any]) -> str | None:
-    """Find the first naming whose rows give every tensor of `theirs` a place and leave none of `ours` empty."""
-    return next((naming for naming in of_format("pytorch") if _tried(naming, theirs, family, ours)[1].complete), None)
+def recognise(
+    theirs: Mapping[str, Any], family: type | str | tuple[str, ...], ours: Mapping[str, Any], format: str = "pytorch"
+) -> str | None:
+    """Find the first naming whose rows give every tensor of `theirs` a place and leave none of `ours` empty.
+
+    Args:
+        theirs: a file's tensors.
+        family: a class of the zoo, or the name of a family.
+        ours: our network's state dict, or its shapes.
+        format: of the file; only namings that occur in such files are tried.
+    """
+    return next((naming for naming in of_format(format) if _tried(naming, theirs, family, ours)[1].complete), None)
 
 
 def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, family: type | str) -> dict[str, T]:
@@ -136,5 +145,5 @@ def lineage(family: type | str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _tried(naming: str, tensors: Mapping[str, T], family: type | str, ours: Mapping[str, Any]) -> tuple[dict[str, T], Report, dict[str, T]]:
-    shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
+    shapes = {name: tuple(getattr(tensor, "shape", tensor)) for name, tensor in ours.items()}
     return carry(naming, tensors, rows(naming, family, shapes), shapes)

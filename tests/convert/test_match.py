@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 import zoo
 from convert.core import Row
 from convert.graph import Graph, Node
-from convert.match import NoUniqueMatch, describe, match
+from convert.match import NoUniqueMatch, match
 from convert.network import Layer, layers
 from convert.source import Source, Stored, in_memory
 from convert.steps import Shape
@@ -251,18 +250,6 @@ def test_oblong_kernels_tell_which_axis_is_the_height() -> None:
     with pytest.raises(NoUniqueMatch):
         match(source(found), ls, shapes)
     assert pairs(match(source(found, spatial="unknown"), ls, shapes)) == {"a": "0", "b": "1"}
-
-
-def test_the_answer_can_be_shown() -> None:
-    from rich.console import Console
-
-    ls, shapes = of(Branches("concat"), 9)
-    found = source(tensors(shapes, NAMES), graph_of(ls, NAMES))
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(describe(match(found, ls, shapes), found, shapes))
-    shown = console.export_text()
-    assert "theirs.bin: 4 modules matched" in shown
-    assert "2x8x1x1" in shown
 
 
 def test_pairing_changes_over_where_it_must_and_prunes_what_no_pairing_has() -> None:
