@@ -186,7 +186,8 @@ def _guesses(twin: nn.Module, inputs: np.ndarray) -> list[Guess]:
     ]
     if bottlenecks := _bottlenecks(found, modules):
         said = f"the stride of {len(bottlenecks)} bottlenecks on the other convolution"
-        guesses.append(Guess(_fault.STRIDE, said, patch=lambda: _strides(bottlenecks)))
+        swaps = [change for a, b in bottlenecks for change in ((a, "stride", b.stride), (b, "stride", a.stride))]
+        guesses.append(Guess(_fault.STRIDE, said, patch=lambda: _patches.attributes(swaps)))
     for name, function in _patches.activations().items():
         guesses.append(
             Guess(_fault.ACTIVATION, f"{name} for every activation", patch=lambda f=function: _patches.functions(_patches.activated(f)))
@@ -318,7 +319,3 @@ def _bottlenecks(found: list[Layer], modules: Mapping[str, Any]) -> list[tuple[A
         if together and set(a.kernel_size) == {1} and max(b.kernel_size) > 1 and (max(a.stride) > 1) != (max(b.stride) > 1):
             pairs.append((a, b))
     return pairs
-
-
-def _strides(pairs: list[tuple[Any, Any]]) -> Any:
-    return _patches.attributes([change for a, b in pairs for change in ((a, "stride", b.stride), (b, "stride", a.stride))])

@@ -135,7 +135,7 @@ def _inputs(site: Site, weight: Tensor) -> list[Change]:
         for order in orders_of(len(site.blocks)):
             index = _blocks(site.blocks, order).argsort()
             said = f"the input channels' blocks in the order {', '.join(str(i + 1) for i in order)}"
-            add(_fault.CONCAT, said, partial(_selected, axis=axis, index=index))
+            add(_fault.CONCAT, said, lambda w, index=index: w.index_select(axis, index))
     if weight.dim() == 2 and weight.shape[0] == weight.shape[1]:
         add(_fault.TRANSPOSED, "the dense weight transposed", lambda w: w.T)
     if site.grid is not None and site.grid[1] * site.grid[2] > 1 and site.node.op == "dense":
@@ -149,10 +149,6 @@ def _inputs(site: Site, weight: Tensor) -> list[Change]:
     return found
 
 
-def _selected(weight: Tensor, axis: int, index: Tensor) -> Tensor:
-    return weight.index_select(axis, index)
-
-
 def _reordered(weight: Tensor, do: Any) -> Tensor:
     flat = weight.detach().reshape(weight.shape[0], -1).numpy()
     return _probe.tensor(do(flat)).reshape(weight.shape)
@@ -161,16 +157,13 @@ def _reordered(weight: Tensor, do: Any) -> Tensor:
 def _outputs(site: Site, weight: Tensor) -> list[Change]:
     groups = getattr(site.module, "groups", 1)
     multiplier = weight.shape[0] // groups if weight.dim() == 4 and weight.shape[1] == 1 else 1
-    found: list[Change] = []
+    ways: list[tuple[str, Callable[[Tensor], Tensor]]] = []
     if groups > 1 and multiplier > 1:
-        found.append(Change(_fault.CHANNELS, "the depthwise kernels ordered by channel, then multiplier", _by_channel(groups, multiplier)))
+        said = "the depthwise kernels ordered by channel, then multiplier"
+        ways.append((said, lambda w: w.reshape(multiplier, groups, *w.shape[1:]).transpose(0, 1).reshape(w.shape)))
     if weight.dim() == 4 and weight.shape[0] == weight.shape[1] > 1 and groups == 1:
-        found.append(Change(_fault.CHANNELS, "the kernels' input and output channels swapped", _swapped))
-    return found
-
-
-def _by_channel(groups: int, multiplier: int) -> Callable[[Tensor], Tensor]:
-    return lambda w: w.reshape(multiplier, groups, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
+        ways.append(("the kernels' input and output channels swapped", lambda w: w.transpose(0, 1)))
+    return [Change(_fault.CHANNELS, said, how) for said, how in ways]
 
 
 def _windows_of(site: Site) -> list[Change]:
@@ -201,10 +194,6 @@ def _bias(site: Site) -> list[Change]:
     own: Any = getattr(site.module, "bias", None)
     difference = stored.load().astype(np.float64).reshape(-1) - (0.0 if own is None else own.detach().numpy())
     return [Change(_fault.BIAS, "the source's bias added", difference)] if np.any(difference) and (own is None or not own.any()) else []
-
-
-def _swapped(weight: Tensor) -> Tensor:
-    return weight.transpose(0, 1)
 
 
 def _deviation(variance: np.ndarray, eps: float) -> np.ndarray:

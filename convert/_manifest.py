@@ -24,7 +24,11 @@ LEAVES = ("weight", "bias", "running_mean", "running_var")
 MAX_SHAPES = 2000
 """Different shapes of a file that keeps only an order; the steps of each kind of layer are listed for each."""
 MAX_DIM = 2**40
-STEPS = {cls.__name__: cls for cls in vars(known_steps).values() if isinstance(cls, type) and issubclass(cls, Step) and cls is not Step}
+STEPS = {
+    name: cls
+    for name, cls in vars(known_steps).items()
+    if isinstance(cls, type) and issubclass(cls, Step) and not name.startswith(("Step", "_"))
+}
 CUT = 71
 """Exit code of a reader whose file was cut short while it was sent."""
 CONVENTIONS = (None, "correlation", "convolution", "unknown")

@@ -43,7 +43,6 @@ class Call:
 
     @property
     def attrs(self) -> Mapping[str, Any]:
-        """The layer's attributes."""
         return self.node.attrs
 
     def draw(self, count: int) -> int:
@@ -191,10 +190,6 @@ def _norm(call: Call) -> np.ndarray:
     return centred * call.per_channel(call.vector("weight", 1.0)) + call.per_channel(call.vector("bias", 0.0))
 
 
-def _scale(call: Call) -> np.ndarray:
-    return call.x * call.per_channel(call.vector("weight", 1.0)) + call.per_channel(call.vector("bias", 0.0))
-
-
 def _gelu(call: Call) -> np.ndarray:
     x = call.x
     if call.attrs.get("approximate", False):
@@ -211,10 +206,6 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 def _softmax(x: np.ndarray) -> np.ndarray:
     raised = np.exp(x - x.max(1, keepdims=True))
     return raised / raised.sum(1, keepdims=True)
-
-
-def _hardsigmoid(call: Call) -> np.ndarray:
-    return np.clip(call.x * call.attrs.get("alpha", 1 / 6) + call.attrs.get("beta", 0.5), 0, 1)
 
 
 def _global(call: Call, reduce: Callable[..., np.ndarray]) -> np.ndarray:
@@ -297,14 +288,14 @@ OPERATIONS: dict[str, Callable[[Call], np.ndarray]] = {
     "transposed": _transposed,
     "dense": _dense,
     "norm": _norm,
-    "scale": _scale,
+    "scale": lambda c: c.x * c.per_channel(c.vector("weight", 1.0)) + c.per_channel(c.vector("bias", 0.0)),
     "relu": lambda c: np.maximum(c.x, 0),
     "relu6": lambda c: np.clip(c.x, 0, 6),
     "leaky_relu": lambda c: np.where(c.x > 0, c.x, c.x * c.attrs["slope"]),
     "prelu": lambda c: np.where(c.x > 0, c.x, c.x * c.per_channel(c.needed("weight"))),
     "elu": lambda c: np.where(c.x > 0, c.x, c.attrs.get("alpha", 1.0) * np.expm1(np.minimum(c.x, 0))),
     "sigmoid": lambda c: _sigmoid(c.x),
-    "hardsigmoid": _hardsigmoid,
+    "hardsigmoid": lambda c: np.clip(c.x * c.attrs.get("alpha", 1 / 6) + c.attrs.get("beta", 0.5), 0, 1),
     "hardswish": lambda c: c.x * np.clip(c.x / 6 + 0.5, 0, 1),
     "tanh": lambda c: np.tanh(c.x),
     "silu": lambda c: c.x * _sigmoid(c.x),

@@ -81,7 +81,8 @@ def forward(network: nn.Module, inputs: np.ndarray, watch: Collection[str] = (),
         return hook
 
     modules: Mapping[str, Any] = modules_of(network)
-    handles = [handle for name in watch for handle in _hooked(modules[name], before(name), after(name))]
+    handles = [modules[name].register_forward_pre_hook(before(name)) for name in watch]
+    handles += [modules[name].register_forward_hook(after(name)) for name in watch]
     try:
         with torch.no_grad():
             result = network(tensor(inputs))
@@ -95,10 +96,6 @@ def forward(network: nn.Module, inputs: np.ndarray, watch: Collection[str] = (),
             handle.remove()
     passed.results = [one.numpy() for one in tensors_of(result)]
     return passed
-
-
-def _hooked(module: Any, before: Any, after: Any) -> tuple[Any, Any]:
-    return module.register_forward_pre_hook(before), module.register_forward_hook(after)
 
 
 def tensors_of(result: Any) -> list[Any]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from convert.adopted import Adopted
 from convert.core import Row, Shape
 from convert.network import Layer
 from convert.source import Stored, constant
 from convert.steps import Minus
 from weights.wording import counted
-
-if TYPE_CHECKING:
-    from convert.conversion import Adopted
 
 
 def complete(

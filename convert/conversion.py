@@ -6,11 +6,12 @@ Everything here describes; no tensor is read before `Stored.array`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from convert import names
+from convert.adopted import Adopted
 from convert.completing import complete, fold_bias, note_moved
 from convert.core import COUNTER, Report, Row, Shape
 from convert.network import Layer
@@ -23,29 +24,6 @@ SHOWN = 10
 
 class Undecided(ConvertError):
     """A kernel convention or an axis order can't be known from the file, and no evidence was given or it was too weak."""
-
-
-@dataclass(slots=True)
-class Adopted:
-    """A file's tensors as those of a network.
-
-    Attributes:
-        naming: what explained the file's names; "position" and "match" where none did.
-        tensors: by our names.
-        pairs: their module to ours.
-        report: what did not fit; complete when everything found its place.
-        theirs: the shapes of all their tensors in PyTorch's form, by their names.
-        moved: our convolutions whose bias went into the BatchNorm behind them, so that their own outputs differ by it.
-        notes: what was filled in or folded.
-    """
-
-    naming: str
-    tensors: dict[str, Stored]
-    pairs: dict[str, str]
-    report: Report
-    theirs: dict[str, Shape] = field(default_factory=dict[str, Shape])
-    moved: set[str] = field(default_factory=set[str])
-    notes: list[str] = field(default_factory=list[str])
 
 
 def adopt(
@@ -84,8 +62,10 @@ def adopt(
     if source.positional:
         candidates = [name for name in candidates if hasattr(names.NAMINGS[name], "order")]
         if not candidates:
+            known = ", ".join(name for name, module in names.NAMINGS.items() if hasattr(module, "order"))
             raise ConvertError(
-                f"{source.path} keeps only an order of tensors, and no naming knows which order that is; try zoo convert --match"
+                f"{source.path} keeps only an order of tensors, and no naming of a {source.format} file knows which; try --from with one "
+                f"of {known}"
             )
     best: Adopted | None = None
     for name in candidates:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,24 +28,22 @@ class Kind:
 
     Attributes:
         leaves: names of its tensors; a module may lack those that it doesn't need, a bias for example.
-        inverse: name of the kind of the row that leads back.
         reshaped: whether weight has the same numbers in the same order on both sides, under another shape.
     """
 
     leaves: tuple[str, ...]
-    inverse: str
     reshaped: bool = False
 
 
 KINDS: dict[str, Kind] = {
-    "conv": Kind(("weight", "bias"), "conv"),
-    "transposed": Kind(("weight", "bias"), "transposed"),
-    "linear": Kind(("weight", "bias"), "linear"),
-    "norm": Kind(("weight", "bias", "running_mean", "running_var", COUNTER), "norm"),
+    "conv": Kind(("weight", "bias")),
+    "transposed": Kind(("weight", "bias")),
+    "linear": Kind(("weight", "bias")),
+    "norm": Kind(("weight", "bias", "running_mean", "running_var", COUNTER)),
     # VGG's first dense layer is a 7x7 convolution in timm, a gate's dense layers are 1x1 ones here and there: (O, I, h, w)
     # and (O, I*h*w) hold the same numbers in the same order
-    "linear_from_conv": Kind(("weight", "bias"), "conv_from_linear", reshaped=True),
-    "conv_from_linear": Kind(("weight", "bias"), "linear_from_conv", reshaped=True),
+    "linear_from_conv": Kind(("weight", "bias"), reshaped=True),
+    "conv_from_linear": Kind(("weight", "bias"), reshaped=True),
 }
 
 
@@ -138,11 +136,6 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
     return carried, report
 
 
-def invert(rows: Iterable[Row]) -> list[Row]:
-    """Derive the rows that lead back: `apply` with them and their shapes undoes `apply` with `rows` and ours."""
-    return [Row(row.ours, row.theirs, KINDS[row.kind].inverse, row.lacks, row.adds) for row in rows]
-
-
 def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:
     """Name the modules that these tensors belong to, and the kind of each as its tensors tell it."""
     found: dict[str, str] = {}
@@ -152,6 +145,16 @@ def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:
             found[module] = "norm"
         elif leaf == "weight" and f"{module}.running_mean" not in shapes:
             found[module] = "linear" if len(shape) == 2 else "conv"
+    return found
+
+
+def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Group tensors, or their shapes, by module and leaf, in their order; BatchNorm's step counters are left out."""
+    found: dict[str, dict[str, T]] = {}
+    for name, tensor in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        if leaf != COUNTER:
+            found.setdefault(module, {})[leaf] = tensor
     return found
 
 

@@ -58,7 +58,6 @@ class Diagnosis:
 
     @property
     def found(self) -> bool:
-        """Whether a cause is known."""
         return self.cause not in (UNKNOWN, NOTHING)
 
     def to_json(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from convert.core import COUNTER, KINDS, Row
-from convert.pairing import Pairs, alike, folded, modules, norms_behind, pair, ranks
+from convert.core import COUNTER, by_module
+from convert.pairing import Pairs, alike, folded, norms_behind, pair, ranks
 from convert.source import Source, Stored, in_memory
 from convert.steps import FlattenOrder
 from convert.topology import of_graph
@@ -38,7 +38,7 @@ class Entry:
         step: what makes the two equal.
         max_abs: the largest difference, after the step.
         max_rel: the same, as a part of the largest value.
-        paired_by: "name", "values", "shape", "rows" or "fold".
+        paired_by: "name", "values", "shape" or "fold".
     """
 
     a: str
@@ -76,13 +76,11 @@ class Diff:
         return all(entry.verdict.startswith("equal") for entry in self.entries)
 
     def summary(self) -> str:
-        """Say it in a line."""
         steps = Counter("a fold of BatchNorms" if entry.step.startswith("a fold") else entry.step for entry in self.entries if entry.step)
         said = [f"{count} {verdict}" for verdict, count in sorted(self.counts.items())]
         return "; ".join([*said, *(f"{step}: {counted(count, 'tensor')}" for step, count in steps.most_common())]) or "no tensors"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values that the json module writes."""
         return {
             "a": self.a,
             "b": self.b,
@@ -112,27 +110,27 @@ class Diff:
         return table
 
 
-def diff(a: Source, b: Source, rows: Sequence[Row] | None = None) -> Diff:
+def diff(a: Source, b: Source) -> Diff:
     """Compare two checkpoints, tensor by tensor, in PyTorch's form and as cross-correlation as far as the files say.
+
+    Tensors are paired by name, else by values.
 
     Args:
         a, b: open files of any format.
-        rows: which module of A (`Row.theirs`) is which of B (`Row.ours`); without them tensors are paired by name, else by values.
 
     Returns:
         An entry for each tensor. Equal means bit for bit, but for the sign of zero and a wider type of the same numbers.
     """
     ours, theirs = _kept(a), _kept(b)
-    pairs = _by_rows(rows, ours, theirs) if rows is not None else pair(ours, theirs)
+    pairs = pair(ours, theirs)
     channels = sorted({s.shape[0] for s in (*ours.values(), *theirs.values()) if len(s.shape) > 2})
     found: dict[str, Entry] = {}
     for name, (other, how) in pairs.items():
         found[name] = replace(_compared(name, other, ours[name], theirs[other], channels), paired_by=how)
     _swapped_norms(found, pairs, ours, theirs)
     taken = {other for other, _ in pairs.values()}
-    if rows is None:
-        taken |= _fold(found, ours, theirs, a)
-        taken |= _fold(found, theirs, ours, b, turned=True)
+    taken |= _fold(found, ours, theirs, a)
+    taken |= _fold(found, theirs, ours, b, turned=True)
     entries = [found.get(name) or Entry(name, "", stored.shape, (), "only in A") for name, stored in ours.items()]
     extra = [entry for name, entry in found.items() if name not in ours]
     entries += extra
@@ -142,11 +140,6 @@ def diff(a: Source, b: Source, rows: Sequence[Row] | None = None) -> Diff:
 
 def _kept(source: Source) -> dict[str, Stored]:
     return {name: stored for name, stored in source.tensors.items() if not name.endswith(COUNTER)}
-
-
-def _by_rows(rows: Sequence[Row], a: Mapping[str, Stored], b: Mapping[str, Stored]) -> Pairs:
-    names = [(f"{row.theirs}.{leaf}", f"{row.ours}.{leaf}") for row in rows for leaf in KINDS[row.kind].leaves]
-    return {ours: (theirs, "rows") for ours, theirs in ((n.lstrip("."), m.lstrip(".")) for n, m in names) if ours in a and theirs in b}
 
 
 def _compared(name: str, other: str, a: Stored, b: Stored, channels: Sequence[int]) -> Entry:
@@ -224,7 +217,7 @@ def _reflattened(x: np.ndarray, channels: Sequence[int]) -> Iterator[tuple[str, 
 
 def _swapped_norms(found: dict[str, Entry], pairs: Pairs, a: Mapping[str, Stored], b: Mapping[str, Stored]) -> None:
     """Name the exchange of gamma and beta, which no tensor shows by itself."""
-    for module in modules(a):
+    for module in by_module(a):
         gamma, beta = f"{module}.weight", f"{module}.bias"
         if f"{module}.running_mean" not in a or not {gamma, beta} <= found.keys():
             continue
@@ -244,7 +237,7 @@ def _fold(
     """Find BatchNorms that one file has folded into its convolutions; name their tensors, and return those of B that this explains."""
     if not any(name.endswith("running_mean") for name in full) or any(name.endswith("running_mean") for name in short):
         return set()
-    web = of_graph(source.graph, set(modules(full))) if source.graph else None
+    web = of_graph(source.graph, set(by_module(full))) if source.graph else None
     norms = norms_behind(full, web.inputs if web else None)
     first = next(iter(norms), None)
     if first is None:

@@ -206,12 +206,8 @@ def _by_reference(candidates: Mapping[str, nn.Module], inputs: Tensor, outputs: 
     margin = second / max(errors[best], 1e-12)
     if errors[best] > MATCHES:
         return errors, None, margin, f"none is within {MATCHES:g} of them, so something else is wrong"
-    return (
-        errors,
-        best if margin >= REFERENCE_MARGIN else None,
-        margin,
-        f"the best two differ by a factor of {margin:.3g}, not {REFERENCE_MARGIN:g}",
-    )
+    why = f"the best two differ by a factor of {margin:.3g}, not {REFERENCE_MARGIN:g}"
+    return errors, best if margin >= REFERENCE_MARGIN else None, margin, why
 
 
 def _by_labels(candidates: Mapping[str, nn.Module], images: Tensor, labels: Tensor) -> tuple[dict[str, float], str | None, float, str]:
@@ -223,12 +219,8 @@ def _by_labels(candidates: Mapping[str, nn.Module], images: Tensor, labels: Tens
         if name != best:  # McNemar: only images that one alone gets right can tell two networks apart
             gained, lost = int((right[best] & ~hits).sum()), int((hits & ~right[best]).sum())
             sigmas = min(sigmas, (gained - lost) / math.sqrt(gained + lost) if gained + lost else 0.0)
-    return (
-        accuracy,
-        best if sigmas >= LABEL_SIGMAS else None,
-        sigmas,
-        f"the best is ahead by {sigmas:.3g} standard deviations, not {LABEL_SIGMAS:g}",
-    )
+    why = f"the best is ahead by {sigmas:.3g} standard deviations, not {LABEL_SIGMAS:g}"
+    return accuracy, best if sigmas >= LABEL_SIGMAS else None, sigmas, why
 
 
 def _by_statistics(candidates: Mapping[str, nn.Module], images: Tensor) -> tuple[dict[str, float], str | None, float, str]:
@@ -262,12 +254,8 @@ def _by_confidence(candidates: Mapping[str, nn.Module], images: Tensor) -> tuple
     best, _ = _two({name: -value for name, value in gain.items()})
     sigmas = min((_sigmas(gains[best] - values) for name, values in gains.items() if name != best), default=math.inf)
     sigmas = min(sigmas, 2 * _sigmas(gains[best]))
-    return (
-        gain,
-        best if sigmas >= CONFIDENCE_SIGMAS else None,
-        sigmas,
-        f"the best gains {sigmas:.3g} standard errors more, not {CONFIDENCE_SIGMAS:g}",
-    )
+    why = f"the best gains {sigmas:.3g} standard errors more, not {CONFIDENCE_SIGMAS:g}"
+    return gain, best if sigmas >= CONFIDENCE_SIGMAS else None, sigmas, why
 
 
 def _confidence(network: nn.Module, images: Tensor) -> Tensor:

@@ -130,7 +130,6 @@ class Inspection:
         return root
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values that the json module writes."""
         told = asdict(self)
         told |= {"parameters": self.parameters, "size_bytes": self.size_bytes, "preprocessing": _plain(self.preprocessing)}
         return told
@@ -140,8 +139,6 @@ def inspect(
     path: Path | Source,
     candidates: Mapping[str, Mapping[str, Shape]] | None = None,
     families: Mapping[str, type | str] | None = None,
-    *,
-    format: str = "auto",
 ) -> Inspection:
     """Tell what a weight file of any format holds; no tensor is read, and a process of its own reads the rest.
 
@@ -149,14 +146,13 @@ def inspect(
         path: the file, or what a reader has found in it.
         candidates: shapes of the state dicts of networks that it may be of, by name.
         families: class or family of each, with which namings are recognised.
-        format: a name that `convert.formats.formats` lists; "auto" asks the content.
 
     Raises:
         FileNotFoundError: there is nothing at this path.
         ConvertError: the file can't be read; the subclass and the message say why.
     """
     if not isinstance(path, Source):
-        with sandbox.read(Path(path), format) as source:
+        with sandbox.read(Path(path)) as source:
             return inspect(source, candidates, families)
     source = path
     kinds = Counter(node.op for node in source.graph.nodes) if source.graph else None
@@ -196,10 +192,11 @@ def likely(
         if either and shared / either >= LEAST:
             found.append(Likely(name, shared / either))
     found.sort(key=lambda one: -one.confidence)
-    best = [
-        Likely(one.name, one.confidence, _naming(source, families[one.name], candidates[one.name]) if one.name in families else "")
-        for one in found[:SHOWN]
-    ]
+    best: list[Likely] = []
+    for one in found[:SHOWN]:
+        named = one.name in families and not source.positional
+        naming = names.recognise(source.tensors, families[one.name], candidates[one.name], source.format) if named else None
+        best.append(Likely(one.name, one.confidence, naming or ""))
     return sorted(best, key=lambda one: (-one.confidence, not one.naming))
 
 
@@ -208,16 +205,6 @@ def _shapes(shapes: Iterable[Shape], positional: bool) -> Counter[Any]:
     if positional:
         return Counter(math.prod(shape) for shape in shapes)
     return Counter((shape[0], math.prod(shape[1:])) if len(shape) > 1 else shape for shape in shapes)
-
-
-def _naming(source: Source, family: type | str | tuple[str, ...], shapes: Mapping[str, Shape]) -> str:
-    if source.positional:
-        return ""
-    for naming in names.of_format(source.format):
-        report = names.carry(naming, source.tensors, names.rows(naming, family, shapes), shapes)[1]
-        if report.complete:
-            return naming
-    return ""
 
 
 def _conventions(source: Source) -> Counter[str]:

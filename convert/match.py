@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from typing import Any
 
-from convert.core import COUNTER, Row
+from convert.core import Row, by_module
 from convert.network import Layer
-from convert.source import Source, Stored
+from convert.source import Source
 from convert.steps import Shape
 from convert.topology import Domains, Web, groups, of_graph, of_layers, pair, prune, refine
 from weights.errors import ConvertError
@@ -21,8 +20,6 @@ NEAR = 0.15
 
 OPS = {"conv": ("conv", "depthwise"), "depthwise": ("conv", "depthwise"), "transposed": ("transposed",), "linear": ("dense", "conv")}
 """What the graph may call a layer of each of our kinds; a dense layer is a convolution here and there."""
-
-Modules = dict[str, dict[str, Stored]]
 
 
 class NoUniqueMatch(ConvertError):
@@ -47,7 +44,7 @@ def match(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape]) 
     the file lists in that order all that is known; and by names that are near. What is left must be one answer.
 
     Args:
-        source: a file that has names; `match_positional` reads those that have none.
+        source: a file whose tensors have names.
         layers: our network's, as `convert.network.layers` lists them.
         shapes: of our state dict.
 
@@ -59,7 +56,7 @@ def match(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape]) 
         ConvertError: the file keeps only an order.
     """
     if source.positional:
-        raise ConvertError(f"{source.path} names no tensors; match_positional() reads its order")
+        raise ConvertError(f"{source.path} names no tensors, so nothing tells which is which; give the naming whose order it has")
     answers: dict[str, list[Row]] = {}
     failed: list[NoUniqueMatch] = []
     for spatial in ("hw", "wh") if source.spatial == "unknown" else (source.spatial,):
@@ -73,20 +70,6 @@ def match(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape]) 
     if hw is not None and wh is not None and hw != wh:
         raise NoUniqueMatch(f"{source.path}: one pairing fits if its kernels are height by width, another if they are width by height")
     return hw if hw is not None else answers["wh"]
-
-
-def describe(rows: Sequence[Row], source: Source, shapes: Mapping[str, Shape]) -> Any:
-    """Show the answer as a rich table: theirs, ours, the weight's shape on both sides, and what is special about the pair."""
-    from rich.table import Table
-
-    table = Table("theirs", "ours", "kind", "shape there", "shape here", "note", title=f"{source.path.name}: {len(rows)} modules matched")
-    for row in rows:
-        theirs = next((s for leaf in ("weight", "running_mean") if (s := source.tensors.get(_name(row.theirs, leaf)))), None)
-        ours = next((shapes[n] for leaf in ("weight", "running_mean") if (n := _name(row.ours, leaf)) in shapes), ())
-        notes = [*(f"{leaf} goes into the norm behind" for leaf in row.adds), *(f"no {leaf} there" for leaf in row.lacks)]
-        notes += ["reshaped"] if row.kind in ("linear_from_conv", "conv_from_linear") else []
-        table.add_row(row.theirs, row.ours, row.kind, _shown(theirs.shape if theirs else ()), _shown(ours), "; ".join(notes))
-    return table
 
 
 def compatible(layer: Layer, ours: Mapping[str, Shape], theirs: Mapping[str, Shape], *, bias_may_go: bool, name: str) -> Row | None:
@@ -129,8 +112,8 @@ class _Problem:
 
     def __init__(self, source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape], *, swapped: bool) -> None:
         self.source = source
-        self.theirs = modules(source)
-        self.leaves = leaves(shapes)
+        self.theirs = by_module(source.tensors)
+        self.leaves = by_module({name: tuple(shape) for name, shape in shapes.items()})
         if not any("running_mean" in held for held in self.theirs.values()):
             layers = folded(layers)
             gone = {name for name, held in self.leaves.items() if "running_mean" in held} - {layer.name for layer in layers}
@@ -259,26 +242,6 @@ class _Problem:
         return {leaf: stored.shape for leaf, stored in self.theirs[name].items()}
 
 
-def modules(source: Source) -> Modules:
-    """Group a file's tensors by module, in the file's order, BatchNorm's step counters left out."""
-    found: Modules = {}
-    for name, stored in source.tensors.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf != COUNTER:
-            found.setdefault(module, {})[leaf] = stored
-    return found
-
-
-def leaves(shapes: Mapping[str, Shape]) -> dict[str, dict[str, Shape]]:
-    """Group our shapes by module, BatchNorm's step counters left out."""
-    found: dict[str, dict[str, Shape]] = {}
-    for name, shape in shapes.items():
-        module, _, leaf = name.rpartition(".")
-        if leaf != COUNTER:
-            found.setdefault(module, {})[leaf] = tuple(shape)
-    return found
-
-
 def folded(layers: Sequence[Layer]) -> list[Layer]:
     """Leave out each BatchNorm that is the only one to read a convolution, which then has its `eps`: the file has them folded."""
     known = {layer.name: layer for layer in layers}
@@ -323,13 +286,6 @@ def _numbered(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _name(module: str, leaf: str) -> str:
-    return f"{module}.{leaf}" if module else leaf
-
-
-def _shown(shape: Shape) -> str:
-    return "x".join(map(str, shape))
-
-
 def _tensors(name: str, held: Mapping[str, Shape]) -> str:
-    return f"{name or '(root)'} ({', '.join(f'{leaf} {_shown(shape)}' for leaf, shape in held.items())})"
+    shapes = ", ".join(f"{leaf} {'x'.join(map(str, shape))}" for leaf, shape in held.items())
+    return f"{name or '(root)'} ({shapes})"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
+from convert.core import by_module
 from convert.source import Stored
 
 RANKS = 32
@@ -113,15 +114,6 @@ def _leaf(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def modules(tensors: Mapping[str, Stored]) -> dict[str, dict[str, Stored]]:
-    """Group tensors by module, in the file's order."""
-    found: dict[str, dict[str, Stored]] = {}
-    for name, stored in tensors.items():
-        module, _, leaf = name.rpartition(".")
-        found.setdefault(module, {})[leaf] = stored
-    return found
-
-
 def folded(tensors: Mapping[str, Stored], eps: float, norms: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Fold BatchNorms into the convolutions before them, in float64.
 
@@ -133,7 +125,7 @@ def folded(tensors: Mapping[str, Stored], eps: float, norms: Mapping[str, str]) 
     Returns:
         Weight and bias of each such convolution.
     """
-    known = modules(tensors)
+    known = by_module(tensors)
     result: dict[str, np.ndarray] = {}
     for name, norm in norms.items():
         held, weight = known[norm], known[name]["weight"].as_correlation().array().astype(np.float64)
@@ -150,7 +142,7 @@ def folded(tensors: Mapping[str, Stored], eps: float, norms: Mapping[str, str]) 
 
 def norms_behind(tensors: Mapping[str, Stored], feeds: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
     """Find the BatchNorm behind each convolution: the one that reads it, or without a graph the next module of as many channels."""
-    known = modules(tensors)
+    known = by_module(tensors)
     found: dict[str, str] = {}
     previous = ""
     for name, held in known.items():

@@ -22,8 +22,9 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -143,13 +144,11 @@ class _Reader:
         self.ready = False
 
     def opened(self, data: Buffer | None) -> Source:
-        """Start the process and let it open the file."""
         prepared = self._prepared(data, {"cpu_s": CPU_S, "spare_bytes": SPARE_BYTES}, {}, STARTING_S)
         told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
         return self._believed(prepared, told)
 
     def ran(self, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
-        """Start the process and let it run the file."""
         backend = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", _framework.BACKEND)}
         limits = {"cpu_s": RUNNING_CPU_S, "spare_bytes": RUNNING_BYTES}
         prepared = self._prepared(None, limits, WITHOUT_GPU | backend, RUNNING_S)
@@ -192,7 +191,7 @@ class _Reader:
             active = ", ".join(str(each)[:100] for each in prepared["protections"])
             for level, words in told["log"]:
                 log.log(int(level), "%s", str(words))
-            source = believed(told["source"], self.path, self._loader, self.close)
+            source = believed(told["source"], self.path, partial(partial, self._load), self.close)  # a loader for each tensor
             check(self.path, source.tensors.values(), self.size_bytes)
         except LimitExceeded:
             self.close()
@@ -202,9 +201,6 @@ class _Reader:
         log.debug("%s is read by a process of its own: %s", self.path, active)
         source.reader = active
         return source
-
-    def _loader(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> Callable[[], np.ndarray]:
-        return lambda: self._load(name, shape, dtype)
 
     def _load(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
         array = np.empty(shape, dtype)
@@ -242,7 +238,7 @@ class _Reader:
             if not is_dict(told):
                 raise TypeError("no answer")
             if "error" not in told and into is not None and told["bytes"] == into.nbytes:
-                _fill(answers, into, late)
+                _into(answers, into.reshape(-1).view(np.uint8).data if into.size else memoryview(b""), late)
         except KeyboardInterrupt:  # which a process in a group of its own doesn't hear
             self.close()
             raise
@@ -394,11 +390,6 @@ def _exactly(answers: IO[bytes], count: int, late: threading.Event) -> bytes:
     taken = bytearray(count)
     _into(answers, memoryview(taken), late)
     return bytes(taken)
-
-
-def _fill(answers: IO[bytes], array: np.ndarray, late: threading.Event) -> None:
-    if array.size:
-        _into(answers, array.reshape(-1).view(np.uint8).data, late)
 
 
 def _into(answers: Any, left: memoryview, late: threading.Event) -> None:

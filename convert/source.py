@@ -79,7 +79,6 @@ class Stored:
         return self.then(Reshape(self.shape, tuple(shape)))
 
     def then(self, *steps: Step) -> Stored:
-        """Add steps."""
         return replace(self, steps=(*self.steps, *steps))
 
     def as_correlation(self, convention: Convention | None = None) -> Stored:
@@ -148,6 +147,10 @@ class Source:
     def conventions(self) -> set[Convention]:
         """The kernel conventions that occur in it."""
         return {stored.convention for stored in self.tensors.values() if stored.convention is not None}
+
+
+WEIGHTED = dict.fromkeys(("conv", "depthwise", "transposed", "linear"), ("weight", "bias"))
+"""The kinds of layers whose leaves are a weight and a bias, and their usual order."""
 
 
 @dataclass(frozen=True, slots=True)

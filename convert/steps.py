@@ -59,12 +59,12 @@ class Step:
     exact: ClassVar[bool] = True
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Carry it out."""
+        """Carry it out: a view where strides allow it, else a copy. What rounds computes in float64 and keeps the dtype."""
         raise NotImplementedError
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Take it back."""
-        raise NotImplementedError
+        """Take it back: by doing it once more, unless a step says otherwise."""
+        return self.do(array)
 
     def shape(self, shape: Shape) -> Shape:
         """Tell the shape that `do` gives a tensor of `shape`; the same unless a step says otherwise."""
@@ -78,15 +78,12 @@ class Transpose(Step):
     axes: tuple[int, ...]
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
         return array.transpose(self.axes)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
         return array.transpose(tuple(np.argsort(self.axes)))
 
     def shape(self, shape: Shape) -> Shape:
-        """Reorder the shape."""
         return tuple(shape[axis] for axis in self.axes)
 
     def __str__(self) -> str:
@@ -101,11 +98,9 @@ class Reshape(Step):
     after: Shape
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view where strides allow."""
         return array.reshape(self.after)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a view where strides allow."""
         return array.reshape(self.before)
 
     def shape(self, shape: Shape) -> Shape:
@@ -125,11 +120,6 @@ class Flip(Step):
     axes: tuple[int, ...] = (2, 3)
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
-        return np.flip(array, self.axes)
-
-    def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
         return np.flip(array, self.axes)
 
     def __str__(self) -> str:
@@ -143,11 +133,6 @@ class SwapChannels(Step):
     axis: int = 1
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
-        return np.flip(array, self.axis)
-
-    def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a view."""
         return np.flip(array, self.axis)
 
     def __str__(self) -> str:
@@ -167,17 +152,12 @@ class FlattenOrder(Step):
     width: int
     order: str = "hwc"
 
-    def _sizes(self) -> dict[str, int]:
-        return {"c": self.channels, "h": self.height, "w": self.width}
-
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a copy."""
-        sizes = self._sizes()
+        sizes = {"c": self.channels, "h": self.height, "w": self.width}
         split = array.reshape(array.shape[0], *(sizes[letter] for letter in self.order))
         return split.transpose(0, *(1 + self.order.index(letter) for letter in "chw")).reshape(array.shape)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a copy."""
         split = array.reshape(array.shape[0], self.channels, self.height, self.width)
         return split.transpose(0, *(1 + "chw".index(letter) for letter in self.order)).reshape(array.shape)
 
@@ -205,12 +185,10 @@ class Moment(Step):
     eps: float
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         wide = array.astype(np.float64)
         return ((wide if self.kind == "std" else 1 / wide) ** 2 - self.eps).astype(array.dtype)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         wide = np.sqrt(array.astype(np.float64) + self.eps)
         return (wide if self.kind == "std" else 1 / wide).astype(array.dtype)
 
@@ -218,69 +196,58 @@ class Moment(Step):
         return f"variance from {self.kind}(eps {self.eps:g})"
 
 
-@dataclass(frozen=True, slots=True)
-class Scale(Step):
-    """Multiply by a number: Caffe's BatchNorm keeps sums, and the factor that they must be divided by."""
+class _Factors(Step):
+    """Multiply by numbers; a factor of zero can't be taken back and gives infinity."""
 
+    __slots__ = ()
     exact: ClassVar[bool] = False
+
+    def _factors(self, axes: int) -> Any:
+        raise NotImplementedError
+
+    def do(self, array: np.ndarray) -> np.ndarray:
+        return (array.astype(np.float64) * self._factors(array.ndim)).astype(array.dtype)
+
+    def undo(self, array: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return (array.astype(np.float64) / self._factors(array.ndim)).astype(array.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(_Factors):
+    """Multiply by a number: Caffe's BatchNorm keeps sums, and the factor that they must be divided by."""
 
     factor: float
 
-    def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) * self.factor).astype(array.dtype)
-
-    def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) / self.factor).astype(array.dtype)
+    def _factors(self, axes: int) -> Any:
+        return np.float64(self.factor)
 
     def __str__(self) -> str:
         return f"times {self.factor:.9g}"
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleChannels(Step):
+class ScaleChannels(_Factors):
     """Multiply each input channel of the first convolution by a number: the division by a standard deviation goes into the weights."""
-
-    exact: ClassVar[bool] = False
 
     factors: tuple[float, ...]
 
-    def _column(self, array: np.ndarray) -> np.ndarray:
-        return np.array(self.factors).reshape(1, -1, *(1,) * (array.ndim - 2))
-
-    def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) * self._column(array)).astype(array.dtype)
-
-    def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) / self._column(array)).astype(array.dtype)
+    def _factors(self, axes: int) -> Any:
+        return np.array(self.factors).reshape(1, -1, *(1,) * (axes - 2))
 
     def __str__(self) -> str:
         return f"times {', '.join(f'{factor:g}' for factor in self.factors)} by input channel"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ScaleOutputs(Step):
+class ScaleOutputs(_Factors):
     """Multiply each output channel by a number: the scale of a BatchNorm goes into the convolution and the mean before it."""
-
-    exact: ClassVar[bool] = False
 
     factors: np.ndarray
     what: str
 
-    def _row(self, array: np.ndarray) -> np.ndarray:
-        return self.factors.astype(np.float64).reshape(-1, *(1,) * (array.ndim - 1))
-
-    def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
-        return (array.astype(np.float64) * self._row(array)).astype(array.dtype)
-
-    def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype; a factor of zero can't be taken back and gives infinity."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return (array.astype(np.float64) / self._row(array)).astype(array.dtype)
+    def _factors(self, axes: int) -> Any:
+        return self.factors.astype(np.float64).reshape(-1, *(1,) * (axes - 1))
 
     def __str__(self) -> str:
         return f"times {self.what}"
@@ -296,11 +263,9 @@ class Minus(Step):
     what: str
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         return (array.astype(np.float64) - self.other).astype(array.dtype)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Compute in float64 and return the array's own dtype."""
         return (array.astype(np.float64) + self.other).astype(array.dtype)
 
     def __str__(self) -> str:
@@ -315,11 +280,9 @@ class Cast(Step):
     after: str
 
     def do(self, array: np.ndarray) -> np.ndarray:
-        """Return a copy of dtype `after`."""
         return array.astype(self.after)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
-        """Return a copy of dtype `before`."""
         return array.astype(self.before)
 
     def __str__(self) -> str:

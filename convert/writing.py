@@ -44,7 +44,7 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
             if leaf in row.lacks:
                 _check_neutral(stored, leaf, row)
             elif leaf != COUNTER:
-                leaves[leaf] = _as_theirs(stored, row) if leaf == "weight" else stored
+                leaves[leaf] = _as_theirs(stored, row, layer.grid if layer is not None else None) if leaf == "weight" else stored
         for leaf in row.adds:
             width = leaves["weight"].shape[0]
             leaves[leaf] = in_memory("(none: zeros)", np.zeros(width, leaves["weight"].dtype))
@@ -88,10 +88,10 @@ def _check_neutral(stored: Stored, leaf: str, row: Row) -> None:
         )
 
 
-def _as_theirs(stored: Stored, row: Row) -> Stored:
-    """Give a dense weight the shape of the 1x1 convolution that it is there, and the other way round."""
+def _as_theirs(stored: Stored, row: Row, grid: tuple[int, int, int] | None) -> Stored:
+    """Give a dense weight the shape of the convolution that it is there, over the map that it reads, and the other way round."""
     if row.kind == "conv_from_linear" and len(stored.shape) == 4:
         return stored.reshape(stored.shape[0], int(np.prod(stored.shape[1:])))
     if row.kind == "linear_from_conv" and len(stored.shape) == 2:
-        return stored.reshape(*stored.shape, 1, 1)
+        return stored.reshape(stored.shape[0], *(grid or (stored.shape[1], 1, 1)))
     return stored

@@ -195,7 +195,7 @@ def test_the_code_runs(
 
 
 def test_blocks_say_what_they_are() -> None:
-    known = {"python", "console", "text", "toml", "diff", "json"}
+    known = {"python", "console", "text", "toml", "diff", "json", "julia"}
     every = [block for page in PAGES for block in documents.blocks(page)]
     assert [str(block) for block in every if block.language not in known] == []
     assert {word for block in every for word in block.words} <= {GPU}

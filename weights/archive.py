@@ -115,7 +115,6 @@ class Writer:
         self._progress(self._done, self._total)
 
     def small(self, name: str, data: bytes) -> None:
-        """Write a member that is in memory."""
         self._write(header(name, len(data)) + data + bytes(padding(len(data))))
 
     def large(self, name: str, path: Path, size: int, sha256: str) -> None:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weights.errors import CacheNotWritable, NoSpace
 from weights.part import disk, fresh, newest, sweep
+from weights.places import cache_folder
 from weights.regular import read_regular
 from weights.wording import clause
 
@@ -91,20 +92,7 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        if named := os.environ.get("ZOO_CACHE"):
-            try:
-                self.root = Path(named).expanduser().absolute()
-            except RuntimeError as error:
-                raise CacheNotWritable(f"ZOO_CACHE names {named}, and there is no such home: set it to a folder.") from error
-        else:
-            from platformdirs import user_cache_path
-
-            try:
-                self.root = user_cache_path("kernelzoo", appauthor=False)
-                if not self.root.is_absolute():  # earlier versions leave a "~", and a folder of that name would be made right here
-                    raise RuntimeError(f"{self.root} is no path of a home")
-            except RuntimeError as error:
-                raise CacheNotWritable("this user has no home folder for the cache: set HOME, or ZOO_CACHE to a folder.") from error
+        self.root = cache_folder()
         self.partial = self.root / "partial"
         self.quarantined: list[str] = []
 

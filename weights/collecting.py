@@ -63,7 +63,6 @@ class Collected:
 
     @property
     def freed_bytes(self) -> int:
-        """Sum up what was removed."""
         return sum(one.size_bytes for one in self.removed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import stat
@@ -75,7 +76,7 @@ def _hugging_face(source: str, known: str | None) -> Iterator[tuple[Path, str | 
     if ".." in Path(name).parts:
         return
     commit = "*" if known else _commit(folder, unquote(match["revision"] or "main"))
-    for path in sorted((folder / "snapshots").glob(f"{commit}/{_literal(name)}")) if commit else ():
+    for path in sorted((folder / "snapshots").glob(f"{commit}/{glob.escape(name)}")) if commit else ():
         try:
             stored = path.resolve(strict=True)
         except (OSError, RuntimeError):  # a link that leads nowhere, or in a circle
@@ -101,10 +102,6 @@ def _commit(folder: Path, revision: str) -> str | None:
 def _torch(source: str) -> Iterator[tuple[Path, None, None]]:
     if (name := unquote(urlsplit(source).path.rpartition("/")[2])) not in ("", ".", "..") and "/" not in name:
         yield torch_cache() / name, None, None
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{c}]" if c in "[*?" else c for c in name)
 
 
 def _may_be(path: Path, size_bytes: int | None) -> bool:

@@ -20,6 +20,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from weights.errors import CacheNotWritable, NoSpace, WeightsError
+from weights.places import cache_folder
 from weights.regular import read_regular
 
 IDLE_S = 600.0
@@ -59,9 +60,7 @@ def _switch(folder: Path) -> tuple[str, Path]:
         return "set HOME, or ZOO_USER_REGISTRY to a folder", own
     if own in (folder, *folder.parents):
         return "set ZOO_USER_REGISTRY to a folder", folder
-    from weights.cache import Cache
-
-    return ("set ZOO_CACHE to a folder" if Cache().root in (folder, *folder.parents) else "name a folder"), folder
+    return ("set ZOO_CACHE to a folder" if cache_folder() in (folder, *folder.parents) else "name a folder"), folder
 
 
 def fresh(folder: Path, key: str, kind: str) -> Path:

@@ -1,4 +1,4 @@
-"""Where a source is: one spelling of each place, so that what is known of it holds for every name that leads there."""
+"""Where the cache is, and where a source is: one spelling of each place, so that what is known of it holds for every name of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from weights.errors import CacheNotWritable
+
+SCHEMES = ("hf", "https", "http", "file", "package")
+"""How a source may start; `weights.sources` knows how each is opened."""
 ELSEWHERE = "file:///in-a-bundle/"
 """Stands for a folder of the machine that wrote a bundle, whose name is nobody's business; nothing can be fetched from there."""
 Place = tuple[str, ...]
@@ -22,6 +26,28 @@ _USUAL = "model.safetensors"
 def at_home(named: str | os.PathLike[str]) -> Path:
     """Return a path with ~ and ~somebody written out; of nobody's home it stays as it is, and so is not there."""
     return Path(os.path.expanduser(named))  # noqa: PTH111  Path.expanduser raises
+
+
+def cache_folder() -> Path:
+    """Name the folder of ZOO_CACHE, else `kernelzoo` in the user's cache folder.
+
+    Raises:
+        CacheNotWritable: the user has no home folder, or ZOO_CACHE names one that isn't there.
+    """
+    if named := os.environ.get("ZOO_CACHE"):
+        try:
+            return Path(named).expanduser().absolute()
+        except RuntimeError as error:
+            raise CacheNotWritable(f"ZOO_CACHE names {named}, and there is no such home: set it to a folder.") from error
+    from platformdirs import user_cache_path
+
+    try:
+        root = user_cache_path("kernelzoo", appauthor=False)
+        if not root.is_absolute():  # earlier versions leave a "~", and a folder of that name would be made right here
+            raise RuntimeError(f"{root} is no path of a home")
+    except RuntimeError as error:
+        raise CacheNotWritable("this user has no home folder for the cache: set HOME, or ZOO_CACHE to a folder.") from error
+    return root
 
 
 def public(source: str) -> str:

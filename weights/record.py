@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from weights.errors import BadRecord, InsecureSource
+from weights.places import SCHEMES
 
 FORMATS = ("safetensors", "pytorch")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
@@ -171,8 +172,6 @@ def _is_percentage(value: object) -> bool:
 
 
 def _consistent(row: Checkpoint, classes_known: bool) -> None:
-    from weights.sources import SCHEMES  # which opens what records name
-
     for name in ("tag", "license"):
         if not re.fullmatch(r"\S(.*\S)?", getattr(row, name)):
             raise BadRecord(f"{name} is one line of text without spaces around it, got {getattr(row, name)!r}")

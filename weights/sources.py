@@ -316,4 +316,3 @@ def check_announced(remote: Remote, sha256: str | None) -> None:
 
 
 _OPENERS = {"hf": _hub, "https": _plain, "http": _plain, "file": _file, "package": _package}
-SCHEMES = frozenset(_OPENERS)

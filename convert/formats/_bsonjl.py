@@ -34,7 +34,6 @@ class Reader:
         self.types: set[str] = set()
 
     def value(self, raw: Any, depth: int = 0) -> Any:
-        """Read one value."""
         if depth > MAX_DEPTH:
             raise LimitExceeded(f"values nest deeper than {MAX_DEPTH}")
         if is_list(raw):

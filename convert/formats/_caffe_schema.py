@@ -17,54 +17,34 @@ Message = dict[str, list[Any]]
 Schema = Mapping[int, tuple[str, Any]]
 """Field number to name and type: "int", "bool", "float", "string", "blob", or the schema of a message."""
 
-SHAPE: Schema = {1: ("dim", "int")}
-RULE: Schema = {1: ("phase", "int"), 4: ("stage", "string"), 5: ("not_stage", "string")}
-TRANSFORM: Schema = {
-    1: ("scale", "float"),
-    3: ("crop_size", "int"),
-    4: ("mean_file", "string"),
-    5: ("mean_value", "float"),
-}
-CONVOLUTION: Schema = {
-    1: ("num_output", "int"),
-    2: ("bias_term", "bool"),
-    3: ("pad", "int"),
-    4: ("kernel_size", "int"),
-    5: ("group", "int"),
-    6: ("stride", "int"),
-    9: ("pad_h", "int"),
-    10: ("pad_w", "int"),
-    11: ("kernel_h", "int"),
-    12: ("kernel_w", "int"),
-    13: ("stride_h", "int"),
-    14: ("stride_w", "int"),
-    16: ("axis", "int"),
-    18: ("dilation", "int"),
-}
-POOLING: Schema = {
-    1: ("pool", "int"),
-    2: ("kernel_size", "int"),
-    3: ("stride", "int"),
-    4: ("pad", "int"),
-    5: ("kernel_h", "int"),
-    6: ("kernel_w", "int"),
-    7: ("stride_h", "int"),
-    8: ("stride_w", "int"),
-    9: ("pad_h", "int"),
-    10: ("pad_w", "int"),
-    12: ("global_pooling", "bool"),
-    13: ("round_mode", "int"),
-}
-DENSE: Schema = {1: ("num_output", "int"), 2: ("bias_term", "bool"), 5: ("axis", "int"), 6: ("transpose", "bool")}
-LRN: Schema = {1: ("local_size", "int"), 2: ("alpha", "float"), 3: ("beta", "float"), 4: ("norm_region", "int"), 5: ("k", "float")}
-ELTWISE: Schema = {1: ("operation", "int"), 2: ("coeff", "float")}
-CONCAT: Schema = {1: ("concat_dim", "int"), 2: ("axis", "int")}
-SLICE: Schema = {1: ("slice_dim", "int"), 2: ("slice_point", "int"), 3: ("axis", "int")}
-POWER: Schema = {1: ("power", "float"), 2: ("scale", "float"), 3: ("shift", "float")}
-RESHAPE: Schema = {1: ("shape", SHAPE), 2: ("axis", "int"), 3: ("num_axes", "int")}
 
-# The parameters of single layers under the numbers of today's LayerParameter
-PARAMETERS: Schema = {
+def _schema(text: str, **messages: Schema) -> Schema:
+    """Read fields as they stand in caffe.proto, `optional uint32 pad = 3` as "int pad 3"; a message's field has the message's name."""
+    fields = (field.split() for field in text.split(","))
+    return {int(number): (name, messages.get(kind, kind)) for kind, name, number in fields}
+
+
+SHAPE = _schema("int dim 1")
+RULE = _schema("int phase 1, string stage 4, string not_stage 5")
+TRANSFORM = _schema("float scale 1, int crop_size 3, string mean_file 4, float mean_value 5")
+CONVOLUTION = _schema(
+    """int num_output 1, bool bias_term 2, int pad 3, int kernel_size 4, int group 5, int stride 6, int pad_h 9, int pad_w 10,
+    int kernel_h 11, int kernel_w 12, int stride_h 13, int stride_w 14, int axis 16, int dilation 18"""
+)
+POOLING = _schema(
+    """int pool 1, int kernel_size 2, int stride 3, int pad 4, int kernel_h 5, int kernel_w 6, int stride_h 7, int stride_w 8,
+    int pad_h 9, int pad_w 10, bool global_pooling 12, int round_mode 13"""
+)
+SOFTMAX = _schema("int axis 2")
+RELU = _schema("float negative_slope 1")
+DENSE = _schema("int num_output 1, bool bias_term 2, int axis 5, bool transpose 6")
+LRN = _schema("int local_size 1, float alpha 2, float beta 3, int norm_region 4, float k 5")
+ELTWISE = _schema("int operation 1, float coeff 2")
+CONCAT = _schema("int concat_dim 1, int axis 2")
+SLICE = _schema("int slice_dim 1, int slice_point 2, int axis 3")
+POWER = _schema("float power 1, float scale 2, float shift 3")
+LAYER: Schema = {
+    **_schema("string name 1, string type 2, string bottom 3, string top 4, blob blobs 7, rule include 8, rule exclude 9", rule=RULE),
     100: ("transform_param", TRANSFORM),
     104: ("concat_param", CONCAT),
     106: ("convolution_param", CONVOLUTION),
@@ -73,58 +53,32 @@ PARAMETERS: Schema = {
     118: ("lrn_param", LRN),
     121: ("pooling_param", POOLING),
     122: ("power_param", POWER),
-    123: ("relu_param", {1: ("negative_slope", "float")}),
-    125: ("softmax_param", {2: ("axis", "int")}),
+    123: ("relu_param", RELU),
+    125: ("softmax_param", SOFTMAX),
     126: ("slice_param", SLICE),
-    131: ("prelu_param", {2: ("channel_shared", "bool")}),
-    133: ("reshape_param", RESHAPE),
-    135: ("flatten_param", {1: ("axis", "int"), 2: ("end_axis", "int")}),
-    139: ("batch_norm_param", {1: ("use_global_stats", "bool"), 3: ("eps", "float")}),
-    140: ("elu_param", {1: ("alpha", "float")}),
-    141: ("bias_param", {1: ("axis", "int")}),
-    142: ("scale_param", {1: ("axis", "int"), 4: ("bias_term", "bool")}),
-    143: ("input_param", {1: ("shape", SHAPE)}),
-    148: ("clip_param", {1: ("min", "float"), 2: ("max", "float")}),
-    202: ("permute_param", {1: ("order", "int")}),
-}
-LAYER: Schema = {
-    1: ("name", "string"),
-    2: ("type", "string"),
-    3: ("bottom", "string"),
-    4: ("top", "string"),
-    7: ("blobs", "blob"),
-    8: ("include", RULE),
-    9: ("exclude", RULE),
-    **PARAMETERS,
+    131: ("prelu_param", _schema("bool channel_shared 2")),
+    133: ("reshape_param", _schema("shape shape 1, int axis 2, int num_axes 3", shape=SHAPE)),
+    135: ("flatten_param", _schema("int axis 1, int end_axis 2")),
+    139: ("batch_norm_param", _schema("bool use_global_stats 1, float eps 3")),
+    140: ("elu_param", _schema("float alpha 1")),
+    141: ("bias_param", _schema("int axis 1")),
+    142: ("scale_param", _schema("int axis 1, bool bias_term 4")),
+    143: ("input_param", _schema("shape shape 1", shape=SHAPE)),
+    148: ("clip_param", _schema("float min 1, float max 2")),
+    202: ("permute_param", _schema("int order 1")),
 }
 # The first generation: one message for all kinds of layers, inside the second's
-V0_LAYER: Schema = {
-    1: ("name", "string"),
-    2: ("type", "string"),
-    3: ("num_output", "int"),
-    4: ("biasterm", "bool"),
-    7: ("pad", "int"),
-    8: ("kernelsize", "int"),
-    9: ("group", "int"),
-    10: ("stride", "int"),
-    11: ("pool", "int"),
-    13: ("local_size", "int"),
-    14: ("alpha", "float"),
-    15: ("beta", "float"),
-    17: ("scale", "float"),
-    18: ("meanfile", "string"),
-    20: ("cropsize", "int"),
-    22: ("k", "float"),
-    50: ("blobs", "blob"),
-    65: ("concat_dim", "int"),
-}
+V0_LAYER = _schema(
+    """string name 1, string type 2, int num_output 3, bool biasterm 4, int pad 7, int kernelsize 8, int group 9, int stride 10,
+    int pool 11, int local_size 13, float alpha 14, float beta 15, float scale 17, string meanfile 18, int cropsize 20, float k 22,
+    blob blobs 50, int concat_dim 65"""
+)
 V1_LAYER: Schema = {
-    1: ("layer", V0_LAYER),
-    2: ("bottom", "string"),
-    3: ("top", "string"),
-    4: ("name", "string"),
-    5: ("type", "int"),
-    6: ("blobs", "blob"),
+    **_schema(
+        "layer layer 1, string bottom 2, string top 3, string name 4, int type 5, blob blobs 6, rule include 32, rule exclude 33",
+        layer=V0_LAYER,
+        rule=RULE,
+    ),
     9: ("concat_param", CONCAT),
     10: ("convolution_param", CONVOLUTION),
     17: ("inner_product_param", DENSE),
@@ -132,85 +86,34 @@ V1_LAYER: Schema = {
     19: ("pooling_param", POOLING),
     21: ("power_param", POWER),
     24: ("eltwise_param", ELTWISE),
-    30: ("relu_param", {1: ("negative_slope", "float")}),
+    30: ("relu_param", RELU),
     31: ("slice_param", SLICE),
-    32: ("include", RULE),
-    33: ("exclude", RULE),
     36: ("transform_param", TRANSFORM),
-    39: ("softmax_param", {2: ("axis", "int")}),
+    39: ("softmax_param", SOFTMAX),
 }
-NET: Schema = {
-    1: ("name", "string"),
-    2: ("layers", V1_LAYER),
-    3: ("input", "string"),
-    4: ("input_dim", "int"),
-    8: ("input_shape", SHAPE),
-    100: ("layer", LAYER),
-}
+NET = _schema(
+    "string name 1, v1 layers 2, string input 3, int input_dim 4, shape input_shape 8, layer layer 100",
+    v1=V1_LAYER,
+    shape=SHAPE,
+    layer=LAYER,
+)
 
-# V1's enumeration of kinds, as today's names; by number and by word
-V1_TYPES: dict[int, tuple[str, str]] = {
-    1: ("ACCURACY", "Accuracy"),
-    2: ("BNLL", "BNLL"),
-    3: ("CONCAT", "Concat"),
-    4: ("CONVOLUTION", "Convolution"),
-    5: ("DATA", "Data"),
-    6: ("DROPOUT", "Dropout"),
-    7: ("EUCLIDEAN_LOSS", "EuclideanLoss"),
-    8: ("FLATTEN", "Flatten"),
-    9: ("HDF5_DATA", "HDF5Data"),
-    10: ("HDF5_OUTPUT", "HDF5Output"),
-    11: ("IM2COL", "Im2col"),
-    12: ("IMAGE_DATA", "ImageData"),
-    13: ("INFOGAIN_LOSS", "InfogainLoss"),
-    14: ("INNER_PRODUCT", "InnerProduct"),
-    15: ("LRN", "LRN"),
-    16: ("MULTINOMIAL_LOGISTIC_LOSS", "MultinomialLogisticLoss"),
-    17: ("POOLING", "Pooling"),
-    18: ("RELU", "ReLU"),
-    19: ("SIGMOID", "Sigmoid"),
-    20: ("SOFTMAX", "Softmax"),
-    21: ("SOFTMAX_LOSS", "SoftmaxWithLoss"),
-    22: ("SPLIT", "Split"),
-    23: ("TANH", "TanH"),
-    24: ("WINDOW_DATA", "WindowData"),
-    25: ("ELTWISE", "Eltwise"),
-    26: ("POWER", "Power"),
-    27: ("SIGMOID_CROSS_ENTROPY_LOSS", "SigmoidCrossEntropyLoss"),
-    28: ("HINGE_LOSS", "HingeLoss"),
-    29: ("MEMORY_DATA", "MemoryData"),
-    30: ("ARGMAX", "ArgMax"),
-    31: ("THRESHOLD", "Threshold"),
-    32: ("DUMMY_DATA", "DummyData"),
-    33: ("SLICE", "Slice"),
-    34: ("MVN", "MVN"),
-    35: ("ABSVAL", "AbsVal"),
-    36: ("SILENCE", "Silence"),
-    37: ("CONTRASTIVE_LOSS", "ContrastiveLoss"),
-    38: ("EXP", "Exp"),
-    39: ("DECONVOLUTION", "Deconvolution"),
-}
-V0_TYPES = {
+V1_TYPES = (
+    *("Accuracy", "BNLL", "Concat", "Convolution", "Data", "Dropout", "EuclideanLoss", "Flatten", "HDF5Data", "HDF5Output"),
+    *("Im2col", "ImageData", "InfogainLoss", "InnerProduct", "LRN", "MultinomialLogisticLoss", "Pooling", "ReLU", "Sigmoid"),
+    *("Softmax", "SoftmaxWithLoss", "Split", "TanH", "WindowData", "Eltwise", "Power", "SigmoidCrossEntropyLoss", "HingeLoss"),
+    *("MemoryData", "ArgMax", "Threshold", "DummyData", "Slice", "MVN", "AbsVal", "Silence", "ContrastiveLoss", "Exp"),
+    *("Deconvolution",),
+)
+"""V1's enumeration of kinds from 1 on, in today's names."""
+WORDS = {name.lower(): name for name in V1_TYPES} | {
+    "softmaxloss": "SoftmaxWithLoss",
     "conv": "Convolution",
-    "innerproduct": "InnerProduct",
     "pool": "Pooling",
-    "relu": "ReLU",
-    "lrn": "LRN",
-    "dropout": "Dropout",
-    "concat": "Concat",
-    "flatten": "Flatten",
-    "softmax": "Softmax",
-    "softmax_loss": "SoftmaxWithLoss",
-    "data": "Data",
     "images": "ImageData",
-    "hdf5_data": "HDF5Data",
-    "window_data": "WindowData",
-    "split": "Split",
     "padding": "Padding",
-    "sigmoid": "Sigmoid",
-    "tanh": "TanH",
-    "accuracy": "Accuracy",
 }
+"""The words of V1's enumeration (INNER_PRODUCT) and of V0's text (softmax_loss), in small letters and without underscores."""
 
 
 def one(message: Message, field: str, default: Any) -> Any:
@@ -241,16 +144,20 @@ def layers(net: Message) -> list[Message]:
     return [_from_v0(layer) if "layer" in layer else _from_v1(layer) for layer in net.get("layers", [])]
 
 
+def _today(word: str) -> str:
+    return WORDS.get(word.replace("_", "").lower(), word)
+
+
 def _from_v1(layer: Message) -> Message:
-    number = layer.get("type", [0])[-1]
-    words = dict(V1_TYPES.values())
-    kind = words.get(number, number) if isinstance(number, str) else V1_TYPES.get(number, ("", f"V1 type {number}"))[1]
-    return {**layer, "type": [kind]}
+    said: Any = layer.get("type", [0])[-1]
+    if isinstance(said, int):
+        said = V1_TYPES[said - 1] if 0 < said <= len(V1_TYPES) else f"V1 type {said}"
+    return {**layer, "type": [_today(said)]}
 
 
 def _from_v0(outer: Message) -> Message:
     inner: Message = outer["layer"][-1]
-    kind = V0_TYPES.get(one(inner, "type", ""), one(inner, "type", ""))
+    kind = _today(one(inner, "type", ""))
     window = {new: inner[old] for new, old in (("pad", "pad"), ("kernel_size", "kernelsize"), ("stride", "stride")) if old in inner}
     output = {new: inner[old] for new, old in (("num_output", "num_output"), ("bias_term", "biasterm")) if old in inner}
     made: Message = {

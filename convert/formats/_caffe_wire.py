@@ -57,7 +57,6 @@ class Blob:
         return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, self.dtype)])
 
     def add(self, data: memoryview, step: int, dtype: str) -> None:
-        """Add a piece."""
         size = np.dtype(dtype).itemsize
         if len(data) % step:
             raise MalformedFile(f"{len(data)} bytes are no whole number of {size}-byte numbers")

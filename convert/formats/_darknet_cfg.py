@@ -48,11 +48,9 @@ class Section:
     feeds: tuple[int, ...] = ()
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return a whole number among the settings."""
         return int(float(self.settings.get(name, default)))
 
     def numbers(self, name: str) -> list[int]:
-        """Return a list of whole numbers."""
         return [int(float(value)) for value in self.settings.get(name, "").split(",") if value.strip()]
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 from convert.formats._guard import MAX_FACT
 from convert.formats._julia import Array, Struct
 from convert.kinds import is_dict, is_row
-from convert.source import Convention, Positional, Stored
+from convert.source import WEIGHTED, Convention, Positional, Stored
 from convert.steps import Moment, Shape, Step, from_layout
 from weights.errors import LimitExceeded
 
@@ -271,14 +271,7 @@ LIST_NOTE = "a list of parameters names no layers: whether they are true convolu
 
 def layout() -> Positional:
     """Say how `Flux.params` orders a layer's arrays: beta before gamma, and no running statistics at all."""
-    leaves = {
-        "conv": ("weight", "bias"),
-        "depthwise": ("weight", "bias"),
-        "transposed": ("weight", "bias"),
-        "linear": ("weight", "bias"),
-        "norm": ("bias", "weight"),
-    }
-    return Positional(leaves, _positional_steps, "unknown")
+    return Positional({**WEIGHTED, "norm": ("bias", "weight")}, _positional_steps, "unknown")
 
 
 def _positional_steps(kind: str, leaf: str, shape: Shape) -> tuple[Step, ...]:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from convert.source import Stored
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, MissingLibrary
 
@@ -28,6 +30,11 @@ def need(library: str, package: str = "") -> Any:
         raise MissingLibrary(
             f"{package or library} is needed for this format and is not installed: pip install 'kernelzoo[convert]'"
         ) from error
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Find a dtype by its name, also one of those that NumPy learns from ml_dtypes."""
+    return np.dtype(getattr(need("ml_dtypes"), name) if name.startswith(("bfloat16", "float8")) else name)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import numpy as np
 
 from convert.formats import _hdf5_chunks as chunks
 from convert.formats import _hdf5_heaps as heaps
-from convert.formats._guard import MAX_DEPTH, MAX_RANK, MAX_TENSORS, SPARE_BYTES, reading
+from convert.formats._guard import MAX_RANK, MAX_TENSORS, SPARE_BYTES, reading
 from convert.formats._hdf5_bytes import UNDEFINED, Bytes
 from convert.formats._hdf5_links import SIGNATURE, Link, attributes, links, superblock
 from convert.formats._hdf5_messages import Layout, Message, data_layout, dataspace, fill_value, filters, messages
@@ -70,7 +70,6 @@ class Hdf5:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return len(self.data.buffer)
 
     def at(self, address: int) -> Any:
@@ -136,7 +135,6 @@ class Named:
 
     @property
     def type(self) -> Type:
-        """Its datatype."""
         message = next(message for message in self.messages if message.kind == 3)
         return _type(self.file, message.data, message.shared)
 
@@ -207,27 +205,6 @@ class Group(Named):
             found.name = found.name or f"{here.name.rstrip('/')}/{part}"
             here = found
         return here
-
-    def datasets(self, depth: int = 0) -> Iterator[tuple[str, Dataset]]:
-        """Go through every dataset below, with its path from here; each group once, however many links lead to it.
-
-        Raises:
-            UnsafeFormat: a link leads to another file.
-        """
-        yield from self._datasets("", set(), depth)
-
-    def _datasets(self, prefix: str, seen: set[int], depth: int) -> Iterator[tuple[str, Dataset]]:
-        if depth > MAX_DEPTH:
-            raise LimitExceeded(f"{self.file.path} nests more than {MAX_DEPTH} groups")
-        seen.add(self.address)
-        for name in self.links:
-            if self.links[name].kind == "soft":
-                continue  # what it leads to is met where it is
-            child = self[name]
-            if isinstance(child, Dataset):
-                yield prefix + name, child
-            elif isinstance(child, Group) and child.address not in seen:
-                yield from child._datasets(f"{prefix}{name}/", seen, depth + 1)
 
 
 @dataclass(slots=True)
@@ -324,7 +301,7 @@ def _type(file: Hdf5, data: memoryview, shared: bool) -> Type:
         raise MalformedFile(f"{file.path}: a type is said to be at {address}, where there is none")
     if any(message.kind == 3 and message.shared for message in named.messages):
         raise MalformedFile(f"{file.path}: the type at {address} refers to another")
-    return named.type.committed_at(address)
+    return named.type
 
 
 def _shared(file: Hdf5, data: memoryview) -> int:

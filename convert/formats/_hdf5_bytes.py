@@ -58,7 +58,6 @@ class Bytes:
         return int.from_bytes(view[at : at + count], "little")
 
     def cursor(self, view: memoryview) -> Cursor:
-        """Read a view from its beginning."""
         return Cursor(self, view)
 
     def view_of_shared(self, view: memoryview, shared: bool) -> memoryview:
@@ -85,15 +84,12 @@ class Cursor:
         return found
 
     def number(self, count: int) -> int:
-        """Read a number, the lowest byte first."""
         return int.from_bytes(self.take(count), "little")
 
     def byte(self) -> int:
-        """Read one byte."""
         return self.take(1)[0]
 
     def skip(self, count: int) -> None:
-        """Move on."""
         self.take(count)
 
     def name(self, pad: int = 1) -> bytes:
@@ -107,5 +103,4 @@ class Cursor:
         return found
 
     def rest(self) -> memoryview:
-        """View all that is left."""
         return self.view[min(self.at, len(self.view)) :]

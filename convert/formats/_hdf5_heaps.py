@@ -12,10 +12,10 @@ MAX_LEVELS = 32
 
 def symbol_table(data: Bytes, message: memoryview) -> Iterator[tuple[str, int, str | None]]:
     """Go through a group of the old kind: each entry's name, address, and target if it is a soft link."""
-    tree, heap = data.word(message, 0), data.word(message, 8)
+    heap = data.word(message, 8)
     head = data.expect(heap, b"HEAP", 32)
     names = data.take(data.word(head, 24), data.word(head, 8), counted=False)
-    for node in leaves(data, tree, 0, 0):
+    for node, _ in tree(data, data.word(message, 0), 0, 8):
         head = data.expect(node, b"SNOD", 8)
         for number in range(data.word(head, 6, 2)):
             entry = data.take(node + 8 + 40 * number, 40)
@@ -29,12 +29,6 @@ def _name(data: Bytes, heap: memoryview, at: int) -> str:
     if at >= len(heap) or end < 0:
         raise MalformedFile(f"{data.path} is no readable {data.what}: a name lies beyond its heap")
     return bytes(heap[at : at + end]).decode("utf-8", "surrogateescape")
-
-
-def leaves(data: Bytes, address: int, kind: int, key_bytes: int, depth: int = 0) -> Iterator[int]:
-    """Go through what a version 1 tree of groups (kind 0) leads to."""
-    for child, _ in tree(data, address, kind, key_bytes or 8, depth):
-        yield child
 
 
 def tree(data: Bytes, address: int, kind: int, key_bytes: int, depth: int = 0) -> Iterator[tuple[int, memoryview]]:

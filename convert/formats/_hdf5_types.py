@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from convert.formats._hdf5_bytes import UNDEFINED, Bytes, Cursor
+from convert.formats._hdf5_bytes import Bytes, Cursor
 from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
 
 MAX_NESTING = 40  # a state of Flux nests a struct and a tuple for every level of the network
@@ -27,7 +27,6 @@ class Type:
         text: whether it is text: a string, or a vlen of characters.
         base: of an enum, array or vlen.
         members: of a compound (name, type); of an enum (name, None). Offsets are the dtype's.
-        committed: the address of the object that holds this type, if it has a name of its own.
         bfloat16: a number of 16 bits with an exponent of 8; the dtype is uint16.
     """
 
@@ -36,12 +35,7 @@ class Type:
     text: bool = False
     base: Type | None = None
     members: tuple[tuple[str, Type | None], ...] = ()
-    committed: int = UNDEFINED
     bfloat16: bool = False
-
-    def committed_at(self, address: int) -> Type:
-        """The same, with the address of its name."""
-        return replace(self, committed=address)
 
 
 def datatype(data: Bytes, view: memoryview, depth: int = 0) -> tuple[Type, int]:

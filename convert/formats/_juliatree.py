@@ -4,16 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 
+from convert.formats import _flux
 from convert.formats._flux import NORM_LEAVES, layout_of
 from convert.formats._guard import MAX_FACT
-from convert.kinds import is_dict, is_mapping
+from convert.formats._julia import Array
+from convert.kinds import is_dict, is_mapping, is_row
 from convert.source import Convention, Part, Source, Stored
 from convert.steps import flip, from_layout, stored_shape, undo
 from weights.errors import ConvertError, UnsupportedFormat
@@ -85,7 +87,39 @@ def _raw(part: Part, leaf: str, stored: Stored, convention: Convention) -> tuple
     return raw, stored.dtype, make
 
 
-def foreign(record: Any, source: Source) -> Convention | None:
+def fill(source: Source, top: Mapping[str, Any], types: set[str], *, state_only: bool) -> Any:
+    """Put into `source` what the top level of a file holds, and return the value that the network is.
+
+    Args:
+        source: without tensors yet.
+        top: names and values.
+        types: that the file names.
+        state_only: as `_flux.Walk` takes it.
+    """
+    chosen, notes = _flux.choose(top)
+    source.notes += notes
+    root = next(iter(chosen.values())) if len(chosen) == 1 else dict(chosen)
+    if len(chosen) == 1:
+        source.facts["entry"] = next(iter(chosen))
+    if is_dict(root) and _flux.is_caffe2(root):
+        source.tensors, source.framework, source.spatial = _flux.caffe2(root), "Metalhead.jl 2018 (from Caffe2)", "hw"
+        source.notes.append("Caffe2's names: cross-correlation kernels, which Metalhead flipped while it loaded them; not to be flipped")
+    elif is_row(root) and _flux.is_positional(root):
+        source.tensors, source.positional, source.layout = _flux.positional(root), True, _flux.layout()
+        source.framework = "Flux.jl, a list of parameters"
+        source.notes.append(_flux.LIST_NOTE)
+    elif chosen:
+        walk = _flux.Walk(state_only=state_only, recorded=_foreign(top.get(RECORD), source))
+        walk.run(root, next(iter(chosen)) if isinstance(root, Array) else "")
+        source.tensors = walk.tensors
+        source.notes += walk.notes
+        source.framework, source.spatial = _framework(types, source, root)
+    if not source.tensors:
+        source.notes.append("no arrays of numbers in it")
+    return root
+
+
+def _foreign(record: Any, source: Source) -> Convention | None:
     """Take what a file written here says of itself into `source`; tell the convention if it says one."""
     if not is_mapping(record):
         return None
@@ -94,7 +128,7 @@ def foreign(record: Any, source: Source) -> Convention | None:
     return cast("Convention", said) if said in ("convolution", "correlation") else None
 
 
-def framework(types: set[str], source: Source, root: Any) -> tuple[str, Literal["hw", "unknown"]]:
+def _framework(types: set[str], source: Source, root: Any) -> tuple[str, Literal["hw", "unknown"]]:
     """Tell who wrote a tree of layers, and how its images lie: Metalhead's are (W, H, C, N), which reversed is ours."""
     metalhead = any("Metalhead" in name.split(".") for name in types) or _wrapped(root)
     if source.facts.get("spatial") == "hw" and "convention" in source.facts:

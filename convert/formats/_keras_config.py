@@ -29,15 +29,12 @@ class Spec:
         kind: its class, by today's name.
         config: its settings.
         path: the layers of the file that lead to it, as Keras 3 counts them: ("functional", "conv2d_1").
-        wrapper: the class of the layer that applies it, or "".
-        inner: of a model within a model, the names of its layers below it.
     """
 
     name: str
     kind: str
     config: Mapping[str, Any]
     path: tuple[str, ...]
-    wrapper: str = ""
 
 
 def parse(text: str | bytes, path: Path) -> dict[str, Any]:
@@ -120,6 +117,6 @@ def _specs(model: Mapping[str, Any], prefix: str, path: tuple[str, ...], depth: 
             if children(inner) is not None:
                 yield from _specs(inner, f"{name}.", (*here, "layer"), depth + 1)
             else:
-                yield Spec(name, kind_of(inner), settings(inner), (*here, "layer"), kind_of(layer))
+                yield Spec(name, kind_of(inner), settings(inner), (*here, "layer"))
         else:
             yield Spec(name, kind_of(layer), settings(layer), here)

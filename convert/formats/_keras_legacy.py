@@ -14,7 +14,7 @@ from convert.formats._keras_config import Spec
 from convert.formats._keras_layers import LEAVES, ORDER, Layer, channels_first
 from convert.formats._keras_layers import variable as stored_variable
 from convert.kinds import is_list
-from convert.source import Positional, Shape, Stored
+from convert.source import WEIGHTED, Positional, Shape, Stored
 from convert.steps import Moment, Step, from_layout
 from weights.errors import LimitExceeded, MalformedFile
 
@@ -106,9 +106,7 @@ def positional(found: Sequence[Stored]) -> Positional:
             return from_layout("conv", layout, shape)
         return ()
 
-    affine = ("weight", "bias")
-    norm = (*affine, "running_mean", "running_var")
-    return Positional({"conv": affine, "depthwise": affine, "transposed": affine, "linear": affine, "norm": norm}, steps, "unknown")
+    return Positional({**WEIGHTED, "norm": ("weight", "bias", "running_mean", "running_var")}, steps, "unknown")
 
 
 def _listed(value: Any) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,8 @@ IDENTITIES = (
 MERGES = {"Add": "add", "Multiply": "mul", "Subtract": "sub", "Maximum": "maximum", "Average": "average", "Concatenate": "concat"}
 MODES = {"sum": "add", "mul": "mul", "ave": "average", "max": "maximum", "concat": "concat"}
 PLAIN = {
-    "relu": "relu",
-    "relu6": "relu6",
-    "sigmoid": "sigmoid",
-    "tanh": "tanh",
-    "softmax": "softmax",
-    "softplus": "softplus",
+    **{name: name for name in ("relu", "relu6", "sigmoid", "tanh", "softmax", "softplus", "silu")},
     "swish": "silu",
-    "silu": "silu",
     "hard_swish": "hardswish",
     "hard_silu": "hardswish",
     "linear": "identity",
@@ -181,10 +175,6 @@ def _padding(layer: Setting, kernel: tuple[int, int], stride: tuple[int, int]) -
     return "valid" if said == "valid" else f"unknown {said}"
 
 
-def _dense(layer: Setting, find: Find) -> Iterator[Op]:
-    yield "", "dense", {"layout": "IO"}
-
-
 def _norm(layer: Setting, find: Find) -> Iterator[Op]:
     axis = layer.get("axis", default=-1)
     axis = axis[0] if is_list(axis) and len(axis) == 1 else axis
@@ -194,10 +184,6 @@ def _norm(layer: Setting, find: Find) -> Iterator[Op]:
         yield "", "unknown:BatchNormalization over another axis", {}
     else:
         yield "", "norm", {"eps": float(layer.get("epsilon", default=1e-3)), "moment": "variance"}
-
-
-def _activation(layer: Setting, find: Find) -> Iterator[Op]:
-    yield "", *activation(layer.get("activation", default="linear"), layer.era)
 
 
 def _relu(layer: Setting, find: Find) -> Iterator[Op]:
@@ -212,18 +198,10 @@ def _relu(layer: Setting, find: Find) -> Iterator[Op]:
         yield ("", "relu6", {}) if float(high) == 6 else ("", "clip", {"low": 0.0, "high": float(high)})
 
 
-def _leaky(layer: Setting, find: Find) -> Iterator[Op]:
-    yield "", "leaky_relu", {"slope": float(layer.get("negative_slope", "alpha", default=0.3))}
-
-
 def _prelu(layer: Setting, find: Find) -> Iterator[Op]:
     slopes = find("weight")
     fits = slopes is None or len(slopes.shape) == 1
     yield "", "prelu" if fits else "unknown:PReLU with a slope for each pixel", {}
-
-
-def _elu(layer: Setting, find: Find) -> Iterator[Op]:
-    yield "", "elu", {"alpha": float(layer.get("alpha", default=1.0))}
 
 
 def _softmax(layer: Setting, find: Find) -> Iterator[Op]:
@@ -267,14 +245,6 @@ def _pads(layer: Setting, *names: str) -> tuple[int, int, int, int]:
         (top, bottom), (left, right) = (pair(side) for side in said)
         return top, left, bottom, right
     return int(said), int(said), int(said), int(said)
-
-
-def _pad(layer: Setting, find: Find) -> Iterator[Op]:
-    yield "", "pad", {"pads": _pads(layer, "padding"), "value": 0.0}
-
-
-def _crop(layer: Setting, find: Find) -> Iterator[Op]:
-    yield "", "crop", {"pads": _pads(layer, "cropping")}
 
 
 def _upsample(layer: Setting, find: Find) -> Iterator[Op]:
@@ -352,15 +322,15 @@ def _function(layer: Setting) -> Op:
     return "", f"unknown:{called}", {}
 
 
-_READERS: dict[str, Callable[[Setting, Find], Iterator[Op]]] = {
+_READERS: dict[str, Callable[[Setting, Find], Iterable[Op]]] = {
     **dict.fromkeys(("Conv2D", "DepthwiseConv2D", "SeparableConv2D", "Conv2DTranspose"), _conv),
-    "Dense": _dense,
+    "Dense": lambda layer, find: [("", "dense", {"layout": "IO"})],
     "BatchNormalization": _norm,
-    "Activation": _activation,
+    "Activation": lambda layer, find: [("", *activation(layer.get("activation", default="linear"), layer.era))],
     "ReLU": _relu,
-    "LeakyReLU": _leaky,
+    "LeakyReLU": lambda layer, find: [("", "leaky_relu", {"slope": float(layer.get("negative_slope", "alpha", default=0.3))})],
     "PReLU": _prelu,
-    "ELU": _elu,
+    "ELU": lambda layer, find: [("", "elu", {"alpha": float(layer.get("alpha", default=1.0))})],
     "Softmax": _softmax,
     "MaxPooling2D": _pool,
     "AveragePooling2D": _pool,
@@ -368,8 +338,8 @@ _READERS: dict[str, Callable[[Setting, Find], Iterator[Op]]] = {
     "GlobalMaxPooling2D": _global,
     "Flatten": _flatten,
     "Reshape": _reshape,
-    "ZeroPadding2D": _pad,
-    "Cropping2D": _crop,
+    "ZeroPadding2D": lambda layer, find: [("", "pad", {"pads": _pads(layer, "padding"), "value": 0.0})],
+    "Cropping2D": lambda layer, find: [("", "crop", {"pads": _pads(layer, "cropping")})],
     "UpSampling2D": _upsample,
     "Rescaling": _rescale,
     "Normalization": _normalize,

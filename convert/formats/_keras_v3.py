@@ -108,7 +108,7 @@ def layers(found: Mapping[tuple[str, ...], Entry], specs: Sequence[Spec]) -> tup
     for path, entry in found.items():
         if not entry.variables:
             continue
-        plain = _without_lists(path)
+        plain = tuple(part for part in path if part not in LISTS)
         spec = by_path.get(plain)
         name = spec.name if spec else _named(path, found) if named else ".".join(plain)
         kind = spec.kind if spec else _kind(plain[-1] if plain else "")
@@ -149,10 +149,6 @@ def _walk(group: Group, path: tuple[str, ...], above: set[int], depth: int = 0) 
         else:
             parts = tuple(part for part in re.split(r"[\\/]", name) if part)
             yield from _walk(child, (*path, *parts), above | {group.address}, depth + 1)
-
-
-def _without_lists(path: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part for part in path if part not in LISTS)
 
 
 def _class(counted: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from convert.formats import _named, _pickles
 from convert.formats._guard import check
 from convert.kinds import is_dict, is_list
-from convert.source import Convention, Part, Positional, Shape, Source, Stored, in_memory
+from convert.source import WEIGHTED, Convention, Part, Positional, Shape, Source, Stored, in_memory
 from convert.steps import Cast, Moment, Step, flip, from_layout
 from weights.errors import ConvertError, MalformedFile
 
@@ -20,13 +20,7 @@ log = logging.getLogger("convert")
 
 EPS = 1e-4
 """What Lasagne's BatchNormLayer adds to a variance before it keeps the inverse of the root."""
-LEAVES = {
-    "conv": ("weight", "bias"),
-    "depthwise": ("weight", "bias"),
-    "transposed": ("weight", "bias"),
-    "linear": ("weight", "bias"),
-    "norm": ("bias", "weight", "running_mean", "running_var"),
-}
+LEAVES = {**WEIGHTED, "norm": ("bias", "weight", "running_mean", "running_var")}
 ZOO = ("param values", "values", "params", "param_values")
 """Where a dict keeps the list; the first two are the model zoo's."""
 SAID_BESIDE = ("synset", "mean")

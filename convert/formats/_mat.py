@@ -34,7 +34,6 @@ class Matrix:
 
     @property
     def count(self) -> int:
-        """How many numbers there are."""
         return int(np.prod(self.dims, dtype=object)) if self.dims else 0
 
     def stored(self, axes: int = 1) -> Stored:

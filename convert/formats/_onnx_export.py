@@ -1,4 +1,4 @@
-"""Write a network as ONNX: PyTorch's exporter, then what it leaves undone: names, order, preprocessing, and proof that it runs."""
+"""Write a network as ONNX: PyTorch's exporter, then what it leaves undone: names, order, preprocessing."""
 
 from __future__ import annotations
 
@@ -21,44 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("convert")
 
 OPSET = 17
-TOLERANCE = 1e-4
 LARGEST_BYTES = 2**31 - 2**20
 """A protobuf message ends at 2 GiB; the rest is for the graph."""
 
 
-def export(
-    network: nn.Module,
-    path: Path,
-    *,
-    input_shape: Sequence[int],
-    metadata: Mapping[str, str],
-    preprocessing: Any = None,
-    opset: int = OPSET,
-    verify: bool = True,
-) -> float | None:
-    """Write a network as an ONNX file.
-
-    The initialisers have the names of the state dict, and each BatchNorm stays one, so that `read` gives every bit back. The same
-    network gives the same bytes. The batch is free; height and width are those of `input_shape`.
-
-    Args:
-        network: any module that PyTorch can trace; it is not changed, and is exported in eval mode.
-        path: the file to write, in place.
-        input_shape: of one image, (C, H, W).
-        metadata: free-form notes, the file's metadata_props.
-        preprocessing: a record with mean, std (per channel, on 0..1) and channel_order, or None. With one, the file's input
-            "pixels" is uint8 (batch, H, W, C) in RGB, as an image decoder gives it, and the graph normalises it; resizing and
-            cropping stay outside. Without, the input "images" is float32 (batch, C, H, W), normalised already.
-        opset: the operator set.
-        verify: whether to run the file with onnxruntime, if it is installed, and compare.
-
-    Returns:
-        The largest relative difference between onnxruntime's logits and PyTorch's on random images; None if it was not run.
-
-    Raises:
-        MissingLibrary: onnx is not installed.
-        ConvertError: PyTorch can't export this network, the file would be larger than ONNX allows, or it computes something else.
-    """
+def write(
+    network: nn.Module, path: Path, *, input_shape: Sequence[int], metadata: Mapping[str, str], preprocessing: Any, opset: int
+) -> tuple[nn.Module, Any]:
+    """Write a network, as `convert.formats.onnx.export` says, and return the copy that was traced, and the images it was traced with."""
     import torch
 
     onnx = _guard.need("onnx")
@@ -79,7 +49,7 @@ def export(
     except onnx.checker.ValidationError as error:
         raise ConvertError(f"{path}: PyTorch exported a graph that ONNX's checker refuses: {str(error)[:300]}") from error
     _write(model, wanted, Path(path))
-    return _proved(path, twin, example, preprocessing) if verify else None
+    return twin, example
 
 
 def _twin(network: nn.Module) -> nn.Module:
@@ -256,61 +226,3 @@ def _prepend(model: Any, preprocessing: Any, input_shape: Sequence[int], onnx: A
     del graph.input[:]
     graph.input.append(helper.make_tensor_value_info("pixels", onnx.TensorProto.UINT8, ["batch", height, width, channels]))
     graph.input.extend(others)
-
-
-def _proved(path: Path, network: nn.Module, example: Any, preprocessing: Any) -> float | None:
-    """Run the file with onnxruntime and compare its logits with PyTorch's."""
-    import torch
-
-    try:
-        import onnxruntime  # pyright: ignore[reportMissingTypeStubs]  # it has none
-    except ImportError:
-        log.info("%s: onnxruntime is not installed, so the file was not run", path)
-        return None
-    runtime: Any = onnxruntime
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    fed = example
-    if preprocessing is not None:
-        random = torch.Generator().manual_seed(0)
-        pixels = torch.randint(0, 256, (2, *example.shape[2:], example.shape[1]), dtype=torch.uint8, generator=random)
-        fed, images = pixels, pixels.permute(0, 3, 1, 2)
-        images = (images.flip(1) if preprocessing.channel_order == "bgr" else images).float()
-        mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
-        example = images.div(255).sub(mean).div(std)
-    with torch.inference_mode():
-        expected = network(example).numpy()
-    (logits,) = session.run(None, {session.get_inputs()[0].name: fed.numpy()})
-    difference = _relative(np.asarray(logits), expected)
-    if not difference < TOLERANCE and not _unstable(path, network, example[:1], expected[:1]):
-        raise ConvertError(
-            f"{path}: onnxruntime computes other logits than PyTorch, by {difference:.2g} of the largest: nothing to rely on"
-        )
-    return difference
-
-
-def _unstable(path: Path, network: nn.Module, image: Any, expected: np.ndarray) -> bool:
-    """Tell whether float32's own rounding explains a difference: then PyTorch has it too, and in float64 there is none."""
-    import torch
-
-    from convert.execute import run
-    from convert.formats.onnx import read
-
-    with torch.inference_mode():
-        precise = network.double()(image.double()).numpy()
-    network.float()
-    rounding = _relative(expected, precise)
-    with read(path) as source:
-        if rounding < TOLERANCE / 10 or source.graph is None or source.graph.unknown:
-            return False
-        given = image.numpy() if not source.preprocessing else None
-        if given is None:
-            return False
-        (again,) = run(source, given).values()
-    log.warning("%s: rounding to float32 moves these logits by %.2g of the largest, in PyTorch too", path, rounding)
-    return _relative(again, precise) < max(TOLERANCE, rounding / 100)
-
-
-def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(actual - expected).max() / max(float(np.abs(expected).max()), 1e-30))

@@ -54,7 +54,6 @@ class Constants:
         return [int(n) for n in array.reshape(-1)] if array is not None and array.dtype.kind in "iu" else None
 
     def number(self, name: str) -> float | None:
-        """Read a constant of one number."""
         array = self.small(name)
         return float(array.reshape(-1)[0]) if array is not None and array.size == 1 and array.dtype.kind in "iuf" else None
 

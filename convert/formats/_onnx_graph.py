@@ -43,7 +43,6 @@ class Value:
         return self.shape[axis] if self.shape is not None and axis is not None and axis < len(self.shape) else None
 
     def axis(self, letter: str) -> int | None:
-        """The place of one axis."""
         if self.layout == "flat":
             return {"n": 0, "c": 1}.get(letter)
         return self.layout.index(letter) if letter in self.layout and self.layout else None

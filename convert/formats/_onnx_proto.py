@@ -26,8 +26,6 @@ DTYPES = {
 }  # fmt: skip
 NIBBLES = {21: False, 22: True}
 """Types of four bits, two to a byte, and whether they have a sign."""
-EXTRA = ("bfloat16", "float8")
-"""Dtypes that NumPy learns from ml_dtypes."""
 
 
 @dataclass(slots=True)
@@ -41,7 +39,6 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
         return math.prod(self.shape)
 
 
@@ -269,7 +266,7 @@ def _tensor(data: memoryview, files: Files, budget: Budget) -> Tensor | str:
     if kind not in DTYPES and kind not in NIBBLES:
         return f"{name or 'a constant'} (of type {kind})"
     shape, count = tuple(dims), math.prod(dims)
-    dtype = _dtype(DTYPES.get(kind, "int8" if NIBBLES.get(kind) else "uint8"))
+    dtype = _guard.dtype_of(DTYPES.get(kind, "int8" if NIBBLES.get(kind) else "uint8"))
     nbytes = (count + 1) // 2 if kind in NIBBLES else count * dtype.itemsize
     if outside:
         raw = files.beside(entries, nbytes, name)
@@ -318,10 +315,6 @@ def _nibbles(raw: np.ndarray, kind: int, shape: Shape) -> np.ndarray:
         raise MalformedFile(f"a tensor of shape {shape} has {raw.size} bytes of two numbers each")
     values = np.stack([raw & 15, raw >> 4], axis=1).reshape(-1)[: math.prod(shape)].reshape(shape)
     return ((values ^ 8).astype(np.int8) - 8).astype(np.int8) if NIBBLES[kind] else values
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(_guard.need("ml_dtypes"), name) if name.startswith(EXTRA) else name)
 
 
 def _pair(data: memoryview, budget: Budget) -> tuple[str, str | int]:

@@ -58,7 +58,6 @@ class Bundle:
     maps: list[mmap.mmap] = field(default_factory=list[mmap.mmap])
 
     def map(self, path: Path) -> memoryview:
-        """Map a file of the checkpoint."""
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if not size:
@@ -133,7 +132,7 @@ def _second_version(bundle: Bundle, index: Path, header: _tf_table.Item, values:
                     raise MalformedFile(f"{key} lacks its part {extents}")
                 part = _place(item.value, budget)
                 pieces.append((extents, _plain(key, data(key, part), part, _part(place.shape, extents, key), big)))
-            bundle.entries.append(_assembled(key, place.shape, _dtype(place.dtype), pieces))
+            bundle.entries.append(_assembled(key, place.shape, _guard.dtype_of(DTYPES[place.dtype]), pieces))
         else:
             bundle.entries.append(_plain(key, data(key, place), place, place.shape, big))
 
@@ -211,7 +210,7 @@ def _part(shape: Shape, extents: Sequence[Extent], key: str) -> Shape:
 def _plain(key: str, data: memoryview, place: _Place, shape: Shape, big: bool) -> Entry:
     if place.dtype not in DTYPES:
         raise MalformedFile(f"{key} has no type")
-    dtype = _dtype(place.dtype)
+    dtype = _guard.dtype_of(DTYPES[place.dtype])
     if math.prod(shape) * dtype.itemsize != len(data):
         raise MalformedFile(f"{key} of shape {shape} needs {math.prod(shape) * dtype.itemsize} bytes and has {len(data)}")
     order = ">" if big else "<"
@@ -238,11 +237,6 @@ def _assembled(key: str, shape: Shape, dtype: np.dtype[Any], pieces: Sequence[tu
         return whole
 
     return Entry(key, shape, dtype, load)
-
-
-def _dtype(number: int) -> np.dtype[Any]:
-    name = DTYPES[number]
-    return np.dtype(getattr(_guard.need("ml_dtypes"), name) if name.startswith(("bfloat16", "float8")) else name)
 
 
 def _strings(key: str, data: memoryview, place: _Place) -> list[memoryview]:
@@ -324,7 +318,7 @@ def _first_version(bundle: Bundle, meta: _tf_table.Item, values: dict[str, _tf_t
         elif len(pieces.get(name, [])) == 1 and pieces[name][0][1].shape == shape:
             bundle.entries.append(pieces[name][0][1])
         else:
-            bundle.entries.append(_assembled(name, shape, _dtype(dtype), pieces.get(name, [])))
+            bundle.entries.append(_assembled(name, shape, _guard.dtype_of(DTYPES[dtype]), pieces.get(name, [])))
 
 
 def _saved_slice(
@@ -342,7 +336,7 @@ def _saved_slice(
     if name not in known or known[name][1] not in DTYPES:
         return None
     shape, kind = known[name]
-    part, dtype = _part(shape, extents, name), _dtype(kind)
+    part, dtype = _part(shape, extents, name), _guard.dtype_of(DTYPES[kind])
     held: list[tuple[int, memoryview]] = []
     for number, wire, value in _wire.fields(tensor, budget):
         if number in (4, 5, 6, 7, 9, 10, 11, 13, 16, 17) and wire == _wire.BYTES:

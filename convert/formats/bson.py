@@ -6,7 +6,7 @@ An array's axes come reversed, which costs nothing: Julia keeps the first axis n
 its convention is "unknown".
 
 Written files hold `:model_state`, nested like a `Flux.state`. They are read back here; that Julia reads them follows from the
-format's rules and is not verified: `JULIA_LOADER` is how.
+format's rules and is not verified: `docs/from-metalhead.md` shows how.
 """
 
 from __future__ import annotations
@@ -21,30 +21,14 @@ from convert.formats import _bsondoc, _flux
 from convert.formats._bsonjl import Reader
 from convert.formats._fluxgraph import build
 from convert.formats._guard import check, reading
-from convert.formats._julia import DTYPES, Array, Struct
-from convert.formats._juliatree import RECORD, foreign, framework, naming, tree
+from convert.formats._julia import DTYPES, Struct
+from convert.formats._juliatree import RECORD, fill, naming, tree
 from convert.formats._mapped import mapped
-from convert.kinds import is_dict, is_row
 from convert.source import Convention, Part, Source
 from weights.errors import UnsupportedFormat
 
 SUFFIXES = (".bson",)
 WRITES = True
-
-JULIA_LOADER = """\
-using BSON, Flux, Metalhead
-model = ResNet(50)                          # the network that the tensors belong to
-saved = BSON.load("resnet50.bson")[:model_state]
-tuples(x) = x                               # plain documents become the tuples that loadmodel! wants
-function tuples(x::AbstractDict)
-    n = length(x)
-    all(k -> tryparse(Int, string(k)) !== nothing, keys(x)) || return NamedTuple(Symbol(k) => tuples(v) for (k, v) in x)
-    top = maximum(parse(Int, string(k)) for k in keys(x))
-    return Tuple(tuples(get(x, Symbol(i), ())) for i in 1:top)
-end
-Flux.loadmodel!(model.layers, tuples(saved); strict = false)
-"""
-"""How Julia reads a file that is written here; not run by any test, as there is no Julia here."""
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -69,38 +53,13 @@ def read(path: Path) -> Source:
         root = _bsondoc.parse(data)
         reader = Reader(root)
         top = {key: reader.value(item) for key, item in root.items() if key != "_backrefs"}
-        source = _source(path, top, reader)
-        check(path, source.tensors.values(), len(data))
-    return source
-
-
-def _source(path: Path, top: Mapping[str, Any], reader: Reader) -> Source:
-    record = top.get(RECORD)
-    chosen, notes = _flux.choose(top)
-    if reader.skipped:
-        notes.append(f"{len(reader.skipped)} arrays of {', '.join(sorted(set(reader.skipped))[:5])} are left out: NumPy has no such type")
-    facts = _flux.facts(top)
-    source = Source(path, "bson", "BSON.jl", {}, facts=facts, notes=notes, spatial="unknown")
-    root = next(iter(chosen.values())) if len(chosen) == 1 else dict(chosen)
-    if len(chosen) == 1:
-        facts["entry"] = next(iter(chosen))
-    if is_dict(root) and _flux.is_caffe2(root):
-        source.tensors, source.framework, source.spatial = _flux.caffe2(root), "Metalhead.jl 2018 (from Caffe2)", "hw"
-        notes.append("Caffe2's names: cross-correlation kernels, which Metalhead flipped while it loaded them; not to be flipped")
-    elif is_row(root) and _flux.is_positional(root):
-        source.tensors, source.positional, source.layout = _flux.positional(root), True, _flux.layout()
-        source.framework = "Flux.jl, a list of parameters"
-        notes.append(_flux.LIST_NOTE)
-    elif chosen:
-        recorded = foreign(record, source)
-        walk = _flux.Walk(state_only=True, recorded=recorded)
-        walk.run(root, next(iter(chosen)) if isinstance(root, Array) else "")
-        source.tensors = walk.tensors
-        source.notes += walk.notes
-        source.framework, source.spatial = framework(reader.types, source, root)
+        source = Source(path, "bson", "BSON.jl", {}, facts=_flux.facts(top), spatial="unknown")
+        root = fill(source, top, reader.types, state_only=True)
         source.graph = build(root) if isinstance(root, Struct) else None
-    if not source.tensors:
-        source.notes.append("no arrays of numbers in it")
+        if reader.skipped:
+            kinds = ", ".join(sorted(set(reader.skipped))[:5])
+            source.notes.append(f"{len(reader.skipped)} arrays of {kinds} are left out: NumPy has no such type")
+        check(path, source.tensors.values(), len(data))
     return source
 
 

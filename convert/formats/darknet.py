@@ -182,7 +182,7 @@ def _tensors(
         name = _named(section, take.name)
         stored = _stored(path, numbers, section, take, start, convention)
         if take.name.endswith(tuple(section.mark.get("filled", ()))):
-            if _constant(stored, 1 if take.name.endswith(("weight", "running_var")) else 0):
+            if (stored.load() == take.name.endswith(("weight", "running_var"))).all():
                 continue
             notes.append(f"{name} is said to be a filling, and is not: it is kept")
         tensors[name] = stored
@@ -228,10 +228,6 @@ def _middle(path: Path, name: str, array: np.ndarray, kernel: Sequence[int]) -> 
     if np.count_nonzero(array) != np.count_nonzero(array[:, :, inside[0], inside[1]]):
         raise MalformedFile(f"{path}: {name} is said to be a kernel of {list(kernel)} among zeros, and what is around it is not zero")
     return array[:, :, inside[0], inside[1]]
-
-
-def _constant(stored: Stored, value: int) -> bool:
-    return bool((stored.load() == value).all())
 
 
 def _graph(sections: Sequence[cfg.Section], notes: list[str], alexey: bool, transposed: bool) -> Graph | None:

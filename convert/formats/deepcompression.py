@@ -21,7 +21,7 @@ from convert.formats import _caffe_prototxt as prototxt
 from convert.formats import _guard
 from convert.formats._caffe_graph import fed_channels, graph
 from convert.formats._caffe_layers import CONVOLUTIONS, Layer, layers
-from convert.formats._caffe_schema import Message, one
+from convert.formats._caffe_schema import one
 from convert.formats._mapped import mapped
 from convert.formats.caffe import beside
 from convert.graph import Graph
@@ -143,11 +143,7 @@ def _layers(path: Path) -> tuple[list[tuple[str, Shape]], Graph | None, str]:
     known = [(layer.name, _shape(layer, channels.get(layer.name), found)) for layer in running if layer.kind in CONVOLUTIONS]
     if not known:
         raise UnsupportedFormat(f"{path}: {found.name} describes no convolution, so it is no description of this network")
-    return known, _with_tensors(description, running), found.name
-
-
-def _with_tensors(description: Message, running: Sequence[Layer]) -> Graph | None:
-    return graph(description, running) if any(layer.bottoms for layer in running) else None
+    return known, graph(description, running) if any(layer.bottoms for layer in running) else None, found.name
 
 
 def _shape(layer: Layer, channels: int | None, found: Path) -> Shape:

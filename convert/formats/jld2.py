@@ -5,7 +5,7 @@ so the layers of a Chain that carry nothing are missing and numbers have gaps; i
 are read: what a layer is follows from the fields it keeps.
 
 Written files hold a group `model_state` of plain groups and datasets. They are read back here, and by h5py; that JLD2.jl reads
-them follows from the format's rules and is not verified: `JULIA_LOADER` is how.
+them follows from the format's rules and is not verified: `docs/from-metalhead.md` shows how.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from convert.formats._hdf5 import Dataset, Group, Hdf5, Type
 from convert.formats._hdf5_bytes import UNDEFINED
 from convert.formats._jld2write import Numbers, write_tree
 from convert.formats._julia import Array, Opaque
-from convert.formats._juliatree import RECORD, foreign, framework, naming, tree
-from convert.kinds import is_dict, is_row
+from convert.formats._juliatree import RECORD, fill, naming, tree
+from convert.kinds import is_dict
 from convert.source import Convention, Part, Source
 from weights.errors import ConvertError, LimitExceeded
 
@@ -36,22 +36,6 @@ MAX_DEPTH = 100
 MAX_CHARACTERS = 10_000_000
 """Of all strings: many may be one in the file."""
 TYPES = "_types"
-
-JULIA_LOADER = """\
-using JLD2, Flux, Metalhead
-model = ResNet(50)                          # the network that the tensors belong to
-function state(group)                       # groups become the named tuples and tuples that loadmodel! wants
-    group isa JLD2.Group || return group
-    names = keys(group)
-    all(k -> tryparse(Int, k) !== nothing, names) || return NamedTuple(Symbol(k) => state(group[k]) for k in names)
-    top = maximum(parse(Int, k) for k in names)
-    return Tuple(string(i) in names ? state(group[string(i)]) : () for i in 1:top)
-end
-jldopen("resnet50.jld2") do file
-    Flux.loadmodel!(model.layers, state(file["model_state"]); strict = false)
-end
-"""
-"""How Julia reads a file that is written here; not run by any test, as there is no Julia here."""
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -71,32 +55,9 @@ def read(path: Path) -> Source:
         values = _Values(file)
         top = values.top()
         source = Source(path, "jld2", "JLD2.jl", {}, facts=_flux.facts(top), spatial="unknown", notes=values.notes)
-        _fill(source, top)
+        fill(source, top, set(), state_only=False)
         check(path, source.tensors.values(), file.size)
     return source
-
-
-def _fill(source: Source, top: Mapping[str, Any]) -> None:
-    chosen, notes = _flux.choose(top)
-    source.notes += notes
-    root = next(iter(chosen.values())) if len(chosen) == 1 else dict(chosen)
-    if len(chosen) == 1:
-        source.facts["entry"] = next(iter(chosen))
-    if is_dict(root) and _flux.is_caffe2(root):
-        source.tensors, source.framework, source.spatial = _flux.caffe2(root), "Metalhead.jl 2018 (from Caffe2)", "hw"
-    elif is_row(root) and _flux.is_positional(root):
-        source.tensors, source.positional, source.layout = _flux.positional(root), True, _flux.layout()
-        source.framework = "Flux.jl, a list of parameters"
-        source.notes.append(_flux.LIST_NOTE)
-    elif chosen:
-        recorded = foreign(top.get(RECORD), source)
-        walk = _flux.Walk(state_only=False, recorded=recorded)
-        walk.run(root, next(iter(chosen)) if isinstance(root, Array) else "")
-        source.tensors = walk.tensors
-        source.notes += walk.notes
-        source.framework, source.spatial = framework(set(), source, root)
-    if not source.tensors:
-        source.notes.append("no arrays of numbers in it")
 
 
 class _Values:
@@ -114,7 +75,6 @@ class _Values:
         return self._group(self.file.root, 0)
 
     def value(self, address: int, depth: int) -> Any:
-        """Read the object at an address."""
         if address in (0, UNDEFINED):
             return None
         if address in self.opened:

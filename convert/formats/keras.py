@@ -23,12 +23,7 @@ WRITES = True
 WHAT = "Keras file"
 CONVENTIONS: dict[str, Convention] = {
     "theano": "convolution",
-    "tensorflow": "correlation",
-    "cntk": "correlation",
-    "jax": "correlation",
-    "torch": "correlation",
-    "numpy": "correlation",
-    "openvino": "correlation",
+    **dict.fromkeys(("tensorflow", "cntk", "jax", "torch", "numpy", "openvino"), "correlation"),
 }
 """What each backend does with the kernels of its convolutions."""
 HINTED: dict[str, Convention] = {"th": "convolution", "tf": "correlation"}

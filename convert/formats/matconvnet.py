@@ -6,7 +6,6 @@ moments: the mean, and the root of variance + eps, not the variance.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from convert.core import COUNTER
-from convert.formats import _hdf5, _mat5, _mat73, _matlayers
+from convert.formats import _hdf5, _mat5, _mat73, _matgraph, _matlayers
 from convert.formats._guard import check, reading
 from convert.formats._mapped import mapped
 from convert.formats._mat import Matrix, Value
@@ -90,8 +89,7 @@ def _layer(part: Part, convention: str | None) -> Value:
     if part.kind not in ("conv", "depthwise", "transposed", "linear") or "weight" not in leaves:
         return layer | {"type": "custom", "leaves": {leaf: _matrix(stored) for leaf, stored in leaves.items()}}
     weight = leaves["weight"]
-    flat = len(weight.shape) == 2 or (part.grid is not None and weight.shape[2:] == (1, 1) and weight.shape[1] == math.prod(part.grid))
-    kernel = _dense(part, weight) if flat else _kernel(part.kind, weight, convention)
+    kernel = _dense(part, weight) if len(weight.shape) == 2 else _kernel(part.kind, weight, convention)
     layer["type"] = "convt" if part.kind == "transposed" else "conv"
     layer["weights"] = [kernel, _matrix(bias) if bias is not None else None]
     if part.groups > 1 and part.kind == "transposed":
@@ -103,7 +101,7 @@ def _norm(part: Part, leaves: Mapping[str, Stored]) -> dict[str, Value]:
     mean, variance = leaves.get("running_mean"), leaves.get("running_var")
     if mean is None or variance is None:
         raise ConvertError(f"MatConvNet's bnorm has moments, and {part.name} has no running statistics")
-    eps = _matlayers.EPS if part.eps is None else part.eps
+    eps = _matgraph.EPS if part.eps is None else part.eps
     width, dtype = mean.shape[0], mean.dtype
 
     def moments() -> np.ndarray:

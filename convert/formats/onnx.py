@@ -6,18 +6,24 @@ dict's names ("layer1.0.conv1.weight"), else by its place in the graph ("Conv_12
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from convert.formats import _guard, _onnx_graph, _onnx_ops, _onnx_proto, _wire
-from convert.formats._onnx_export import export
+from convert import execute
+from convert.formats import _guard, _onnx_export, _onnx_graph, _onnx_ops, _onnx_proto, _wire
 from convert.graph import Graph
 from convert.source import Convention, Part, Source, Stored
 from weights.errors import ConvertError, MalformedFile
+
+if TYPE_CHECKING:
+    from torch import nn
+
+log = logging.getLogger("convert")
 
 __all__ = ["EXPORTS", "SUFFIXES", "WEAK", "WRITES", "export", "read", "sniff", "write"]
 
@@ -26,6 +32,8 @@ WRITES = True
 WEAK = True
 EXPORTS = True
 """A file is written from a network by `export`, not from its parts by `write`: ONNX holds the whole computation."""
+
+TOLERANCE = 1e-4
 
 FIRST_FIELDS = {2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 """The fields that may follow the version, and how each is written."""
@@ -87,6 +95,45 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention, metadata
     raise ConvertError(f"{path}: an ONNX file holds the whole computation; export(network, path, input_shape=...) writes it")
 
 
+def export(
+    network: nn.Module,
+    path: Path,
+    *,
+    input_shape: Sequence[int],
+    metadata: Mapping[str, str],
+    preprocessing: Any = None,
+    opset: int = _onnx_export.OPSET,
+    verify: bool = True,
+) -> float | None:
+    """Write a network as an ONNX file.
+
+    The initialisers have the names of the state dict, and each BatchNorm stays one, so that `read` gives every bit back. The same
+    network gives the same bytes. The batch is free; height and width are those of `input_shape`.
+
+    Args:
+        network: any module that PyTorch can trace; it is not changed, and is exported in eval mode.
+        path: the file to write, in place.
+        input_shape: of one image, (C, H, W).
+        metadata: free-form notes, the file's metadata_props.
+        preprocessing: a record with mean, std (per channel, on 0..1) and channel_order, or None. With one, the file's input
+            "pixels" is uint8 (batch, H, W, C) in RGB, as an image decoder gives it, and the graph normalises it; resizing and
+            cropping stay outside. Without, the input "images" is float32 (batch, C, H, W), normalised already.
+        opset: the operator set.
+        verify: whether to run the file with onnxruntime, if it is installed, and compare.
+
+    Returns:
+        The largest relative difference between onnxruntime's logits and PyTorch's on random images; None if it was not run.
+
+    Raises:
+        MissingLibrary: onnx is not installed.
+        ConvertError: PyTorch can't export this network, the file would be larger than ONNX allows, or it computes something else.
+    """
+    twin, example = _onnx_export.write(
+        network, Path(path), input_shape=input_shape, metadata=metadata, preprocessing=preprocessing, opset=opset
+    )
+    return _proved(Path(path), twin, example, preprocessing) if verify else None
+
+
 def _guarded(path: Path, stored: Stored) -> Stored:
     def load() -> np.ndarray:
         with _guard.reading(path, "ONNX file"):
@@ -121,3 +168,58 @@ def _preprocessing(graph: Graph | None) -> dict[str, Any]:
         "range": f"0..{most}",
         "channel_order": order,
     }
+
+
+def _proved(path: Path, network: nn.Module, example: Any, preprocessing: Any) -> float | None:
+    """Run the file with onnxruntime and compare its logits with PyTorch's."""
+    import torch
+
+    try:
+        import onnxruntime  # pyright: ignore[reportMissingTypeStubs]  # it has none
+    except ImportError:
+        log.info("%s: onnxruntime is not installed, so the file was not run", path)
+        return None
+    runtime: Any = onnxruntime
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    fed = example
+    if preprocessing is not None:
+        random = torch.Generator().manual_seed(0)
+        pixels = torch.randint(0, 256, (2, *example.shape[2:], example.shape[1]), dtype=torch.uint8, generator=random)
+        fed, images = pixels, pixels.permute(0, 3, 1, 2)
+        images = (images.flip(1) if preprocessing.channel_order == "bgr" else images).float()
+        mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+        example = images.div(255).sub(mean).div(std)
+    with torch.inference_mode():
+        expected = network(example).numpy()
+    (logits,) = session.run(None, {session.get_inputs()[0].name: fed.numpy()})
+    difference = _relative(np.asarray(logits), expected)
+    if not difference < TOLERANCE and not _unstable(path, network, example[:1], expected[:1]):
+        raise ConvertError(
+            f"{path}: onnxruntime computes other logits than PyTorch, by {difference:.2g} of the largest: nothing to rely on"
+        )
+    return difference
+
+
+def _unstable(path: Path, network: nn.Module, image: Any, expected: np.ndarray) -> bool:
+    """Tell whether float32's own rounding explains a difference: then PyTorch has it too, and in float64 there is none."""
+    import torch
+
+    with torch.inference_mode():
+        precise = network.double()(image.double()).numpy()
+    network.float()
+    rounding = _relative(expected, precise)
+    with read(path) as source:
+        if rounding < TOLERANCE / 10 or source.graph is None or source.graph.unknown:
+            return False
+        given = image.numpy() if not source.preprocessing else None
+        if given is None:
+            return False
+        (again,) = execute.run(source, given).values()
+    log.warning("%s: rounding to float32 moves these logits by %.2g of the largest, in PyTorch too", path, rounding)
+    return _relative(again, precise) < max(TOLERANCE, rounding / 100)
+
+
+def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max() / max(float(np.abs(expected).max()), 1e-30))

@@ -1,6 +1,6 @@
 """A file per foreign naming: which of their modules is which of ours. Ours are torchvision's names. Adding a naming is adding its file.
 
-A naming has ``rows(family, ours)``; the way back is derived (`convert.core.invert`). It may have
+A naming has ``rows(family, ours)``; the way back is derived (`convert.writing.parts`). It may have
 
 - ``FORMATS``: the formats in which it occurs; in all, if absent;
 - ``mend(name)``: turns an older spelling of its own into today's;
@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 from convert.core import Report, Row, Shape, apply, strip_wrappers
 
 T = TypeVar("T")
+Family = type | str | tuple[str, ...]
+"""A class of the zoo, the name of a family, or the names of a class and of its bases."""
 
 log = logging.getLogger("convert")
 
@@ -43,7 +45,7 @@ AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 """Heads that only training needs; files carry them along, and a network built without them ignores them."""
 
 
-def rows(naming: str, family: type | str | tuple[str, ...], ours: Mapping[str, Shape]) -> list[Row]:
+def rows(naming: str, family: Family, ours: Mapping[str, Shape]) -> list[Row]:
     """List which of `naming`'s modules is which of our network's.
 
     Args:
@@ -59,7 +61,7 @@ def rows(naming: str, family: type | str | tuple[str, ...], ours: Mapping[str, S
     return NAMINGS[naming].rows(lineage(family), ours)
 
 
-def fact(naming: str, what: str, family: type | str) -> dict[str, Any]:
+def fact(naming: str, what: str, family: Family) -> dict[str, Any]:
     """Ask a naming for its ``options`` or ``preprocessing`` of a network; {} where it has nothing to say."""
     ask = getattr(NAMINGS[naming], what, None)
     return dict(ask(lineage(family))) if ask is not None else {}
@@ -70,12 +72,19 @@ def of_format(format: str) -> list[str]:
     return [name for name, module in NAMINGS.items() if format in getattr(module, "FORMATS", (format,))]
 
 
-def recognise(theirs: Mapping[str, Any], family: type | str, ours: Mapping[str, Any]) -> str | None:
-    """Find the first naming whose rows give every tensor of `theirs` a place and leave none of `ours` empty."""
-    return next((naming for naming in of_format("pytorch") if _tried(naming, theirs, family, ours)[1].complete), None)
+def recognise(theirs: Mapping[str, Any], family: Family, ours: Mapping[str, Any], format: str = "pytorch") -> str | None:
+    """Find the first naming whose rows give every tensor of `theirs` a place and leave none of `ours` empty.
+
+    Args:
+        theirs: a file's tensors.
+        family: a class of the zoo, or the name of a family.
+        ours: our network's state dict, or its shapes.
+        format: of the file; only namings that occur in such files are tried.
+    """
+    return next((naming for naming in of_format(format) if _tried(naming, theirs, family, ours)[1].complete), None)
 
 
-def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, family: type | str) -> dict[str, T]:
+def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, family: Family) -> dict[str, T]:
     """Give the tensors of a file our names, and old layouts their present form.
 
     Args:
@@ -128,13 +137,13 @@ def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours:
     return {f"{aligned[places[name][0]]}.{places[name][2]}": own for name, own in found.items()}
 
 
-def lineage(family: type | str | tuple[str, ...]) -> tuple[str, ...]:
+def lineage(family: Family) -> tuple[str, ...]:
     """Name a class and all its bases, as namings want it: VGG19, VGG, Model …"""
     if isinstance(family, tuple):
         return family
     return (family,) if isinstance(family, str) else tuple(base.__name__ for base in family.__mro__)
 
 
-def _tried(naming: str, tensors: Mapping[str, T], family: type | str, ours: Mapping[str, Any]) -> tuple[dict[str, T], Report, dict[str, T]]:
-    shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
+def _tried(naming: str, tensors: Mapping[str, T], family: Family, ours: Mapping[str, Any]) -> tuple[dict[str, T], Report, dict[str, T]]:
+    shapes = {name: tuple(getattr(tensor, "shape", tensor)) for name, tensor in ours.items()}
     return carry(naming, tensors, rows(naming, family, shapes), shapes)

@@ -13,8 +13,5 @@ from convert.core import Row, Shape, modules
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     """List a row for each of our modules; `family` is the class's name and its bases'."""
     del family
-    return [Row(_theirs(module), module, kind) for module, kind in modules(ours).items()]
-
-
-def _theirs(module: str) -> str:
-    return "linear" if module == "fc" else module.replace(".downsample.", ".shortcut.")
+    theirs = {"fc": "linear"}
+    return [Row(theirs.get(module, module.replace(".downsample.", ".shortcut.")), module, kind) for module, kind in modules(ours).items()]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from convert.core import Row, Shape, modules
+from convert.names._stages import stages
 
 FORMATS = ("caffe", "deepcompression")
 IGNORED = ("loss1/", "loss2/")
@@ -24,47 +25,24 @@ V2_BLOCKS = (2, 2, 7, 3, 3)
 # The sides of a Mixed module of ours, as the three grids name them
 GRIDS = {
     "a": {
-        "1x1": "1x1",
-        "5x5_1": "5x5_reduce",
-        "5x5_2": "5x5",
-        "3x3dbl_1": "3x3_reduce",
-        "3x3dbl_2": "3x3_1",
-        "3x3dbl_3": "3x3_2",
+        "1x1": "1x1", "5x5_1": "5x5_reduce", "5x5_2": "5x5", "3x3dbl_1": "3x3_reduce", "3x3dbl_2": "3x3_1", "3x3dbl_3": "3x3_2",
         "_pool": "pool_proj",
     },
     "b": {
-        "1x1": "1x1_2",
-        "7x7_1": "1x7_reduce",
-        "7x7_2": "1x7",
-        "7x7_3": "7x1",
-        "7x7dbl_1": "7x1_reduce",
-        "7x7dbl_2": "7x1_2",
-        "7x7dbl_3": "1x7_2",
-        "7x7dbl_4": "7x1_3",
-        "7x7dbl_5": "1x7_3",
-        "_pool": "1x1",
+        "1x1": "1x1_2", "7x7_1": "1x7_reduce", "7x7_2": "1x7", "7x7_3": "7x1", "7x7dbl_1": "7x1_reduce", "7x7dbl_2": "7x1_2",
+        "7x7dbl_3": "1x7_2", "7x7dbl_4": "7x1_3", "7x7dbl_5": "1x7_3", "_pool": "1x1",
     },
     "c": {
-        "1x1": "1x1_2",
-        "3x3_1": "1x3_reduce",
-        "3x3_2a": "1x3",
-        "3x3_2b": "3x1",
-        "3x3dbl_1": "3x3_reduce",
-        "3x3dbl_2": "3x3",
-        "3x3dbl_3a": "1x3_2",
-        "3x3dbl_3b": "3x1_2",
-        "_pool": "1x1",
+        "1x1": "1x1_2", "3x3_1": "1x3_reduce", "3x3_2a": "1x3", "3x3_2b": "3x1", "3x3dbl_1": "3x3_reduce", "3x3dbl_2": "3x3",
+        "3x3dbl_3a": "1x3_2", "3x3dbl_3b": "3x1_2", "_pool": "1x1",
     },
-    "reduction_a": {"3x3": "3x3", "3x3dbl_1": "3x3_2_reduce", "3x3dbl_2": "3x3_2", "3x3dbl_3": "3x3_3"},
+    "reduction_a": {
+        "3x3": "3x3", "3x3dbl_1": "3x3_2_reduce", "3x3dbl_2": "3x3_2", "3x3dbl_3": "3x3_3",
+    },
     "reduction_b": {
-        "3x3_1": "3x3_reduce",
-        "3x3_2": "3x3",
-        "7x7x3_1": "1x7_reduce",
-        "7x7x3_2": "1x7",
-        "7x7x3_3": "7x1",
-        "7x7x3_4": "3x3_2",
+        "3x3_1": "3x3_reduce", "3x3_2": "3x3", "7x7x3_1": "1x7_reduce", "7x7x3_2": "1x7", "7x7x3_3": "7x1", "7x7x3_4": "3x3_2",
     },
-}
+}  # fmt: skip
 MIXED = {
     **{f"Mixed_5{letter}": (f"inception_a{number}_", "a") for number, letter in enumerate("bcd", start=1)},
     "Mixed_6a": ("reduction_a_", "reduction_a"),
@@ -158,23 +136,11 @@ def _row(family: str, theirs: str, ours: str, kind: str) -> Row:
     return Row(theirs, ours, kind)
 
 
-def _vgg(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+def vgg(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+    """Name VGG's layers: conv1_1 to fc8."""
     del family
-    theirs = dict(DENSE)
-    block, number, last = 1, 0, None
-    norm = any(kind == "norm" for kind in found.values())
-    for module, kind in found.items():
-        index = int(module.rpartition(".")[2])
-        if module in DENSE:
-            continue
-        if kind == "norm":
-            theirs[module] = f"conv{block}_{number}/bn"
-            continue
-        if last is not None and index - last > 2 + norm:  # a pool stands between
-            block, number = block + 1, 0
-        number, last = number + 1, index
-        theirs[module] = f"conv{block}_{number}"
-    return theirs
+    norms = {"conv": "", "norm": "/bn"}
+    return DENSE | {module: f"conv{stage}_{place}{norms[found[module]]}" for module, (stage, place) in stages(found).items()}
 
 
 def _resnet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
@@ -206,7 +172,8 @@ def _seresnet(found: Mapping[str, str]) -> dict[str, str]:
     return theirs
 
 
-def _squeezenet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+def squeezenet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+    """Name SqueezeNet's layers; its modules with branches are fire2, fire3 and so on."""
     del family
     fires = list(dict.fromkeys(module.rpartition(".")[0] for module in found if module.endswith("squeeze")))
     inside = {"squeeze": "squeeze1x1", "expand1x1": "expand1x1", "expand3x3": "expand3x3"}
@@ -240,7 +207,8 @@ def _mobilenet2(family: Sequence[str], found: Mapping[str, str]) -> dict[str, st
     return theirs
 
 
-def _densenet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+def densenet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+    """Name the layers of ImageNet's DenseNets, those of CIFAR's not at all."""
     if "CIFARDenseNet" in family:
         return {}
     theirs = {"features.conv0": "conv1", "features.norm0": "conv1/bn", "features.norm5": "conv5_blk/bn", "classifier": "fc6"}
@@ -291,12 +259,12 @@ def _bottlenecks(family: Sequence[str]) -> bool:
 
 
 FAMILIES: dict[str, Callable[[Sequence[str], Mapping[str, str]], dict[str, str]]] = {
-    "VGG": _vgg,
+    "VGG": vgg,
     "ResNet": _resnet,
-    "SqueezeNet": _squeezenet,
+    "SqueezeNet": squeezenet,
     "MobileNetV1": _mobilenet1,
     "MobileNetV2": _mobilenet2,
-    "DenseNet": _densenet,
+    "DenseNet": densenet,
     "GoogLeNet": _googlenet,
     "InceptionV3": _inception,
     "AlexNet": _alexnet,

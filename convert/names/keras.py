@@ -16,6 +16,7 @@ from typing import Any
 from convert.core import Row, Shape, modules
 from convert.names._keras_order import ORDERS
 from convert.names._keras_order import align as align
+from convert.names._stages import stages
 
 FORMATS = ("keras", "tensorflow", "onnx")
 
@@ -107,15 +108,8 @@ def _known(family: Sequence[str]) -> str:
 
 def _vgg(found: Mapping[str, str]) -> dict[str, str]:
     names = {"classifier.0": "fc1", "classifier.3": "fc2", "classifier.6": "predictions"}
-    places = [int(module.removeprefix("features.")) for module, kind in found.items() if kind == "conv"]
-    norm = any(kind == "norm" for kind in found.values())
-    block, number, last = 1, 0, places[0] - 1 if places else 0
-    for place in places:
-        apart = place - last > (3 if norm else 2)  # a pool is between them
-        block, number, last = (block + 1, 1, place) if apart else (block, number + 1, place)
-        names[f"features.{place}"] = f"block{block}_conv{number}"
-        names[f"features.{place + 1}"] = f"block{block}_conv{number}_bn"
-    return names
+    norms = {"conv": "", "norm": "_bn"}
+    return names | {module: f"block{stage}_conv{place}{norms[found[module]]}" for module, (stage, place) in stages(found).items()}
 
 
 def _resnet(found: Mapping[str, str]) -> dict[str, str]:

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convert.core import Row, Shape, modules
+from convert.names import caffe, keras
 
 FORMATS = ("npz", "theano")
-DENSE = {"classifier.0": "fc6", "classifier.3": "fc7", "classifier.6": "fc8"}
 NORMALISED = ("ResNet", "CIFARResNet", "DenseNet", "CIFARDenseNet", "MobileNet", "Xception", "EfficientNet")
 """Families that take `norm_eps`."""
 
@@ -25,20 +25,8 @@ NORMALISED = ("ResNet", "CIFARResNet", "DenseNet", "CIFARDenseNet", "MobileNet",
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     """List a row for each of our modules, in a list's order; where layers have names, VGG's are conv1_1 to fc8."""
     found = modules(ours)
-    named = _stacked(found) if "VGG" in family and "norm" not in found.values() else {}
+    named = caffe.vgg(family, found) if "VGG" in family and "norm" not in found.values() else {}
     return [Row(named.get(module, module), module, found[module]) for module in order(family, ours)]
-
-
-def _stacked(found: Mapping[str, str]) -> dict[str, str]:
-    """Name VGG's convolutions by block and place; between two blocks a pool stands, so that our numbers jump by three."""
-    named = dict(DENSE)
-    block, number, before = 0, 0, -3
-    for module, kind in found.items():
-        if kind == "conv":
-            position = int(module.rpartition(".")[2])
-            block, number = (block, number + 1) if position == before + 2 else (block + 1, 1)
-            named[module], before = f"conv{block}_{number}", position
-    return named
 
 
 def order(family: Sequence[str], ours: Mapping[str, Shape]) -> list[str]:
@@ -77,7 +65,7 @@ def preprocessing(family: Sequence[str]) -> dict[str, Any]:
     fifth of the test images).
     """
     if "VGG" in family:
-        return {"mean": (103.939 / 255, 116.779 / 255, 123.68 / 255), "std": (1 / 255, 1 / 255, 1 / 255), "channel_order": "bgr"}
+        return dict(keras.CAFFE)
     if "CIFARResNet" in family:
         return {"mean": (0.4914, 0.4822, 0.4465), "std": (1.0, 1.0, 1.0), "channel_order": "rgb"}
     return {}

@@ -16,8 +16,6 @@ from typing import Any
 from convert.core import Row, Shape, modules
 
 FORMATS = ("bson", "jld2")
-SPATIAL = "hw"
-"""Metalhead permutes every image to (W, H, C), which reversed is ours."""
 
 BODY, HEAD = "layers.1.layers.", "layers.2.layers."
 """A model is Chain(body, head); the struct around it is not counted (`mend`)."""

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from convert.core import Row, Shape, modules
+from convert.names import caffe
 
 FORMATS = ("bson", "jld2")
 
@@ -25,10 +26,11 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     """List a row for each of our modules; only VGG19's, ResNet50's, SqueezeNet's and DenseNet121's files have existed."""
     found = modules(ours)
     naming = next((NETWORKS[name] for name in family if name in NETWORKS), None)
-    theirs = naming(found) if naming else {}
+    theirs = naming(family, found) if naming else {}
     if len(theirs) != len(found):
         return []
-    return [Row(theirs[module], module, _kind(theirs[module], kind)) for module, kind in found.items()]
+    kinds = {module: "linear_from_conv" if kind == "linear" and theirs[module] == "fc6" else kind for module, kind in found.items()}
+    return [Row(theirs[module], module, kind) for module, kind in kinds.items()]
 
 
 def mend(name: str) -> str:
@@ -36,26 +38,12 @@ def mend(name: str) -> str:
     return name.removeprefix(GPU)
 
 
-def _kind(theirs: str, kind: str) -> str:
-    return "linear_from_conv" if kind == "linear" and theirs == "fc6" else kind
+def _vgg(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+    return {} if "norm" in found.values() else caffe.vgg(family, found)
 
 
-def _vgg(found: Mapping[str, str]) -> dict[str, str]:
-    if "norm" in found.values():
-        return {}
-    named = {"classifier.0": "fc6", "classifier.3": "fc7", "classifier.6": "fc8"}
-    stage, place, previous = 1, 0, -2
-    for module in found:
-        if module in named:
-            continue
-        index = int(module.partition(".")[2])
-        stage, place = (stage, place + 1) if index - previous == 2 else (stage + 1, 1)  # a pool comes between stages
-        previous = index
-        named[module] = f"conv{stage}_{place}"
-    return named
-
-
-def _resnet(found: Mapping[str, str]) -> dict[str, str]:
+def _resnet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
+    del family
     named: dict[str, str] = {}
     for module in found:
         match = re.fullmatch(r"layer(\d)\.(\d+)\.(.+)", module)
@@ -68,27 +56,4 @@ def _resnet(found: Mapping[str, str]) -> dict[str, str]:
     return named
 
 
-def _squeezenet(found: Mapping[str, str]) -> dict[str, str]:
-    fires = dict.fromkeys(module.rpartition(".")[0] for module in found if module.endswith(".squeeze"))
-    numbers = {fire: index for index, fire in enumerate(fires, start=2)}
-    named = {"features.0": "conv1", "classifier.1": "conv10"}
-    for module in found:
-        fire, _, layer = module.rpartition(".")
-        if fire in numbers:
-            named[module] = f"fire{numbers[fire]}/{'squeeze1x1' if layer == 'squeeze' else layer}"
-    return named
-
-
-def _densenet(found: Mapping[str, str]) -> dict[str, str]:
-    named = {"features.conv0": "conv1", "features.norm0": "conv1/bn", "features.norm5": "conv5_blk/bn", "classifier": "fc6"}
-    for module in found:
-        layer = re.fullmatch(r"features\.denseblock(\d)\.denselayer(\d+)\.(conv|norm)(\d)", module)
-        between = re.fullmatch(r"features\.transition(\d)\.(conv|norm)", module)
-        if layer:
-            named[module] = f"conv{int(layer[1]) + 1}_{layer[2]}/x{layer[4]}" + ("/bn" if layer[3] == "norm" else "")
-        elif between:
-            named[module] = f"conv{int(between[1]) + 1}_blk" + ("/bn" if between[2] == "norm" else "")
-    return named
-
-
-NETWORKS = {"VGG": _vgg, "ResNet": _resnet, "SqueezeNet": _squeezenet, "DenseNet": _densenet}
+NETWORKS = {"VGG": _vgg, "ResNet": _resnet, "SqueezeNet": caffe.squeezenet, "DenseNet": caffe.densenet}

@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from convert.core import Row, Shape, modules
+from convert.names._stages import stages
 
 FORMATS = ("pytorch", "safetensors", "npz")
 
@@ -76,16 +77,8 @@ def _leaf(kind: str) -> str:
 
 
 def _stacked(found: Mapping[str, str], family: Sequence[str]) -> Names:
-    """VGG and AlexNet: a pool stands where the numbers of two convolutions are further apart than usual."""
-    usual = 3 if "norm" in found.values() else 2
-    theirs: Names = {}
-    stage, unit, before = 0, 0, -usual - 1
-    for module, kind in found.items():
-        position = int(module.rpartition(".")[2])
-        if kind == "conv":
-            stage, unit = (stage, unit + 1) if position - before == usual and stage else (stage + 1, 1)
-            before = position
-        theirs[module] = f"features.stage{stage}.unit{unit}.{_leaf(kind)}"
+    numbered = stages(found).items()
+    theirs = {module: f"features.stage{stage}.unit{unit}.{_leaf(found[module])}" for module, (stage, unit) in numbered}
     dense = [module for module, kind in found.items() if kind == "linear"]
     return theirs | dict(zip(dense, ("output.fc1.fc", "output.fc2.fc", "output.fc3"), strict=False))
 

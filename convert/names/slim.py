@@ -1,7 +1,7 @@
 """TF-slim's names of the MobileNets, which the authors' own checkpoints have.
 
 Its classifiers have 1001 outputs: class 0 is "background", and class n + 1 is class n of ImageNet's 1000. A network of ours that
-takes all of such a file is built with ``num_classes=CLASSES``, and its labels begin with `BACKGROUND`. The published accuracies
+takes all of such a file is built with ``num_classes=CLASSES``. The published accuracies
 are those of the weights' moving averages (`convert.formats.tensorflow.read`, `averages`).
 
 Source: https://github.com/tensorflow/models, research/slim/nets/mobilenet_v1.py, mobilenet/mobilenet_v2.py, mobilenet/mobilenet_v3.py
@@ -19,8 +19,6 @@ from convert.core import Row, Shape, modules
 FORMATS = ("tensorflow",)
 
 CLASSES = 1001
-BACKGROUND = "background"
-"""What class 0 is called; nothing in ImageNet is labelled with it."""
 
 SCOPES = {"MobileNetV1": "MobilenetV1", "MobileNetV2": "MobilenetV2", "MobileNetV3": "MobilenetV3"}
 LOGITS = "Logits/Conv2d_1c_1x1"

@@ -20,24 +20,13 @@ STAGES = {
 }
 # What is before and after the blocks, ours: theirs
 STEM = {"features.0.0": "conv_stem", "features.0.1": "bn1"}
+HIDDEN = {"classifier.0": "conv_head", "classifier.3": "classifier"}
 ENDS = {
     "VGG": {"classifier.0": "pre_logits.fc1", "classifier.3": "pre_logits.fc2", "classifier.6": "head.fc"},
     "MobileNetV1": {**STEM, "classifier.1": "classifier"},
     "MobileNetV2": {**STEM, "features.18.0": "conv_head", "features.18.1": "bn2", "classifier.1": "classifier"},
-    "MobileNetV3Large": {
-        **STEM,
-        "features.16.0": "blocks.6.0.conv",
-        "features.16.1": "blocks.6.0.bn1",
-        "classifier.0": "conv_head",
-        "classifier.3": "classifier",
-    },
-    "MobileNetV3Small": {
-        **STEM,
-        "features.12.0": "blocks.5.0.conv",
-        "features.12.1": "blocks.5.0.bn1",
-        "classifier.0": "conv_head",
-        "classifier.3": "classifier",
-    },
+    "MobileNetV3Large": {**STEM, "features.16.0": "blocks.6.0.conv", "features.16.1": "blocks.6.0.bn1", **HIDDEN},
+    "MobileNetV3Small": {**STEM, "features.12.0": "blocks.5.0.conv", "features.12.1": "blocks.5.0.bn1", **HIDDEN},
     "EfficientNet": {**STEM, "features.8.0": "conv_head", "features.8.1": "bn2", "classifier.1": "classifier"},
 }
 # Dense layers that are convolutions there, so that VGG reads larger images and MobileNetV3 pools late
@@ -55,11 +44,9 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     theirs = dict(ENDS[name]) if name is not None else {}
     for ours_prefix, theirs_prefix in _blocks(name, found):
         theirs |= _block([module for module in found if module.startswith(ours_prefix)], theirs_prefix)
-    return [_row(theirs.get(module, module), module, kind) for module, kind in found.items()]
-
-
-def _row(theirs: str, ours: str, kind: str) -> Row:
-    return Row(theirs, ours, "linear_from_conv" if kind == "linear" and theirs in CONVOLVED else kind)
+    convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
+    kinds = found | dict.fromkeys(convolved, "linear_from_conv")
+    return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]
 
 
 def _blocks(family: str | None, found: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -151,8 +151,6 @@ def test_accuracy_proves_only_beside_the_sources_own() -> None:
     alone = on_labelled(network, batches, labels)
     assert (alone.proven, alone.contradicts) == (False, False)
     assert "80.00 % of 100 images" in alone.detail
-    assert on_labelled(network, batches, labels, expected=0.82).proven
-    assert on_labelled(network, batches, labels, expected=0.95).contradicts
     assert on_labelled(network, [], labels).detail == "there were no images"
     assert network.training
 

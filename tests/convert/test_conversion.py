@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from convert.conversion import Adopted, Undecided, adopt, explain
+from convert.adopted import Adopted
+from convert.conversion import Undecided, adopt, explain
 from convert.core import COUNTER, Row
 from convert.network import Layer, layers
 from convert.source import Positional, Source, Stored, in_memory
@@ -338,7 +339,7 @@ def test_a_bias_that_a_list_has_before_a_batchnorm_is_folded_where_the_naming_kn
 
 def test_a_positional_file_that_no_naming_orders_is_refused(network: nn.Module) -> None:
     source = replace(positional(listed(network)), format="pytorch")
-    with pytest.raises(ConvertError, match=r"only an order(.|\n)*--match"):
+    with pytest.raises(ConvertError, match=r"only an order(.|\n)*--from with one of keras, lasagne, metalhead"):
         adopt(source, layers(network, SHAPE), shapes_of(network), family="Small")
 
 
@@ -371,11 +372,11 @@ def test_a_bias_that_theirs_has_and_ours_has_not_is_written_as_zeros(network: nn
     assert same(network, adopted(network, a_file(again)))
 
 
-def test_a_dense_layer_becomes_their_1x1_convolution_and_comes_back(network: nn.Module) -> None:
+def test_a_dense_layer_becomes_their_convolution_over_its_map_and_comes_back(network: nn.Module) -> None:
     mapping = [replace(row, kind="linear_from_conv") if row.ours == "fc" else row for row in rows()]
     made = parts(mapping, layers(network, SHAPE), stored(network))
     assert made[3].kind == "conv"
-    assert made[3].leaves["weight"].shape == (3, 30, 1, 1)
+    assert made[3].leaves["weight"].shape == (3, 5, 3, 2)
     again = {f"{part.name}.{leaf}": held.array() for part in made for leaf, held in part.leaves.items()}
     assert same(network, adopted(network, a_file(again), mapping))
 

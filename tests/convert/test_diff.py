@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from convert import formats
-from convert.core import Row
 from convert.diff import Entry, diff
 from convert.source import Convention, Source, Stored, in_memory
 from convert.steps import FlattenOrder, flip, from_layout
@@ -157,16 +156,6 @@ def test_a_batchnorm_folded_into_its_convolution_is_named(eps: float, turned: bo
     assert found.counts == {"equal": 3, "equal after a step": 6}
     steps = {entry.step for entry in found.entries} - {""}
     assert steps == {f"a fold of bn1 (eps {eps:g})", "a fold into conv1"}
-
-
-def test_rows_say_what_is_what() -> None:
-    theirs = {"c.weight": network()["conv1.weight"], "d.weight": network()["conv2.weight"]}
-    ours = {"a.weight": network()["conv1.weight"], "b.weight": network()["conv2.weight"]}
-    found = diff(source(theirs), source(ours), [Row("c", "a", "conv"), Row("d", "b", "conv")])
-    assert [(e.a, e.b, e.verdict, e.paired_by) for e in found.entries] == [
-        ("c.weight", "a.weight", "equal", "rows"),
-        ("d.weight", "b.weight", "equal", "rows"),
-    ]
 
 
 def test_layouts_of_the_files_are_no_difference() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from convert import formats
 from convert.core import Row
 from convert.graph import Graph, Node
-from convert.match import NoUniqueMatch, describe, match
+from convert.match import NoUniqueMatch, match
 from convert.network import Layer, layers
-from convert.positional import match_positional
-from convert.source import Positional, Source, Stored, in_memory
-from convert.steps import Shape, Transpose, from_layout
+from convert.source import Source, Stored, in_memory
+from convert.steps import Shape
 from convert.topology import pair, prune
 
 NETWORKS = (
@@ -255,88 +252,6 @@ def test_oblong_kernels_tell_which_axis_is_the_height() -> None:
     assert pairs(match(source(found, spatial="unknown"), ls, shapes)) == {"a": "0", "b": "1"}
 
 
-def test_the_answer_can_be_shown() -> None:
-    from rich.console import Console
-
-    ls, shapes = of(Branches("concat"), 9)
-    found = source(tensors(shapes, NAMES), graph_of(ls, NAMES))
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(describe(match(found, ls, shapes), found, shapes))
-    shown = console.export_text()
-    assert "theirs.bin: 4 modules matched" in shown
-    assert "2x8x1x1" in shown
-
-
-def chain() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, bias=False),
-        nn.BatchNorm2d(4),
-        nn.Conv2d(4, 4, 3, bias=False),
-        nn.BatchNorm2d(4),
-        nn.Flatten(),
-        nn.Linear(100, 2),
-    )
-
-
-LASAGNE = Positional(
-    {"conv": ("weight", "bias"), "linear": ("weight", "bias"), "norm": ("bias", "weight", "running_mean", "running_var")},
-    lambda kind, leaf, shape: from_layout("linear", "IO", shape) if (kind, leaf) == ("linear", "weight") else (),
-    "convolution",
-)
-
-
-def positional(network: nn.Module, order: Sequence[str]) -> Source:
-    state = network.state_dict()
-    arrays = [state[name].T.numpy() if state[name].dim() == 2 else state[name].numpy() for name in order]
-    found = {str(i): in_memory(f"arr_{i}", array) for i, array in enumerate(arrays)}
-    return source(found, positional=True, layout=LASAGNE)
-
-
-ORDER = (
-    "0.weight",
-    "1.bias",
-    "1.weight",
-    "1.running_mean",
-    "1.running_var",
-    "2.weight",
-    "3.bias",
-    "3.weight",
-    "3.running_mean",
-    "3.running_var",
-)
-
-
-def test_a_file_that_keeps_only_an_order_is_cut_into_our_modules() -> None:
-    network = chain()
-    for tensor in network.state_dict().values():
-        if tensor.is_floating_point():
-            nn.init.normal_(tensor)
-    ls, shapes = of(network, 9)
-    named, rows = match_positional(positional(network, (*ORDER, "5.weight", "5.bias")), ls, shapes)
-    assert [row.ours for row in rows] == ["0", "1", "2", "3", "5"]
-    assert not named.positional
-    for name, tensor in network.state_dict().items():
-        if not name.endswith("num_batches_tracked"):
-            assert np.array_equal(named.tensors[name].array(), tensor.numpy()), name
-    assert named.tensors["5.weight"].steps == (Transpose((1, 0)),)
-    assert named.conventions == {"convolution"}
-
-
-def test_an_order_that_is_cut_short_says_how_far_it_went() -> None:
-    network = chain()
-    ls, shapes = of(network, 9)
-    with pytest.raises(NoUniqueMatch, match=r"the first 10 can, and it ends there"):
-        match_positional(positional(network, ORDER), ls, shapes)
-
-
-def test_an_order_of_branches_of_the_same_shapes_is_refused() -> None:
-    network = Branches("concat")
-    ls, shapes = of(network, 9)
-    file = positional(network, [f"{module}.{leaf}" for module in ("stem", "left", "right", "last") for leaf in ("weight", "bias")])
-    with pytest.raises(NoUniqueMatch, match="left and right have the same shapes and are side by side"):
-        match_positional(file, ls, shapes)
-
-
 def test_pairing_changes_over_where_it_must_and_prunes_what_no_pairing_has() -> None:
     domains = {"a": {"1", "2"}, "b": {"1"}, "c": {"2", "3"}}
     assert pair(domains) == {"a": "2", "b": "1", "c": "3"}
@@ -346,17 +261,3 @@ def test_pairing_changes_over_where_it_must_and_prunes_what_no_pairing_has() -> 
     assert prune(circle)
     assert circle == {"a": {"1", "2"}, "b": {"1", "2"}, "c": {"3"}}
     assert not prune({"a": {"1"}, "b": {"1"}})
-
-
-@pytest.mark.real
-def test_lasagnes_list_of_a_real_network_is_cut_into_ours(real: Path) -> None:
-    with torch.device("meta"):
-        network = zoo.ResNet32()
-    ls, shapes = of(network, 32)
-    with formats.read(real / "real" / "lasagne" / "cifar_resnet_n5.npz") as file:
-        named, rows = match_positional(file, ls, shapes)
-        assert [row.ours for row in rows] == [layer.name for layer in ls]
-        assert {name: stored.shape for name, stored in named.tensors.items()} == {
-            name: shape for name, shape in shapes.items() if not name.endswith("num_batches_tracked")
-        }
-        assert (named.tensors["bn1.running_var"].array() > 0).all()

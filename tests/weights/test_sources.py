@@ -15,7 +15,7 @@ import pytest
 from hubserver import HubServer
 
 import weights
-from weights import Checkpoint
+from weights import Checkpoint, sources
 from weights.cache import key, read_json
 from weights.errors import (
     CorruptCache,
@@ -28,6 +28,7 @@ from weights.errors import (
     UnsupportedFormat,
 )
 from weights.pinning import frozen_by
+from weights.places import SCHEMES
 from weights.sources import offline
 
 SOURCE = "hf://acme/wheels/model.safetensors"
@@ -291,3 +292,7 @@ def test_a_proxys_password_is_never_told(proxy: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     assert "HTTPS_PROXY=" in proxies()
     assert "secret" not in proxies()
+
+
+def test_each_scheme_that_a_record_may_name_is_one_that_is_opened() -> None:
+    assert set(sources._OPENERS) == set(SCHEMES)

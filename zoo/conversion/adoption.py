@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from convert import names
-from convert.conversion import Adopted, adopt
+from convert.adopted import Adopted
+from convert.conversion import adopt
 from convert.core import Row
 from convert.match import NoUniqueMatch
 from convert.match import match as derive

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convert import names
-from convert.conversion import Adopted
+from convert.adopted import Adopted
 from convert.core import COUNTER
 from convert.network import Layer
 from convert.source import Convention, Source, Spatial

@@ -12,7 +12,8 @@ from convert.formats import matconvnet
 from convert.source import in_memory
 
 
-def test_dense_layers_are_convolutions_over_the_whole_map(tmp_path: Path) -> None:
+@pytest.mark.parametrize("convention", ["correlation", "convolution"])
+def test_dense_layers_are_convolutions_over_the_whole_map(convention: str, tmp_path: Path) -> None:
     with torch.device("meta"):
         model = zoo.VGG11()
     layers = network.layers(model, (3, 224, 224))
@@ -20,10 +21,10 @@ def test_dense_layers_are_convolutions_over_the_whole_map(tmp_path: Path) -> Non
     rows = [row for row in names.rows("matconvnet", zoo.VGG11, shapes) if row.ours == "classifier.0"]
     dense = np.random.default_rng(0).standard_normal((2, 7 * 7 * 512)).astype("f4")
     state = {"classifier.0.weight": in_memory("w", dense), "classifier.0.bias": in_memory("b", np.zeros(2, "f4"))}
-    matconvnet.write(writing.parts(rows, layers, state), tmp_path / "vgg.mat", metadata={})
+    matconvnet.write(writing.parts(rows, layers, state), tmp_path / "vgg.mat", convention=convention, metadata={})
     found = matconvnet.read(tmp_path / "vgg.mat").tensors["fc6.weight"]
     assert found.stored_shape == (7, 7, 512, 2)
-    assert np.array_equal(found.array().reshape(2, -1), dense)
+    assert np.array_equal(found.as_correlation().array().reshape(2, -1), dense)
 
 
 @pytest.mark.real

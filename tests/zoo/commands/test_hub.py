@@ -94,19 +94,15 @@ def test_flipped_bytes_are_never_loaded(hub: HubServer, tmp_path: Path, own_cach
 
 
 def test_timms_names_and_a_new_head_work_from_the_hub(hub: HubServer, tmp_path: Path) -> None:
-    from convert import core, names
+    from convert import names
+    from convert.source import in_memory
+    from convert.writing import parts
 
     model = MobileNetV3Small()
     ours = model.state_dict()
-    shapes = {n: tuple(t.shape) for n, t in ours.items()}
-    back = core.invert(names.rows("timm", MobileNetV3Small, shapes))
-    theirs = {}
-    for row in back:
-        for name, tensor in ours.items():
-            if name.rpartition(".")[0] == row.theirs:
-                leaf = name.rpartition(".")[2]
-                as_conv = row.kind == "conv_from_linear" and leaf == "weight"
-                theirs[f"{row.ours}.{leaf}"] = tensor[..., None, None] if as_conv else tensor
+    rows = names.rows("timm", MobileNetV3Small, {name: tuple(tensor.shape) for name, tensor in ours.items()})
+    tensors = {name: in_memory(name, tensor.numpy()) for name, tensor in ours.items()}
+    theirs = {f"{part.name}.{leaf}": torch.from_numpy(s.array()) for part in parts(rows, (), tensors) for leaf, s in part.leaves.items()}
     assert theirs.keys() != ours.keys()
     safetensors.save(theirs, tmp_path / "t")
     hub.repo("timm/small", {"model.safetensors": (tmp_path / "t").read_bytes()})
