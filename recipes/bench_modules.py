@@ -22,9 +22,9 @@ from torch import nn
 from zoo.bench.cell import measured
 from zoo.bench.clock import clock
 from zoo.bench.inference import Plan, compete
-from zoo.bench.page import over
 from zoo.bench.peers import WAYS, Call, Way, graphed
 from zoo.bench.subject import IMAGES, SETTLING, Subject, settle
+from zoo.bench.tables import over
 from zoo.kernels.comparing.sample_images import natural_images
 
 

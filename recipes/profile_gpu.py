@@ -24,10 +24,9 @@ from pathlib import Path
 import torch
 
 from zoo import CATALOGUE, fast
-from zoo.bench.machine import facts
-from zoo.bench.record import today
+from zoo.bench.learner import learner_of
+from zoo.bench.machine import facts, today
 from zoo.bench.subject import Subject, subject
-from zoo.bench.training import learner_of
 from zoo.kernels import ops
 from zoo.kernels.measuring.timing import alternate
 from zoo.kernels.training import fast_step

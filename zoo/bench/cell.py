@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from zoo.bench.machine import facts
+from zoo.bench.machine import facts, today
 from zoo.bench.peers import OURS, Way
-from zoo.bench.record import today
 from zoo.bench.subject import tf32
 from zoo.networks.model import Model
 

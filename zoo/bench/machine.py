@@ -20,7 +20,12 @@ def versions() -> str:
     import torchvision
 
     libraries = f"torch {torch.__version__}, torchvision {torchvision.__version__}"
-    return f"{time.strftime('%Y-%m-%d')}, {processor()}, {torch.get_num_threads()} threads, {libraries}"
+    return f"{today()}, {processor()}, {torch.get_num_threads()} threads, {libraries}"
+
+
+def today() -> str:
+    """Return the date, 2026-11-21."""
+    return time.strftime("%Y-%m-%d")
 
 
 def processor() -> str:

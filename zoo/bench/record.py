@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo.bench.peers import OURS, WAYS, label
+from weights.whole import write_whole
+from zoo.bench.peers import OURS, TRAINING, WAYS, label
 
 FORMAT = 1
 SAME = ("what", "type", "device", "dtype", "tune")
@@ -49,13 +49,7 @@ class Record:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the record; the file appears whole or stays as it was."""
-        path = Path(path)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            unfinished.write_text(self.text(), encoding="utf-8")
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(Path(path), self.text())
 
     def text(self) -> str:
         """Return the record as JSON."""
@@ -116,12 +110,7 @@ class Record:
 
     def label(self, way: str) -> str:
         """Return what tables and pictures call a way: of those that train where they do."""
-        ways = WAYS
-        if trains(self):
-            from zoo.bench import training
-
-            ways = training.WAYS
-        return label(way, self.about["dtype"], ways)
+        return label(way, self.about["dtype"], TRAINING if trains(self) else WAYS)
 
     def dates(self) -> str:
         """Return the day of the cells, or the first and the last."""
@@ -180,8 +169,3 @@ def merged(paths: Sequence[str | os.PathLike[str]]) -> Record:
         for cell in other.cells:
             first.put(cell)
     return first
-
-
-def today() -> str:
-    """Return the date, 2026-11-21."""
-    return time.strftime("%Y-%m-%d")

@@ -135,7 +135,7 @@ def _plan(
 ) -> tuple[Plan, list[str]]:
     """Return what to measure, and the peers that belong there and are not installed."""
     from zoo.bench import inference, training
-    from zoo.bench.peers import SHORT, left_out, select
+    from zoo.bench.peers import SHORT, TRAINING, left_out, select
 
     kind = training if what == "train" else inference
     place = _device(device)
@@ -145,7 +145,7 @@ def _plan(
         raise typer.BadParameter(f"{', '.join(dtypes)}, not {dtype!r}", param_hint="--dtype")
     if tune not in ("none", "quick", "full"):
         raise typer.BadParameter(f"none, quick or full, not {tune!r}", param_hint="--tune")
-    table = training.WAYS if what == "train" else None
+    table = TRAINING if what == "train" else None
     try:
         ways = select(None if peers is None else _names([peers], "--peers"), place, chosen, table)
     except ValueError as error:

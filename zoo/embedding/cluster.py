@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import pickle
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from weights.whole import whole
 from zoo.embedding.decoding import Decoder
 from zoo.embedding.feeding import Feeder
 from zoo.embedding.flow import Rows
@@ -109,14 +109,8 @@ class Embedding:
         block = Block(kept.astype(np.int64) + part.start, done.digests.numpy()[kept], vectors)
         notes = {**self.plan.notes(), PROBLEMS.decode(): json.dumps(done.problems), PROBE.decode(): self.probe}
         path = part_path(self.folder, part)
-        unfinished = path.with_name(
-            f".{path.name}.{os.getpid()}.{time.monotonic_ns()}"
-        )  # a part may run twice at once, where Ray gave one up
-        try:
+        with whole(path) as unfinished:  # a part may run twice at once, where Ray gave one up
             parquet.write_table(table(block, self.source, self.plan, notes), unfinished, **parquet_options())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
 
 def part_path(folder: Path, part: range) -> Path:
@@ -232,9 +226,8 @@ def _settle(source: Source, plan: Plan, folder: Path, parts: list[range], report
                 copies[index] = first
         report.rows += len(keep)
         if len(keep) < len(told):
-            unfinished = path.with_name(f".{path.name}")
             rows = parquet.ParquetFile(path).read().take(keep)
             noted = rows.replace_schema_metadata({**schema.metadata, COPIES: json.dumps(copies)})
-            parquet.write_table(noted, unfinished, **parquet_options())
-            unfinished.replace(path)
+            with whole(path) as unfinished:
+                parquet.write_table(noted, unfinished, **parquet_options())
         report.copies += [LeftOut(source[int(i)].key, int(i), "", source[first].key) for i, first in copies.items()]

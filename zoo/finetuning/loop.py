@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from weights.whole import write_whole
 from zoo.finetuning import checkpoint
 from zoo.finetuning.average import Average
 from zoo.finetuning.batches import Batch, Batches, Unreadable
@@ -321,9 +322,7 @@ class Trainer:
                         kept.append(line)
                 except ValueError:  # the line that the kill cut
                     continue
-            unfinished = path.with_name(".log.jsonl")
-            unfinished.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-            unfinished.replace(path)
+            write_whole(path, "".join(f"{line}\n" for line in kept))
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import torch
 
 from weights import Preprocessing
 from weights.places import at_home
+from weights.whole import write_whole
 from zoo.catalogue import CATALOGUE
 from zoo.finetuning import checkpoint, report
 from zoo.finetuning.batches import Batches, Unreadable, in_memory
@@ -191,7 +192,7 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         else:
             trainer.save(best=False)
             if here.first:  # after the state: a folder with settings can be resumed
-                _write(folder / CONFIG, json.dumps(ready.facts, indent=1) + "\n")
+                write_whole(folder / CONFIG, json.dumps(ready.facts, indent=1) + "\n")
         with _benchmarked():
             trainer.run()
     here.barrier()
@@ -226,7 +227,7 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         }
         report.write(folder, about, built.classes, measured, ready.val.source if ready.val else None)
         if unreadable.reasons:
-            _write(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in unreadable.reasons.items()))
+            write_whole(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in unreadable.reasons.items()))
     here.barrier()
     loaded = trained(cls, folder) if here.first else None
     return Run(folder, loaded, built.classes, metrics, trainer.step, trainer.replayed, report.history(folder), dict(unreadable.reasons))
@@ -350,9 +351,3 @@ def _bar(plan: Plan, wanted: bool) -> Iterator[Any]:
             lambda step, loss, speed: bars.update(task, completed=step, loss=loss, speed=speed),
             lambda what: bars.update(task, description=f"{what}  " if what else ""),
         )
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.bench import chart, page
+from zoo.bench import chart, inference_page, page, tables
 from zoo.bench.record import Record
 from zoo.commands.app import main
 
@@ -180,7 +180,7 @@ def test_the_section_says_how_far_the_means_of_each_cells_norms_were_off(record:
 
 @pytest.mark.parametrize(("ratio", "shown"), [(1.5, "**1.50x**"), (0.996, "**1.00x**"), (0.99, "0.99x"), (None, "-")])
 def test_a_ratio_is_bold_where_we_are_no_slower(ratio: float | None, shown: str) -> None:
-    assert page.over({} if ratio is None else {"ratio": ratio}) == shown
+    assert tables.over({} if ratio is None else {"ratio": ratio}) == shown
 
 
 def test_tables_have_as_many_cells_in_every_row(record: Record) -> None:
@@ -237,5 +237,5 @@ def test_eagers_memory_is_the_least_that_was_measured() -> None:
         "eager-cl": {"memory_mib": 100.4},
         "compile": {"memory_mib": 1.0},
     }
-    assert page._eagers_least({"ways": ways}) == "100"
-    assert page._eagers_least({"ways": {"eager": {"memory_mib": None}}}) == "-"
+    assert inference_page._eagers_least({"ways": ways}) == "100"
+    assert inference_page._eagers_least({"ways": {"eager": {"memory_mib": None}}}) == "-"

@@ -13,9 +13,10 @@ from torch import Tensor
 import zoo
 from zoo.bench import page, training
 from zoo.bench.clock import Clock
-from zoo.bench.peers import OURS, Way, select
+from zoo.bench.learner import Learner
+from zoo.bench.peers import MODULE, OURS, TRAINING, Way, select
 from zoo.bench.record import Record, trains
-from zoo.bench.training import MODULE, Learner, Plan, measure_cell
+from zoo.bench.training import Plan, measure_cell
 from zoo.commands.app import main
 
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ def plan(*ways: Way, dtype: torch.dtype = torch.float32) -> Plan:
 
 
 def way(name: str, build: Callable[[Learner, str], Callable[[], Tensor]] | None = None) -> Way:
-    return training.WAYS[name] if build is None else Way(name, name, name, cast(Any, build))
+    return TRAINING[name] if build is None else Way(name, name, name, cast(Any, build))
 
 
 def lazy(learner: Learner, tune: str) -> Callable[[], Tensor]:
@@ -99,4 +100,4 @@ def test_the_command_knows_its_networks_batches_and_peers(monkeypatch: pytest.Mo
     assert [w.name for w in known.ways] == [OURS, "eager-cl", "compile"]
     assert main(["bench", "--what", "train", "--device", "cpu", "--peers", "onnxruntime"]) == 2
     assert "no peer 'onnxruntime'" in capsys.readouterr().err
-    assert [w.name for w in select(["max-autotune"], torch.device("cuda"), torch.bfloat16, training.WAYS)] == [OURS, "max-autotune"]
+    assert [w.name for w in select(["max-autotune"], torch.device("cuda"), torch.bfloat16, TRAINING)] == [OURS, "max-autotune"]
