@@ -28,7 +28,7 @@ from zoo.embedding.flow import Rows
 from zoo.embedding.parts import Workplace
 from zoo.embedding.plan import Plan, chunks
 from zoo.embedding.prepare import prepared, probe
-from zoo.embedding.progress import bar
+from zoo.embedding.progress import Show
 from zoo.embedding.report import LeftOut, Report
 from zoo.embedding.writing import Block, list_left_out, parquet_options, table
 from zoo.images import Source
@@ -119,7 +119,7 @@ def part_path(folder: Path, part: range) -> Path:
 
 
 def embed_on_ray(
-    model: Model, source: Source, out: Path, plan: Plan, *, dtype: torch.dtype | None, workers: int | None, restart: bool, progress: bool
+    model: Model, source: Source, out: Path, plan: Plan, *, dtype: torch.dtype | None, workers: int | None, restart: bool, progress: Show
 ) -> Report:
     """Do what `embed` does with `engine="ray"`.
 
@@ -163,7 +163,7 @@ def _compute(
     dtype: torch.dtype | None,
     workers: int | None,
     report: Report,
-    progress: bool,
+    progress: Show,
 ) -> None:
     resources = ray.cluster_resources()
     gpu = plan.device.startswith("cuda")
@@ -187,7 +187,7 @@ def _compute(
             **({"num_gpus": 1} if gpu else {"num_cpus": 1}),
         )
         first, done, network_s = 0.0, 0, 0.0
-        with bar(f"embedding by {plan.model} on {actors} actors", plan.images, report.resumed, progress) as advance:
+        with progress(f"embedding by {plan.model} on {actors} actors", plan.images, report.resumed) as advance:
             for row in flow.iter_rows():
                 now = time.perf_counter()
                 if first:

@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ from zoo.finetuning.distributed import World, spread
 from zoo.finetuning.evaluating import Measured, evaluate
 from zoo.finetuning.norms import share_norms
 from zoo.finetuning.plan import Plan, log_every
+from zoo.finetuning.progress import Busy, Tell
 from zoo.finetuning.schedule import freeze, layers, make_optimizer, rate_at, set_rate, training_mode
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.stepping import Stepper
@@ -75,8 +76,8 @@ class Trainer:
         here: World,
         folder: Path,
         unreadable: Unreadable,
-        tell: Callable[[int, float, float], None],
-        busy: Callable[[str], None],
+        tell: Tell,
+        busy: Busy,
     ) -> None:
         self.model, self.train, self.val, self.settings, self.plan, self.here = model, train, val, settings, plan, here
         self.folder, self.unreadable, self._tell, self._busy = folder, unreadable, tell, busy

@@ -25,7 +25,8 @@ from zoo.finetuning.distributed import World, world
 from zoo.finetuning.loop import Trainer, channels_last
 from zoo.finetuning.metrics import Metrics
 from zoo.finetuning.network import Subject, rebuilt, subject
-from zoo.finetuning.plan import Plan, plan_of
+from zoo.finetuning.plan import plan_of
+from zoo.finetuning.progress import Show, chosen
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
@@ -91,7 +92,7 @@ def finetune(
     restart: bool = False,
     options: Mapping[str, Any] | None = None,
     preprocessing: Preprocessing | None = None,
-    progress: bool = True,
+    progress: bool | Show = True,
     **settings: Any,
 ) -> Run:
     """Teach a network the classes of a folder of images, and leave a folder from which `trained` loads it.
@@ -110,7 +111,7 @@ def finetune(
         restart: throw away the run that is in `out`. One that ended before its first step was saved goes without being asked for.
         options: constructor keywords of a class.
         preprocessing: instead of the checkpoint's.
-        progress: whether a terminal sees a bar.
+        progress: whether a terminal sees a bar; or what shows the steps instead, a `zoo.finetuning.progress.Show`.
         **settings: see `zoo.finetuning.settings.Settings`.
 
     Returns:
@@ -157,7 +158,7 @@ def finetune(
         return _run(ready, folder, here, resume, progress)
 
 
-def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool) -> Run:
+def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool | Show) -> Run:
     settings, built = ready.settings, ready.subject
     cls = type(built.network)  # FSDP gives the network another
     if settings.fsdp and here.size == 1:
@@ -181,7 +182,7 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         network = network.to(here.device)
         if channels_last(settings, here):
             network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    with _bar(plan, progress and here.first) as (tell, busy):
+    with chosen(progress, here.first)(plan.total) as (tell, busy):
         trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell, busy)
         if resume:
             trainer.resume(*checkpoint.read(folder / checkpoint.LAST))
@@ -332,22 +333,3 @@ def _benchmarked() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def _bar(plan: Plan, wanted: bool) -> Iterator[Any]:
-    """Show the steps on a terminal's standard error."""
-    from zoo.commands.console import err
-
-    if not (wanted and err.is_terminal):
-        yield lambda step, loss, speed: None, lambda what: None
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-    text = "{task.description}step {task.completed}/{task.total}  loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} images/s"
-    with Progress(SpinnerColumn(), BarColumn(), TextColumn(text), TimeRemainingColumn(), console=err, transient=True) as bars:
-        task = bars.add_task("", total=plan.total, loss=float("nan"), speed=0.0)
-        yield (
-            lambda step, loss, speed: bars.update(task, completed=step, loss=loss, speed=speed),
-            lambda what: bars.update(task, description=f"{what}  " if what else ""),
-        )
