@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weights.whole import write_whole
-from zoo.bench import chart, inference_page, training_page
+from zoo.bench import chart, inference_page, tables, training_page
 from zoo.bench.peers import OURS, TRAINING, WAYS
 from zoo.bench.record import Record, trains
 from zoo.bench.tables import failures
@@ -83,6 +83,13 @@ def section(record: Record, pictures: Sequence[tuple[str, str]]) -> str:
         cells = [cell for cell in record.cells if cell["batch"] == batch]
         heading = f"### {'Training at batch' if training else 'Batch'} {batch}"
         lines += [heading, "", *matter.rates(record, cells), "", *matter.details(record, cells), ""]
+    heads, rows = tables.ops(record)
+    if rows:
+        about = (
+            "Times are summed up over the steps that each op won in all networks and batches above. PyTorch's are those of its own "
+            "operators in the same steps. An op that saves nothing is not worth its code."
+        )
+        lines += [f"### What each op wins{' in training' if training else ''}", "", about, "", *tables.table(heads, rows), ""]
     if failed := failures(record):
         lines += [f"### {'Training without' if training else 'Without'} a figure", "", *failed, ""]
     table = TRAINING if training else WAYS

@@ -57,6 +57,36 @@ class Way:
     needs: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class OurCall:
+    """A call or a step of ours, and what says which op does which part of it.
+
+    Attributes:
+        run: the call.
+        network: what `fast` returned.
+    """
+
+    run: Call
+    network: nn.Module
+
+    def __call__(self) -> Tensor:
+        """Run the network, or do a step."""
+        return self.run()
+
+    def ops(self) -> dict[str, dict[str, Any]]:
+        """Return steps, time and PyTorch's time by op, as `zoo.kernels.reports.report.PlanReport.by_op`; {} without a plan."""
+        from zoo.kernels import why
+
+        plans = why(self.network).plans
+        return plans[-1].by_op() if plans else {}
+
+
+def note_ops(row: dict[str, Any], call: object) -> None:
+    """Write into a way's row which op wins which steps, where the way is ours and has a plan."""
+    if isinstance(call, OurCall) and (ops := call.ops()):
+        row["ops"] = ops
+
+
 class _Halves(nn.Module):
     """A zoo network without its input check, which torch.fx can't trace."""
 
@@ -82,7 +112,7 @@ def _ours(s: Subject, tune: str) -> Call:
 
     images = s.input(s.dtype, channels_last=s.device.type == "cuda")  # as the others: every way has its own layout
     network = fast(s.own, s.device, s.dtype, tune=cast(Any, tune), example=images, progress=False)
-    return lambda: network(images)
+    return OurCall(lambda: network(images), network)
 
 
 def _untuned(build: Callable[..., Call], **options: Any) -> Callable[[Any, str], Call]:
@@ -193,9 +223,9 @@ def _our_step(learner: Learner, tune: str, recompute: bool | None = None, graph:
     with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
         model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images, recompute=recompute)
     if not graph:
-        return lambda: learner.step(model)
+        return OurCall(lambda: learner.step(model), model)
     step = fast_step(model, learner.loss, learner.optimizer, dtype=learner.dtype)
-    return lambda: step(learner.images, learner.labels)
+    return OurCall(lambda: step(learner.images, learner.labels), model)
 
 
 def eager_step(learner: Learner) -> Call:

@@ -64,6 +64,16 @@ def failures(record: Record) -> list[str]:
     return lines
 
 
+def ops(record: Record) -> tuple[list[str], list[list[str]]]:
+    """Return the headings and rows of what each op wins; no rows where the record doesn't say it."""
+    rows = []
+    for op, one in record.ops().items():
+        us, pytorch_us = one["us"], one["pytorch_us"]
+        times = [f"{value / 1000:,.2f}" for value in (us, pytorch_us, pytorch_us - us)] if pytorch_us else ["-"] * 3
+        rows.append([op, f"{one['networks']:.0f}", f"{one['steps']:.0f}", *times])
+    return ["op", "networks", "steps", "ms", "PyTorch's ms", "saves ms"], rows
+
+
 def twins(record: Record) -> str:
     """Name the libraries whose modules the peers ran, "" where there are none."""
     return " and ".join(sorted({cell["twin"] for cell in record.cells if cell.get("twin") not in (None, "zoo")}))

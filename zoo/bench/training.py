@@ -17,7 +17,7 @@ from zoo.bench import inference
 from zoo.bench.cell import attempt, compare, forget, measured, rounds_of
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.learner import Learner, learner_of
-from zoo.bench.peers import MODULE, OURS, SMALL, Call, Way, eager_step
+from zoo.bench.peers import MODULE, OURS, SMALL, Call, Way, eager_step, note_ops
 from zoo.bench.record import Record
 from zoo.bench.subject import Subject, subject
 from zoo.networks.model import Model
@@ -60,7 +60,8 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
     Returns:
         JSON-able: `model`, `batch`, `size`, `twin`, `date`, `seconds`, `rounds`, `plain_error`, `fastest_peer`, `ratio` (our images a
         second over the fastest peer's), `memory_ratio` (our memory over `compile`'s) and `ways`: by name `build_s`, `error`, `limit`,
-        `memory_mib`, `images_s`, `us`, `us_low`, `us_high` (10th and 90th percentile); or `failed`, and no figures.
+        `memory_mib`, `images_s`, `us`, `us_low`, `us_high` (10th and 90th percentile); of ours also `ops`, as of inference; or `failed`,
+        and no figures.
     """
 
     def act(cell: dict[str, Any]) -> None:
@@ -115,6 +116,7 @@ def _build(way: Way, s: Subject, half: torch.dtype | None, tune: str, row: dict[
     del begun
     if not error <= limit:
         raise ValueError(f"red: relative error {error:.1e} of a step, allowed {limit:.1e}")
+    note_ops(row, step)
     row |= {"error": error, "limit": limit, "memory_mib": memory.peak_mib(step)}
     return step
 

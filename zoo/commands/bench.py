@@ -200,6 +200,8 @@ def _show(record: Record, as_json: bool, absent: list[str]) -> None:
     if as_json:
         sys.stdout.write(record.text())
         return
+    from zoo.bench import tables
+
     table = Table(box=None, header_style="bold")
     for heading in ("network", "batch", "how", "images/s", "10-90 %", "latency ms", "error", "memory MiB", "roofline", "ready s", "ratio"):
         table.add_column(heading, justify="left" if heading in ("network", "how") else "right", no_wrap=heading != "how")
@@ -222,6 +224,14 @@ def _show(record: Record, as_json: bool, absent: list[str]) -> None:
             ready = "" if row["build_s"] is None else f"{row['build_s']:.1f}"
             table.add_row(*where, *figures, memory, share, ready, ratio)
     out.print(table)
+    heads, rows = tables.ops(record)
+    if rows:
+        wins = Table(box=None, header_style="bold", title="what each op wins, over all of it", title_justify="left")
+        for heading in heads:
+            wins.add_column(heading, justify="left" if heading == "op" else "right")
+        for row in rows:
+            wins.add_row(*map(escape, row))
+        out.print(wins)
     without = f" there is without {', '.join(absent)}, not installed" if absent else ""
     out.print(f"[dim]{escape(record.caption())}; ratio: over the fastest peer{without}[/dim]")
 

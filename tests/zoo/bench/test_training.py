@@ -59,6 +59,14 @@ def test_figures_are_ours_over_the_fastest_peer_and_our_own_other_way_is_none(ce
     assert all(cell["ways"][name]["error"] <= training.EXACT_LIMIT for name in (OURS, MODULE, "eager-cl"))
 
 
+def test_ours_says_which_op_wins_which_steps(cell: dict[str, Any]) -> None:
+    for name in (OURS, MODULE):
+        ops = cell["ways"][name]["ops"]
+        assert sum(one["steps"] for one in ops.values()) >= 19
+        assert {key for one in ops.values() for key in one} == {"steps", "us", "pytorch_us"}
+    assert "ops" not in cell["ways"]["eager-cl"]
+
+
 def test_a_way_that_learns_something_else_has_no_figures(cell: dict[str, Any]) -> None:
     assert cell["ways"]["lazy"] == {"failed": "red: relative error 5.0e-01 of a step, allowed 2.0e-02"}
 
