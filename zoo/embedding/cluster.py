@@ -59,12 +59,6 @@ def device_of_cluster(device: torch.device | str | None) -> torch.device:
     return torch.device("cuda" if ray().cluster_resources().get("GPU", 0) else "cpu")
 
 
-def parts_of(plan: Plan) -> list[range]:
-    """Cut the job into whole batches."""
-    rows = -(-PART_ROWS // plan.batch_size) * plan.batch_size
-    return [range(start, min(start + rows, plan.images)) for start in range(0, plan.images, rows)]
-
-
 class Decoding:
     """Decodes parts; runs as Ray tasks."""
 
@@ -138,7 +132,7 @@ def embed_on_ray(
     out = out.absolute()
     place = Workplace(out, plan, restart)
     try:
-        parts = parts_of(plan)
+        parts = plan.parts(PART_ROWS)
         todo = [part for part in parts if not part_path(place.folder, part).exists()]
         report = Report(out, computed=sum(map(len, todo)))
         report.resumed = plan.images - report.computed

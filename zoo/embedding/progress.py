@@ -9,28 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from rich.console import Console
 
-Advance: TypeAlias = Callable[[int], None]
-"""Is called with the number of images that were finished since the last call."""
-Show: TypeAlias = Callable[[str, int, int], AbstractContextManager[Advance]]
-"""Takes what is done, the number of images and how many are finished, and shows them while its `with` block runs."""
+Show: TypeAlias = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
+"""Takes what is done, the number of images and how many are finished; gives what to call with the images that were finished since."""
 
 
 @contextmanager
-def nothing(name: str, total: int, done: int) -> Iterator[Advance]:
-    """Show no image."""
-    del name, total, done
-    yield lambda images: None
-
-
-@contextmanager
-def bar(name: str, total: int, done: int, console: Console | None = None) -> Iterator[Advance]:
-    """Show a bar with images, speed and time left on a console if that is a terminal, nothing otherwise.
-
-    Args:
-        name: what is done.
-        total: images of the whole job.
-        done: images that an earlier run finished.
-        console: where; standard error if left out.
+def bar(name: str, total: int, done: int, console: Console | None = None, wanted: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show a bar with images, speed and time left on a console, standard error if left out, where that is a terminal and a bar is wanted.
 
     Example:
         >>> with bar("embedding by ResNet50", 1000, 0) as advance:  # doctest: +SKIP
@@ -40,22 +25,13 @@ def bar(name: str, total: int, done: int, console: Console | None = None) -> Ite
     from rich.console import Console
     from rich.text import Text
 
-    shown = console or Console(stderr=True)
-    if not shown.is_terminal:
-        with nothing(name, total, done) as advance:
-            yield advance
-        return
-
     class Speed(progress.ProgressColumn):
         def render(self, task: progress.Task) -> Text:
             return Text(f"{task.speed:,.0f} images/s" if task.speed else "", style="progress.data.speed")
 
+    shown = console or Console(stderr=True)
     columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(), Speed()
-    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=shown) as bars:
+    quiet = not (wanted and shown.is_terminal)
+    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=shown, disable=quiet) as bars:
         task = bars.add_task(name, total=total, completed=done)
         yield lambda images: bars.advance(task, images)
-
-
-def chosen(progress: bool | Show) -> Show:
-    """Return what an argument `progress` asks for: a bar for True, nothing for False."""
-    return (bar if progress else nothing) if isinstance(progress, bool) else progress

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from zoo.embedding.flow import flow, held
 from zoo.embedding.parts import Workplace
 from zoo.embedding.plan import Plan, chunks, state_digest
 from zoo.embedding.prepare import check_probe, prepared, probe
-from zoo.embedding.progress import Show, chosen
+from zoo.embedding.progress import Show, bar
 from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
 from zoo.images import Source, open_source
@@ -76,6 +77,7 @@ def embed(
         FloatingPointError: the network computes NaN or infinity for an image.
     """
     begun = time.perf_counter()
+    show: Show = progress if callable(progress) else partial(bar, wanted=progress)
     source = data if isinstance(data, Source) else open_source(data)
     if engine not in ("local", "ray"):
         raise ValueError(f'the engine is "local" or "ray", got {engine!r}')
@@ -84,7 +86,7 @@ def embed(
     if engine == "ray":
         from zoo.embedding.cluster import embed_on_ray
 
-        return embed_on_ray(model, source, Path(out), plan, dtype=dtype, workers=workers, restart=restart, progress=chosen(progress))
+        return embed_on_ray(model, source, Path(out), plan, dtype=dtype, workers=workers, restart=restart, progress=show)
     path = check_output(Path(out), plan)
     workers = processes(where, source) if workers is None else workers
     if workers < 0 or (workers and not source.shared):
@@ -100,7 +102,7 @@ def embed(
             feeder = Feeder(prepared(model, plan, where, dtype), plan.preprocessing, where, plan.batch_size)
             found = probe(feeder, plan)
             check_probe(found, place.probe, place.folder) if place.probe else place.keep_probe(found)
-            _compute(feeder, source, plan, place, todo, report, chosen(progress))
+            _compute(feeder, source, plan, place, todo, report, show)
         finish(path, source, plan, place, report)
     finally:
         place.close()

@@ -18,19 +18,8 @@ Show: TypeAlias = Callable[[int], AbstractContextManager[tuple[Tell, Busy]]]
 
 
 @contextmanager
-def nothing(steps: int) -> Iterator[tuple[Tell, Busy]]:
-    """Show no step."""
-    del steps
-    yield lambda step, loss, images_s: None, lambda what: None
-
-
-@contextmanager
-def bar(steps: int, console: Console | None = None) -> Iterator[tuple[Tell, Busy]]:
-    """Show a bar on a console if that is a terminal, nothing otherwise.
-
-    Args:
-        steps: of the whole run.
-        console: where; standard error if left out.
+def bar(steps: int, console: Console | None = None, wanted: bool = True) -> Iterator[tuple[Tell, Busy]]:
+    """Show a bar on a console, standard error if left out, where that is a terminal and a bar is wanted.
 
     Example:
         >>> with bar(10) as (tell, busy):  # doctest: +SKIP
@@ -40,21 +29,11 @@ def bar(steps: int, console: Console | None = None) -> Iterator[tuple[Tell, Busy
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
     shown = console or Console(stderr=True)
-    if not shown.is_terminal:
-        with nothing(steps) as calls:
-            yield calls
-        return
     text = "{task.description}step {task.completed}/{task.total}  loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} images/s"
-    with Progress(SpinnerColumn(), BarColumn(), TextColumn(text), TimeRemainingColumn(), console=shown, transient=True) as bars:
+    columns = SpinnerColumn(), BarColumn(), TextColumn(text), TimeRemainingColumn()
+    with Progress(*columns, console=shown, transient=True, disable=not (wanted and shown.is_terminal)) as bars:
         task = bars.add_task("", total=steps, loss=float("nan"), speed=0.0)
         yield (
             lambda step, loss, images_s: bars.update(task, completed=step, loss=loss, speed=images_s),
             lambda what: bars.update(task, description=f"{what}  " if what else ""),
         )
-
-
-def chosen(progress: bool | Show, here: bool = True) -> Show:
-    """Return what an argument `progress` asks for: a bar for True, nothing for False and in processes that don't show."""
-    if not (progress and here):
-        return nothing
-    return bar if progress is True else progress

@@ -9,6 +9,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from zoo.finetuning.loop import Trainer, channels_last
 from zoo.finetuning.metrics import Metrics
 from zoo.finetuning.network import Subject, rebuilt, subject
 from zoo.finetuning.plan import plan_of
-from zoo.finetuning.progress import Show, chosen
+from zoo.finetuning.progress import Show, bar
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
@@ -182,7 +183,8 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool 
         network = network.to(here.device)
         if channels_last(settings, here):
             network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    with chosen(progress, here.first)(plan.total) as (tell, busy):
+    show = progress if callable(progress) and here.first else partial(bar, wanted=bool(progress) and here.first)
+    with show(plan.total) as (tell, busy):
         trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell, busy)
         if resume:
             trainer.resume(*checkpoint.read(folder / checkpoint.LAST))
