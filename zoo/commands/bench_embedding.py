@@ -7,20 +7,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.table import Table
 
-from zoo.bench import embedding
-from zoo.bench.embedding_rates import decoder_rate, guessed_decoder_rate, job, network_rate
-from zoo.bench.machine import versions
-from zoo.bench.photographs import photographs, repeated
-from zoo.catalogue import model_class
 from zoo.commands.console import err, out, print_json
-from zoo.images import open_source
-from zoo.pretrained.records import find_record
+
+if TYPE_CHECKING:
+    from zoo.bench.embedding import Way
 
 
 def main(
@@ -34,7 +29,16 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Embed one folder by timm's inference and by ours, in turns; print medians, and the rates that limit ours."""
+    import torch
+
+    from zoo.bench import embedding
+    from zoo.bench.embedding_rates import decoder_rate, guessed_decoder_rate, job, network_rate
+    from zoo.bench.machine import versions
+    from zoo.bench.photographs import photographs, repeated
+    from zoo.catalogue import model_class
     from zoo.embedding.decoding import processes
+    from zoo.images import open_source
+    from zoo.pretrained.records import find_record
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cls = model_class(model)
@@ -73,7 +77,7 @@ def main(
         err.print(f"[yellow]warning:[/yellow] a run lasted {shortest:.1f} s, too short to be believed; give more with --images")
 
 
-def _show(ways: Sequence[embedding.Way], about: dict[str, Any], rates: dict[str, Any]) -> None:
+def _show(ways: Sequence[Way], about: dict[str, Any], rates: dict[str, Any]) -> None:
     table = Table(box=None, header_style="bold")
     for heading in ("way", "images/s", "slowest to fastest", "times the first", "s", "whole run s"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
