@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from zoo.bench import cell as cells
-from zoo.bench import inference
-from zoo.bench.cell import attempt, compare, forget, measured, rounds_of
+from zoo.bench.cell import Plan, attempt, compare, forget, measured, rounds_of
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.learner import Learner, learner_of
 from zoo.bench.peers import MODULE, OURS, SMALL, Call, Way, eager_step, note_ops
-from zoo.bench.record import Record
 from zoo.bench.subject import Subject, subject
 from zoo.networks.model import Model
 
@@ -30,22 +25,6 @@ WARMUPS = 6
 LIMIT, EXACT_LIMIT = 1.5, 2e-2
 """Allowed error of a step over plain autocast's, and of float32 steps, whose sums have another order."""
 CELL_US = 30e6
-
-
-@dataclass(frozen=True, slots=True)
-class Plan(cells.Plan):
-    """What a run measures."""
-
-    def about(self) -> dict[str, Any]:
-        """Describe the device, the versions and the settings, for the record."""
-        return {"what": "train", **cells.Plan.about(self)}
-
-
-def run(
-    plan: Plan, *, path: Path | None = None, resume: bool = False, budget_s: float | None = None, say: Any = lambda line: None
-) -> Record:
-    """Measure cell by cell, as `zoo.bench.inference.run`, which says what the arguments are."""
-    return inference.run(plan, path=path, resume=resume, budget_s=budget_s, say=say, measure=cast(Any, measure_cell))
 
 
 def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None = None) -> dict[str, Any]:

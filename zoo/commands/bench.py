@@ -111,8 +111,13 @@ def bench(
     else:
         plan, absent = _plan(what, named, batches, dtype, peers, device, rounds or 20, tune or "quick")
         try:
-            record = kind.run(
-                plan, path=save, resume=resume, budget_s=budget_s, say=lambda line: err.print(line, style="dim", markup=False)
+            record = inference.run(
+                plan,
+                path=save,
+                resume=resume,
+                budget_s=budget_s,
+                say=lambda line: err.print(line, style="dim", markup=False),
+                measure=kind.measure_cell,
             )
         except DeviceLost as error:
             err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
@@ -135,6 +140,7 @@ def _plan(
 ) -> tuple[Plan, list[str]]:
     """Return what to measure, and the peers that belong there and are not installed."""
     from zoo.bench import inference, training
+    from zoo.bench.cell import Plan
     from zoo.bench.peers import SHORT, TRAINING, left_out, select
 
     kind = training if what == "train" else inference
@@ -161,7 +167,7 @@ def _plan(
     absent = left_out(place, chosen, table) if peers is None else {}
     for peer, packages in absent.items():
         err.print(f"the peer {peer} is left out: it needs pip install {' '.join(packages)}", soft_wrap=True)
-    return kind.Plan(list(found.values()), counts, ways, place, chosen, rounds, tune), list(absent)
+    return Plan(list(found.values()), counts, ways, place, chosen, rounds, tune, what), list(absent)
 
 
 def _names(given: list[str] | None, option: str) -> list[str]:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 import zoo
-from zoo.bench import page, training
+from zoo.bench import inference, page, training
+from zoo.bench.cell import Plan
 from zoo.bench.clock import Clock
 from zoo.bench.learner import Learner
 from zoo.bench.peers import MODULE, OURS, TRAINING, Way, select
 from zoo.bench.record import Record, trains
-from zoo.bench.training import Plan, measure_cell
+from zoo.bench.training import measure_cell
 from zoo.commands.app import main
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def watch(**samples: list[float]) -> Clock:
 
 
 def plan(*ways: Way, dtype: torch.dtype = torch.float32) -> Plan:
-    return Plan([TINY], [2], ways, CPU, dtype, rounds=3)
+    return Plan([TINY], [2], ways, CPU, dtype, rounds=3, what="train")
 
 
 def way(name: str, build: Callable[[Learner, str], Callable[[], Tensor]] | None = None) -> Way:
@@ -100,12 +101,13 @@ def test_the_command_knows_its_networks_batches_and_peers(monkeypatch: pytest.Mo
         asked.append(plan)
         return Record(plan.about())
 
-    monkeypatch.setattr(training, "run", run)
+    monkeypatch.setattr(inference, "run", run)
     assert main(["bench", "--what", "train", "--device", "cpu", "--json"]) == 0
     (known,) = asked
     assert [cls.__name__ for cls in known.models] == list(training.FIGURE)
     assert list(known.batches) == list(training.CPU_BATCHES)
     assert [w.name for w in known.ways] == [OURS, "eager-cl", "compile"]
+    assert known.about()["what"] == "train"
     assert main(["bench", "--what", "train", "--device", "cpu", "--peers", "onnxruntime"]) == 2
     assert "no peer 'onnxruntime'" in capsys.readouterr().err
     assert [w.name for w in select(["max-autotune"], torch.device("cuda"), torch.bfloat16, TRAINING)] == [OURS, "max-autotune"]
