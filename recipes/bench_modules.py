@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from weights.whole import write_whole
 from zoo.bench.cell import measured
 from zoo.bench.clock import clock
 from zoo.bench.inference import Plan, compete
-from zoo.bench.page import over
 from zoo.bench.peers import WAYS, Call, Way, graphed
 from zoo.bench.subject import IMAGES, SETTLING, Subject, settle
+from zoo.bench.tables import over
 from zoo.kernels.comparing.sample_images import natural_images
 
 
@@ -134,9 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if "failed" in found:
                 print(f"{name} at {batch}, {way}: {found['failed']}", file=sys.stderr)
         if options.save is not None:
-            beside = options.save.with_name(f"{options.save.name}.part")
-            beside.write_text(json.dumps({**about, "cells": cells}, indent=1) + "\n", "utf-8")
-            beside.replace(options.save)
+            write_whole(options.save, json.dumps({**about, "cells": cells}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ import numpy as np
 
 from zoo import CATALOGUE
 from zoo.finetuning import finetune
-from zoo.finetuning.drawing import Curve, chart, save
+from zoo.finetuning.drawing import Curve, chart
+from zoo.images.canvas import save
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 

@@ -23,14 +23,13 @@ from pathlib import Path
 
 import torch
 
-from zoo import CATALOGUE, fast
-from zoo.bench.machine import facts
-from zoo.bench.record import today
-from zoo.bench.subject import Subject, subject
-from zoo.bench.training import learner_of
+from zoo import CATALOGUE
+from zoo.bench.learner import learner_of
+from zoo.bench.machine import facts, today
+from zoo.bench.peers import OURS, TRAINING, WAYS
+from zoo.bench.subject import subject
 from zoo.kernels import ops
 from zoo.kernels.measuring.timing import alternate
-from zoo.kernels.training import fast_step
 
 CALLS, WARMUPS, SAMPLES = 5, 6, 15
 """Calls that are profiled, made before, and timed without the profiler, which makes kernels no slower but gaps longer."""
@@ -136,22 +135,6 @@ def table(found: Sequence[Share], idle: float, us: float, ready_s: float) -> str
     )
 
 
-def trained(s: Subject) -> Callable[[], object]:
-    """Return a captured step of a network's fast version."""
-    learner = learner_of(s, s.own, s.dtype)
-    with torch.autocast(s.device.type, s.dtype):
-        model = fast(learner.network, train=True, example=learner.images)
-    step = fast_step(model, learner.loss, learner.optimizer, dtype=s.dtype)
-    return lambda: step(learner.images, learner.labels)
-
-
-def inferred(s: Subject) -> Callable[[], object]:
-    """Return a call of a network's fast version."""
-    images = s.input(s.dtype, channels_last=True)
-    model = fast(s.own, s.device, s.dtype, example=images)
-    return lambda: model(images)
-
-
 def profiled(call: Callable[[], object]) -> list[Span]:
     """Return the kernels of `CALLS` calls."""
     kernels = [torch.profiler.ProfilerActivity.CUDA]
@@ -180,7 +163,7 @@ def main() -> int:
     s = subject(CATALOGUE[args.model], args.batch_size, device, torch.bfloat16)
     start = time.monotonic()
     with torch.inference_mode(args.what == "infer"):
-        call = (trained if args.what == "train" else inferred)(s)
+        call = TRAINING[OURS].build(learner_of(s, s.own, s.dtype), "quick") if args.what == "train" else WAYS[OURS].build(s, "quick")
         for _ in range(WARMUPS):
             call()
         torch.cuda.synchronize()

@@ -26,9 +26,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo import CATALOGUE, fast
-from zoo.bench.machine import facts
-from zoo.bench.record import today
-from zoo.finetuning.drawing import Curve, chart, save
+from zoo.bench.machine import facts, today
+from zoo.finetuning.drawing import Curve, chart
+from zoo.images.canvas import save
 from zoo.kernels.training import fast_step
 from zoo.networks.model import Model
 

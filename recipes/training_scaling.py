@@ -23,9 +23,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from zoo import CATALOGUE, fast
-from zoo.bench.machine import facts
-from zoo.bench.record import today
-from zoo.finetuning.drawing import Curve, chart, save
+from zoo.bench.machine import facts, today
+from zoo.finetuning.drawing import Curve, chart
+from zoo.images.canvas import save
 from zoo.kernels.training import FastStep, fast_step
 
 WARMUPS = 8

@@ -135,8 +135,7 @@ def test_the_page_of_measurements_is_that_of_its_records(record: Path) -> None:
     own = [path for path in DOCS.glob("benchmarks-*.md") if path.stem.partition("-")[2] in record.stem.split("-")]
     shown = documents.read([*own, DOCS / "benchmarks.md"][0]).partition(begin)[2].partition(end)[0].strip()
     pictures = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", shown)
-    make = page.training_section if "training" in begin else page.section
-    assert make(measured, pictures).strip() == shown
+    assert page.section(measured, pictures).strip() == shown
 
 
 def test_what_is_stale_is_named(generate: ModuleType) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import secrets
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from weights.pinning import frozen_by
 from weights.places import at_home
 from weights.record import Checkpoint, Preprocessing
 from weights.registry import TAG, adhoc, checkpoints, located, named_folder, user_folder
+from weights.whole import write_whole
 
 
 def add(
@@ -73,9 +73,7 @@ def add(
         Cache().rename(installed, row.sources[0])
     with disk(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
-        temporary.write_text(to_toml(row), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, to_toml(row))
     return row
 
 

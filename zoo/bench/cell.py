@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from zoo.bench.machine import facts
+from zoo.bench.machine import facts, today
 from zoo.bench.peers import OURS, Way
-from zoo.bench.record import today
 from zoo.bench.subject import tf32
 from zoo.networks.model import Model
 
@@ -39,6 +38,7 @@ class Plan:
         dtype: of the ways that are not bound to float32.
         rounds: samples of each way.
         tune: what `fast` is to tune: "none", "quick" or "full".
+        what: "infer", calls, or "train", steps.
     """
 
     models: Sequence[type[Model]]
@@ -48,10 +48,12 @@ class Plan:
     dtype: torch.dtype
     rounds: int = 20
     tune: str = "quick"
+    what: str = "infer"
 
     def about(self) -> dict[str, Any]:
         """Describe the device, the versions and the settings, for the record."""
-        return {**facts(self.device), "dtype": str(self.dtype).removeprefix("torch."), "tune": self.tune, "date": today()}
+        what = {} if self.what == "infer" else {"what": self.what}
+        return {**what, **facts(self.device), "dtype": str(self.dtype).removeprefix("torch."), "tune": self.tune, "date": today()}
 
 
 def measured(plan: Plan, name: str, size: int, batch: int, act: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The pictures of a record, drawn with Pillow, which the project has anyway: the same file everywhere, no fonts to install."""
+"""The pictures of a record."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING
 
 from zoo.bench.peers import OURS
 from zoo.bench.record import Record, trains
+from zoo.images import canvas
+from zoo.images.canvas import FAINT, GRID, INK, SCALE, blank, length, write
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont
 
-SCALE = 2
-"""Pixels of the file to one of the layout: screens are dense."""
 WIDTH, MARGIN = 1080, 28
 PLOT, UNDER, HEAD, LEGEND, GAP = 210, 50, 66, 24, 30
 """Height of a panel's bars and of the names under them; of the heading, of a legend's line, between panels."""
-PAGE, GRID, LINE = "#ffffff", "#e6e9ec", "#8c97a3"
-INK, FAINT, BAD = "#1b1f23", "#59636e", "#b3261e"
+LINE, BAD = "#8c97a3", "#b3261e"
 OURS_COLOUR = "#1a7f4b"
 COLOURS = {
     "eager-fp32": "#d3d9de",
@@ -83,40 +81,40 @@ def grouped(record: Record, models: Sequence[str]) -> Image:
     legend = _legend_rows(record)
     caption = _wrapped(_caption(record, models), WIDTH - 2 * MARGIN, 11)
     height = top + len(caption) * 16 + 14
-    page, draw = _page(height)
-    _text(draw, MARGIN, 24, f"Images a second{' of training' if trains(record) else ''}, {_title(record)}", 20, INK)
-    _text(draw, MARGIN, 48, "higher is better; no bar where a way was not measured; x: it failed, or computed something else", 12, FAINT)
+    page, draw = blank(WIDTH, height)
+    write(draw, MARGIN, 24, f"Images a second{' of training' if trains(record) else ''}, {_title(record)}", 20, INK)
+    write(draw, MARGIN, 48, "higher is better; no bar where a way was not measured; x: it failed, or computed something else", 12, FAINT)
     for row, names in enumerate(legend):
         for x, name in names:
             y = HEAD + row * LEGEND + LEGEND / 2
             _box(draw, x, y - 6, x + 12, y + 6, _colour(name))
-            _text(draw, x + 18, y, record.label(name), 12, INK)
+            write(draw, x + 18, y, record.label(name), 12, INK)
     for batch, (panel_top, ceiling) in panels.items():
         base = panel_top + PLOT
         for step in _ticks(ceiling):
             y = base - PLOT * step / ceiling
             _box(draw, MARGIN + 50, y, WIDTH - MARGIN, y + 0.5, LINE if step == 0 else GRID)
-            _text(draw, MARGIN + 44, y, f"{step:,.0f}", 11, FAINT, "rm")
-        _text(draw, MARGIN + 50, panel_top - 18, f"batch {batch}", 14, INK)
+            write(draw, MARGIN + 44, y, f"{step:,.0f}", 11, FAINT, "rm")
+        write(draw, MARGIN + 50, panel_top - 18, f"batch {batch}", 14, INK)
     for bar in bars:
         middle = (bar.left + bar.right) / 2
         if bar.value is None:
             if bar.way in (record.cell(bar.model, bar.batch) or {}).get("ways", {}):
-                _text(draw, middle, bar.base - 8, "x", 13, BAD, "mm")
+                write(draw, middle, bar.base - 8, "x", 13, BAD, "mm")
             continue
         _box(draw, bar.left, bar.top, bar.right, bar.base, _colour(bar.way))
-        _text(draw, middle, bar.top - 7, _short(bar.value), 11 if bar.right - bar.left > 24 else 9, INK, "mm")
+        write(draw, middle, bar.top - 7, _short(bar.value), 11 if bar.right - bar.left > 24 else 9, INK, "mm")
     for (model, batch), mine in _groups(bars).items():
         middle, base = (mine[0].left + mine[-1].right) / 2, mine[0].base
-        _text(draw, middle, base + 14, model, 13, INK, "mm")
+        write(draw, middle, base + 14, model, 13, INK, "mm")
         cell = record.cell(model, batch) or {}
         if "failed" in cell.get("ways", {}).get(OURS, {}):
-            _text(draw, middle, base + 31, "fast() failed", 11, BAD, "mm")
+            write(draw, middle, base + 31, "fast() failed", 11, BAD, "mm")
         elif "ratio" in cell:
             words = f"{cell['ratio']:.2f}x the fastest peer ({record.label(cell['fastest_peer'])})"
-            _text(draw, middle, base + 31, words, 11, OURS_COLOUR if cell["ratio"] >= 1 else BAD, "mm")
+            write(draw, middle, base + 31, words, 11, OURS_COLOUR if cell["ratio"] >= 1 else BAD, "mm")
     for index, line in enumerate(caption):
-        _text(draw, MARGIN, top + 8 + 16 * index, line, 11, FAINT)
+        write(draw, MARGIN, top + 8 + 16 * index, line, 11, FAINT)
     return page
 
 
@@ -178,9 +176,9 @@ def overview(record: Record) -> Image:
     caption = _wrapped(_caption(record, order), WIDTH - 2 * MARGIN, 11)
     top = HEAD + 26
     bottom = top + line * len(order) + 10
-    page, draw = _page(bottom + 16 * len(caption) + 22)
-    _text(draw, MARGIN, 24, f"fast() over the fastest peer, {_title(record)}", 20, INK)
-    _text(draw, MARGIN, 48, "images a second over those of the fastest way that PyTorch offers; the line is 1", 12, FAINT)
+    page, draw = blank(WIDTH, bottom + 16 * len(caption) + 22)
+    write(draw, MARGIN, 24, f"fast() over the fastest peer, {_title(record)}", 20, INK)
+    write(draw, MARGIN, 48, "images a second over those of the fastest way that PyTorch offers; the line is 1", 12, FAINT)
     batches, names = record.batches, 150
     low, high = min(0.8, *ratios), max(1.2, *ratios)
     low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
@@ -188,7 +186,7 @@ def overview(record: Record) -> Image:
     wide = room - 64  # a figure stands behind the bar
     for column, batch in enumerate(batches):
         left = MARGIN + names + column * room + 12
-        _text(draw, left + wide * (1 - low) / (high - low), top - 14, f"batch {batch}", 14, INK, "mm")
+        write(draw, left + wide * (1 - low) / (high - low), top - 14, f"batch {batch}", 14, INK, "mm")
         one = left + wide * (1 - low) / (high - low)
         for row, model in enumerate(order):
             y = top + row * line
@@ -196,16 +194,16 @@ def overview(record: Record) -> Image:
             _box(draw, left, y + line - 0.5, left + wide + 46, y + line, GRID)
             if "ratio" not in cell:
                 words = "not measured" if not cell else "fast() failed" if "failed" in cell["ways"].get(OURS, {"failed": ""}) else "no peer"
-                _text(draw, one + 6, y + line / 2, words, 10, BAD if cell else FAINT)
+                write(draw, one + 6, y + line / 2, words, 10, BAD if cell else FAINT)
                 continue
             end = left + wide * (cell["ratio"] - low) / (high - low)
             _box(draw, min(one, end), y + 3, max(one, end), y + line - 3, OURS_COLOUR if cell["ratio"] >= 1 else BAD)
-            _text(draw, max(one, end) + 6, y + line / 2, f"{cell['ratio']:.2f}", 11, INK)
+            write(draw, max(one, end) + 6, y + line / 2, f"{cell['ratio']:.2f}", 11, INK)
         _box(draw, one - 0.75, top - 4, one + 0.75, top + line * len(order), INK)
     for row, model in enumerate(order):
-        _text(draw, MARGIN + names, top + row * line + line / 2, model, 12, INK, "rm")
+        write(draw, MARGIN + names, top + row * line + line / 2, model, 12, INK, "rm")
     for index, words in enumerate(caption):
-        _text(draw, MARGIN, bottom + 12 + 16 * index, words, 11, FAINT)
+        write(draw, MARGIN, bottom + 12 + 16 * index, words, 11, FAINT)
     return page
 
 
@@ -229,13 +227,7 @@ def save(page: Image, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise ValueError(f"a picture is a PNG file, got {path.name}; name it {path.stem}.png")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        page.save(unfinished, "PNG", optimize=True)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    return canvas.save(page, path)
 
 
 def _title(record: Record) -> str:
@@ -262,7 +254,7 @@ def _legend_rows(record: Record) -> list[list[tuple[float, str]]]:
     rows: list[list[tuple[float, str]]] = [[]]
     x = float(MARGIN)
     for name in record.ways:
-        wide = 18 + _font(12).getlength(record.label(name)) / SCALE + 22
+        wide = 18 + length(record.label(name), 12) + 22
         if x + wide > WIDTH - MARGIN and rows[-1]:
             rows.append([])
             x = float(MARGIN)
@@ -301,34 +293,17 @@ def _colour(name: str) -> str:
     return COLOURS.get(name, OTHER)
 
 
-def _page(height: float) -> tuple[Image, ImageDraw]:
-    from PIL import Image, ImageDraw
-
-    page = Image.new("RGB", (WIDTH * SCALE, math.ceil(height) * SCALE), PAGE)
-    return page, ImageDraw.Draw(page)
-
-
 def _box(draw: ImageDraw, left: float, top: float, right: float, bottom: float, colour: str) -> None:
     """Fill a box; at least a pixel is seen of it."""
     x0, y0, x1, y1 = (round(SCALE * value) for value in (left, top, right, bottom))
     draw.rectangle((x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), fill=colour)
 
 
-def _text(draw: ImageDraw, x: float, y: float, text: str, size: int, ink: str, anchor: str = "lm") -> None:
-    draw.text((SCALE * x, SCALE * y), text, ink, _font(size), anchor=anchor)
-
-
-def _font(size: int) -> FreeTypeFont:
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size * SCALE)  # pyright: ignore[reportReturnType]  # with a size it is the scalable font that Pillow bundles
-
-
 def _wrapped(text: str, room: float, size: int) -> list[str]:
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and _font(size).getlength(longer) > room * SCALE:
+        if lines[-1] and length(longer, size) > room:
             lines.append(word)
         else:
             lines[-1] = longer

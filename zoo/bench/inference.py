@@ -16,7 +16,7 @@ from zoo.bench.cell import Plan as Plan
 from zoo.bench.cell import attempt, compare, measured, rounds_of
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.floor import floor_us
-from zoo.bench.peers import OURS, WARMUPS, Call, Way
+from zoo.bench.peers import OURS, WARMUPS, Call, Way, note_ops
 from zoo.bench.record import Record
 from zoo.bench.subject import OFF, Subject, relative_error, subject
 from zoo.networks.model import Model
@@ -97,7 +97,7 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
         JSON-able: `model`, `batch`, `size`, `twin`, `means_off` (deviations, see `subject.settle`), `date`, `seconds`, `rounds`,
         `floor_us`, `plain_error`, `fastest_peer`, `ratio` (our images a second over the fastest peer's) and `ways`: by name `build_s`,
         `error`, `limit`, `memory_mib`, `images_s`, `us` and `latency_us` with `_low` and `_high` (10th and 90th percentile), `roofline`
-        (share of it); or `failed`, and no figures.
+        (share of it); of `fast` also `ops` (by op: `steps`, `us`, `pytorch_us`, see `OurCall.ops`); or `failed`, and no figures.
         `failed` of the cell itself where there is no reference.
     """
     return measured(plan, cls.__name__, cls.input_size, batch, lambda cell: _measure(cell, plan, cls, batch, watch or clock(plan.device)))
@@ -144,6 +144,7 @@ def _build(way: Way, s: Subject, tune: str, row: dict[str, Any]) -> Call:
         if not error <= limit:
             raise ValueError(f"red: relative error {error:.1e}, allowed {limit:.1e}")
         weights = sum(parameter.numel() for parameter in s.own.parameters())
+        note_ops(row, call)
         row |= {"error": error, "limit": limit, "memory_mib": plausible(memory.peak_mib(call), weights, s.dtype)}
     return call
 

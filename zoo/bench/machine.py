@@ -7,10 +7,11 @@ import importlib.metadata
 import platform
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from zoo.kernels.tuning.choices import processor
 
 LIBRARIES = ("torch", "torchvision", "timm", "triton", "onnxruntime", "openvino")
 
@@ -20,14 +21,12 @@ def versions() -> str:
     import torchvision
 
     libraries = f"torch {torch.__version__}, torchvision {torchvision.__version__}"
-    return f"{time.strftime('%Y-%m-%d')}, {processor()}, {torch.get_num_threads()} threads, {libraries}"
+    return f"{today()}, {processor()}, {torch.get_num_threads()} threads, {libraries}"
 
 
-def processor() -> str:
-    """Name the machine's processor."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+def today() -> str:
+    """Return the date, 2026-11-21."""
+    return time.strftime("%Y-%m-%d")
 
 
 def facts(device: torch.device) -> dict[str, Any]:

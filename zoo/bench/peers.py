@@ -1,4 +1,4 @@
-"""The ways to run a network: ours, and what PyTorch and the CPU engines offer, each as its own documentation would have it."""
+"""The ways to run a network and to train it: ours, and what PyTorch and the CPU engines offer, each as its documentation would have it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from zoo.bench.learner import Learner
 from zoo.bench.subject import Subject, tf32
 from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.networks.model import Model
 
 Call = Callable[[], Tensor]
 OURS = "fast"
+MODULE, SMALL = "fast-module", "fast-recompute"
+"""Ways to train of ours too: without the graph, and in as little memory as it can."""
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 WARMUPS = 3
 """Calls of a new way before it is captured or measured."""
@@ -28,13 +32,13 @@ WARMUPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to run a network.
+    """One way to run or to train a network.
 
     Attributes:
         name: for `--peers` and records.
         label: for tables and charts; `{dtype}` stands for the measured dtype.
         says: one line for the page.
-        build: takes the subject and what `fast` is to tune, and returns a call on the subject's images.
+        build: takes a `Subject`, or a `Learner` to train, and what `fast` is to tune; returns a call on its images, or a step.
         devices: "cuda" or "cpu", where it exists.
         exact: computes in float32, whatever the measured dtype.
         uses_tf32: its float32 products are TF32's.
@@ -45,12 +49,42 @@ class Way:
     name: str
     label: str
     says: str
-    build: Callable[[Subject, str], Call]
+    build: Callable[[Any, str], Call]
     devices: tuple[str, ...] = ("cuda", "cpu")
     exact: bool = False
     uses_tf32: bool = False
     standard: bool = True
     needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OurCall:
+    """A call or a step of ours, and what says which op does which part of it.
+
+    Attributes:
+        run: the call.
+        network: what `fast` returned.
+    """
+
+    run: Call
+    network: nn.Module
+
+    def __call__(self) -> Tensor:
+        """Run the network, or do a step."""
+        return self.run()
+
+    def ops(self) -> dict[str, dict[str, Any]]:
+        """Return steps, time and PyTorch's time by op, as `zoo.kernels.reports.report.PlanReport.by_op`; {} without a plan."""
+        from zoo.kernels import why
+
+        plans = why(self.network).plans
+        return plans[-1].by_op() if plans else {}
+
+
+def note_ops(row: dict[str, Any], call: object) -> None:
+    """Write into a way's row which op wins which steps, where the way is ours and has a plan."""
+    if isinstance(call, OurCall) and (ops := call.ops()):
+        row["ops"] = ops
 
 
 class _Halves(nn.Module):
@@ -78,24 +112,25 @@ def _ours(s: Subject, tune: str) -> Call:
 
     images = s.input(s.dtype, channels_last=s.device.type == "cuda")  # as the others: every way has its own layout
     network = fast(s.own, s.device, s.dtype, tune=cast(Any, tune), example=images, progress=False)
-    return lambda: network(images)
+    return OurCall(lambda: network(images), network)
 
 
-def _eager(exact: bool = False, channels_last: bool = False, with_tf32: bool = False) -> Callable[[Subject, str], Call]:
-    def build(s: Subject, tune: str) -> Call:
-        del tune
-        dtype = torch.float32 if exact else s.dtype
-        network, images = s.placed(s.peer, dtype, channels_last), s.input(dtype, channels_last)
-        if not with_tf32:
-            return lambda: network(images)
+def _untuned(build: Callable[..., Call], **options: Any) -> Callable[[Any, str], Call]:
+    """Return a way that has nothing which `fast` could tune."""
+    return lambda subject, tune: build(subject, **options)
 
-        def call() -> Tensor:
-            with tf32(True):
-                return network(images)
 
-        return call
+def _eager(s: Subject, exact: bool = False, channels_last: bool = False, with_tf32: bool = False) -> Call:
+    dtype = torch.float32 if exact else s.dtype
+    network, images = s.placed(s.peer, dtype, channels_last), s.input(dtype, channels_last)
+    if not with_tf32:
+        return lambda: network(images)
 
-    return build
+    def call() -> Tensor:
+        with tf32(True):
+            return network(images)
+
+    return call
 
 
 def forked_compilers() -> None:
@@ -106,22 +141,17 @@ def forked_compilers() -> None:
         config.worker_start_method = "fork"
 
 
-def _compiled(mode: str | None = None) -> Callable[[Subject, str], Call]:
-    def build(s: Subject, tune: str) -> Call:
-        del tune
-        network, images = s.placed(s.peer, s.dtype, channels_last=True), s.input(s.dtype, channels_last=True)
-        if mode is None and s.device.type == "cpu":
-            call: Any = torch.compile(network, dynamic=False, options={"freezing": True})
-        else:
-            forked_compilers()
-            call = torch.compile(network, dynamic=False, mode=mode)
-        return lambda: call(images)
-
-    return build
+def _compiled(s: Subject, mode: str | None = None) -> Call:
+    network, images = s.placed(s.peer, s.dtype, channels_last=True), s.input(s.dtype, channels_last=True)
+    if mode is None and s.device.type == "cpu":
+        call: Any = torch.compile(network, dynamic=False, options={"freezing": True})
+    else:
+        forked_compilers()
+        call = torch.compile(network, dynamic=False, mode=mode)
+    return lambda: call(images)
 
 
-def _recipe(s: Subject, tune: str) -> Call:
-    del tune
+def _recipe(s: Subject) -> Call:
     network = s.placed(folded(s.peer), s.dtype, channels_last=True)
     images = s.input(s.dtype, channels_last=True)
     compiled: Any = torch.compile(network, dynamic=False)
@@ -150,8 +180,7 @@ def graphed(call: Call) -> Call:
     return replay
 
 
-def _onnxruntime(s: Subject, tune: str) -> Call:
-    del tune
+def _onnxruntime(s: Subject) -> Call:
     import onnxruntime
 
     if s.dtype != torch.float32:
@@ -169,8 +198,7 @@ def _onnxruntime(s: Subject, tune: str) -> Call:
     return lambda: torch.from_numpy(session.run(None, feed)[0])
 
 
-def _openvino(s: Subject, tune: str) -> Call:
-    del tune
+def _openvino(s: Subject) -> Call:
     from zoo.kernels.engines.openvino import imported
 
     openvino = imported()  # without the report that it sends home
@@ -188,40 +216,97 @@ def _openvino(s: Subject, tune: str) -> Call:
     return lambda: torch.from_numpy(request.infer([array], share_inputs=True, share_outputs=True)[0])
 
 
-_WAYS = (
+def _our_step(learner: Learner, tune: str, recompute: bool | None = None, graph: bool = True) -> Call:
+    from zoo.kernels import fast
+    from zoo.kernels.training import fast_step
+
+    with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
+        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images, recompute=recompute)
+    if not graph:
+        return OurCall(lambda: learner.step(model), model)
+    step = fast_step(model, learner.loss, learner.optimizer, dtype=learner.dtype)
+    return OurCall(lambda: step(learner.images, learner.labels), model)
+
+
+def eager_step(learner: Learner) -> Call:
+    """Return a step as people write it."""
+    return lambda: learner.step(learner.network)
+
+
+def _compiled_step(learner: Learner, mode: str | None = None) -> Call:
+    forked_compilers()
+    call: Any = torch.compile(learner.network, dynamic=False, mode=mode)
+
+    def step() -> Tensor:
+        if mode is not None:
+            torch.compiler.cudagraph_mark_step_begin()
+        return learner.step(call)
+
+    return step
+
+
+def _table(*ways: Way) -> dict[str, Way]:
+    return {way.name: way for way in ways}
+
+
+_GPU = ("cuda",)
+WAYS = _table(
     Way(OURS, "fast()", "`fast(network)`; the time includes copying the images into its graph and the answer out of it", _ours),
-    Way("eager-fp32", "eager fp32", "eager, float32 without TF32, NCHW", _eager(exact=True), exact=True),
+    Way("eager-fp32", "eager fp32", "eager, float32 without TF32, NCHW", _untuned(_eager, exact=True), exact=True),
     Way(
         "eager-tf32",
         "eager TF32",
         "eager, float32 as PyTorch ships: TF32 in convolutions, not in products, NCHW",
-        _eager(exact=True, with_tf32=True),
-        devices=("cuda",),
+        _untuned(_eager, exact=True, with_tf32=True),
+        devices=_GPU,
         exact=True,
         uses_tf32=True,
     ),
-    Way("eager", "eager {dtype}", "eager, {dtype}, NCHW", _eager()),
-    Way("eager-cl", "eager {dtype} cl", "eager, {dtype}, channels_last", _eager(channels_last=True)),
-    Way("compile", "compile", "`torch.compile`, {dtype}, channels_last (on a CPU with `freezing`)", _compiled()),
+    Way("eager", "eager {dtype}", "eager, {dtype}, NCHW", _untuned(_eager)),
+    Way("eager-cl", "eager {dtype} cl", "eager, {dtype}, channels_last", _untuned(_eager, channels_last=True)),
+    Way("compile", "compile", "`torch.compile`, {dtype}, channels_last (on a CPU with `freezing`)", _untuned(_compiled)),
     Way(
         "max-autotune",
         "max-autotune",
         '`torch.compile(mode="max-autotune")`, {dtype}, channels_last; its own CUDA graphs copy the images too',
-        _compiled("max-autotune"),
-        devices=("cuda",),
+        _untuned(_compiled, mode="max-autotune"),
+        devices=_GPU,
     ),
     Way(
         "recipe",
         "fold+compile+graph",
         "the strongest stock recipe: BatchNorm folded by `torch.fx`, `torch.compile`, {dtype}, channels_last, one CUDA graph that is "
         "replayed where its images lie, nothing is copied",
-        _recipe,
-        devices=("cuda",),
+        _untuned(_recipe),
+        devices=_GPU,
     ),
-    Way("onnxruntime", "onnxruntime", "onnxruntime, float32", _onnxruntime, devices=("cpu",), needs=("onnxruntime", "onnxscript")),
-    Way("openvino", "OpenVINO", "OpenVINO, {dtype}, latency hint", _openvino, devices=("cpu",), needs=("openvino",)),
+    Way(
+        "onnxruntime", "onnxruntime", "onnxruntime, float32", _untuned(_onnxruntime), devices=("cpu",), needs=("onnxruntime", "onnxscript")
+    ),
+    Way("openvino", "OpenVINO", "OpenVINO, {dtype}, latency hint", _untuned(_openvino), devices=("cpu",), needs=("openvino",)),
 )
-WAYS: dict[str, Way] = {way.name: way for way in _WAYS}
+"""Ways to run a network."""
+TRAINING = _table(
+    Way(OURS, "fast_step()", "`fast_step(fast(network, train=True), …)`; copying the images into its graph counts", _our_step),
+    Way(
+        SMALL,
+        "recomputing",
+        "`fast_step(fast(network, train=True, recompute=True), …)`, which makes maps again rather than keep them",
+        partial(_our_step, recompute=True),
+        standard=False,
+    ),
+    Way(MODULE, "fast()", "`fast(network, train=True)` in a step as people write it", partial(_our_step, graph=False), standard=False),
+    Way("eager-cl", "eager {dtype} cl", "eager, {dtype} autocast, channels_last", _untuned(eager_step)),
+    Way("compile", "compile", "`torch.compile` of the network, {dtype} autocast, channels_last", _untuned(_compiled_step)),
+    Way(
+        "max-autotune",
+        "max-autotune",
+        '`torch.compile(mode="max-autotune")`, {dtype} autocast, channels_last, with its own CUDA graphs',
+        _untuned(_compiled_step, mode="max-autotune"),
+        devices=_GPU,
+    ),
+)
+"""Ways to train it."""
 
 
 def select(peers: Iterable[str] | None, device: torch.device, dtype: torch.dtype, ways: dict[str, Way] | None = None) -> list[Way]:

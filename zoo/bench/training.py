@@ -2,163 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from zoo.bench import cell as cells
-from zoo.bench import inference
-from zoo.bench.cell import attempt, compare, forget, measured, rounds_of
+from zoo.bench.cell import Plan, attempt, compare, forget, measured, rounds_of
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
-from zoo.bench.machine import facts
-from zoo.bench.peers import OURS, Way, forked_compilers
-from zoo.bench.record import Record, today
+from zoo.bench.learner import Learner, learner_of
+from zoo.bench.peers import MODULE, OURS, SMALL, Call, Way, eager_step, note_ops
 from zoo.bench.subject import Subject, subject
-from zoo.networks.layers import StochasticDepth
 from zoo.networks.model import Model
 
 FIGURE = ("ResNet50", "VGG19", "DenseNet121", "MobileNetV2")
 BATCHES = (32, 256)
 CPU_BATCHES = (8,)
 WARMUPS = 6
-"""Steps of a new way before it is proven and measured; `fast_step` captures the fourth."""
-RATE, MOMENTUM, DECAY = 1e-3, 0.9, 1e-4
+"""Calls of a new way before it is proven and measured; `fast_step` captures the fourth."""
 LIMIT, EXACT_LIMIT = 1.5, 2e-2
 """Allowed error of a step over plain autocast's, and of float32 steps, whose sums have another order."""
 CELL_US = 30e6
-
-MODULE, SMALL = "fast-module", "fast-recompute"
-"""Ours without the graph; ours in as little room as it can."""
-
-Step = Callable[[], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan(cells.Plan):
-    """What a run measures."""
-
-    def about(self) -> dict[str, Any]:
-        """Describe the device, the versions and the settings, for the record."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return {"what": "train", **facts(self.device), "dtype": dtype, "tune": self.tune, "date": today()}
-
-
-@dataclass(slots=True)
-class Learner:
-    """A network that a way trains, always on the same images: its own weights, its own optimiser.
-
-    Attributes:
-        network: in train mode, on the device, its convolutions channels_last.
-        optimizer: SGD, fused on a GPU.
-        images: (B, C, H, W), float32, channels_last.
-        labels: (B,).
-        dtype: of autocast, None for none.
-    """
-
-    network: nn.Module
-    optimizer: torch.optim.SGD
-    images: Tensor
-    labels: Tensor
-    dtype: torch.dtype | None
-
-    def loss(self, outputs: Any, labels: Tensor) -> Tensor:
-        """Return the cross-entropy of the first outputs."""
-        return F.cross_entropy(_first(outputs), labels)
-
-    def step(self, call: Callable[[Tensor], Any]) -> Tensor:
-        """Do a step as people write it."""
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.images.device.type, self.dtype, self.dtype is not None):
-            loss = self.loss(call(self.images), self.labels)
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
-
-
-def _first(outputs: Any) -> Tensor:
-    return outputs if isinstance(outputs, Tensor) else outputs[0]
-
-
-def _ours(learner: Learner, tune: str, recompute: bool | None = None) -> Step:
-    from zoo.kernels import fast
-    from zoo.kernels.training import fast_step
-
-    with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
-        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images, recompute=recompute)
-    step = fast_step(model, learner.loss, learner.optimizer, dtype=learner.dtype)
-    return lambda: step(learner.images, learner.labels)
-
-
-def _module(learner: Learner, tune: str) -> Step:
-    from zoo.kernels import fast
-
-    with torch.autocast(learner.images.device.type, learner.dtype, learner.dtype is not None):
-        model = fast(learner.network, train=True, tune=cast(Any, tune), example=learner.images)
-    return lambda: learner.step(model)
-
-
-def _eager(learner: Learner, tune: str) -> Step:
-    del tune
-    return lambda: learner.step(learner.network)
-
-
-def _compiled(mode: str | None) -> Callable[[Learner, str], Step]:
-    def build(learner: Learner, tune: str) -> Step:
-        del tune
-        forked_compilers()
-        call: Any = torch.compile(learner.network, dynamic=False, mode=mode)
-
-        def step() -> Tensor:
-            if mode is not None:
-                torch.compiler.cudagraph_mark_step_begin()
-            return learner.step(call)
-
-        return step
-
-    return build
-
-
-_WAYS = (
-    Way(
-        OURS,
-        "fast_step()",
-        "`fast_step(fast(network, train=True), …)`; copying the images into its graph counts",
-        cast(Any, _ours),
-    ),
-    Way(
-        SMALL,
-        "recomputing",
-        "`fast_step(fast(network, train=True, recompute=True), …)`, which makes maps again rather than keep them",
-        cast(Any, partial(_ours, recompute=True)),
-        standard=False,
-    ),
-    Way(MODULE, "fast()", "`fast(network, train=True)` in a step as people write it", cast(Any, _module), standard=False),
-    Way("eager-cl", "eager {dtype} cl", "eager, {dtype} autocast, channels_last", cast(Any, _eager)),
-    Way("compile", "compile", "`torch.compile` of the network, {dtype} autocast, channels_last", cast(Any, _compiled(None))),
-    Way(
-        "max-autotune",
-        "max-autotune",
-        '`torch.compile(mode="max-autotune")`, {dtype} autocast, channels_last, with its own CUDA graphs',
-        cast(Any, _compiled("max-autotune")),
-        devices=("cuda",),
-    ),
-)
-WAYS: dict[str, Way] = {way.name: way for way in _WAYS}
-
-
-def run(
-    plan: Plan, *, path: Path | None = None, resume: bool = False, budget_s: float | None = None, say: Any = lambda line: None
-) -> Record:
-    """Measure cell by cell, as `zoo.bench.inference.run`, which says what the arguments are."""
-    return inference.run(plan, path=path, resume=resume, budget_s=budget_s, say=say, measure=cast(Any, measure_cell))
 
 
 def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None = None) -> dict[str, Any]:
@@ -173,7 +39,8 @@ def measure_cell(plan: Plan, cls: type[Model], batch: int, watch: Clock | None =
     Returns:
         JSON-able: `model`, `batch`, `size`, `twin`, `date`, `seconds`, `rounds`, `plain_error`, `fastest_peer`, `ratio` (our images a
         second over the fastest peer's), `memory_ratio` (our memory over `compile`'s) and `ways`: by name `build_s`, `error`, `limit`,
-        `memory_mib`, `images_s`, `us`, `us_low`, `us_high` (10th and 90th percentile); or `failed`, and no figures.
+        `memory_mib`, `images_s`, `us`, `us_low`, `us_high` (10th and 90th percentile); of ours also `ops`, as of inference; or `failed`,
+        and no figures.
     """
 
     def act(cell: dict[str, Any]) -> None:
@@ -187,12 +54,12 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
     s = subject(cls, batch, plan.device, plan.dtype)
     half = None if plan.dtype == torch.float32 else plan.dtype
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False):  # to try all would take VGG19 at 256 minutes
-        right = _update(learner_of(s, s.peer, None), _eager)
-    plain = _apart(_update(learner_of(s, s.peer, half), _eager), right)
+        right = _update(learner_of(s, s.peer, None))
+    plain = _apart(_update(learner_of(s, s.peer, half)), right)
     forget(plan.device)
     limit = EXACT_LIMIT if half is None else LIMIT * plain
     cell |= {"twin": s.twin, "plain_error": plain}
-    steps: dict[str, Step] = {}
+    steps: dict[str, Call] = {}
     for way in plan.ways:
         row = cell["ways"][way.name] = {}
         step = attempt(row, plan.device, partial(_build, way, s, half, plan.tune, row, right, limit))
@@ -210,13 +77,13 @@ def _measure(cell: dict[str, Any], plan: Plan, cls: type[Model], batch: int, wat
         cell["memory_ratio"] = ours / theirs
 
 
-def _build(way: Way, s: Subject, half: torch.dtype | None, tune: str, row: dict[str, Any], right: Tensor, limit: float) -> Step:
+def _build(way: Way, s: Subject, half: torch.dtype | None, tune: str, row: dict[str, Any], right: Tensor, limit: float) -> Call:
     """Build a way, prove a step of it, weigh it; raises ValueError where it learns something else."""
     memory = Memory(s.device)
     start = time.monotonic()
     learner = learner_of(s, s.own if way.name in (OURS, MODULE, SMALL) else s.peer, half)
     begun = _state(learner)
-    step = cast(Any, way.build)(learner, tune)
+    step = way.build(learner, tune)
     for _ in range(WARMUPS):
         step()
     if s.device.type == "cuda":
@@ -228,26 +95,15 @@ def _build(way: Way, s: Subject, half: torch.dtype | None, tune: str, row: dict[
     del begun
     if not error <= limit:
         raise ValueError(f"red: relative error {error:.1e} of a step, allowed {limit:.1e}")
+    note_ops(row, step)
     row |= {"error": error, "limit": limit, "memory_mib": memory.peak_mib(step)}
     return step
 
 
-def learner_of(s: Subject, module: nn.Module, dtype: torch.dtype | None) -> Learner:
-    """Make a learner of a copy of a module; nothing is dropped out, for no two ways would drop the same."""
-    network = copy.deepcopy(module).to(s.device).to(memory_format=torch.channels_last).train()  # pyright: ignore[reportCallIssue]
-    for layer in network.modules():
-        if isinstance(layer, nn.Dropout | StochasticDepth) or type(layer).__name__ == "StochasticDepth":
-            layer.__dict__["p"] = 0.0
-    fused = s.device.type == "cuda"
-    optimizer = torch.optim.SGD(network.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=fused)
-    labels = torch.randint(cast(Model, s.own).num_classes, (s.batch,), generator=torch.Generator().manual_seed(4)).to(s.device)
-    return Learner(network, optimizer, s.input(torch.float32, channels_last=True), labels, dtype)
-
-
-def _update(learner: Learner, build: Callable[[Learner, str], Step]) -> Tensor:
+def _update(learner: Learner) -> Tensor:
     """Return what a first step changes of all parameters, flat."""
     begun = _state(learner)
-    build(learner, "none")()
+    eager_step(learner)()
     return _moved(learner, begun)
 
 

@@ -111,8 +111,13 @@ def bench(
     else:
         plan, absent = _plan(what, named, batches, dtype, peers, device, rounds or 20, tune or "quick")
         try:
-            record = kind.run(
-                plan, path=save, resume=resume, budget_s=budget_s, say=lambda line: err.print(line, style="dim", markup=False)
+            record = inference.run(
+                plan,
+                path=save,
+                resume=resume,
+                budget_s=budget_s,
+                say=lambda line: err.print(line, style="dim", markup=False),
+                measure=kind.measure_cell,
             )
         except DeviceLost as error:
             err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
@@ -135,7 +140,8 @@ def _plan(
 ) -> tuple[Plan, list[str]]:
     """Return what to measure, and the peers that belong there and are not installed."""
     from zoo.bench import inference, training
-    from zoo.bench.peers import SHORT, left_out, select
+    from zoo.bench.cell import Plan
+    from zoo.bench.peers import SHORT, TRAINING, left_out, select
 
     kind = training if what == "train" else inference
     place = _device(device)
@@ -145,7 +151,7 @@ def _plan(
         raise typer.BadParameter(f"{', '.join(dtypes)}, not {dtype!r}", param_hint="--dtype")
     if tune not in ("none", "quick", "full"):
         raise typer.BadParameter(f"none, quick or full, not {tune!r}", param_hint="--tune")
-    table = training.WAYS if what == "train" else None
+    table = TRAINING if what == "train" else None
     try:
         ways = select(None if peers is None else _names([peers], "--peers"), place, chosen, table)
     except ValueError as error:
@@ -161,7 +167,7 @@ def _plan(
     absent = left_out(place, chosen, table) if peers is None else {}
     for peer, packages in absent.items():
         err.print(f"the peer {peer} is left out: it needs pip install {' '.join(packages)}", soft_wrap=True)
-    return kind.Plan(list(found.values()), counts, ways, place, chosen, rounds, tune), list(absent)
+    return Plan(list(found.values()), counts, ways, place, chosen, rounds, tune, what), list(absent)
 
 
 def _names(given: list[str] | None, option: str) -> list[str]:
@@ -200,6 +206,8 @@ def _show(record: Record, as_json: bool, absent: list[str]) -> None:
     if as_json:
         sys.stdout.write(record.text())
         return
+    from zoo.bench import tables
+
     table = Table(box=None, header_style="bold")
     for heading in ("network", "batch", "how", "images/s", "10-90 %", "latency ms", "error", "memory MiB", "roofline", "ready s", "ratio"):
         table.add_column(heading, justify="left" if heading in ("network", "how") else "right", no_wrap=heading != "how")
@@ -222,6 +230,14 @@ def _show(record: Record, as_json: bool, absent: list[str]) -> None:
             ready = "" if row["build_s"] is None else f"{row['build_s']:.1f}"
             table.add_row(*where, *figures, memory, share, ready, ratio)
     out.print(table)
+    heads, rows = tables.ops(record)
+    if rows:
+        wins = Table(box=None, header_style="bold", title="what each op wins, over all of it", title_justify="left")
+        for heading in heads:
+            wins.add_column(heading, justify="left" if heading == "op" else "right")
+        for row in rows:
+            wins.add_row(*map(escape, row))
+        out.print(wins)
     without = f" there is without {', '.join(absent)}, not installed" if absent else ""
     out.print(f"[dim]{escape(record.caption())}; ratio: over the fastest peer{without}[/dim]")
 

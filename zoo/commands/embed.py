@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,6 +76,7 @@ def embed(
     """
     from zoo import embedding
     from zoo.catalogue import model_class
+    from zoo.embedding.progress import bar
     from zoo.embedding.writing import WRITERS
     from zoo.extraction.taps import UnknownTap
     from zoo.pretrained.trained import trained
@@ -89,7 +91,8 @@ def embed(
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
-    options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine, "progress": not quiet}
+    options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine}
+    options["progress"] = False if quiet else partial(bar, console=err)
     try:
         report = embedding.embed(network, data, path, at or "embedding", **options)
     except UnknownTap as error:

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,6 +93,7 @@ def finetune(
     """
     from zoo.finetuning import Settings, Stopped, find_rate
     from zoo.finetuning import finetune as train
+    from zoo.finetuning.progress import bar
 
     told = {name: value for name, value in locals().items() if name in _settings() and value is not None} | _more(more)
     with value_of(None):
@@ -124,7 +126,7 @@ def finetune(
             return
         named |= {"out": folder, "val": val, "restart": restart}
     try:
-        run = train(**named, progress=not quiet, **told)
+        run = train(**named, progress=False if quiet else partial(bar, console=err), **told)
     except KeyboardInterrupt as ended:
         err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"])), soft_wrap=True)
         raise

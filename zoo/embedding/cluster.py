@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import pickle
 import time
 from pathlib import Path
@@ -22,13 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from weights.whole import whole
 from zoo.embedding.decoding import Decoder
 from zoo.embedding.feeding import Feeder
 from zoo.embedding.flow import Rows
 from zoo.embedding.parts import Workplace
 from zoo.embedding.plan import Plan, chunks
 from zoo.embedding.prepare import prepared, probe
-from zoo.embedding.progress import bar
+from zoo.embedding.progress import Show
 from zoo.embedding.report import LeftOut, Report
 from zoo.embedding.writing import Block, list_left_out, parquet_options, table
 from zoo.images import Source
@@ -57,12 +57,6 @@ def device_of_cluster(device: torch.device | str | None) -> torch.device:
     if device is not None:
         return torch.device(device)
     return torch.device("cuda" if ray().cluster_resources().get("GPU", 0) else "cpu")
-
-
-def parts_of(plan: Plan) -> list[range]:
-    """Cut the job into whole batches."""
-    rows = -(-PART_ROWS // plan.batch_size) * plan.batch_size
-    return [range(start, min(start + rows, plan.images)) for start in range(0, plan.images, rows)]
 
 
 class Decoding:
@@ -109,14 +103,8 @@ class Embedding:
         block = Block(kept.astype(np.int64) + part.start, done.digests.numpy()[kept], vectors)
         notes = {**self.plan.notes(), PROBLEMS.decode(): json.dumps(done.problems), PROBE.decode(): self.probe}
         path = part_path(self.folder, part)
-        unfinished = path.with_name(
-            f".{path.name}.{os.getpid()}.{time.monotonic_ns()}"
-        )  # a part may run twice at once, where Ray gave one up
-        try:
+        with whole(path) as unfinished:  # a part may run twice at once, where Ray gave one up
             parquet.write_table(table(block, self.source, self.plan, notes), unfinished, **parquet_options())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
 
 def part_path(folder: Path, part: range) -> Path:
@@ -125,7 +113,7 @@ def part_path(folder: Path, part: range) -> Path:
 
 
 def embed_on_ray(
-    model: Model, source: Source, out: Path, plan: Plan, *, dtype: torch.dtype | None, workers: int | None, restart: bool, progress: bool
+    model: Model, source: Source, out: Path, plan: Plan, *, dtype: torch.dtype | None, workers: int | None, restart: bool, progress: Show
 ) -> Report:
     """Do what `embed` does with `engine="ray"`.
 
@@ -144,7 +132,7 @@ def embed_on_ray(
     out = out.absolute()
     place = Workplace(out, plan, restart)
     try:
-        parts = parts_of(plan)
+        parts = plan.parts(PART_ROWS)
         todo = [part for part in parts if not part_path(place.folder, part).exists()]
         report = Report(out, computed=sum(map(len, todo)))
         report.resumed = plan.images - report.computed
@@ -169,7 +157,7 @@ def _compute(
     dtype: torch.dtype | None,
     workers: int | None,
     report: Report,
-    progress: bool,
+    progress: Show,
 ) -> None:
     resources = ray.cluster_resources()
     gpu = plan.device.startswith("cuda")
@@ -193,7 +181,7 @@ def _compute(
             **({"num_gpus": 1} if gpu else {"num_cpus": 1}),
         )
         first, done, network_s = 0.0, 0, 0.0
-        with bar(f"embedding by {plan.model} on {actors} actors", plan.images, report.resumed, progress) as advance:
+        with progress(f"embedding by {plan.model} on {actors} actors", plan.images, report.resumed) as advance:
             for row in flow.iter_rows():
                 now = time.perf_counter()
                 if first:
@@ -232,9 +220,8 @@ def _settle(source: Source, plan: Plan, folder: Path, parts: list[range], report
                 copies[index] = first
         report.rows += len(keep)
         if len(keep) < len(told):
-            unfinished = path.with_name(f".{path.name}")
             rows = parquet.ParquetFile(path).read().take(keep)
             noted = rows.replace_schema_metadata({**schema.metadata, COPIES: json.dumps(copies)})
-            parquet.write_table(noted, unfinished, **parquet_options())
-            unfinished.replace(path)
+            with whole(path) as unfinished:
+                parquet.write_table(noted, unfinished, **parquet_options())
         report.copies += [LeftOut(source[int(i)].key, int(i), "", source[first].key) for i, first in copies.items()]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from convert.formats import safetensors
+from weights.whole import whole, write_whole
 from zoo.embedding.plan import Plan
 
 MANIFEST, LOCK = "manifest.json", "lock"
@@ -40,10 +39,8 @@ class Part:
         """Write the file, whole or not at all, and onto the disk."""
         tensors = {"digests": self.digests, "readable": self.readable}
         tensors |= {f"vectors {tap}": value for tap, value in self.vectors.items()}
-        unfinished = path.with_name(f".{path.name}")
-        safetensors.save(tensors, unfinished, {"problems": json.dumps(self.problems)})
-        _sync(unfinished)
-        unfinished.replace(path)
+        with whole(path, sync=True) as unfinished:
+            safetensors.save(tensors, unfinished, {"problems": json.dumps(self.problems)})
 
     @classmethod
     def load(cls, path: Path) -> Part:
@@ -92,7 +89,7 @@ class Workplace:
         facts = plan.facts()
         if not self._manifest.exists():
             self._clear("part-*")  # nobody knows what made them
-            write_whole(self._manifest, json.dumps(facts, indent=1))
+            write_whole(self._manifest, json.dumps(facts, indent=1), sync=True)
             return None
         try:
             found: dict[str, Any] = json.loads(self._manifest.read_text())
@@ -102,7 +99,7 @@ class Workplace:
         differ = [name for name in facts if name != "place" and facts[name] != found.get(name)]
         kept = sum(1 for _ in self.folder.glob("part-*"))
         if differ and not kept:  # nothing was finished, so nothing is thrown away
-            write_whole(self._manifest, json.dumps(facts, indent=1))
+            write_whole(self._manifest, json.dumps(facts, indent=1), sync=True)
             return None
         if differ:
             lines = [f"\n  {name}: {_shown(found.get(name))} then, {_shown(facts[name])} now" for name in differ]
@@ -115,7 +112,7 @@ class Workplace:
     def keep_probe(self, probe: str) -> None:
         """Write down what the first run's network gives for the probe."""
         facts = json.loads(self._manifest.read_text())
-        write_whole(self._manifest, json.dumps({**facts, "probe": probe}, indent=1))
+        write_whole(self._manifest, json.dumps({**facts, "probe": probe}, indent=1), sync=True)
         self.probe = probe
 
     def path(self, part: range) -> Path:
@@ -155,23 +152,6 @@ class Workplace:
         self.folder.replace(gone)
         self._lock.release()
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text)
-        _sync(unfinished)
-        unfinished.replace(path)
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _shown(value: object) -> str:

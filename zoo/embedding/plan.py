@@ -59,14 +59,10 @@ class Plan:
     decode: str
     dedupe: bool
 
-    @property
-    def part_rows(self) -> int:
-        """Images of a part: whole batches."""
-        return -(-PART_ROWS // self.batch_size) * self.batch_size
-
-    def parts(self) -> list[range]:
-        """List the parts, each a range of indices."""
-        return [range(start, min(start + self.part_rows, self.images)) for start in range(0, self.images, self.part_rows)]
+    def parts(self, least: int | None = None) -> list[range]:
+        """List the parts, each a range of indices: whole batches, of `least` images or more, `PART_ROWS` if left out."""
+        rows = -(-(least or PART_ROWS) // self.batch_size) * self.batch_size
+        return [range(start, min(start + rows, self.images)) for start in range(0, self.images, rows)]
 
     def batches(self, part: range) -> Iterator[range]:
         """Give the batches of a part."""

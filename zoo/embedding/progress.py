@@ -1,18 +1,26 @@
-"""A bar with images, speed and time left, where a person is watching."""
+"""How a job shows its images: a bar on a terminal, or whatever its caller gives instead."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Show: TypeAlias = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
+"""Takes what is done, the number of images and how many are finished; gives what to call with the images that were finished since."""
 
 
-@contextlib.contextmanager
-def bar(name: str, total: int, done: int, wanted: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr if that is a terminal, nothing otherwise; yields what to call with the images that were finished since."""
-    if not wanted or sys.stderr is None or not sys.stderr.isatty():
-        yield lambda images: None
-        return
+@contextmanager
+def bar(name: str, total: int, done: int, console: Console | None = None, wanted: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show a bar with images, speed and time left on a console, standard error if left out, where that is a terminal and a bar is wanted.
+
+    Example:
+        >>> with bar("embedding by ResNet50", 1000, 0) as advance:  # doctest: +SKIP
+        ...     advance(256)
+    """
     from rich import progress
     from rich.console import Console
     from rich.text import Text
@@ -21,13 +29,9 @@ def bar(name: str, total: int, done: int, wanted: bool = True) -> Iterator[Calla
         def render(self, task: progress.Task) -> Text:
             return Text(f"{task.speed:,.0f} images/s" if task.speed else "", style="progress.data.speed")
 
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        Speed(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task(name, total=total, completed=done)
-        yield lambda images: shown.advance(task, images)
+    shown = console or Console(stderr=True)
+    columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(), Speed()
+    quiet = not (wanted and shown.is_terminal)
+    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=shown, disable=quiet) as bars:
+        task = bars.add_task(name, total=total, completed=done)
+        yield lambda images: bars.advance(task, images)

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from convert.formats import safetensors
-from zoo.embedding.writing import index_of
+from zoo.embedding.writing import COLUMNS, index_of
 from zoo.images.parquet import pyarrow
 
-COLUMNS = ("key", "label", "index", "blake3")
 ABOUT = "kernelzoo.embedding"
 
 

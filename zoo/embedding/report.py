@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,12 @@ class Report:
 
     def facts(self) -> dict[str, Any]:
         """Return what machines read."""
-        rates = ("seconds", "images_s", "decoder_images_s", "model_images_s")
         return {
+            **asdict(self),
             "path": str(self.path),
-            "rows": self.rows,
-            "widths": self.widths,
-            "computed": self.computed,
-            "resumed": self.resumed,
             "unreadable": [{"key": e.key, "index": e.index, "why": e.why} for e in self.unreadable],
             "copies": [{"key": e.key, "index": e.index, "copy_of": e.copy_of} for e in self.copies],
             "listed": None if self.listed is None else str(self.listed),
-            **{name: round(getattr(self, name), 3) for name in rates},
-            "workers": self.workers,
+            **{name: round(getattr(self, name), 3) for name in ("seconds", "images_s", "decoder_images_s", "model_images_s")},
             "limit": self.limit,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from zoo.embedding.flow import flow, held
 from zoo.embedding.parts import Workplace
 from zoo.embedding.plan import Plan, chunks, state_digest
 from zoo.embedding.prepare import check_probe, prepared, probe
-from zoo.embedding.progress import bar
+from zoo.embedding.progress import Show, bar
 from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
 from zoo.images import Source, open_source
@@ -40,7 +41,7 @@ def embed(
     dedupe: bool = False,
     restart: bool = False,
     engine: Literal["local", "ray"] = "local",
-    progress: bool = True,
+    progress: bool | Show = True,
 ) -> Report:
     """Compute the features of every image and write them, a row an image, in the images' order.
 
@@ -64,7 +65,7 @@ def embed(
         dedupe: leave out images whose bytes are those of an earlier one.
         restart: throw away what an earlier run finished, and replace the output when this one has.
         engine: "ray" computes on a Ray cluster, see `zoo.embedding.cluster`.
-        progress: show a bar where stderr is a terminal.
+        progress: whether a terminal sees a bar; or what shows the images instead, a `zoo.embedding.progress.Show`.
 
     Returns:
         What was written, what was left out, and what limited the speed.
@@ -76,6 +77,7 @@ def embed(
         FloatingPointError: the network computes NaN or infinity for an image.
     """
     begun = time.perf_counter()
+    show: Show = progress if callable(progress) else partial(bar, wanted=progress)
     source = data if isinstance(data, Source) else open_source(data)
     if engine not in ("local", "ray"):
         raise ValueError(f'the engine is "local" or "ray", got {engine!r}')
@@ -84,7 +86,7 @@ def embed(
     if engine == "ray":
         from zoo.embedding.cluster import embed_on_ray
 
-        return embed_on_ray(model, source, Path(out), plan, dtype=dtype, workers=workers, restart=restart, progress=progress)
+        return embed_on_ray(model, source, Path(out), plan, dtype=dtype, workers=workers, restart=restart, progress=show)
     path = check_output(Path(out), plan)
     workers = processes(where, source) if workers is None else workers
     if workers < 0 or (workers and not source.shared):
@@ -100,7 +102,7 @@ def embed(
             feeder = Feeder(prepared(model, plan, where, dtype), plan.preprocessing, where, plan.batch_size)
             found = probe(feeder, plan)
             check_probe(found, place.probe, place.folder) if place.probe else place.keep_probe(found)
-            _compute(feeder, source, plan, place, todo, report, progress)
+            _compute(feeder, source, plan, place, todo, report, show)
         finish(path, source, plan, place, report)
     finally:
         place.close()
@@ -172,14 +174,14 @@ def _device(device: torch.device | str | None, engine: str) -> torch.device:
     return device_of(device)
 
 
-def _compute(feeder: Feeder, source: Source, plan: Plan, place: Workplace, todo: list[range], report: Report, progress: bool) -> None:
+def _compute(feeder: Feeder, source: Source, plan: Plan, place: Workplace, todo: list[range], report: Report, progress: Show) -> None:
     ranges = [chunk for part in todo for batch in plan.batches(part) for chunk in chunks(batch)]
     decoder = Decoder(source, plan.preprocessing, gpu=plan.decode == "gpu")
     keep = held(plan, feeder.gpu)
     begun = feeder.seconds
     with (
         Decoding(decoder, ranges, report.workers, held=keep, pinned=feeder.gpu, polite=not feeder.gpu) as arriving,
-        bar(f"embedding by {plan.model}", plan.images, report.resumed, progress) as advance,
+        progress(f"embedding by {plan.model}", plan.images, report.resumed) as advance,
     ):
         meter = flow(feeder, source, plan, todo, arriving, lambda part, rows: rows.save(place.path(part)), advance)
     meter.tell(report, feeder.seconds - begun)

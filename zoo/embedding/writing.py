@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from convert.formats import safetensors
-from zoo.embedding.parts import Part, Workplace, write_whole
+from weights.whole import write_whole
+from zoo.embedding.parts import Part, Workplace
 from zoo.embedding.plan import Plan
 from zoo.embedding.report import LeftOut, Report
 from zoo.images import Source
@@ -81,7 +82,7 @@ def list_left_out(out: Path, report: Report) -> None:
     entries = sorted([*report.unreadable, *report.copies], key=lambda entry: entry.index)
     if entries:
         lines = ({"key": e.key, "index": e.index, **({"copy_of": e.copy_of} if e.copy_of is not None else {"why": e.why})} for e in entries)
-        write_whole(listed, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines))
+        write_whole(listed, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), sync=True)
         report.listed = listed
     else:
         listed.unlink(missing_ok=True)

@@ -149,5 +149,6 @@ def clear(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Delete what killed processes left half-written."""
-    for left in folder.glob(".*.safetensors.*"):
-        left.unlink(missing_ok=True)
+    for name in (*RESULT, CONFIG, LAST, BEST, *SHOWN):
+        for left in folder.glob(f".{name}.*"):
+            left.unlink(missing_ok=True)

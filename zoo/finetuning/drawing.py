@@ -1,23 +1,20 @@
-"""Curves and the confusion matrix as PNG, drawn with Pillow."""
+"""Curves and the confusion matrix as pictures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zoo.images.canvas import FAINT, GRID, INK, PAGE, SCALE, blank, font, length, write
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont
 
-SCALE = 2
-"""Pixels of the file to one of the layout: screens are dense."""
-PAGE, GRID, INK, FAINT = "#ffffff", "#e6e9ec", "#1b1f23", "#59636e"
 COLOURS = ("#1a7f4b", "#4f8fcb", "#e08e2b", "#8d6bb8", "#b3261e")
 WIDE, HIGH, LEFT, TOP, BOTTOM, RIGHT = 760, 300, 70, 46, 44, 24
 CELL, MOST = 34, 40
@@ -53,7 +50,7 @@ def chart(title: str, curves: Sequence[Curve], x_name: str, log_x: bool = False,
     points = [p for curve in curves for p in curve.points if math.isfinite(p[1])]
     if not points:
         raise ValueError(f"there is nothing to draw for {title!r}")
-    page, draw = _page(WIDE, HIGH)
+    page, draw = blank(WIDE, HIGH)
     along = math.log10 if log_x else float
     low_x, high_x = min(along(x) for x, _ in points), max(along(x) for x, _ in points)
     ticks = _ticks(min(y for _, y in points), max(y for _, y in points))
@@ -63,18 +60,18 @@ def chart(title: str, curves: Sequence[Curve], x_name: str, log_x: bool = False,
         share = (along(x) - low_x) / (high_x - low_x or 1)
         return LEFT + share * (WIDE - LEFT - RIGHT), HIGH - BOTTOM - (y - low) / (high - low) * (HIGH - TOP - BOTTOM)
 
-    _text(draw, 16, 20, title, 15, INK)
+    write(draw, 16, 20, title, 15, INK)
     for tick in ticks:
         y = place(points[0][0], tick)[1]
         _line(draw, [(LEFT, y), (WIDE - RIGHT, y)], GRID, 1)
-        _text(draw, LEFT - 8, y, f"{tick:g}", 11, FAINT, "rm")
+        write(draw, LEFT - 8, y, f"{tick:g}", 11, FAINT, "rm")
     decades = range(math.ceil(low_x), math.floor(high_x) + 1)
     for tick in [10.0**d for d in decades] if log_x else [t for t in _ticks(low_x, high_x) if low_x <= t <= high_x]:
-        _text(draw, place(tick, low)[0], HIGH - BOTTOM + 14, f"{tick:g}", 11, FAINT, "mm")
-    _text(draw, (LEFT + WIDE - RIGHT) / 2, HIGH - 12, x_name, 11, FAINT, "mm")
+        write(draw, place(tick, low)[0], HIGH - BOTTOM + 14, f"{tick:g}", 11, FAINT, "mm")
+    write(draw, (LEFT + WIDE - RIGHT) / 2, HIGH - 12, x_name, 11, FAINT, "mm")
     if mark is not None:
         _line(draw, [place(mark, low), place(mark, high)], FAINT, 1)
-        _text(draw, place(mark, high)[0] + 4, TOP + 6, f"{mark:.3g}", 11, FAINT)
+        write(draw, place(mark, high)[0] + 4, TOP + 6, f"{mark:.3g}", 11, FAINT)
     right = WIDE - RIGHT
     for curve, colour in reversed(list(zip(curves, COLOURS, strict=False))):
         line = [place(x, y) for x, y in curve.points if math.isfinite(y)]
@@ -82,8 +79,8 @@ def chart(title: str, curves: Sequence[Curve], x_name: str, log_x: bool = False,
             _line(draw, line, colour, 2)
         for x, y in line if len(line) <= 60 else ():
             draw.ellipse([round(SCALE * v) for v in (x - 2.5, y - 2.5, x + 2.5, y + 2.5)], fill=colour)
-        _text(draw, right, 20, curve.name, 12, colour, "rm")
-        right -= _font(12).getlength(curve.name) / SCALE + 18
+        write(draw, right, 20, curve.name, 12, colour, "rm")
+        right -= length(curve.name, 12) + 18
     return page
 
 
@@ -96,9 +93,9 @@ def matrix(confusion: np.ndarray, classes: Sequence[str]) -> Image:
     """
     count, cell = len(classes), CELL if len(classes) <= MOST else max(1.0, 900 / len(classes))
     named = count <= MOST
-    margin = 40 + (max(_font(11).getlength(_short(name)) for name in classes) / SCALE if named else 0)
-    page, draw = _page(margin + count * cell + 24, margin + count * cell + 24)
-    _text(draw, 16, 18, "truth: rows; decision: columns", 12, FAINT)
+    margin = 40 + (max(length(_short(name), 11) for name in classes) if named else 0)
+    page, draw = blank(margin + count * cell + 24, margin + count * cell + 24)
+    write(draw, 16, 18, "truth: rows; decision: columns", 12, FAINT)
     share = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
     for row in range(count):
         for column in range(count):
@@ -109,10 +106,10 @@ def matrix(confusion: np.ndarray, classes: Sequence[str]) -> Image:
             draw.rectangle([round(SCALE * v) for v in (left, top, left + cell - 1, top + cell - 1)], fill=fill)
             if named and confusion[row, column]:
                 number = str(confusion[row, column])
-                _text(draw, left + cell / 2, top + cell / 2, number, 11 if len(number) < 5 else 9, PAGE if part > 0.6 else INK, "mm")
+                write(draw, left + cell / 2, top + cell / 2, number, 11 if len(number) < 5 else 9, PAGE if part > 0.6 else INK, "mm")
     for index, name in enumerate(classes if named else ()):
         middle = margin + index * cell + cell / 2
-        _text(draw, margin - 6, middle, _short(name), 11, INK, "rm")
+        write(draw, margin - 6, middle, _short(name), 11, INK, "rm")
         _upright(page, middle, margin - 6, _short(name))
     return page
 
@@ -129,14 +126,6 @@ def stacked(panels: Sequence[Image]) -> Image:
     return page
 
 
-def save(page: Image, path: Path) -> Path:
-    """Save a picture as a PNG, whole or not at all."""
-    unfinished = path.with_name(f".{path.name}")
-    page.save(unfinished, "PNG", optimize=True)
-    unfinished.replace(path)
-    return path
-
-
 def _ticks(low: float, high: float) -> list[float]:
     """Choose round numbers around a range, three to nine of them."""
     if high - low < 1e-12:
@@ -151,32 +140,15 @@ def _short(name: str) -> str:
     return name if len(name) <= 18 else f"{name[:17]}…"
 
 
-def _page(width: float, height: float) -> tuple[Image, ImageDraw]:
-    from PIL import Image, ImageDraw
-
-    page = Image.new("RGB", (math.ceil(width * SCALE), math.ceil(height * SCALE)), PAGE)
-    return page, ImageDraw.Draw(page)
-
-
 def _line(draw: ImageDraw, points: Sequence[tuple[float, float]], colour: str, width: int) -> None:
     draw.line([(round(SCALE * x), round(SCALE * y)) for x, y in points], fill=colour, width=width * SCALE, joint="curve")
-
-
-def _text(draw: ImageDraw, x: float, y: float, text: str, size: int, ink: str, anchor: str = "lm") -> None:
-    draw.text((SCALE * x, SCALE * y), text, ink, _font(size), anchor=anchor)
 
 
 def _upright(page: Image, x: float, bottom: float, text: str) -> None:
     """Write upwards, for the names of columns."""
     from PIL import Image, ImageDraw
 
-    width = math.ceil(_font(11).getlength(text)) + 4
+    width = math.ceil(font(11 * SCALE).getlength(text)) + 4
     strip = Image.new("RGB", (width, 14 * SCALE), PAGE)
-    ImageDraw.Draw(strip).text((0, 7 * SCALE), text, INK, _font(11), anchor="lm")
+    ImageDraw.Draw(strip).text((0, 7 * SCALE), text, INK, font(11 * SCALE), anchor="lm")
     page.paste(strip.rotate(90, expand=True), (round(SCALE * (x - 7)), round(SCALE * bottom) - width))
-
-
-def _font(size: int) -> FreeTypeFont:
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size * SCALE)  # pyright: ignore[reportReturnType]  # with a size it is the font that Pillow bundles

@@ -7,7 +7,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from weights.whole import write_whole
 from zoo.finetuning import checkpoint
 from zoo.finetuning.average import Average
 from zoo.finetuning.batches import Batch, Batches, Unreadable
@@ -26,6 +27,7 @@ from zoo.finetuning.distributed import World, spread
 from zoo.finetuning.evaluating import Measured, evaluate
 from zoo.finetuning.norms import share_norms
 from zoo.finetuning.plan import Plan, log_every
+from zoo.finetuning.progress import Busy, Tell
 from zoo.finetuning.schedule import freeze, layers, make_optimizer, rate_at, set_rate, training_mode
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.stepping import Stepper
@@ -74,8 +76,8 @@ class Trainer:
         here: World,
         folder: Path,
         unreadable: Unreadable,
-        tell: Callable[[int, float, float], None],
-        busy: Callable[[str], None],
+        tell: Tell,
+        busy: Busy,
     ) -> None:
         self.model, self.train, self.val, self.settings, self.plan, self.here = model, train, val, settings, plan, here
         self.folder, self.unreadable, self._tell, self._busy = folder, unreadable, tell, busy
@@ -321,9 +323,7 @@ class Trainer:
                         kept.append(line)
                 except ValueError:  # the line that the kill cut
                     continue
-            unfinished = path.with_name(".log.jsonl")
-            unfinished.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-            unfinished.replace(path)
+            write_whole(path, "".join(f"{line}\n" for line in kept))
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ import torch
 from zoo.finetuning.batches import Batches, Unreadable, in_memory
 from zoo.finetuning.chance import seed_of
 from zoo.finetuning.distributed import world
-from zoo.finetuning.drawing import Curve, chart, save
+from zoo.finetuning.drawing import Curve, chart
 from zoo.finetuning.loop import in_half
 from zoo.finetuning.losses import loss_of
 from zoo.finetuning.network import subject
@@ -26,6 +26,7 @@ from zoo.finetuning.schedule import make_optimizer, set_rate, training_mode
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import classes_of, open_data, split
 from zoo.images import Source
+from zoo.images.canvas import save
 from zoo.kernels.training.step import fast_step
 from zoo.networks.model import Model
 

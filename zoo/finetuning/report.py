@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from weights.whole import write_whole
 from weights.wording import counted
-from zoo.finetuning.drawing import Curve, chart, matrix, save, stacked
+from zoo.finetuning.drawing import Curve, chart, matrix, stacked
 from zoo.finetuning.evaluating import Measured
 from zoo.images import BadImage, Source, decode
+from zoo.images.canvas import save
 
 MISTAKES = 24
 """How many of the surest mistakes are shown."""
@@ -65,7 +67,7 @@ def write(folder: Path, about: Mapping[str, Any], classes: Sequence[str], measur
     if measured is not None:
         metrics = measured.metrics
         table = {**metrics.summary(), "classes": metrics.rows(list(classes)), "confusion": metrics.confusion.tolist()}
-        _write(folder / "metrics.json", json.dumps(table, indent=1) + "\n")
+        write_whole(folder / "metrics.json", json.dumps(table, indent=1) + "\n")
         pictures.append(save(matrix(metrics.confusion, classes), folder / "confusion.png"))
         parts += [_summary(metrics.summary()), _per_class(metrics.rows(list(classes)))]
     parts += [f'<h2>{escape(p.stem.capitalize())}</h2><img alt="{escape(p.stem)}" src="{_data(p.read_bytes())}">' for p in pictures]
@@ -76,7 +78,7 @@ def write(folder: Path, about: Mapping[str, Any], classes: Sequence[str], measur
         parts.append(_folded("Kernels", "what each layer ran on", about["kernels"]))
     page = folder / "report.html"
     head = f'<meta charset="utf-8"><title>{escape(about["model"])}</title><style>{STYLE}</style>'
-    _write(page, f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n")
+    write_whole(page, f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n")
     return page
 
 
@@ -144,9 +146,3 @@ def _data(content: bytes, kind: str = "png") -> str:
 
 def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
     return [(row["epoch"], row[name]) for row in rows if name in row]
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

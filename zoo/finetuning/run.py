@@ -9,6 +9,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from weights import Preprocessing
 from weights.places import at_home
+from weights.whole import write_whole
 from zoo.catalogue import CATALOGUE
 from zoo.finetuning import checkpoint, report
 from zoo.finetuning.batches import Batches, Unreadable, in_memory
@@ -24,7 +26,8 @@ from zoo.finetuning.distributed import World, world
 from zoo.finetuning.loop import Trainer, channels_last
 from zoo.finetuning.metrics import Metrics
 from zoo.finetuning.network import Subject, rebuilt, subject
-from zoo.finetuning.plan import Plan, plan_of
+from zoo.finetuning.plan import plan_of
+from zoo.finetuning.progress import Show, bar
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
@@ -90,7 +93,7 @@ def finetune(
     restart: bool = False,
     options: Mapping[str, Any] | None = None,
     preprocessing: Preprocessing | None = None,
-    progress: bool = True,
+    progress: bool | Show = True,
     **settings: Any,
 ) -> Run:
     """Teach a network the classes of a folder of images, and leave a folder from which `trained` loads it.
@@ -109,7 +112,7 @@ def finetune(
         restart: throw away the run that is in `out`. One that ended before its first step was saved goes without being asked for.
         options: constructor keywords of a class.
         preprocessing: instead of the checkpoint's.
-        progress: whether a terminal sees a bar.
+        progress: whether a terminal sees a bar; or what shows the steps instead, a `zoo.finetuning.progress.Show`.
         **settings: see `zoo.finetuning.settings.Settings`.
 
     Returns:
@@ -156,7 +159,7 @@ def finetune(
         return _run(ready, folder, here, resume, progress)
 
 
-def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool) -> Run:
+def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool | Show) -> Run:
     settings, built = ready.settings, ready.subject
     cls = type(built.network)  # FSDP gives the network another
     if settings.fsdp and here.size == 1:
@@ -180,7 +183,8 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         network = network.to(here.device)
         if channels_last(settings, here):
             network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    with _bar(plan, progress and here.first) as (tell, busy):
+    show = progress if callable(progress) and here.first else partial(bar, wanted=bool(progress) and here.first)
+    with show(plan.total) as (tell, busy):
         trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell, busy)
         if resume:
             trainer.resume(*checkpoint.read(folder / checkpoint.LAST))
@@ -191,7 +195,7 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         else:
             trainer.save(best=False)
             if here.first:  # after the state: a folder with settings can be resumed
-                _write(folder / CONFIG, json.dumps(ready.facts, indent=1) + "\n")
+                write_whole(folder / CONFIG, json.dumps(ready.facts, indent=1) + "\n")
         with _benchmarked():
             trainer.run()
     here.barrier()
@@ -226,7 +230,7 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool)
         }
         report.write(folder, about, built.classes, measured, ready.val.source if ready.val else None)
         if unreadable.reasons:
-            _write(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in unreadable.reasons.items()))
+            write_whole(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in unreadable.reasons.items()))
     here.barrier()
     loaded = trained(cls, folder) if here.first else None
     return Run(folder, loaded, built.classes, metrics, trainer.step, trainer.replayed, report.history(folder), dict(unreadable.reasons))
@@ -331,28 +335,3 @@ def _benchmarked() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def _bar(plan: Plan, wanted: bool) -> Iterator[Any]:
-    """Show the steps on a terminal's standard error."""
-    from zoo.commands.console import err
-
-    if not (wanted and err.is_terminal):
-        yield lambda step, loss, speed: None, lambda what: None
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-
-    text = "{task.description}step {task.completed}/{task.total}  loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} images/s"
-    with Progress(SpinnerColumn(), BarColumn(), TextColumn(text), TimeRemainingColumn(), console=err, transient=True) as bars:
-        task = bars.add_task("", total=plan.total, loss=float("nan"), speed=0.0)
-        yield (
-            lambda step, loss, speed: bars.update(task, completed=step, loss=loss, speed=speed),
-            lambda what: bars.update(task, description=f"{what}  " if what else ""),
-        )
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo.images.canvas import font, save
 from zoo.images.preprocess import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont
 
     from zoo.prediction.predict import Prediction
 
@@ -62,8 +62,7 @@ def contact_sheet(
         raise ValueError(f"columns must be at least 1, got {columns}")
     if path.suffix.lower() != ".png":
         raise ValueError(f"a contact sheet is a PNG file, got {path.name}; name it {path.stem}.png")
-    _save(_drawn(entries, titles, heading, columns or _columns(len(entries))), path)
-    return path
+    return save(_drawn(entries, titles, heading, columns or _columns(len(entries))), path)
 
 
 def _columns(count: int) -> int:
@@ -103,7 +102,7 @@ def _drawn(entries: Sequence[tuple[Any, Sequence[Prediction]]], titles: Sequence
 
 def _row(draw: ImageDraw, x: int, y: int, prediction: Prediction, *, best: bool) -> None:
     percent = f"{prediction.probability:.1%}"
-    room = WIDTH - _font(14).getlength(percent)
+    room = WIDTH - font(14).getlength(percent)
     ink, bar = (INK, BEST) if best else (FAINT, OTHER)
     _text(draw, x + room, y + 12, percent, 14, ink, WIDTH)
     _text(draw, x, y + 12, prediction.label, 14, ink, room - 8)
@@ -121,25 +120,10 @@ def _fitted(picture: Image) -> Image:
 
 
 def _text(draw: ImageDraw, x: float, middle: float, text: str, size: int, ink: str, room: float) -> None:
-    font = _font(size)
+    letters = font(size)
     text = " ".join(text.encode("utf-8", "replace").decode().split())  # a file's name may hold anything
-    if font.getlength(text) > room:
-        while text and font.getlength(f"{text}…") > room:
+    if letters.getlength(text) > room:
+        while text and letters.getlength(f"{text}…") > room:
             text = text[:-1]
         text = f"{text.rstrip()}…"
-    draw.text((x, middle), text, ink, font, anchor="lm")
-
-
-def _font(size: int) -> FreeTypeFont:
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size)  # pyright: ignore[reportReturnType]  # with a size it is the scalable font that Pillow bundles
-
-
-def _save(page: Image, path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        page.save(unfinished, "PNG", optimize=True)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    draw.text((x, middle), text, ink, letters, anchor="lm")

@@ -16,6 +16,7 @@ from weights import BadRecord, Checkpoint, Preprocessing, UnknownWeights
 from weights.adding import to_toml
 from weights.places import at_home
 from weights.record import record
+from weights.whole import whole, write_whole
 from zoo.labels import labels
 
 CONFIG = "settings.json"
@@ -121,11 +122,10 @@ def write_result(
         The record.
     """
     (folder / ROW).unlink(missing_ok=True)  # it must never stand beside other weights
-    unfinished = folder / f".{WEIGHTS}"
-    save_tensors(tensors, unfinished, {"format": "pt"})
-    digest = hashlib.sha256(unfinished.read_bytes()).hexdigest()
-    unfinished.replace(folder / WEIGHTS)
-    _write(folder / LABELS, "".join(f"{_wnid(name)}\t{_named(name)}\n" for name in classes))
+    with whole(folder / WEIGHTS) as path:
+        save_tensors(tensors, path, {"format": "pt"})
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    write_whole(folder / LABELS, "".join(f"{_wnid(name)}\t{_named(name)}\n" for name in classes))
     began = f"{base['name']}" + (f", sha256 {base['sha256']}" if base["sha256"] else "") if base else "fresh weights"
     place = folder.absolute()
     row = Checkpoint(
@@ -146,7 +146,7 @@ def write_result(
         options=dict(options),
         recipe="settings.json",
     )
-    _write(folder / ROW, to_toml(row))
+    write_whole(folder / ROW, to_toml(row))
     return row
 
 
@@ -158,12 +158,6 @@ def save_tensors(tensors: Mapping[str, Any], path: Path, metadata: dict[str, str
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
 
 
 def _wnid(name: str) -> str:

@@ -209,6 +209,25 @@ def test_a_lost_device_ends_the_run_after_the_record_is_written(tmp_path: Path) 
     assert "device_lost" not in (tmp_path / "record.json").read_text()
 
 
+def test_ours_says_which_op_won_which_steps() -> None:
+    cell = measure_cell(dataclasses.replace(plan(peers.WAYS[OURS], way("peer")), tune="none"), TINY, 2, watch(fast=[50.0], peer=[60.0]))
+    (engine,) = cell["ways"][OURS]["ops"].values()
+    assert engine["steps"] == 1
+    assert "ops" not in cell["ways"]["peer"]
+
+
+@pytest.mark.gpu
+def test_ours_says_which_op_won_which_steps_and_what_each_saves_on_a_gpu() -> None:
+    ways = peers.WAYS[OURS], peers.WAYS["eager-cl"]
+    cell = measure_cell(Plan([TINY], [8], ways, torch.device("cuda"), torch.bfloat16, rounds=3), TINY, 8)
+    ops = cell["ways"][OURS]["ops"]
+    assert sum(one["steps"] for one in ops.values()) > 9
+    timed = [one for one in ops.values() if one["us"] is not None]
+    assert timed
+    assert sum(one["us"] for one in timed) < sum(one["pytorch_us"] for one in timed)
+    assert json.loads(json.dumps(ops)) == ops
+
+
 def test_a_way_that_is_wrong_for_other_images_only_is_red() -> None:
     def build(s: Subject, tune: str) -> Callable[[], Tensor]:
         call, first = eager()(s, tune), s.input(torch.float32).clone()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zoo.bench import chart, page
+from zoo.bench import chart, inference_page, page, tables
 from zoo.bench.record import Record
 from zoo.commands.app import main
 
@@ -180,7 +180,7 @@ def test_the_section_says_how_far_the_means_of_each_cells_norms_were_off(record:
 
 @pytest.mark.parametrize(("ratio", "shown"), [(1.5, "**1.50x**"), (0.996, "**1.00x**"), (0.99, "0.99x"), (None, "-")])
 def test_a_ratio_is_bold_where_we_are_no_slower(ratio: float | None, shown: str) -> None:
-    assert page.over({} if ratio is None else {"ratio": ratio}) == shown
+    assert tables.over({} if ratio is None else {"ratio": ratio}) == shown
 
 
 def test_tables_have_as_many_cells_in_every_row(record: Record) -> None:
@@ -188,6 +188,32 @@ def test_tables_have_as_many_cells_in_every_row(record: Record) -> None:
     tables = [[line.count("|") for line in block.splitlines()] for block in "\n".join(lines).split("\n\n") if block.startswith("|")]
     assert len(tables) == 4
     assert all(len(set(counts)) == 1 for counts in tables)
+
+
+def test_the_section_says_what_each_op_wins_where_the_record_does(record: Record) -> None:
+    assert "What each op wins" not in page.section(record, [])
+    record.cells[0]["ways"]["fast"]["ops"] = {
+        "conv": {"steps": 50, "us": 2000.0, "pytorch_us": 6000.0},
+        "pool": {"steps": 1, "us": None, "pytorch_us": None},
+    }
+    record.cells[1]["ways"]["fast"]["ops"] = {
+        "aten": {"steps": 2, "us": 100.0, "pytorch_us": 100.0},
+        "conv": {"steps": 15, "us": 1000.0, "pytorch_us": 1500.5},
+    }
+    text = page.section(record, [])
+    assert "### What each op wins\n" in text
+    assert "| op | networks | steps | ms | PyTorch's ms | saves ms |" in text
+    assert "| conv | 2 | 65 | 3.00 | 7.50 | 4.50 |\n" in text
+    assert "| pool | 1 | 1 | - | - | - |\n" in text
+    assert "| aten | 1 | 2 | 0.10 | 0.10 | 0.00 |\n" in text
+
+
+def test_the_command_shows_what_each_op_wins(record: Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record.cells[0]["ways"]["fast"]["ops"] = {"conv": {"steps": 50, "us": 2000.0, "pytorch_us": 6000.0}}
+    record.write(tmp_path / "r.json")
+    assert main(["bench", "--from-json", str(tmp_path / "r.json")]) == 0
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip().startswith("conv")]
+    assert row == ["conv", "1", "50", "2.00", "6.00", "4.00"]
 
 
 def test_a_record_comes_back_as_it_was_written(record: Record, tmp_path: Path) -> None:
@@ -237,5 +263,5 @@ def test_eagers_memory_is_the_least_that_was_measured() -> None:
         "eager-cl": {"memory_mib": 100.4},
         "compile": {"memory_mib": 1.0},
     }
-    assert page._eagers_least({"ways": ways}) == "100"
-    assert page._eagers_least({"ways": {"eager": {"memory_mib": None}}}) == "-"
+    assert inference_page._eagers_least({"ways": ways}) == "100"
+    assert inference_page._eagers_least({"ways": {"eager": {"memory_mib": None}}}) == "-"

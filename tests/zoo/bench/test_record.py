@@ -54,6 +54,10 @@ def test_a_record_is_shown_as_what_it_is(
         {"model": "A", "batch": "1", "ways": {}},
         {"model": "A", "batch": 1, "date": "", "ways": {"eager": {**dict.fromkeys(FIGURES, 1.0), "build_s": "soon"}}},
         {"model": "A", "batch": 1, "date": "", "ways": {"eager": dict.fromkeys(FIGURES[:-1], 1.0)}},
+        *(
+            {"model": "A", "batch": 1, "date": "", "ways": {"fast": {**dict.fromkeys(FIGURES, 1.0), "memory_mib": None, "ops": ops}}}
+            for ops in ([], {"conv": 3}, {"conv": {"steps": 1}}, {"conv": {"steps": 1, "us": "2", "pytorch_us": None}})
+        ),
         3,
     ],
 )

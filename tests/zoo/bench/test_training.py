@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 import zoo
-from zoo.bench import page, training
+from zoo.bench import inference, page, training
+from zoo.bench.cell import Plan
 from zoo.bench.clock import Clock
-from zoo.bench.peers import OURS, Way, select
+from zoo.bench.learner import Learner
+from zoo.bench.peers import MODULE, OURS, TRAINING, Way, select
 from zoo.bench.record import Record, trains
-from zoo.bench.training import MODULE, Learner, Plan, measure_cell
+from zoo.bench.training import measure_cell
 from zoo.commands.app import main
 
 CPU = torch.device("cpu")
@@ -30,11 +32,11 @@ def watch(**samples: list[float]) -> Clock:
 
 
 def plan(*ways: Way, dtype: torch.dtype = torch.float32) -> Plan:
-    return Plan([TINY], [2], ways, CPU, dtype, rounds=3)
+    return Plan([TINY], [2], ways, CPU, dtype, rounds=3, what="train")
 
 
 def way(name: str, build: Callable[[Learner, str], Callable[[], Tensor]] | None = None) -> Way:
-    return training.WAYS[name] if build is None else Way(name, name, name, cast(Any, build))
+    return TRAINING[name] if build is None else Way(name, name, name, cast(Any, build))
 
 
 def lazy(learner: Learner, tune: str) -> Callable[[], Tensor]:
@@ -56,6 +58,14 @@ def test_figures_are_ours_over_the_fastest_peer_and_our_own_other_way_is_none(ce
     assert cell["fastest_peer"] == "eager-cl"
     assert cell["ratio"] == pytest.approx(2.0)
     assert all(cell["ways"][name]["error"] <= training.EXACT_LIMIT for name in (OURS, MODULE, "eager-cl"))
+
+
+def test_ours_says_which_op_wins_which_steps(cell: dict[str, Any]) -> None:
+    for name in (OURS, MODULE):
+        ops = cell["ways"][name]["ops"]
+        assert sum(one["steps"] for one in ops.values()) >= 19
+        assert {key for one in ops.values() for key in one} == {"steps", "us", "pytorch_us"}
+    assert "ops" not in cell["ways"]["eager-cl"]
 
 
 def test_a_way_that_learns_something_else_has_no_figures(cell: dict[str, Any]) -> None:
@@ -91,12 +101,13 @@ def test_the_command_knows_its_networks_batches_and_peers(monkeypatch: pytest.Mo
         asked.append(plan)
         return Record(plan.about())
 
-    monkeypatch.setattr(training, "run", run)
+    monkeypatch.setattr(inference, "run", run)
     assert main(["bench", "--what", "train", "--device", "cpu", "--json"]) == 0
     (known,) = asked
     assert [cls.__name__ for cls in known.models] == list(training.FIGURE)
     assert list(known.batches) == list(training.CPU_BATCHES)
     assert [w.name for w in known.ways] == [OURS, "eager-cl", "compile"]
+    assert known.about()["what"] == "train"
     assert main(["bench", "--what", "train", "--device", "cpu", "--peers", "onnxruntime"]) == 2
     assert "no peer 'onnxruntime'" in capsys.readouterr().err
-    assert [w.name for w in select(["max-autotune"], torch.device("cuda"), torch.bfloat16, training.WAYS)] == [OURS, "max-autotune"]
+    assert [w.name for w in select(["max-autotune"], torch.device("cuda"), torch.bfloat16, TRAINING)] == [OURS, "max-autotune"]

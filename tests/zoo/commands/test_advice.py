@@ -55,7 +55,13 @@ OTHERS = {"--upgrade": "pip install", "--nproc-per-node": "torchrun", "--shm-siz
 """Options of other programs, with the words before them."""
 CHOSEN = ("out_of_memory_or_gpu",)
 """Functions that name only options which the command has; what they say is tested where they are."""
-NOT_SAID = ("zoo/kernels/__main__.py", "zoo/bench/embedding.py", "zoo/bench/machine.py", "convert/report.py", "zoo/finetuning/report.py")
+NOT_SAID = (
+    "zoo/kernels/__main__.py",
+    "zoo/commands/bench_embedding.py",
+    "zoo/bench/machine.py",
+    "convert/report.py",
+    "zoo/finetuning/report.py",
+)
 """Other programs' own options, what is asked of other programs, and style sheets."""
 
 

@@ -1,8 +1,11 @@
+import io
 import json
 import os
 import pickle
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,9 +17,10 @@ import torch
 from blake3 import blake3
 from PIL import Image
 from pyarrow import parquet
+from rich.console import Console
 
 from zoo import ResNet20, trained
-from zoo.embedding import Report, embed, read
+from zoo.embedding import Report, embed, progress, read
 from zoo.embedding.decoding import Chunk, Decoder, Decoding, _Remote
 from zoo.embedding.feeding import Feeder
 from zoo.embedding.flow import Meter
@@ -68,6 +72,28 @@ def test_every_image_has_the_vector_that_features_gives_of_the_models_own_prepro
     assert (report.rows, report.computed, report.resumed, report.unreadable) == (120, 120, 0, [])
     assert report.widths == {"layer1": 16, "embedding": 64}
     assert list(tmp_path.iterdir()) == [tmp_path / "o.parquet"]
+
+
+def test_what_shows_a_jobs_images_is_the_callers(network: Model, photos: Path, tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    @contextmanager
+    def shown(name: str, total: int, done: int) -> Iterator[Any]:
+        told.append((name, total, done))
+        yield told.append
+
+    run(network, photos, tmp_path / "o.npy", progress=shown)
+    assert told[0] == ("embedding by ResNet20", 120, 0)
+    assert sum(told[1:]) == 120
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_bar_is_shown_on_a_terminal_only(terminal: bool) -> None:
+    file = io.StringIO()
+    with progress.bar("embedding", 8, 2, Console(file=file, force_terminal=terminal, width=100)) as advance:
+        advance(3)
+    assert ("5/8" in file.getvalue()) == terminal
+    assert terminal or not file.getvalue()
 
 
 def test_pixels_reach_the_network_as_preprocess_would_make_them_bit_for_bit(network: Model, photos: Path) -> None:

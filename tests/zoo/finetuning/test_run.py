@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ import pytest
 import torch
 from PIL import Image
 from preloaded import python
+from rich.console import Console
 from safetensors.torch import load_file
 from small import Tiny, draw
 from torch import nn
@@ -27,7 +29,7 @@ from torch import nn
 from convert.formats import safetensors
 from weights import HashMismatch, NonFinite, UnknownWeights, WeightsMismatch
 from zoo import DenseNet121, ResNet20, predict, trained
-from zoo.finetuning import NotFinite, Run, Stopped, find_rate, finetune, rates
+from zoo.finetuning import NotFinite, Run, Stopped, find_rate, finetune, progress, rates
 from zoo.finetuning.distributed import World
 from zoo.finetuning.drawing import Curve, chart
 from zoo.finetuning.loop import Trainer
@@ -76,6 +78,29 @@ def test_the_result_is_what_was_measured(photos: Path, tmp_path: Path) -> None:
     steps = done.model.checkpoint.preprocessing
     again = done.model(preprocess(sorted(photos.glob("*/*.png")), steps))
     assert again.shape == (48, 3)
+
+
+def test_what_shows_a_runs_steps_is_the_callers(photos: Path, tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    @contextmanager
+    def shown(steps: int) -> Iterator[Any]:
+        told.append(steps)
+        yield lambda step, loss, images_s: told.append((step, loss > 0, images_s > 0)), lambda what: None
+        told.append("end")
+
+    run(photos, tmp_path / "x", epochs=1, progress=shown)
+    assert told == [3, *((step, True, True) for step in (1, 2, 3)), "end"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_bar_is_shown_on_a_terminal_only(terminal: bool) -> None:
+    file = io.StringIO()
+    with progress.bar(4, Console(file=file, force_terminal=terminal, width=100)) as (tell, busy):
+        busy("preparing kernels")
+        tell(3, 0.5, 12.0)
+    assert ("step 3/4  loss 0.5000  12 images/s" in file.getvalue()) == terminal
+    assert terminal or not file.getvalue()
 
 
 def test_a_killed_run_goes_on_where_it_was(photos: Path, tmp_path: Path) -> None:

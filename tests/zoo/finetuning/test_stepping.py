@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from small import Forked, Moody, Tiny
 from tests.zoo.finetuning.test_studies import radiographs
 from zoo.finetuning import NotFinite, Run, Stopped, finetune, stepping
 from zoo.finetuning.loop import Trainer
+from zoo.finetuning.progress import bar
 from zoo.finetuning.settings import Settings
 from zoo.kernels.training import FastStep, FastTraining, fast_step
 from zoo.networks.model import Model
@@ -194,7 +196,7 @@ def test_an_interrupt_while_kernels_are_prepared_stops_at_once(photos: Path, tmp
 
 def test_a_terminal_shows_that_kernels_are_prepared(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown, prepared, before = io.StringIO(), stepping.fast, []
-    monkeypatch.setattr("zoo.commands.console.err", Console(file=shown, force_terminal=True, width=120))
+    terminal = Console(file=shown, force_terminal=True, width=120)
 
     def slow(*args: Any, **options: Any) -> Any:
         while "preparing kernels" not in shown.getvalue() and len(before) < 100:
@@ -203,7 +205,7 @@ def test_a_terminal_shows_that_kernels_are_prepared(photos: Path, tmp_path: Path
         return prepared(*args, **options)
 
     monkeypatch.setattr(stepping, "fast", slow)
-    run(photos, tmp_path / "x", fast=True, epochs=1)
+    run(photos, tmp_path / "x", fast=True, epochs=1, progress=partial(bar, console=terminal))
     assert len(before) < 100
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from zoo.kernels.measuring.timing import graph_time_us
-
-Rate = Literal["bfloat16", "float16", "tf32", "float32"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +15,7 @@ class Limits:
     """A device's ceilings.
 
     Attributes:
-        flops: floating-point operations per second by `Rate`; a multiply-add counts as two.
+        flops: floating-point operations per second by "bfloat16", "float16", "tf32" or "float32"; a multiply-add counts as two.
         bytes_per_s: bytes read plus bytes written per second, device memory.
         source: "measured", or "datasheet", which is more than anybody measures.
     """

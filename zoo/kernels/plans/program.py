@@ -135,10 +135,6 @@ class Program:
             return node.dtype
         return None
 
-    def forms_of(self, index: int) -> list[tuple[str, dict[str, Any]]]:
-        """Return the forms in which the network's tensor input of this number is read: a map, or a packed image."""
-        return self.forms[self.graph.inputs[index]]
-
     def run(self, inputs: Iterable[list[Tensor]], probe: Probe | None = None) -> list[Any]:
         """Compute the network's flat outputs.
 

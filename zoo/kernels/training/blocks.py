@@ -13,7 +13,7 @@ from typing import Any
 
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import BATCH_NORM, CONV2D, SHARED_BATCH_NORM, activation_of, arguments, pair, plainly
-from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.finder import Finder, Placed, in_order
 from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain, Step, Without
 
@@ -36,13 +36,7 @@ class _Layer:
 
 
 def dense_blocks(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
-    """Return the chains with those of a dense block put together to one, in the order of their last calls.
-
-    Args:
-        finder: of the recording.
-        found: the chains so far.
-        without: chains to leave as they are, by their `key`, and why.
-    """
+    """Return the chains with those of a dense block put together to one, in the order of their last calls."""
     finder.taken = set()
     layers: dict[int, _Layer] = {}
     for index, call in enumerate(finder.calls):
@@ -67,7 +61,7 @@ def dense_blocks(finder: Finder, found: list[Placed], without: Without) -> list[
                 found = grown
                 used.update(part.reads for part in run[:count])
                 break
-    return sorted(found, key=lambda place: place[1][-1] if place[1] else -1)
+    return in_order(found)
 
 
 def _parts(finder: Finder) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import CONV2D, activation_of, arguments, pair, plainly
-from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.finder import Finder, Placed, in_order, placed
 from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain, Without
 
@@ -50,13 +49,7 @@ def _run(x: Tensor, weight: Tensor, bias: Tensor, *, dtype: Any, **options: Any)
 
 
 def pooled(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
-    """Return the chains with convolutions and the max pools behind them joined: the map between them has no gradient of its own.
-
-    Args:
-        finder: of the recording.
-        found: the chains so far.
-        without: chains to leave as they are, by their `key`, and why.
-    """
+    """Return the chains with convolutions and the max pools behind them joined: the map between them has no gradient of its own."""
     pools = {place[0].reads[0]: place for place in found if place[0].op.startswith("max_pool") and not place[0].note}
     joined = list(found)
     finder.taken = set()
@@ -77,23 +70,15 @@ def pooled(finder: Finder, found: list[Placed], without: Without) -> list[Placed
         run = partial(_run, dtype=finder.values[chain.makes].dtype, **options, pool=pool)
         calls, makes = (*chain.calls, *behind[0].calls), behind[0].makes
         made = Chain(f"{chain.op} + {behind[0].op}", run, chain.reads, makes, calls, pieces=(chain, behind[0]), rank=1)
-        if made.key in without:
-            joined.append((replace(made, note=without[made.key]), ()))
-            continue
-        joined.remove(place)
-        joined.remove(behind)
-        joined.append((made, together))
-    return sorted(joined, key=lambda place: place[1][-1] if place[1] else -1)
+        if made.key not in without:
+            joined.remove(place)
+            joined.remove(behind)
+        joined.append(placed(made, together, without))
+    return in_order(joined)
 
 
 def stems(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
-    """Return the chains with convolutions of images, alone or with what stands behind them, by a kernel that packs the images.
-
-    Args:
-        finder: of the recording.
-        found: the chains so far.
-        without: chains to leave as they are, by their `key`, and why.
-    """
+    """Return the chains with convolutions of images, alone or with what stands behind them, by a kernel that packs the images."""
     made = list(found)
     mine = {place[1][0]: place for place in found if place[1] and _is_ours(place[0]) and not place[0].note}
     taken = {index for chain, indices in found if not chain.note for index in indices}
@@ -104,13 +89,10 @@ def stems(finder: Finder, found: list[Placed], without: Without) -> list[Placed]
         chain = _stem_of(finder, call, place[0]) if place is not None else _bare_stem(finder, call)
         if chain is None:
             continue
-        if chain.key in without:
-            made.append((replace(chain, note=without[chain.key]), ()))
-            continue
-        if place is not None:
+        if place is not None and chain.key not in without:
             made.remove(place)
-        made.append((chain, place[1] if place is not None else (index,)))
-    return sorted(made, key=lambda place: place[1][-1] if place[1] else -1)
+        made.append(placed(chain, place[1] if place is not None else (index,), without))
+    return in_order(made)
 
 
 def _stem_of(finder: Finder, call: Call, chain: Chain) -> Chain | None:

@@ -1,17 +1,33 @@
-"""What may be done by one kernel without anybody noticing: questions that chains ask of a recording."""
+"""What may be done by one kernel without anybody noticing: questions that chains ask of a recording.
+
+Chains are joined to larger ones by one function after the other: `pooled`, `stems`, `widened`, `join`, `shortcuts`, `dense_blocks`.
+Each takes the finder of a recording, the chains so far, and `without`: by their `key`, the chains to leave as they are, and why. Each
+returns all chains, in the order of their last calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from zoo.kernels.training import kernels
 from zoo.kernels.training.record import Recording, Ref
-from zoo.kernels.training.replay import Chain
+from zoo.kernels.training.replay import Chain, Without
 
 Placed = tuple[Chain, tuple[int, ...]]
 """A chain and the calls that it stands for, by their places in the recording, ascending."""
+
+
+def placed(chain: Chain, indices: tuple[int, ...], without: Without) -> Placed:
+    """Return a chain at its calls; one that is to be left as it is gets its note and no calls."""
+    return (replace(chain, note=without[chain.key]), ()) if chain.key in without else (chain, indices)
+
+
+def in_order(found: Iterable[Placed]) -> list[Placed]:
+    """Sort chains by their last calls; those without calls come first."""
+    return sorted(found, key=lambda place: place[1][-1] if place[1] else -1)
 
 
 class Finder:

@@ -11,19 +11,13 @@ from functools import partial
 from itertools import count
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.finder import Finder, Placed, in_order
 from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain, Without
 
 
 def join(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
-    """Return the chains with BatchNorms and 1x1 convolutions joined, in the order of their last calls.
-
-    Args:
-        finder: of the recording.
-        found: the chains so far.
-        without: chains to leave as they are, by their `key`, and why.
-    """
+    """Return the chains with BatchNorms and 1x1 convolutions joined, in the order of their last calls."""
     norms = {chain.makes: place for place in found if (chain := place[0]).norm and not chain.note}
     after = {place[0].reads[0]: place for place in norms.values()}
     rows = count(len(finder.values))
@@ -51,7 +45,7 @@ def join(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
     for chain, _ in joined:
         if chain.norm:
             chain.row_in = made.get(chain.reads[0])
-    return sorted(joined, key=lambda place: place[1][-1] if place[1] else -1)
+    return in_order(joined)
 
 
 def _normalised(finder: Finder, norm: Placed, index: int, kernel: int, makes: int) -> Placed | None:

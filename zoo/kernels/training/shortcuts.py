@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import plainly
-from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.finder import Finder, Placed, in_order, placed
 from zoo.kernels.training.joins import pointwise
 from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain, Without, values_of
@@ -19,11 +18,6 @@ def shortcuts(finder: Finder, found: list[Placed], without: Without) -> list[Pla
     The gradient that comes back from there is the convolution's to write into: BatchNorm with a residual and an activation makes it
     anew for nobody else, and so does the convolution of a shortcut that changes the map's shape. Without an activation it would be
     its output's own gradient, which may be the user's tensor.
-
-    Args:
-        finder: of the recording.
-        found: the chains so far.
-        without: chains to leave as they are, by their `key`, and why.
     """
     made = list(found)
     free = 1 + max([len(finder.values), *(number for chain, _ in found for number in values_of(chain))])
@@ -44,7 +38,7 @@ def shortcuts(finder: Finder, found: list[Placed], without: Without) -> list[Pla
             if joined is not None:
                 joined.beside = beside
                 free += 1
-    return sorted(made, key=lambda place: place[1][-1] if place[1] else -1)
+    return in_order(made)
 
 
 def _handing_on(
@@ -63,7 +57,7 @@ def _handing_on(
     words = "1x1 + shortcut" if owner is None else "1x1, statistics + shortcut"
     joined = Chain(words, run, (x, int(call.args[1])), int(call.result), (call,), pieces=pieces, rank=rank)
     if joined.key in without:
-        made.append((replace(joined, note=without[joined.key]), ()))
+        made.append(placed(joined, (), without))
         return None
     if owner is not None:
         made.remove(owner)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.finder import Finder, Placed
+from zoo.kernels.training.finder import Finder, Placed, in_order, placed
 from zoo.kernels.training.joins import pointwise
 from zoo.kernels.training.replay import Chain, Without
 
@@ -15,13 +14,7 @@ RANK = 1
 
 
 def widened(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
-    """Return the chains with BatchNorms put together with the 1x1 convolutions before them that widen.
-
-    Args:
-        finder: of the recording.
-        found: the chains so far.
-        without: chains to leave as they are, by their `key`, and why.
-    """
+    """Return the chains with BatchNorms put together with the 1x1 convolutions before them that widen."""
     norms = {chain.reads[0]: place for place in found if (chain := place[0]).norm and not chain.note}
     made = list(found)
     finder.taken = set()
@@ -32,12 +25,10 @@ def widened(finder: Finder, found: list[Placed], without: Without) -> list[Place
         chain = _together(finder, index, place)
         if chain is None:
             continue
-        if chain.key in without:
-            made.append((replace(chain, note=without[chain.key]), ()))
-            continue
-        made.remove(place)
-        made.append((chain, (index, *place[1])))
-    return sorted(made, key=lambda place: place[1][-1] if place[1] else -1)
+        if chain.key not in without:
+            made.remove(place)
+        made.append(placed(chain, (index, *place[1]), without))
+    return in_order(made)
 
 
 def _together(finder: Finder, index: int, place: Placed) -> Chain | None:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import platform
 import tempfile
 import threading
 import warnings
@@ -49,9 +50,7 @@ def facts(device: torch.device) -> dict[str, Any]:
     rooms = GPU_ROOMS if device.type == "cuda" else CPU_ROOMS
     found: dict[str, Any] = {"format": FORMAT, "kernels": _code(rooms), "torch": torch.__version__, "threads": torch.get_num_threads()}
     if device.type != "cuda":
-        import platform
-
-        return found | {"device": f"{device.type} {_processor() or platform.machine()}", "engines": _engines()}
+        return found | {"device": f"{device.type} {processor()}", "engines": {name: _version(name) for name in ("openvino", "onnxruntime")}}
     import triton
 
     properties = torch.cuda.get_device_properties(device)
@@ -86,12 +85,13 @@ def _driver() -> str:
     return "unknown"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Name the machine's processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":")[1].strip()
-    return ""
+    return platform.machine()
 
 
 def _version(distribution: str) -> str:
@@ -101,10 +101,6 @@ def _version(distribution: str) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return "absent"
-
-
-def _engines() -> dict[str, str]:
-    return {name: _version(name) for name in ("openvino", "onnxruntime")}
 
 
 class Choices:

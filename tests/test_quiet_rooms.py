@@ -1,0 +1,64 @@
+"""Library rooms neither print nor know the command: they log, return what they found, or call what their caller gave them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BARS = {
+    "weights/progress.py",
+    "zoo/embedding/progress.py",
+    "zoo/finetuning/progress.py",
+    "zoo/kernels/reports/progress_bar.py",
+}
+"""Bars that an argument `progress` promises on a terminal; the only places that write to standard error."""
+PROTOCOLS = {"zoo/kernels/compilation/workers.py"}
+"""Processes whose standard output is a pipe to ours."""
+FILES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for room in ("zoo", "weights", "convert")
+    for path in (ROOT / room).rglob("*.py")
+    if not path.is_relative_to(ROOT / "zoo" / "commands") and path.name != "__main__.py"
+)
+
+
+def loud(text: str) -> list[str]:
+    """Name what a file does to print, or to be a command."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            names = [module, *(f"{module}.{alias.name}" if module else alias.name for alias in node.names)]
+            found += [name for name in names if f"{name}.".startswith(("typer.", "zoo.commands."))]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            found.append("print")
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Console") and not any(k.arg == "file" for k in node.keywords):
+            found.append("Console")
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout", "sys.stderr"):
+            found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_library_room_is_quiet(file: str) -> None:
+    allowed = {"Console", "sys.stderr"} if file in BARS else {"sys.stdout", "sys.stderr"} if file in PROTOCOLS else set()
+    assert set(loud((ROOT / file).read_text(encoding="utf-8"))) <= allowed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print(1)",
+        "from zoo.commands.console import err",
+        "from zoo import commands",
+        "import zoo.commands.app",
+        "def f():\n    import typer",
+        "import rich\nrich.console.Console()",
+        "import sys\nsys.stdout.write('x')",
+    ],
+)
+def test_the_look_sees_what_is_loud(text: str) -> None:
+    assert loud(text)
