@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from convert import steps as known_steps
-from convert.formats._guard import MAX_DEPTH, MAX_RANK, MAX_TENSORS
+from convert._guard import MAX_DEPTH, MAX_RANK, MAX_TENSORS
 from convert.formats._torch import EXTENDED
 from convert.graph import Graph, Node
 from convert.kinds import is_array, is_dict, is_list, is_mapping, is_scalar, is_tuple

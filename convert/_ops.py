@@ -194,7 +194,7 @@ def _gelu(call: Call) -> np.ndarray:
     x = call.x
     if call.attrs.get("approximate", False):
         return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    from convert.formats._guard import need
+    from convert._guard import need
 
     return 0.5 * x * (1 + need("scipy.special", "scipy").erf(x / np.sqrt(2)))
 

@@ -156,7 +156,7 @@ def definition(x: np.ndarray, kernel: np.ndarray, stride: Pair, dilation: Pair, 
         backwards: true convolution, scipy.signal.convolve; else scipy.signal.correlate2d.
         transposed: the transpose of the former.
     """
-    from convert.formats._guard import need
+    from convert._guard import need
 
     signal = need("scipy.signal", "scipy")
     spaced = _with_zeros(kernel, dilation)

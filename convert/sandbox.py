@@ -34,8 +34,8 @@ import numpy as np
 import weights.errors as errors
 from convert import _framework, formats
 from convert._confined import SPARE_BYTES
+from convert._guard import check
 from convert._manifest import CUT, believed, dtype_name, packed, unpacked
-from convert.formats._guard import check
 from convert.kinds import is_array, is_dict, is_list
 from convert.source import Shape, Source
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import MAX_TENSORS
 from convert.formats._bsondoc import MAX_DEPTH
-from convert.formats._guard import MAX_TENSORS
 from convert.formats._julia import DTYPES, Array, Opaque, Struct, reshaped, turned
 from convert.kinds import is_dict, is_list, is_row, is_tuple, is_view
 from weights.errors import LimitExceeded, MalformedFile

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from convert._guard import MAX_DEPTH
 from convert.formats._caffe_schema import Message
-from convert.formats._guard import MAX_DEPTH
 from weights.errors import LimitExceeded, MalformedFile
 
 MAX_BYTES = 4 * 2**20

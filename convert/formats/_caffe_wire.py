@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import MAX_DEPTH, MAX_RANK
 from convert.formats import _wire
 from convert.formats._caffe_schema import SHAPE, Message, Schema
-from convert.formats._guard import MAX_DEPTH, MAX_RANK
 from convert.kinds import is_dict
 from weights.errors import LimitExceeded, MalformedFile
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats._guard import MAX_FACT
+from convert._guard import MAX_FACT
 from convert.formats._julia import Array, Struct
 from convert.kinds import is_dict, is_row
 from convert.source import WEIGHTED, Convention, Positional, Stored

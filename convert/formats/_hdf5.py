@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import MAX_RANK, MAX_TENSORS, SPARE_BYTES, reading
 from convert.formats import _hdf5_chunks as chunks
 from convert.formats import _hdf5_heaps as heaps
-from convert.formats._guard import MAX_RANK, MAX_TENSORS, SPARE_BYTES, reading
 from convert.formats._hdf5_bytes import UNDEFINED, Bytes
 from convert.formats._hdf5_links import SIGNATURE, Link, attributes, links, superblock
 from convert.formats._hdf5_messages import Layout, Message, data_layout, dataspace, fill_value, filters, messages

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats._guard import SPARE_BYTES
+from convert._guard import SPARE_BYTES
 from convert.formats._hdf5_bytes import UNDEFINED, Bytes
 from convert.formats._hdf5_heaps import tree
 from convert.formats._hdf5_messages import Layout

@@ -11,9 +11,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from convert._guard import MAX_FACT
 from convert.formats import _flux
 from convert.formats._flux import NORM_LEAVES, layout_of
-from convert.formats._guard import MAX_FACT
 from convert.formats._julia import Array
 from convert.kinds import is_dict, is_mapping, is_row
 from convert.source import Convention, Part, Source, Stored

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import MAX_TENSORS, SPARE_BYTES
 from convert.formats import _pickles
-from convert.formats._guard import MAX_TENSORS, SPARE_BYTES
 from convert.formats._keras_config import MAX_CONFIG_BYTES, parse
 from convert.formats._keras_v3 import Entry
 from convert.formats._mapped import mapped

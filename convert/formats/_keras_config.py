@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convert.formats._guard import MAX_DEPTH, MAX_TENSORS
+from convert._guard import MAX_DEPTH, MAX_TENSORS
 from convert.formats._keras_layers import MODERN
 from convert.kinds import is_dict, is_list, is_mapping
 from weights.errors import LimitExceeded, MalformedFile

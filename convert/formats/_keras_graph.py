@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from convert.formats._guard import MAX_DEPTH
+from convert._guard import MAX_DEPTH
 from convert.formats._keras_config import children, is_operation, kind_of, name_of, settings
 from convert.formats._keras_layers import Era
 from convert.formats._keras_ops import Setting, operations

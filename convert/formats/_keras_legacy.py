@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convert.formats._guard import MAX_TENSORS
+from convert._guard import MAX_TENSORS
 from convert.formats._hdf5 import Dataset, Group, Hdf5
 from convert.formats._keras_config import Spec
 from convert.formats._keras_layers import LEAVES, ORDER, Layer, channels_first

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from convert.formats._guard import need
+from convert._guard import need
 from convert.kinds import is_dict
 from convert.names import keras as naming
 from convert.steps import Shape

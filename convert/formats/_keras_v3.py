@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from convert.formats._guard import MAX_DEPTH, MAX_TENSORS
+from convert._guard import MAX_DEPTH, MAX_TENSORS
 from convert.formats._hdf5 import Dataset, Group, Hdf5
 from convert.formats._keras_config import Spec, parse
 from convert.formats._keras_layers import SNAKES, Layer, numbered, variable

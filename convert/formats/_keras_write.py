@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import need
 from convert.formats import _keras_model
-from convert.formats._guard import need
 from convert.kinds import is_dict
 from convert.names.keras import IMAGENET
 from convert.source import Convention, Part

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import check
 from convert.formats import _named, _pickles
-from convert.formats._guard import check
 from convert.kinds import is_dict, is_list
 from convert.source import WEIGHTED, Convention, Part, Positional, Shape, Source, Stored, in_memory
 from convert.steps import Cast, Moment, Step, flip, from_layout

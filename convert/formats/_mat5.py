@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from convert.formats._guard import MAX_DEPTH, MAX_RANK, SPARE_BYTES
+from convert._guard import MAX_DEPTH, MAX_RANK, SPARE_BYTES
 from convert.formats._mat import MAX_VALUES, Matrix, Value
 from weights.errors import ConvertError, LimitExceeded, MalformedFile
 

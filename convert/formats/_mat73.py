@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats._guard import MAX_DEPTH
+from convert._guard import MAX_DEPTH
 from convert.formats._hdf5 import Dataset, Group, Hdf5
 from convert.formats._mat import MAX_VALUES, Matrix, Value
 from weights.errors import LimitExceeded

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from convert.formats._guard import MAX_DEPTH
+from convert._guard import MAX_DEPTH
 from convert.kinds import is_dict, is_row
 from weights.errors import LimitExceeded, MalformedFile
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.formats import _guard
+from convert import _guard
 from convert.kinds import is_row
 from weights.errors import ConvertError
 

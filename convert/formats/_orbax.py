@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats._guard import MAX_TENSORS, SPARE_BYTES, need, reading
+from convert._guard import MAX_TENSORS, SPARE_BYTES, need, reading
 from convert.kinds import is_dict
 from convert.source import Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats._guard import MAX_RANK
+from convert._guard import MAX_RANK
 from convert.formats._mapped import stored
 from convert.kinds import is_tuple, is_view
 from weights.errors import MalformedFile

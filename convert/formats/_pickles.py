@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from convert.formats._guard import MAX_DEPTH, MAX_TENSORS
+from convert._guard import MAX_DEPTH, MAX_TENSORS
 from convert.formats._picklearrays import Call, is_array
 from convert.formats._picklemachine import Machine, safe_key
 from convert.kinds import is_dict, is_list, is_row, is_tuple

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats import _guard, _tf_table, _wire
+from convert import _guard
+from convert.formats import _tf_table, _wire
 from convert.formats._wire import Budget
 from convert.steps import Shape
 from weights.errors import LimitExceeded, MalformedFile

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from convert.formats._guard import MAX_RANK
+from convert._guard import MAX_RANK
 from convert.formats._picklearrays import Call, Name
 from convert.formats._picklemachine import Machine
 from convert.formats._torch import numpy_dtype

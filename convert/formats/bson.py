@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import check, reading
 from convert.formats import _bsondoc, _flux
 from convert.formats._bsonjl import Reader
 from convert.formats._fluxgraph import build
-from convert.formats._guard import check, reading
 from convert.formats._julia import DTYPES, Struct
 from convert.formats._juliatree import RECORD, fill, naming, tree
 from convert.formats._mapped import mapped

@@ -13,10 +13,10 @@ import math
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from convert import _guard
 from convert.formats import _caffe_prototxt as prototxt
 from convert.formats import _caffe_schema as schema
 from convert.formats import _caffe_wire as wire
-from convert.formats import _guard
 from convert.formats._caffe_graph import graph
 from convert.formats._caffe_layers import NORMS, Layer, lacking, layers, tensors
 from convert.formats._caffe_schema import Message, one

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from convert import _guard
 from convert.formats import _darknet_cfg as cfg
-from convert.formats import _guard
 from convert.formats._darknet_graph import graph
 from convert.formats._darknet_write import write_listing
 from convert.formats._mapped import mapped

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from convert import _guard
 from convert.formats import _caffe_prototxt as prototxt
-from convert.formats import _guard
 from convert.formats._caffe_graph import fed_channels, graph
 from convert.formats._caffe_layers import CONVOLUTIONS, Layer, layers
 from convert.formats._caffe_schema import one

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from convert._guard import check, correlation_only, reading
 from convert.formats import _flaxtree, _msgpack, _orbax
-from convert.formats._guard import check, correlation_only, reading
 from convert.formats._mapped import mapped, stored
 from convert.kinds import is_dict, is_list, is_row, is_view
 from convert.source import Part, Shape, Source, Stored

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import check, reading
 from convert.formats import _flux
-from convert.formats._guard import check, reading
 from convert.formats._hdf5 import Dataset, Group, Hdf5, Type
 from convert.formats._hdf5_bytes import UNDEFINED
 from convert.formats._jld2write import Numbers, write_tree

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from convert._guard import check, reading
 from convert.formats import _hdf5, _keras_archive, _keras_legacy, _keras_v3
-from convert.formats._guard import check, reading
 from convert.formats._hdf5 import Group, Hdf5
 from convert.formats._keras_config import MAX_CONFIG_BYTES, parse, specs
 from convert.formats._keras_graph import NotUnderstood, graph

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from convert._guard import check, reading
 from convert.core import COUNTER
 from convert.formats import _hdf5, _mat5, _mat73, _matgraph, _matlayers
-from convert.formats._guard import check, reading
 from convert.formats._mapped import mapped
 from convert.formats._mat import Matrix, Value
 from convert.source import Part, Shape, Source, Stored

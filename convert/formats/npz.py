@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from convert._guard import MAX_RANK, MAX_TENSORS, SPARE_BYTES, check, reading
 from convert.core import COUNTER
 from convert.formats import _lasagne, _named, _pickles, flax
-from convert.formats._guard import MAX_RANK, MAX_TENSORS, SPARE_BYTES, check, reading
 from convert.formats._mapped import mapped, stored
 from convert.kinds import is_dict
 from convert.source import Part, Shape, Source, Stored, in_memory

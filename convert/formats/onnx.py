@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from convert import execute
-from convert.formats import _guard, _onnx_export, _onnx_graph, _onnx_ops, _onnx_proto, _wire
+from convert import _guard, execute
+from convert.formats import _onnx_export, _onnx_graph, _onnx_ops, _onnx_proto, _wire
 from convert.graph import Graph
 from convert.source import Convention, Part, Source, Stored
 from weights.errors import ConvertError, MalformedFile

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from convert._guard import MAX_TENSORS
 from convert.core import strip_wrappers
-from convert.formats._guard import MAX_TENSORS
 from convert.formats._picklearrays import Call
 from convert.formats._torch import numpy_dtype
 from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, extent, opened
@@ -84,7 +84,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
     """
     import torch
 
-    from convert.formats._guard import correlation_only
+    from convert._guard import correlation_only
     from convert.formats._torch import as_tensor
 
     del metadata

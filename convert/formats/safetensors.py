@@ -178,8 +178,8 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
     Raises:
         ConvertError: kernels of true convolution were asked for, or a dtype is not one of `DTYPES`.
     """
+    from convert._guard import correlation_only
     from convert.formats import flax
-    from convert.formats._guard import correlation_only
 
     if metadata.get("naming") == "flax":
         save_stored(flax.flat_names(parts, convention), path, metadata)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.formats import _guard, _tf_bundle, _tf_table
+from convert import _guard
+from convert.formats import _tf_bundle, _tf_table
 from convert.formats._tf_bundle import Bundle, Entry
 from convert.source import Source, Stored
 from convert.steps import from_layout

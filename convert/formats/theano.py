@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from convert._guard import reading
 from convert.formats import _lasagne, _pickles
-from convert.formats._guard import reading
 from convert.formats._mapped import mapped
 from convert.source import Part, Source
 from weights.errors import ConvertError, UnsupportedFormat

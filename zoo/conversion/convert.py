@@ -15,11 +15,11 @@ import torch
 
 import weights
 from convert import certificate, formats, names, sandbox
+from convert._guard import correlation_only
 from convert.certificate import Certificate
 from convert.core import COUNTER
 from convert.evidence import Decision
 from convert.formats import safetensors
-from convert.formats._guard import correlation_only
 from convert.source import CONVENTIONS, SPATIALS, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
