@@ -148,7 +148,7 @@ class _Maps:
             return rows(y), self._of_row(row, there, norm)
         y = empty_map(x.shape[0], len(kernel), *x.shape[2:], like=x)
         with followed_by_ours(True):
-            partials = pointwise_stats.partial_product(x, kernel, stats, *affine, act, y)
+            partials = pointwise_stats.partial_product(x, kernel, stats, *affine, act=act, out=y)
             return y, join(partials, torch.empty((3, len(kernel)), device=x.device), there, there or (), norm.eps, norm.momentum)
 
     def applied(self, x: Tensor, stats: Tensor, affine: Affine, act: str) -> Tensor:
@@ -179,7 +179,7 @@ class _Maps:
         total, to = maps
         parts = (gradient, kernel, x, stats, total, *affine)
         if self.runs:
-            return owe(pointwise_stats_input_add.partial_add(*parts, act, to), owed, stats, affine[0])
+            return owe(pointwise_stats_input_add.partial_add(*parts, act=act, out=to), owed, stats, affine[0])
         added, sums = pointwise_stats_input_add.reference(*parts, act=act)
         to.copy_(added)
         slant = stats[1] * stats[2] if affine[0] is None else stats[1] * stats[2] * affine[0]

@@ -249,9 +249,8 @@ def norm_act_conv(
     stats = torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
     running = None if running_mean is None or running_var is None else (running_mean, running_var)
     with torch.no_grad():
-        take_statistics(
-            x.detach(), row, stats, running, running or (), eps=eps, momentum=momentum, training=training, group=group, config=None
-        )
+        moved = {"eps": eps, "momentum": momentum, "training": training}
+        take_statistics(x.detach(), stats, running, running or (), **moved, group=group, row=row)
         if running and training:
             torch.autograd.graph.increment_version(running)
     return _ConvStats.apply(x, weight, bias, kernel, stats, act, group if training else None)  # pyright: ignore[reportReturnType]

@@ -66,7 +66,8 @@ class _ConvNormAct(torch.autograd.Function):
 
 
 def _made(node: Any, x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor, sums: Tensor) -> Tensor:
-    return pointwise_norm.once_more(x, packed, sums, weight, bias, eps=node.eps, act=node.act, config=node.config)
+    how = {"eps": node.eps, "act": node.act, "config": node.config}
+    return pointwise_norm.once_more(x, factor=weight, shift=bias, packed=packed, sums=sums, **how)
 
 
 def _again(node: Any, x: Tensor, _: Tensor, weight: Tensor, *saved: Any) -> Tensor:

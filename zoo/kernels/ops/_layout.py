@@ -44,6 +44,18 @@ def reachable(*maps: Tensor | None) -> bool:
     return all(m is None or m.numel() == 0 or sum((s - 1) * t for s, t in zip(m.shape, m.stride(), strict=True)) <= LARGEST for m in maps)
 
 
+def unreadable(*maps: Tensor | None, small: bool = True) -> str:
+    """Return why kernels can't read or write maps, "" where they can; `small` says whether what else they index is."""
+    if any(m is not None and pixel_stride(m) is None for m in maps):
+        return "not in channels_last memory"
+    return "" if small and reachable(*maps) else "larger than 32-bit indices reach"
+
+
+def per_channel(x: Tensor, *vectors: Tensor | None, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> bool:
+    """Tell whether vectors, those that are given, are contiguous, of one of these types and have a number for each channel of `x`."""
+    return all(v is None or (v.shape == x.shape[1:2] and v.dtype in dtypes and v.is_contiguous()) for v in vectors)
+
+
 def out_size(size: int, kernel: int, stride: int, before: int, after: int, dilation: int = 1) -> int:
     """Return the pixels that a window leaves of `size` pixels padded by `before` and `after`."""
     return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1

@@ -17,9 +17,11 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._activation import ACTIVATIONS, activate
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._drawing import Drawing, given
+from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced, vector_width
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {}
@@ -56,19 +58,18 @@ def reference(
     return ACTIVATIONS[pre_act](y).mean((2, 3), keepdim=True).to(out_dtype or x.dtype)
 
 
-def supports(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> str:
+@of(reference)
+def supports(x, scale, shift, pre_act, out_dtype) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
-    if x.dim() != 4 or x.dtype not in DTYPES or (options.get("out_dtype") or x.dtype) not in DTYPES:
+    if x.dim() != 4 or x.dtype not in DTYPES or (out_dtype or x.dtype) not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
-    if options.get("pre_act", "none") not in ACTIVATIONS:
+    if pre_act not in ACTIVATIONS:
         return "unknown activation"
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype != torch.float32 or not p.is_contiguous()) for p in (scale, shift)):
+    if not per_channel(x, scale, shift):
         return "scale and shift are not float32, one for each channel"
     if x.shape[2] * x.shape[3] == 0:
         return "no pixels to average"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(x) else "larger than 32-bit indices reach"
+    return unreadable(x)
 
 
 @triton.jit
@@ -143,7 +144,8 @@ def add_parts(parts: Tensor, out: Tensor, out_step: int, factor: float = 1.0, bi
     _add[grid](parts, bias, out, count, size, out_step, factor, PARTS=rows, BLOCK=block, num_warps=4, **overlap(parts))
 
 
-def configs(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: pixels and channels of a tile, parts an image is summed in, and warps."""
     n, c, h, w = x.shape
     sizes = [(16, 64, 4), (32, 64, 4), (64, 32, 4), (16, 128, 4), (32, 128, 8)]
@@ -159,23 +161,14 @@ def configs(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None,
 
 
 def partial_sums(
-    x: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    pre_act: str,
-    config: dict[str, int],
-    out: Tensor | None = None,
-    factor: float = 1.0,
+    x: Tensor, scale: Any, shift: Any, pre_act: str, config: dict[str, int], out: Tensor | None = None, factor: float = 1.0
 ) -> Tensor:
     """Return the float32 sums (N, parts, C) of ``pre_act(x * scale + shift)`` over parts of the pixels, as squeeze_excite takes them."""
     n, c, h, w = x.shape
     parts = config["parts"]
-    step = c
+    step, x_step = c if out is None else pixel_stride(out) or c, pixel_stride(x) or c
     if out is None:
         out = torch.empty((n, parts, c), dtype=torch.float32, device=x.device)
-    else:
-        step = pixel_stride(out) or c
-    x_step = pixel_stride(x) or c
     v = vector_width(c, x_step, step)
     blocks = triton.cdiv(c, config["block"])
     constants: dict[str, Any] = {"PRE": pre_act, "V": v, "PIXELS": config["pixels"], "BLOCK": config["block"], "num_warps": config["warps"]}
@@ -184,23 +177,14 @@ def partial_sums(
     return out
 
 
-def launch(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    pre_act: str = "none",
-    out_dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(x, scale, shift, pre_act, out_dtype, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel, and a second one where `config` has several parts; see `reference`. `out` may be a channel slice."""
     n, c, h, w = x.shape
     if out is None:
         out = empty_map(n, c, 1, 1, x, out_dtype)
     if out.numel() == 0:
         return out
-    config = config or configs(x)[0]
     if config["parts"] == 1:
         return partial_sums(x, scale, shift, pre_act, config, out, 1 / (h * w))
     parts = partial_sums(x, scale, shift, pre_act, config)
@@ -208,10 +192,11 @@ def launch(
     return out
 
 
-def cost(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(x, scale, shift, out_dtype, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     parts = (scale is not None) + (shift is not None)
-    pooled = x.shape[0] * x.shape[1] * (options.get("out_dtype") or x.dtype).itemsize
+    pooled = x.shape[0] * x.shape[1] * (out_dtype or x.dtype).itemsize
     return x.numel() * (1 + parts), x.numel() * x.element_size() + pooled + 4 * parts * x.shape[1]
 
 
@@ -235,14 +220,13 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    args: dict[str, Any] = {"x": sliced(case["shape"], case.get("wide", 0), dtype, device, generator)}
+    draw = Drawing(*how)
+    args: dict[str, Any] = {"x": draw.map(case["shape"], case.get("wide", 0)), **given(case, "pre_act", "out_dtype")}
     if case.get("affine"):
-        args["scale"], args["shift"] = torch.randn((2, case["shape"][1]), generator=generator, device=generator.device).to(device)
-    if "out_dtype" in case:
-        args["out_dtype"] = getattr(torch, case["out_dtype"])
-    return args | {"pre_act": case.get("pre_act", "none")}
+        args["scale"], args["shift"] = draw.normal(2, case["shape"][1])
+    return args
 
 
 @torch.library.custom_op("kernelzoo::global_pool", mutates_args=())

@@ -12,14 +12,14 @@ import torch
 import triton
 from torch import Tensor
 
-from zoo.kernels.ops import pointwise_stats
+from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
+from zoo.kernels.ops._arguments import launches, of
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import weight_kernel
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """The gradient is float32, but normalised inputs are rounded, as the convolution rounds them."""
@@ -54,15 +54,8 @@ def reference(
     return torch.einsum("nkhw,nchw->kc", gradient.to(z.dtype), z)
 
 
-def supports(
-    gradient: Tensor,
-    x: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-) -> str:
+@of(reference)
+def supports(gradient, x, **norm) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if gradient.dim() != 4 or gradient.dtype not in DTYPES or (gradient.shape[0], *gradient.shape[2:]) != (x.shape[0], *x.shape[2:]):
         return "a gradient of other pixels, or not of float32, bfloat16 or float16"
@@ -70,10 +63,11 @@ def supports(
         return "maps of several types"
     if pixel_stride(gradient) is None or not reachable(gradient):
         return "not in channels_last memory, or larger than 32-bit indices reach"
-    return pointwise_stats.supports(x, x.new_empty((gradient.shape[1], x.shape[1]), device="meta"), stats, factor, shift, act=act)
+    return pointwise_stats.supports(x, x.new_empty((gradient.shape[1], x.shape[1]), device="meta"), **norm)
 
 
-def configs(gradient: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
+@of(reference)
+def configs(gradient, x, **_) -> list[dict[str, Any]]:
     """Return launch parameters, the best guess first: a tile's output and input channels, rows at a time, warps, stages, programs."""
     half = x.element_size() == 2
     high, across = (max(16, min(128 if half else 64, triton.next_power_of_2(c))) for c in (gradient.shape[1], x.shape[1]))
@@ -88,31 +82,14 @@ def configs(gradient: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dic
     return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(every)]
 
 
-def launch(
-    gradient: Tensor,
-    x: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-    out: Tensor | None = None,
-    config: dict[str, Any] | None = None,
-) -> Tensor:
+@launches(reference, configs, tuned=True)
+def launch(gradient, x, stats, factor, shift, act, config, out: Tensor | None = None) -> Tensor:
     """Run the kernels; see `reference`. `out` is contiguous, of any floating dtype."""
     cin, cout, rows = x.shape[1], gradient.shape[1], x.numel() // max(1, x.shape[1])
     if out is None:
         out = torch.empty((cout, cin), dtype=torch.float32, device=x.device)
     if x.numel() == 0:
         return out.zero_()
-    if config is None:
-        tensors = (gradient, x, stats, factor, shift)
-        config = chosen(
-            "pointwise_stats_weight_grad",
-            (*tensors, act),
-            lambda: configs(gradient, x),
-            lambda c: launch(*tensors, act=act, config=c),
-        )
     g_step, x_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin
     v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, g_step)
     tiles = triton.cdiv(cout, config["BM"]) * triton.cdiv(cin, config["BN"])
@@ -127,19 +104,18 @@ def launch(
     return add(partials, out)
 
 
-def cost(gradient: Tensor, x: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, x, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     cin, cout = x.shape[1], gradient.shape[1]
     return 2 * gradient.numel() * cin, gradient.numel() * gradient.element_size() + x.numel() * x.element_size() + 4 * cin * cout
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    n, _, h, w = case["shape"]
-    args = pointwise_stats.make(case, dtype, device, generator)
+    args = pointwise_stats_input_grad.make(case, *how)
     args.pop("weight")
-    wide = case.get("wide", 0) and case["outputs"] + 16
-    return {"gradient": sliced((n, case["outputs"], h, w), wide, dtype, device, generator), **args}
+    return args
 
 
 @torch.library.custom_op("kernelzoo::pointwise_stats_weight_grad", mutates_args=())

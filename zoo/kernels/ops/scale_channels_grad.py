@@ -15,9 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._drawing import Drawing
+from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
 from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {}
@@ -39,20 +41,20 @@ def reference(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor
     return (g * gate.to(wide)[:, :, None, None]).to(x.dtype), (g * x.to(wide)).sum((2, 3))
 
 
-def rival(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+@of(reference)
+def rival(gradient, x, gate) -> tuple[Tensor, Tensor]:
     """Compute the same as PyTorch's autograd does, for a comparison of times."""
     return gradient * gate.to(x.dtype)[:, :, None, None], (gradient * x).sum((2, 3))
 
 
-def supports(gradient: Tensor, x: Tensor, gate: Tensor) -> str:
+@of(reference)
+def supports(gradient, x, gate) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES or gradient.dtype not in DTYPES:
         return "not maps of float32, bfloat16 or float16"
     if gradient.shape != x.shape or gate.shape != x.shape[:2] or gate.dtype not in DTYPES or not gate.is_contiguous():
         return "shapes that don't belong together"
-    if pixel_stride(gradient) is None or pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(gradient, x) else "larger than 32-bit indices reach"
+    return unreadable(gradient, x)
 
 
 @triton.jit
@@ -86,7 +88,8 @@ def _scale_back(
     tl.store(gate_out + (image * channels + c), tl.sum(sums, axis=0, keep_dims=True), mask=live)
 
 
-def configs(gradient: Tensor, x: Tensor, gate: Tensor) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: columns of a tile, warps, and tiles in flight."""
     sizes = [(64, 4, 2), (32, 4, 2), (64, 8, 2), (64, 4, 4), (128, 8, 2), (32, 8, 1), (64, 2, 2)]
     if x.shape[0] * x.shape[1] < 132 * 128:
@@ -94,20 +97,13 @@ def configs(gradient: Tensor, x: Tensor, gate: Tensor) -> list[dict[str, int]]:
     return [{"columns": columns, "warps": warps, "unroll": unroll} for columns, warps, unroll in sizes]
 
 
-def launch(
-    gradient: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    *,
-    out: tuple[Tensor, Tensor] | None = None,
-    config: dict[str, int] | None = None,
-) -> tuple[Tensor, Tensor]:
+@launches(reference, configs)
+def launch(gradient, x, gate, config, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Run the kernel; see `reference`. The map of `out` may be a channel slice."""
     n, c, h, w = x.shape
     of_x, of_gate = out or (empty_map(n, c, h, w, x), torch.empty((n, c), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return of_x, of_gate.zero_()
-    config = config or configs(gradient, x, gate)[0]
     steps = [pixel_stride(m) or c for m in (gradient, x, of_x)]
     v = math.gcd(16 // x.element_size(), c, *steps)
     columns = min(config["columns"], triton.next_power_of_2(c))
@@ -120,7 +116,8 @@ def launch(
     return of_x, of_gate
 
 
-def cost(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, x, gate) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     return 3 * x.numel(), x.numel() * (2 * x.element_size() + gradient.element_size()) + gate.numel() * (gate.element_size() + 4)
 
@@ -142,7 +139,7 @@ LARGE_CASES: list[dict[str, Any]] = [
 
 def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
     """Return the arguments of a case."""
-    gradient, x = (sliced(case["shape"], case.get("wide", 0), dtype, device, generator) for _ in range(2))
+    gradient, x = (Drawing(dtype, device, generator).map(case["shape"], case.get("wide", 0)) for _ in range(2))
     gate = torch.rand(case["shape"][:2], generator=generator, device=generator.device).to(device, dtype)
     return {"gradient": gradient, "x": x, "gate": gate}
 
