@@ -4,7 +4,6 @@ Statistics of a block's channels are rows of counts, means and sums of squared d
 BatchNorms of many layers owe their channels' gradients is (2, C), a level and a tilt.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false

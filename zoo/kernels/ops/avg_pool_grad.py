@@ -1,6 +1,5 @@
 """The way back through average pooling whose windows lie side by side: each gradient is spread over its window, once."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -19,10 +18,10 @@ from zoo.kernels.ops._arguments import launches, of
 from zoo.kernels.ops._drawing import Drawing
 from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
 from zoo.kernels.ops._overlap import begin, overlap
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 MOST_TAPS = 64
 
 
@@ -97,15 +96,14 @@ def _backward(
 @of(reference)
 def configs(**_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: vectors a program handles, and its warps."""
-    return [{"block": block, "warps": warps} for block, warps in ((128, 4), (256, 4), (64, 2), (256, 8), (512, 8), (64, 1))]
+    return named("block warps", ((128, 4), (256, 4), (64, 2), (256, 8), (512, 8), (64, 1)))
 
 
 @launches(reference, configs)
 def launch(gradient, size, kernel, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     (n, c, oh, ow), (h, w), (kh, kw) = gradient.shape, size, kernel
-    if out is None:
-        out = empty_map(n, c, h, w, gradient)
+    out = empty_map(n, c, h, w, gradient) if out is None else out
     if out.numel() == 0:
         return out
     g_step, out_step = (pixel_stride(m) or c for m in (gradient, out))

@@ -21,6 +21,7 @@ from zoo.kernels.ops._fold import second_reading
 from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._norm import PASSES, apply, join, partial_statistics
 from zoo.kernels.ops._overlap import followed_by_ours
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -127,7 +128,7 @@ def configs(x, **_) -> list[dict[str, int]]:
     if small:
         sizes = [(64, 4, 8, 132, 128, 4, 4), (64, 4, 8, 264, 128, 4, 2), (64, 4, 8, 396, 64, 4, 8), (64, 4, 2, 264, 64, 4, 1)]
         sizes += [(32, 8, 2, 264, 32, 4, 1), (64, 8, 4, 132, 64, 4, 2)]
-    return [dict(zip(PASSES, size, strict=True)) for size in sizes]
+    return named(PASSES, sizes)
 
 
 def take_statistics(

@@ -20,6 +20,7 @@ from zoo.kernels.ops._fold import second_reading
 from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._norm import PASSES
 from zoo.kernels.ops._norm_grad import back, reduce
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -102,7 +103,7 @@ def configs(x, kept, **_) -> list[dict[str, int]]:
     if x.numel() * x.element_size() >= 16_000_000:  # three maps are read where one is kept: fewer tiles hide their waiting
         first, second = (2, 1) if kept is not None else (1, 2)
         sizes = [sizes[first], sizes[second], *(size for index, size in enumerate(sizes) if index not in (first, second))]
-    return [dict(zip(PASSES, size, strict=True)) for size in sizes]
+    return named(PASSES, sizes)
 
 
 @launches(reference, configs, tuned=True, by=("gradient", "x", "kept", "act"))

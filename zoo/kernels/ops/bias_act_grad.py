@@ -1,6 +1,5 @@
 """The way back through a bias for each channel and an activation: the gradient before them, and the bias's, in one pass."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -22,10 +21,10 @@ from zoo.kernels.ops._layout import empty_map, unreadable
 from zoo.kernels.ops._norm import channel_of, inside, whole_rows
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 
 
 def reference(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, *, act: str = "none") -> tuple[Tensor, ...]:
@@ -124,7 +123,7 @@ def configs(gradient, **_) -> list[dict[str, int]]:
     sizes = [(64, 8, 2, 396), (64, 4, 2, 792), (128, 8, 2, 396), (64, 8, 4, 264), (64, 8, 1, 528), (32, 8, 2, 396), (64, 4, 4, 528)]
     if gradient.numel() * gradient.element_size() <= 8_000_000:
         sizes = [(64, 8, 1, 264), (64, 4, 1, 396), (32, 8, 1, 264), (64, 8, 2, 132), (32, 4, 2, 264)]
-    return [dict(zip(("columns", "warps", "unroll", "programs"), size, strict=True)) for size in sizes]
+    return named("columns warps unroll programs", sizes)
 
 
 @launches(reference, configs, tuned=True)

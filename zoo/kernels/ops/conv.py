@@ -172,7 +172,7 @@ def borrow(workspace: Tensor | None, config: Config, tiles: int, rows: int, x: T
 @launches(reference, configs)
 def launch(
     x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, act, pre_act, tf32, out_dtype, config,
-    out: Tensor | None = None, workspace: Tensor | None = None,
+    out: Tensor | None = None, workspace: Tensor | None = None, diagonal: int = 0,
 ) -> Tensor:  # fmt: skip
     """Run the kernel; see `reference` for the arguments and `supports` for what it takes.
 
@@ -182,6 +182,7 @@ def launch(
         out: where to write, maybe a channel slice, or `residual` itself; made if None.
         config: one of `configs`.
         workspace: for configs that split k, see the function of that name; without one, every launch zeroes a fresh one.
+        diagonal: input channels of a block of a block-diagonal weight, as `grouped` has it; 0 for a dense one.
 
     Returns:
         `out`. Products accumulate in float32; split sums are added in a fixed order, so equal launches give equal bits.
@@ -189,18 +190,17 @@ def launch(
     Raises:
         ValueError: where the arguments are none that `supports` takes, or the workspace is too small.
     """
-    n, c, h, w = x.shape
-    k, _, kh, kw = weight.shape
+    n, _, h, w = x.shape
+    k, c, kh, kw = weight.shape
     ho, wo = _sizes(x, weight, stride, padding, dilation)
-    if out is None:
-        out = empty_map(n, k, ho, wo, x, out_dtype)
+    out = empty_map(n, k, ho, wo, x, out_dtype) if out is None else out
     rows = n * ho * wo
     if rows == 0:
         return out
     ldx, ldo = pixel_stride(x), pixel_stride(out)
     ldr = ldo if residual is None else pixel_stride(residual)
     if ldx is None or ldo is None or ldr is None:
-        raise ValueError("conv needs channels_last maps or channel slices of such")
+        raise ValueError("a convolution needs channels_last maps or channel slices of such")
     if pixel_stride(weight) != c:
         raise ValueError("conv needs its weight in channels_last memory: pack it first")
     x_unit = gcd(c, ldx, 16)
@@ -226,7 +226,7 @@ def launch(
         rows, h, w, ho, wo, c // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
         X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=flat, MASKED=bool(top or bottom or left or right),
         EVEN=(kh * kw * c if fold else c) % bk == 0, FOLD=fold, BY_IMAGE=alone,
-        DIAGONAL=0, FEW=split > 1 and span < bm,
+        DIAGONAL=diagonal, FEW=split > 1 and span < bm,
         KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1], PRE_ACT=pre_act, ACT=act,
         PRECISION="tf32" if tf32 else "ieee", BM=bm, BN=bn, BK=bk, GROUP=config["GROUP"], SPLIT=split,
         EARLY=config["EARLY"] and residual is not None, num_warps=config["warps"], num_stages=config["stages"], **overlap(x),

@@ -1,6 +1,5 @@
 """Cross-entropy with smoothed labels and its gradient in one reading of the logits: a program holds an image's scores in registers."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -24,7 +23,6 @@ from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """Results are float32 whatever the logits are."""
 
-PACK: dict[str, Any] = {}
 IGNORED = -100
 """The label of images that don't count, as in PyTorch."""
 

@@ -97,8 +97,7 @@ def launch(x, weight, bias, residual, act, tf32, out: Tensor | None = None, conf
         ValueError: a map's pixels are no rows.
     """
     n, _, h, w = x.shape
-    if out is None:
-        out = empty_map(n, weight.shape[0], h, w, x)
+    out = empty_map(n, weight.shape[0], h, w, x) if out is None else out
     if out.numel() == 0:
         return out
     rows, result, factor = _rows(x), _rows(out), weight.t()

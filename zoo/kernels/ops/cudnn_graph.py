@@ -275,8 +275,7 @@ def launch(x, weight, bias, residual, out: Tensor | None = None, config: Config 
         RuntimeError: cuDNN has no such plan for these arguments.
         ValueError: a map's pixels are no rows.
     """
-    if out is None:
-        out = empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, options), x)
+    out = empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, options), x) if out is None else out
     if out.numel() == 0:
         return out
     x = x if _aligned(x) else x.clone(memory_format=torch.channels_last)

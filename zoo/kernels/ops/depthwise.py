@@ -7,7 +7,6 @@ a warp's accesses are contiguous. Instructions are as much the limit as memory, 
 only where a patch can leave the image, and taps that always fall outside are left out.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -189,8 +188,7 @@ def launch(x, weight, bias, stride, padding, dilation, act, sums, config, out: T
     c = config
     n, channels, height, width = x.shape
     (kh, kw), (out_height, out_width) = kernel_size(weight), out_sizes(x, weight, stride, padding, dilation)
-    if out is None:
-        out = empty_map(n, channels, out_height, out_width, x)
+    out = empty_map(n, channels, out_height, out_width, x) if out is None else out
     pitch, out_pitch = pixel_stride(x), pixel_stride(out)
     if pitch is None or out_pitch is None:
         raise ValueError("depthwise: a map's channels are not beside each other")

@@ -1,6 +1,5 @@
 """The input's gradient of a depthwise convolution: with stride 1 the convolution by the turned kernel, else a kernel of its own."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -108,8 +107,7 @@ def channels_of_tile(channels: int, most: int) -> int:
 def launch(gradient, weight, size, stride, padding, dilation, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; arguments as in `reference`, but the weight packed (KH, KW, C). `out` may be a channel slice."""
     n, c, oh, ow = gradient.shape
-    if out is None:
-        out = empty_map(n, c, *size, like=gradient)
+    out = empty_map(n, c, *size, like=gradient) if out is None else out
     if out.numel() == 0:
         return out
     if tuple(stride) == (1, 1):

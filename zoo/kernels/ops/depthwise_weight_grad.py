@@ -1,6 +1,5 @@
 """The weight's gradient of a depthwise convolution: sums of products over all pixels, added in an order that doesn't change."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""
-
-PACK: dict[str, Any] = {}
 
 
 def reference(
@@ -106,8 +103,7 @@ def launch(gradient, x, kernel, stride, padding, config, out: Tensor | None = No
     """Run the kernels; see `reference`. `out` is contiguous, of any floating dtype."""
     n, c, oh, ow = gradient.shape
     (kh, kw), (sh, sw), (top, left) = kernel, stride, padding
-    if out is None:
-        out = torch.empty((c, kh, kw), dtype=torch.float32, device=x.device)
+    out = torch.empty((c, kh, kw), dtype=torch.float32, device=x.device) if out is None else out
     if x.numel() == 0:
         return out.zero_()
     g_step, x_step = pixel_stride(gradient) or c, pixel_stride(x) or c

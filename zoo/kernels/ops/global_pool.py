@@ -3,7 +3,6 @@
 Where images are few and large, programs sum parts of the pixels and a second launch adds the parts, always in the same order.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -24,7 +23,6 @@ from zoo.kernels.ops._overlap import begin, overlap
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 
 
 def reference(
@@ -167,8 +165,7 @@ def partial_sums(
     n, c, h, w = x.shape
     parts = config["parts"]
     step, x_step = c if out is None else pixel_stride(out) or c, pixel_stride(x) or c
-    if out is None:
-        out = torch.empty((n, parts, c), dtype=torch.float32, device=x.device)
+    out = torch.empty((n, parts, c), dtype=torch.float32, device=x.device) if out is None else out
     v = vector_width(c, x_step, step)
     blocks = triton.cdiv(c, config["block"])
     constants: dict[str, Any] = {"PRE": pre_act, "V": v, "PIXELS": config["pixels"], "BLOCK": config["block"], "num_warps": config["warps"]}
@@ -181,8 +178,7 @@ def partial_sums(
 def launch(x, scale, shift, pre_act, out_dtype, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel, and a second one where `config` has several parts; see `reference`. `out` may be a channel slice."""
     n, c, h, w = x.shape
-    if out is None:
-        out = empty_map(n, c, 1, 1, x, out_dtype)
+    out = empty_map(n, c, 1, 1, x, out_dtype) if out is None else out
     if out.numel() == 0:
         return out
     if config["parts"] == 1:

@@ -9,7 +9,6 @@ Source: Xie et al., Aggregated Residual Transformations for Deep Neural Networks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from ._activation import ACTIVATIONS
 from ._arguments import launches, of
 from ._dense import conv_kernel
 from ._layout import LARGEST, empty_map, pixel_stride, reachable
-from ._overlap import overlap
 from ._tiles import tiled
 
 Config = dict[str, Any]
@@ -138,9 +136,7 @@ def workspace(config: Config) -> int:
 
 
 @launches(reference, configs)
-def launch(
-    x, weight, bias, residual, groups, stride, padding, dilation, act, tf32, config, out: Tensor | None = None, workspace: Any = None
-) -> Tensor:
+def launch(x, weight, groups, config, out: Tensor | None = None, workspace: Tensor | None = None, **rest) -> Tensor:
     """Run the kernel; see `reference` for the arguments and `supports` for what it takes.
 
     Args:
@@ -156,37 +152,10 @@ def launch(
     Raises:
         ValueError: where the maps are not channels_last, the weight is not packed, or the workspace is too small.
     """
-    n, c, h, w = x.shape
-    k, wide, kh, kw = weight.shape
-    if wide != c // groups * together(c // groups) or pixel_stride(weight) != wide:
+    each, wide = x.shape[1] // groups, weight.shape[1]
+    if wide != each * together(each) or pixel_stride(weight) != wide:
         raise ValueError("grouped needs its weight packed")
-    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
-    if out is None:
-        out = empty_map(n, k, ho, wo, x)
-    rows = n * ho * wo
-    if rows == 0:
-        return out
-    ldx, ldo = pixel_stride(x), pixel_stride(out)
-    ldr = ldo if residual is None else pixel_stride(residual)
-    if ldx is None or ldo is None or ldr is None:
-        raise ValueError("grouped needs channels_last maps or channel slices of such")
-    bm, bn, bk, split = config["BM"], config["BN"], config["BK"], config["SPLIT"]
-    tiles = triton.cdiv(rows, bm) * triton.cdiv(k, bn)
-    counters, partials = dense.borrow(workspace, config, tiles, rows, x)
-    top, bottom, left, right = padding
-    fold = wide if kh * kw > 1 and wide % bk else 0
-    x_unit, out_unit = gcd(wide, ldx, 16), gcd(k, ldo, ldr, 16)
-    conv_kernel[(tiles, split)](
-        x, weight, bias, residual, None, None, None, out, counters, partials,
-        rows, h, w, ho, wo, wide // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
-        X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=kh * kw == 1 and tuple(stride) == (1, 1) and not any(padding),
-        MASKED=bool(top or bottom or left or right), EVEN=(kh * kw * wide if fold else wide) % bk == 0, FOLD=fold,
-        BY_IMAGE=False, DIAGONAL=wide, FEW=split > 1 and rows < bm,
-        KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1],
-        PRE_ACT="none", ACT=act, PRECISION="tf32" if tf32 else "ieee", BM=bm, BN=bn, BK=bk, GROUP=config["GROUP"], SPLIT=split,
-        EARLY=config["EARLY"] and residual is not None, num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
-    )  # fmt: skip
-    return out
+    return dense.launch(x, weight, config=config, out=out, workspace=workspace, diagonal=wide, **rest)
 
 
 @of(reference)

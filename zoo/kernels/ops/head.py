@@ -4,7 +4,6 @@ A program owns some classes and some input channels, and averages the pixels of 
 in the L2 cache. With several parts of the channels a second launch adds the parts, always in the same order.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -169,8 +168,7 @@ def launch(x, weight, bias, scale, shift, pre_act, out_dtype, config, out: Tenso
     """Run the kernel, and a second one where `config` has several parts; see `reference`. `out` is contiguous."""
     n, c, h, w = x.shape
     classes = weight.shape[0]
-    if out is None:
-        out = torch.empty((n, classes), dtype=out_dtype or x.dtype, device=x.device)
+    out = torch.empty((n, classes), dtype=out_dtype or x.dtype, device=x.device) if out is None else out
     if out.numel() == 0:
         return out
     split = config["parts"]

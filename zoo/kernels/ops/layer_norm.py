@@ -1,6 +1,5 @@
 """Layer normalisation over the channels of every pixel (Ba et al., "Layer Normalization", 2016), as ConvNeXt and transformers have it."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -21,7 +20,6 @@ from zoo.kernels.ops._overlap import begin, overlap
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 WIDEST = 8192
 """Channels that a program holds at once."""
 PROGRAMS = 264
@@ -106,8 +104,7 @@ def configs(x, **_) -> list[dict[str, int]]:
 def launch(x, scale, shift, eps, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice, or `x`."""
     n, c, h, w = x.shape
-    if out is None:
-        out = empty_map(n, c, h, w, x)
+    out = empty_map(n, c, h, w, x) if out is None else out
     if out.numel() == 0:
         return out
     x_step, out_step = pixel_stride(x) or c, pixel_stride(out) or c

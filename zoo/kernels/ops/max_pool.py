@@ -1,6 +1,5 @@
 """Max pooling that remembers in one byte which tap of a window won, where PyTorch keeps eight; ties go to the first, NaN wins."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -21,13 +20,13 @@ from zoo.kernels.ops._arguments import launches, of
 from zoo.kernels.ops._drawing import Drawing, given
 from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
 from zoo.kernels.ops._overlap import begin, overlap
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
 from zoo.kernels.ops.pool import pooled_size
 
 TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}
 """Values are copied, and the winner is the same one."""
 
-PACK: dict[str, Any] = {}
 MOST_TAPS = 64
 
 
@@ -115,7 +114,7 @@ def _forward(
 @of(reference)
 def configs(**_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: vectors a program handles, and its warps."""
-    return [{"block": block, "warps": warps} for block, warps in ((128, 4), (64, 2), (256, 4), (256, 8), (64, 1), (512, 8))]
+    return named("block warps", ((128, 4), (64, 2), (256, 4), (256, 8), (64, 1), (512, 8)))
 
 
 @launches(reference, configs)

@@ -1,6 +1,5 @@
 """The way back through max pooling: every input pixel asks the few windows that it is in whether it won, so nothing is added twice."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -24,7 +23,6 @@ from zoo.kernels.ops._overlap import begin, overlap
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 CASES, LARGE_CASES = max_pool.CASES, max_pool.LARGE_CASES
 
 
@@ -138,8 +136,7 @@ def configs(**_) -> list[dict[str, int]]:
 def launch(gradient, index, size, kernel, stride, padding, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     (n, c, oh, ow), (h, w), (sh, sw), (top, left) = gradient.shape, size, stride, padding
-    if out is None:
-        out = empty_map(n, c, h, w, gradient)
+    out = empty_map(n, c, h, w, gradient) if out is None else out
     if out.numel() == 0:
         return out
     steps = [pixel_stride(m) or c for m in (gradient, index, out)]

@@ -1,6 +1,5 @@
 """Everything that is done to each element by itself: affine, activation, gate, residual, cast, and the copy into a slice."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -18,10 +17,10 @@ from zoo.kernels.ops._arguments import launches, of
 from zoo.kernels.ops._drawing import Drawing, given
 from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._overlap import assumed, begin, overlap
+from zoo.kernels.ops._tuned import named
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 
 
 def vector_width(*sizes: int) -> int:
@@ -144,15 +143,14 @@ def configs(x, **_) -> list[dict[str, int]]:
     # Below four blocks for each multiprocessor, more and smaller programs hide latency better than vectors in flight do.
     full = vectors > 132 * 4 * 512
     sizes = [(512, 4), (256, 4), (1024, 8), (512, 8), (256, 2), (1024, 4)] if full else [(128, 4), (64, 2), (256, 8), (256, 4)]
-    return [{"block": block, "warps": warps} for block, warps in sizes]
+    return named("block warps", sizes)
 
 
 @launches(reference, configs)
 def launch(x, scale, shift, gate, residual, pre_act, act, out_dtype, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice, and may be `x` itself."""
     n, c, h, w = x.shape
-    if out is None:
-        out = empty_map(n, c, h, w, x, out_dtype)
+    out = empty_map(n, c, h, w, x, out_dtype) if out is None else out
     if x.numel() == 0:
         return out
     steps = [pixel_stride(m) or c for m in (x, out if residual is None else residual, out)]

@@ -4,7 +4,6 @@ A convolution, BatchNorm's statistics and what applies them read and write the c
 from the convolution's input, whose channels are few where this pays: see `_pointwise_norm`. Its way back is `pointwise_norm_grad`.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_norm import finish_kernel, moments_kernel, spread_kernel
-from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops._tuned import chosen, named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {"weight": lambda weight: weight.flatten(1).contiguous()}
-SUMS: tuple[str, ...] = ("rows", "sum_warps", "sum_stages", "programs")
-TILE: tuple[str, ...] = ("BM", "BN", "BK", "warps", "stages")
+SUMS = "rows sum_warps sum_stages programs"
+TILE = "BM BN BK warps stages"
 """Launch parameters of the pass that sums, and of the one that writes."""
 
 
@@ -126,7 +125,7 @@ def tiles(rows: int, outputs: int, inner: int, itemsize: int) -> list[dict[str, 
     most = (min(128 if half else 64, triton.next_power_of_2(rows)), min(256 if half else 64, triton.next_power_of_2(outputs)))
     most = [max(16, size) for size in (*most, min(64 if half else 16, triton.next_power_of_2(inner)))]
     sizes = [(min(bm, most[0]), min(bn, most[1]), min(bk, most[2]), *rest) for bm, bn, bk, *rest in wanted]
-    return [dict(zip(TILE, size, strict=True)) for size in dict.fromkeys(sizes)]
+    return named(TILE, sizes)
 
 
 def _sums(x: Tensor) -> list[dict[str, int]]:
@@ -136,7 +135,7 @@ def _sums(x: Tensor) -> list[dict[str, int]]:
     wanted = [(rows, 4, 4, 2), (rows, 4, 3, 4), (rows, 8, 4, 2), (few, 4, 4, 4)]  # of fewer, each adds more digits up, and loses some
     if x.shape[1] > 64:  # more than four warps have registers for
         wanted = [(rows, 8, 4, 2), (rows, 8, 3, 4), (few, 8, 4, 2), (few, 8, 4, 4)]
-    return [dict(zip(SUMS, entry, strict=True)) for entry in dict.fromkeys(wanted)]
+    return named(SUMS, wanted)
 
 
 @of(reference)

@@ -4,7 +4,6 @@ The gradient and, for the activation's slope, the output are read once, the grad
 residual's too, and read once more: the convolution's map is not needed. See `_pointwise_norm`.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_norm import bend_kernel, products_kernel, settle_kernel, source_kernel
-from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops._tuned import chosen, named
 from zoo.kernels.ops.pointwise import kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = pointwise_norm.PACK
-PRODUCTS: tuple[str, ...] = ("PM", "PN", "PK", "sum_warps", "sum_stages", "programs", "turned")
+PRODUCTS = "PM PN PK sum_warps sum_stages programs turned"
 """Launch parameters of the pass that sums; empty where it is several: the activation's, and a product's."""
 
 
@@ -108,7 +107,7 @@ def _products(gradient: Tensor, x: Tensor, act: str) -> list[dict[str, int]]:
     wanted += [(low, across, deep, 4, 4, 2, 1), (low, across, deep, 4, 3, 4, 0)]
     if across > 64:
         wanted[:2] = wanted[1::-1]
-    found = [dict(zip(PRODUCTS, entry, strict=True)) for entry in dict.fromkeys(wanted)]
+    found = named(PRODUCTS, wanted)
     return [*found[:2], {}, *found[2:]]  # a dictionary that says nothing of the pass: bias_act_grad, and a product for itself
 
 

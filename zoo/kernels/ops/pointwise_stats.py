@@ -1,6 +1,5 @@
 """A 1x1 convolution that normalises and activates its input on the way in, and takes the statistics of its output on the way out."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -22,9 +21,11 @@ from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unread
 from zoo.kernels.ops._norm import join
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import forward_kernel
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+TILE = "BM BN BK warps stages blocks registers"
 LOW = 1.07
 """Times what a pixel costs in a high tile that it costs in a low one (H200, 56 x 56 and 28 x 28 pixels of 256 images)."""
 PACK: dict[str, Any] = {"weight": lambda weight: weight.flatten(1).contiguous()}
@@ -117,8 +118,7 @@ def configs(x, weight, **_) -> list[dict[str, Any]]:
         bm, bn, bk = (max(16, min(most, triton.next_power_of_2(size))) for most, size in ((64, rows), (64, outputs), (16, inner)))
         wanted = [(bm, bn, bk, 8, 4, 2, None), (max(16, bm // 2), bn, bk, 4, 3, 3, None), (bm, max(16, bn // 2), bk, 8, 3, 3, None)]
         wanted += [(max(16, bm // 2), max(16, bn // 2), bk, 4, 4, 4, None), (bm, bn, bk, 8, 3, 2, None)]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
-    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(wanted)]
+    return named(TILE, wanted)
 
 
 def _pixels(rows: int, height: int, across: int, programs: int) -> int:

@@ -1,6 +1,5 @@
 """The way back through a 1x1 convolution and the activation before it, with the sums that the BatchNorm before that needs."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import input_kernel
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -90,9 +90,8 @@ def configs(weight, x, **_) -> list[dict[str, Any]]:
     else:
         bm, bn, deep = min(64, rows), min(64, across), min(16, inner)
         wanted = [(bm, bn, deep, 8, 4, 2, None), (bm // 2, bn, deep, 4, 3, 3, None), (bm, bn // 2, deep, 8, 3, 3, None)]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
-    tiles = [(*(max(16, triton.next_power_of_2(size)) for size in entry[:3]), *entry[3:]) for entry in wanted]
-    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(tiles)]
+    tiles = ((*(max(16, triton.next_power_of_2(size)) for size in entry[:3]), *entry[3:]) for entry in wanted)
+    return named(pointwise_stats.TILE, tiles)
 
 
 @partly(reference)

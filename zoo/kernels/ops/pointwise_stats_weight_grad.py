@@ -1,6 +1,5 @@
 """The weight's gradient of a 1x1 convolution that normalises and activates its input on the way in, as the convolution itself does."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from zoo.kernels.ops._layout import pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import weight_kernel
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """The gradient is float32, but normalised inputs are rounded, as the convolution rounds them."""
 
-PACK: dict[str, Any] = {}
 CASES, LARGE_CASES = pointwise_stats.CASES, pointwise_stats.LARGE_CASES
 
 
@@ -77,17 +76,14 @@ def configs(gradient, x, **_) -> list[dict[str, Any]]:
     wanted += [(max(16, high // 2), max(16, across // 2), deep, 4, 4, 4), (high, across, max(16, deep // 2), 8, 4, 2)]
     # Of 128 x 128 the compiler takes 172 registers a thread where nobody stops it, and spills none of 128, with which two programs fit.
     limit = 128 if half and (high, across) == (128, 128) else None
-    every = [(*wanted[0], limit), *((*entry, None) for entry in wanted)]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
-    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(every)]
+    return named(pointwise_stats.TILE, [(*wanted[0], limit), *((*entry, None) for entry in wanted)])
 
 
 @launches(reference, configs, tuned=True)
 def launch(gradient, x, stats, factor, shift, act, config, out: Tensor | None = None) -> Tensor:
     """Run the kernels; see `reference`. `out` is contiguous, of any floating dtype."""
     cin, cout, rows = x.shape[1], gradient.shape[1], x.numel() // max(1, x.shape[1])
-    if out is None:
-        out = torch.empty((cout, cin), dtype=torch.float32, device=x.device)
+    out = torch.empty((cout, cin), dtype=torch.float32, device=x.device) if out is None else out
     if x.numel() == 0:
         return out.zero_()
     g_step, x_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin

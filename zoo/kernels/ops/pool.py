@@ -4,7 +4,6 @@ A lane owns a vector of channels and slides down `rows` output pixels: input row
 once and carried along, where the kernel exceeds the stride by one, or is 3 at stride 1.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -28,7 +27,6 @@ from zoo.kernels.ops._overlap import begin, overlap
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 LARGEST_KERNEL = 16
 
 
@@ -247,8 +245,7 @@ def launch(
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     n, c, h, w = x.shape
     oh, ow = _out(x, kernel, stride, padding, ceil_mode)
-    if out is None:
-        out = empty_map(n, c, oh, ow, x)
+    out = empty_map(n, c, oh, ow, x) if out is None else out
     if out.numel() == 0:
         return out
     x_step, out_step = pixel_stride(x) or c, pixel_stride(out) or c

@@ -1,6 +1,5 @@
 """The way back through a factor for each image and channel: the map's gradient and the factor's in one pass over both maps."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -19,10 +18,10 @@ from zoo.kernels.ops._arguments import launches, of
 from zoo.kernels.ops._drawing import Drawing
 from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
 from zoo.kernels.ops._overlap import begin, overlap
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 
 
 def reference(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +93,7 @@ def configs(x, **_) -> list[dict[str, int]]:
     sizes = [(64, 4, 2), (32, 4, 2), (64, 8, 2), (64, 4, 4), (128, 8, 2), (32, 8, 1), (64, 2, 2)]
     if x.shape[0] * x.shape[1] < 132 * 128:
         sizes = [(32, 4, 2), (16, 4, 2), (16, 8, 2), (32, 8, 2), (64, 8, 2)]
-    return [{"columns": columns, "warps": warps, "unroll": unroll} for columns, warps, unroll in sizes]
+    return named("columns warps unroll", sizes)
 
 
 @launches(reference, configs)

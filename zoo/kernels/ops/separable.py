@@ -5,7 +5,6 @@ in registers, each input pixel of a row once for all COLS, and multiplies them o
 Wider outputs than BN compute the depthwise part again for every tile of channels; tuning says whether that pays.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -191,8 +190,7 @@ def launch(
     """
     c, (n, channels, height, width), cout = config, x.shape, weight.shape[1]
     (kh, kw), (out_height, out_width) = kernel_size(dw_weight), out_sizes(x, dw_weight, stride, padding, dilation)
-    if out is None:
-        out = empty_map(n, cout, out_height, out_width, x)
+    out = empty_map(n, cout, out_height, out_width, x) if out is None else out
     ldx, ldo, ldr = pixel_stride(x), pixel_stride(out), cout if residual is None else pixel_stride(residual)
     if ldx is None or ldo is None or ldr is None:
         raise ValueError("separable: a map's channels are not beside each other")

@@ -7,7 +7,6 @@ them adds up partial means, which few programs, each with many images, would wai
 Source: Hu, Shen, Sun, "Squeeze-and-Excitation Networks", CVPR 2018, section 3.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -227,8 +226,7 @@ def configs(pooled, weight1, **_) -> list[dict[str, int]]:
 def launch(pooled, weight1, bias1, weight2, bias2, act, gate_act, scale, config, out: Tensor | None = None) -> Tensor:
     """Run one to three kernels on packed weights, as `config` says; see `reference`. `out` is contiguous."""
     n, parts, c = pooled.shape
-    if out is None:
-        out = torch.empty((n, c), dtype=torch.float32, device=pooled.device)
+    out = torch.empty((n, c), dtype=torch.float32, device=pooled.device) if out is None else out
     if out.numel() == 0:
         return out
     r = weight1.shape[0]

@@ -24,6 +24,7 @@ from ._dense import product
 from ._drawing import Drawing, given
 from ._layout import empty_map, out_size, pixel_stride, reachable
 from ._overlap import begin, overlap
+from ._tuned import named
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -169,10 +170,9 @@ def configs(x, weight, stride, padding, tf32, size: tuple[int, int] | None = Non
             (64, bn, 32, 8, 4, 1), (128, bn, 256, 8, 8, 1), (128, bn, 32, 16, 8, 2), (128, bn, 64, 4, 4, 1), (64, bn, 64, 16, 4, 1),
             (128, bn, 32, 2, 8, 1), (256, bn, 32, 4, 8, 1),
         ]  # fmt: skip
-    names = ("bm", "bn", "bk", "tiles", "warps", "stages")
     # Weights are shared among tiles only as far as three programs are left for each multiprocessor.
     spread = [(m, b, k, max(1, min(t, rows * math.ceil(outputs * cout / b) // (m * 132 * 3))), w, s) for m, b, k, t, w, s in tried]
-    return [dict(zip(names, config, strict=True)) for config in dict.fromkeys(spread) if fits(config, depth, x.element_size())]
+    return named("bm bn bk tiles warps stages", (config for config in spread if fits(config, depth, x.element_size())))
 
 
 def fits(config: tuple[int, int, int, int, int, int], depth: int, item: int) -> bool:
@@ -202,8 +202,7 @@ def launch(x, weight, bias, stride, act, tf32, config, size: tuple[int, int], ou
         ValueError: `out` has another shape, or channels that don't lie beside each other.
     """
     n, cout, oh, ow = _shape(x, weight, stride, None, size)
-    if out is None:
-        out = empty_map(n, cout, oh, ow, x)
+    out = empty_map(n, cout, oh, ow, x) if out is None else out
     ld = pixel_stride(out)
     if ld is None or out.shape != (n, cout, oh, ow) or not reachable(out):
         raise ValueError(f"out: {tuple(out.shape)} with strides {out.stride()} instead of channels_last {(n, cout, oh, ow)}")

@@ -23,6 +23,7 @@ from ._dense import product
 from ._drawing import given
 from ._layout import empty_map, pixel_stride, reachable
 from ._overlap import begin, overlap
+from ._tuned import named
 
 TOLERANCE = stem.TOLERANCE
 
@@ -146,9 +147,7 @@ def configs(
                 (bn, 32, 2 * tall, warps), (half, 64, 2 * tall, warps), (quarter, 256, tall, warps), (bn, 64, tall, warps),
             ]  # fmt: skip
         tried = [(bm, width, min(whole, bk), rows, many, 1) for width, bk, rows, many in shapes]
-    names = ("bm", "bn", "bk", "rows", "warps")
-    item = x.element_size()
-    return [dict(zip(names, c[:5], strict=True)) for c in dict.fromkeys(tried) if stem.fits(c, depth, item)]
+    return named("bm bn bk rows warps", (config[:5] for config in tried if stem.fits(config, depth, x.element_size())))
 
 
 @launches(reference, configs)
@@ -172,8 +171,7 @@ def launch(
         ValueError: `out` has another shape, or channels that don't lie beside each other.
     """
     n, cout, ph, pw = _shape(x, weight, stride, stem.NOTHING, pool_padding, ceil_mode, map_size)
-    if out is None:
-        out = empty_map(n, cout, ph, pw, x)
+    out = empty_map(n, cout, ph, pw, x) if out is None else out
     ld = pixel_stride(out)
     if ld is None or out.shape != (n, cout, ph, pw) or not reachable(out):
         raise ValueError(f"out: {tuple(out.shape)} with strides {out.stride()} instead of channels_last {(n, cout, ph, pw)}")

@@ -5,7 +5,6 @@ programs share out; their parts are added in a fixed order. Behind an activation
 read, and the bias's gradient is added there: nobody needs that map, for images have no gradient.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import pixel_stride, reachable, unreadable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
+from zoo.kernels.ops._tuned import named
 from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""
 
-PACK: dict[str, Any] = {}
 
 STEPS = ("none", "relu", "relu6")
 """Activations whose slope is 0 or 1, so that nothing is rounded."""
@@ -166,8 +165,7 @@ def configs(gradient, x, kernel, stride, **_) -> list[dict[str, int]]:
         wanted += [(min(64, high), min(64, depth), 64, 4, 4, 4)]
         if depth <= 64:
             wanted = [wanted[-1], (min(64, high), depth, 128, 4, 3, 3), *wanted[:-1]]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks")
-    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys((max(16, m), max(16, n), *rest) for m, n, *rest in wanted)]
+    return named("BM BN BK warps stages blocks", ((max(16, m), max(16, n), *rest) for m, n, *rest in wanted))
 
 
 @launches(reference, configs, tuned=True)
