@@ -18,8 +18,8 @@ from zoo.kernels.differentiable.maps import kept, pair, pooled_from, rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, pointwise
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import kernels_run
 from zoo.kernels.precision import uncast
 
 Pair = tuple[int, int]

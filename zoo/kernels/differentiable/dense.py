@@ -20,11 +20,10 @@ from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import batch_norm_act_grad, pointwise_stats, pointwise_stats_input_add, pointwise_stats_weight_grad
 from zoo.kernels.ops._dense_block import append, known, owe, settle
 from zoo.kernels.ops._exchange import row_of
-from zoo.kernels.ops._layout import empty_map
+from zoo.kernels.ops._layout import DTYPES, empty_map
 from zoo.kernels.ops._norm import apply, join
-from zoo.kernels.ops._overlap import followed_by_ours
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run
 from zoo.kernels.ops.batch_norm_act import configs as norm_configs
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 Pair = tuple[int, int]
 Affine = tuple[Tensor | None, Tensor | None]

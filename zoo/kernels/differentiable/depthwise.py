@@ -13,8 +13,8 @@ from zoo.kernels.differentiable.maps import pair, rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import depthwise, depthwise_input_grad, depthwise_weight_grad
 from zoo.kernels.ops._depthwise import pack
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import kernels_run
 
 
 def _depthwise_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

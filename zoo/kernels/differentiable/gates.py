@@ -9,7 +9,7 @@ from torch import Tensor
 from zoo.kernels.differentiable.maps import rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import pointwise, scale_channels_grad
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 
 def _scale_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import cross_entropy as _op
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 
 def _entropy_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:

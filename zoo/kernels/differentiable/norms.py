@@ -21,11 +21,11 @@ from zoo.kernels.ops._exchange import added, gathered, joined, row_of
 from zoo.kernels.ops._layout import empty_map
 from zoo.kernels.ops._norm import apply
 from zoo.kernels.ops._norm_grad import back
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops.batch_norm_act import configs as forward_configs
 from zoo.kernels.ops.batch_norm_act import launch, reference, supports, take_statistics
 from zoo.kernels.ops.batch_norm_act_grad import configs as back_configs
 from zoo.kernels.ops.batch_norm_act_grad import gradients
-from zoo.kernels.ops.pointwise import kernels_run
 
 
 def _batch_norm_act_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import avg_pool_grad, max_pool_grad
 from zoo.kernels.ops import max_pool as _pool
 from zoo.kernels.ops import pool as _windows
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 
 def _max_pool_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -16,7 +16,7 @@ from zoo.kernels.differentiable.maps import rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_weight_grad
 from zoo.kernels.ops._layout import pixel_stride
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 
 def _shortcut_back(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:

@@ -18,8 +18,8 @@ from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import bias_act_grad, image, max_pool, max_pool_grad, stem, stem_weight_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._layout import empty_map
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import kernels_run
 
 Pair = tuple[int, int]
 

@@ -18,7 +18,7 @@ from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.differentiable.norms import batch_norm_act
 from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
 from zoo.kernels.ops._layout import empty_map
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 _flat = pointwise_norm.PACK["weight"]
 

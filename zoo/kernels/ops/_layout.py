@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Of the maps that kernels take."""
+
 LARGEST = 2**31 - 1
 """Kernels index with 32 bits: an op refuses maps whose last element lies further than this."""
 
@@ -32,6 +35,11 @@ def pixel_stride(x: Tensor) -> int | None:
     if stride is None:
         return c
     return stride if stride >= c else None
+
+
+def vector_width(*sizes: int) -> int:
+    """Return the largest of 8, 4, 2 and 1 that divides all sizes: 8 values of 16 bits are one 16-byte access."""
+    return next(v for v in (8, 4, 2, 1) if all(s % v == 0 for s in sizes))
 
 
 def empty_map(n: int, c: int, h: int, w: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -6,7 +6,7 @@ own: the step computes what it always does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,16 +29,6 @@ def tuning(most: int = 6) -> Iterator[None]:
         yield
     finally:
         _most = before
-
-
-def named(names: str, entries: Iterable[Sequence[Any]]) -> list[Config]:
-    """Return launch parameters as dictionaries, in this order, each one once.
-
-    Args:
-        names: of the parameters, with spaces between them.
-        entries: the parameters.
-    """
-    return [dict(zip(names.split(), entry, strict=True)) for entry in dict.fromkeys(map(tuple, entries))]
 
 
 def key(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -14,12 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing
-from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
+from zoo.kernels.ops._arguments import Drawing, launches, named, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 MOST_TAPS = 64

@@ -14,15 +14,12 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops import _norm_cases
 from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
-from zoo.kernels.ops._arguments import launches, of, partly
-from zoo.kernels.ops._drawing import Drawing
+from zoo.kernels.ops._arguments import Drawing, launches, named, of, partly
 from zoo.kernels.ops._exchange import gathered
 from zoo.kernels.ops._fold import second_reading
-from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._norm import PASSES, apply, join, partial_statistics
-from zoo.kernels.ops._overlap import followed_by_ours
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {}

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from zoo.kernels.ops import _norm_cases
 from zoo.kernels.ops._activation import BY_OUTPUT, SLOPES
-from zoo.kernels.ops._arguments import launches, of, partly
-from zoo.kernels.ops._drawing import Drawing, as_output
+from zoo.kernels.ops._arguments import Drawing, as_output, launches, named, of, partly
 from zoo.kernels.ops._exchange import added
 from zoo.kernels.ops._fold import second_reading
-from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._norm import PASSES
 from zoo.kernels.ops._norm_grad import back, reduce
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {}

@@ -14,15 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._activation import BY_OUTPUT, SLOPES, slope
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing, as_output
+from zoo.kernels.ops._arguments import Drawing, as_output, launches, named, of
 from zoo.kernels.ops._fold import cut, shares, tile_rows
-from zoo.kernels.ops._layout import empty_map, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, unreadable
 from zoo.kernels.ops._norm import channel_of, inside, whole_rows
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._activation import ACTIVATIONS
-from ._arguments import launches, of
+from ._arguments import Drawing, given, launches, of
 from ._dense import COUNTERS, conv_kernel, row_kernel
-from ._drawing import Drawing, given
 from ._layout import LARGEST, empty_map, out_size, pixel_stride, reachable
 from ._overlap import overlap
 from ._tiles import by_image, rowwise, tiled

@@ -15,10 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing
-from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._arguments import Drawing, launches, of
+from zoo.kernels.ops._layout import DTYPES
+from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """Results are float32 whatever the logits are."""

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._activation import ACTIVATIONS
-from ._arguments import of, partly
-from ._drawing import Drawing, given
+from ._arguments import Drawing, given, of, partly
 from ._layout import empty_map, out_size
 
 Config = dict[str, Any]

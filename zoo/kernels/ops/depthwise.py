@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS
-from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise import depthwise_kernel, kernel_size, out_sizes, pack
-from zoo.kernels.ops._drawing import Drawing
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._overlap import overlap
 

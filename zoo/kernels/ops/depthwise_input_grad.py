@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from zoo.kernels.ops import depthwise
-from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise import kernel_size, out_sizes, pack
 from zoo.kernels.ops._depthwise_grad import input_kernel
-from zoo.kernels.ops._drawing import Drawing
-from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
-from zoo.kernels.ops._overlap import overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable
+from zoo.kernels.ops._overlap import kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {"weight": pack}

@@ -14,15 +14,13 @@ import triton
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise_grad import weight_kernel
-from zoo.kernels.ops._drawing import Drawing
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import out_size, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, out_size, pixel_stride, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops.depthwise_input_grad import REAL, channels_of_tile, window_of
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""

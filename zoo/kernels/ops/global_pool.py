@@ -16,11 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._activation import ACTIVATIONS, activate
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing, given
-from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 

@@ -18,13 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, activate
-from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._dense import product
-from zoo.kernels.ops._drawing import Drawing, given
-from zoo.kernels.ops._layout import per_channel, pixel_stride, unreadable
-from zoo.kernels.ops._overlap import begin, overlap
+from zoo.kernels.ops._layout import DTYPES, per_channel, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 from zoo.kernels.ops.global_pool import add_parts
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """Relative error by dtype: where images share a tensor-core product, means are rounded to the weight's dtype."""

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing, given
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._join import Task, block, narrow_kernel, ranked, wide_kernel
 from zoo.kernels.ops._layout import LARGEST, empty_map, pixel_stride, reachable
 from zoo.kernels.ops._overlap import overlap

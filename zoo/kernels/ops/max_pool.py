@@ -16,12 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing, given
-from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
+from zoo.kernels.ops._arguments import Drawing, given, launches, named, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 from zoo.kernels.ops.pool import pooled_size
 
 TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}

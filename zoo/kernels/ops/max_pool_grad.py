@@ -16,11 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops import max_pool
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing
-from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
+from zoo.kernels.ops._arguments import Drawing, launches, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 CASES, LARGE_CASES = max_pool.CASES, max_pool.LARGE_CASES

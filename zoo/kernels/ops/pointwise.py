@@ -13,19 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._activation import ACTIVATIONS, activate
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing, given
-from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
-from zoo.kernels.ops._overlap import assumed, begin, overlap
-from zoo.kernels.ops._tuned import named
+from zoo.kernels.ops._arguments import Drawing, given, launches, named, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-
-
-def vector_width(*sizes: int) -> int:
-    """Return the largest of 8, 4, 2 and 1 that divides all sizes: 8 values of 16 bits are one 16-byte access."""
-    return next(v for v in (8, 4, 2, 1) if all(s % v == 0 for s in sizes))
 
 
 def reference(
@@ -129,11 +121,6 @@ def _pointwise(
         y = y + more
     y = activate(y, ACT)
     tl.store(out + pixel * (out_step * V) + c, y.to(out.dtype.element_ty), mask=live)
-
-
-def kernels_run(x: Tensor) -> bool:
-    """Tell whether kernels can work on `x`: it is on a GPU, or Triton interprets them, or they are only compiled."""
-    return x.is_cuda or not isinstance(_pointwise, triton.JITFunction) or assumed()
 
 
 @of(reference)

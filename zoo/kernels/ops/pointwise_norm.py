@@ -17,15 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
-from zoo.kernels.ops._arguments import launches, of, partly
-from zoo.kernels.ops._drawing import Drawing
+from zoo.kernels.ops._arguments import Drawing, launches, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import empty_map, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_norm import finish_kernel, moments_kernel, spread_kernel
-from zoo.kernels.ops._tuned import chosen, named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._tuned import chosen
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {"weight": lambda weight: weight.flatten(1).contiguous()}

@@ -18,15 +18,13 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops import bias_act_grad, pointwise_norm, pointwise_stats, pointwise_stats_weight_grad
 from zoo.kernels.ops._activation import SLOPES
-from zoo.kernels.ops._arguments import launches, of
-from zoo.kernels.ops._drawing import Drawing
+from zoo.kernels.ops._arguments import Drawing, launches, named, of
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_norm import bend_kernel, products_kernel, settle_kernel, source_kernel
-from zoo.kernels.ops._tuned import chosen, named
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._tuned import chosen
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = pointwise_norm.PACK

@@ -13,16 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
-from zoo.kernels.ops._arguments import launches, of, partly
-from zoo.kernels.ops._drawing import Drawing
+from zoo.kernels.ops._arguments import Drawing, launches, named, of, partly
 from zoo.kernels.ops._exchange import row_of
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import empty_map, per_channel, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._norm import join
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import forward_kernel
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 TILE = "BM BN BK warps stages blocks registers"

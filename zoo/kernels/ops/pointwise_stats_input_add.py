@@ -17,11 +17,10 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
 from zoo.kernels.ops._activation import SLOPES
-from zoo.kernels.ops._arguments import launches, of, partly
-from zoo.kernels.ops._drawing import Drawing
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._arguments import Drawing, launches, of, partly
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = pointwise_stats.PACK

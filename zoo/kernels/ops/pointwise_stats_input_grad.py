@@ -14,14 +14,12 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops import pointwise_stats
 from zoo.kernels.ops._activation import SLOPES
-from zoo.kernels.ops._arguments import launches, of, partly
+from zoo.kernels.ops._arguments import launches, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import input_kernel
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = pointwise_stats.PACK

@@ -12,14 +12,12 @@ import triton
 from torch import Tensor
 
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
-from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._arguments import launches, named, of
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import weight_kernel
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """The gradient is float32, but normalised inputs are rounded, as the convolution rounds them."""

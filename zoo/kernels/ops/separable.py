@@ -21,9 +21,8 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops import depthwise
 from zoo.kernels.ops._activation import ACTIVATIONS
-from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._depthwise import kernel_size, out_sizes, pack
-from zoo.kernels.ops._drawing import Drawing, given
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._overlap import overlap
 from zoo.kernels.ops._separable import separable_kernel

@@ -21,11 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, activate
-from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._dense import product
-from zoo.kernels.ops._drawing import Drawing, given
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
+from zoo.kernels.ops._layout import DTYPES, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """Relative error by dtype of the weights: where images share a tensor-core product, means and squeezed values are rounded to it."""

@@ -19,12 +19,10 @@ from torch.nn import functional as F
 
 from . import image
 from ._activation import ACTIVATIONS, activate
-from ._arguments import launches, of, partly
+from ._arguments import Drawing, given, launches, named, of, partly
 from ._dense import product
-from ._drawing import Drawing, given
 from ._layout import empty_map, out_size, pixel_stride, reachable
 from ._overlap import begin, overlap
-from ._tuned import named
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 

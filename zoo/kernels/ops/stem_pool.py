@@ -18,12 +18,10 @@ from torch.nn import functional as F
 
 from . import image, stem
 from ._activation import activate
-from ._arguments import launches, of, partly
+from ._arguments import given, launches, named, of, partly
 from ._dense import product
-from ._drawing import given
 from ._layout import empty_map, pixel_stride, reachable
 from ._overlap import begin, overlap
-from ._tuned import named
 
 TOLERANCE = stem.TOLERANCE
 

@@ -21,15 +21,12 @@ from torch.nn.grad import conv2d_weight
 
 from zoo.kernels.ops import image, stem
 from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES, slope
-from zoo.kernels.ops._arguments import launches, of
+from zoo.kernels.ops._arguments import Drawing, launches, named, of
 from zoo.kernels.ops._dense import product
-from zoo.kernels.ops._drawing import Drawing
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import pixel_stride, reachable, unreadable
+from zoo.kernels.ops._layout import DTYPES, pixel_stride, reachable, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
-from zoo.kernels.ops._tuned import named
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""
