@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from zoo.kernels import checking
 from zoo.kernels.ops import _tuned, discover
 from zoo.kernels.ops._arguments import launches, of
 
@@ -74,3 +75,13 @@ def test_defaults_are_said_by_the_reference_alone(op: ModuleType) -> None:
     for function in (getattr(op, name) for name in ("rival", "supports", "configs", "launch", "cost", "prepare") if hasattr(op, name)):
         said = inspect.signature(function).parameters
         assert [name for name in said if name in names and said[name].default is not inspect.Parameter.empty] == []
+
+
+def test_passes_of_one_launch_are_tuned_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, found = OPS["pointwise_norm"], {}
+    monkeypatch.setattr(_tuned, "_found", found)
+    monkeypatch.setattr(_tuned, "_time", lambda run: 1.0)
+    args = checking.packed(op, checking.draw(op, op.CASES[0], torch.float32, "cpu"))
+    with _tuned.tuning():
+        op.launch(**args)
+    assert [key[0] for key in found] == ["moments", "pointwise_norm"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -40,6 +42,24 @@ def pixel_stride(x: Tensor) -> int | None:
 def vector_width(*sizes: int) -> int:
     """Return the largest of 8, 4, 2 and 1 that divides all sizes: 8 values of 16 bits are one 16-byte access."""
     return next(v for v in (8, 4, 2, 1) if all(s % v == 0 for s in sizes))
+
+
+def units(most: int, *maps: Tensor | None) -> tuple[int, ...]:
+    """Return how many elements of maps of as many channels are a vector that every pixel begins on, and sizes in such vectors.
+
+    Args:
+        most: elements of a vector, a power of two.
+        maps: (N, C, H, W); for None the first.
+
+    Returns:
+        The elements, the channels in vectors, and each map's pixel stride in vectors.
+    """
+    first = maps[0]
+    assert first is not None
+    c = first.shape[1]
+    strides = [pixel_stride(first if m is None else m) or c for m in maps]
+    v = math.gcd(most, c, *strides)
+    return v, c // v, *(stride // v for stride in strides)
 
 
 def empty_map(n: int, c: int, h: int, w: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

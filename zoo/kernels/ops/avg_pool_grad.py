@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._arguments import Drawing, launches, named, of
-from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -103,12 +103,11 @@ def launch(gradient, size, kernel, config, out: Tensor | None = None) -> Tensor:
     out = empty_map(n, c, h, w, gradient) if out is None else out
     if out.numel() == 0:
         return out
-    g_step, out_step = (pixel_stride(m) or c for m in (gradient, out))
-    v = min(vector_width(c, g_step, out_step), 16 // gradient.element_size())
+    v, groups, *steps = units(min(8, 16 // gradient.element_size()), gradient, out)
     down, across = triton.cdiv(h, kh), triton.cdiv(w, kw)
-    lanes = n * down * across * (c // v)
+    lanes = n * down * across * groups
     _backward[(triton.cdiv(lanes, config["block"]),)](
-        gradient, out, lanes, c // v, across, down, h, w, oh, ow, g_step // v, out_step // v, KH=kh, KW=kw, V=v, BLOCK=config["block"],
+        gradient, out, lanes, groups, across, down, h, w, oh, ow, *steps, KH=kh, KW=kw, V=v, BLOCK=config["block"],
         num_warps=config["warps"], **overlap(gradient),
     )  # fmt: skip
     return out

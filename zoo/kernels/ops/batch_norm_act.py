@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops import _norm_cases
-from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
+from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES, affine
 from zoo.kernels.ops._arguments import Drawing, launches, named, of, partly
 from zoo.kernels.ops._exchange import gathered
 from zoo.kernels.ops._fold import second_reading
@@ -77,11 +77,7 @@ def reference(
     else:
         mean = var = z.new_zeros(x.shape[1])
     inverse = (var + eps).rsqrt()
-    y = (z - mean[:, None, None]) * inverse[:, None, None]
-    if weight is not None:
-        y = y * weight.to(wide)[:, None, None]
-    if bias is not None:
-        y = y + bias.to(wide)[:, None, None]
+    y = affine((z - mean[:, None, None]) * inverse[:, None, None], weight, bias)
     if residual is not None:
         y = y + residual.to(wide)
     stats = torch.stack([mean, inverse, torch.full_like(mean, 1 / count if training and count else 0)])

@@ -16,12 +16,11 @@ from torch.nn import functional as F
 from ._activation import ACTIVATIONS
 from ._arguments import Drawing, given, launches, of
 from ._dense import COUNTERS, conv_kernel, row_kernel
-from ._layout import LARGEST, empty_map, out_size, pixel_stride, reachable
+from ._layout import DTYPES, LARGEST, empty_map, out_size, pixel_stride, reachable
 from ._overlap import overlap
 from ._tiles import by_image, rowwise, tiled
 
 Config = dict[str, Any]
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = {"weight": lambda weight: weight.contiguous(memory_format=torch.channels_last)}
 
@@ -96,8 +95,8 @@ def supports(x, weight, bias, residual, scale, shift, gate, stride, padding, dil
     ho, wo = _sizes(x, weight, stride, padding, dilation)
     vectors = ((bias, k), (scale, c), (shift, c))
     reasons = (
-        (x.dtype not in FLOATS or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
-        (out_dtype is not None and out_dtype not in FLOATS, f"output type {out_dtype}"),
+        (x.dtype not in DTYPES or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
+        (out_dtype is not None and out_dtype not in DTYPES, f"output type {out_dtype}"),
         (wc != c, "grouped convolution"),
         (act not in ACTIVATIONS or pre_act not in ACTIVATIONS, f"activation {act} or {pre_act}"),
         (ho < 1 or wo < 1, "window larger than the padded image"),

@@ -168,11 +168,12 @@ CASES: list[dict[str, Any]] = [
 LARGE_CASES: list[dict[str, Any]] = [{"name": f"{n}x{k}", "sizes": (n, k), "smoothing": 0.1} for n in (256, 32) for k in (1000, 21843)]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
     n, k = case["sizes"]
-    logits = (Drawing(dtype, device, generator).normal(n, k) * case.get("scale", 3.0)).to(dtype)
-    target = torch.randint(k, (n,), generator=generator, device=generator.device).to(device)
+    draw = Drawing(*how)
+    logits = (draw.normal(n, k) * case.get("scale", 3.0)).to(draw.dtype)
+    target = torch.randint(k, (n,), generator=draw.generator, device=draw.generator.device).to(draw.device)
     target[: case.get("ignored", 0)] = IGNORED
     return {"logits": logits, "target": target, "smoothing": case.get("smoothing", 0.0)}
 

@@ -18,10 +18,9 @@ from torch.nn import functional as F
 
 from ._activation import ACTIVATIONS
 from ._arguments import Drawing, given, of, partly
-from ._layout import empty_map, out_size
+from ._layout import DTYPES, empty_map, out_size
 
 Config = dict[str, Any]
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = {"weight": lambda weight: weight.contiguous(memory_format=torch.channels_last)}
 
@@ -106,7 +105,7 @@ def refusal(x, weight, bias, residual, scale, shift, gate, groups, act, pre_act,
         return "an affine map or an activation before"
     if gate is not None:
         return "a gate"
-    if x.dtype not in FLOATS or weight.dtype != x.dtype:
+    if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"types {x.dtype} and {weight.dtype}"
     if out_dtype is not None and out_dtype != x.dtype:
         return f"a result of another type, {out_dtype}"
@@ -238,7 +237,7 @@ def make(case: Config, *how: Any) -> dict[str, Any]:
     """Return the arguments of a case, scaled so that outputs are near 1."""
     n, c, k, kernel, groups = case["n"], case["c"], case["k"], case["kernel"], case.get("groups", 1)
     draw, (wide, start) = Drawing(*how), case.get("wide", (c, 0))
-    args = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1, "act": "none"}
+    args: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1, "act": "none"}
     args |= given(case, *args)
     args["x"] = draw.map((n, wide, *case["size"]))[:, start : start + c]
     args["weight"] = draw.map((k, c // groups, *kernel)) * (c // groups * math.prod(kernel)) ** -0.5

@@ -24,19 +24,8 @@ from ._layout import empty_map, pixel_stride
 from .cudnn_conv import CASES, LARGE_CASES, PACK, Config, cost, make, prepare, reference, sizes
 
 __all__ = [
-    "CASES",
-    "LARGE_CASES",
-    "PACK",
-    "TOLERANCE",
-    "compiled_late",
-    "configs",
-    "cost",
-    "launch",
-    "make",
-    "prepare",
-    "reference",
-    "supports",
-]
+    "CASES", "LARGE_CASES", "PACK", "TOLERANCE", "compiled_late", "configs", "cost", "launch", "make", "prepare", "reference", "supports"
+]  # fmt: skip
 
 TOLERANCE = {torch.float32: cudnn_conv.TOLERANCE[torch.float32], torch.bfloat16: 8e-3, torch.float16: 1e-3}
 

@@ -18,7 +18,7 @@ from zoo.kernels.ops import depthwise
 from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise import kernel_size, out_sizes, pack
 from zoo.kernels.ops._depthwise_grad import input_kernel
-from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
 from zoo.kernels.ops._overlap import kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -111,14 +111,13 @@ def launch(gradient, weight, size, stride, padding, dilation, config, out: Tenso
     if tuple(stride) == (1, 1):
         return depthwise.launch(**_as_convolution(gradient, weight, padding, dilation), out=out, config=config)
     (kh, kw), (sh, sw), (top, left), (h, w) = kernel_size(weight), stride, padding, size
-    g_step, out_step = pixel_stride(gradient) or c, pixel_stride(out) or c
-    vector = math.gcd(16 // out.element_size(), c, g_step, out_step)
+    vector, groups, *steps = units(16 // out.element_size(), gradient, out)
     cols, bc = config["cols"], config["channels"]
     places = max(1, 32 * config["warps"] * min(config["vector"], 16 // out.element_size()) // bc)
     down, across = (top + h - 1) // sh - top // sh + 1, triton.cdiv((left + w - 1) // sw - left // sw + 1, cols)
-    units = n * down * across
-    input_kernel[(triton.cdiv(c, bc) * triton.cdiv(units, places),)](
-        gradient, weight, out, units, across, down, c // vector, h, w, oh, ow, g_step // vector, out_step // vector, top, left,
+    strips = n * down * across
+    input_kernel[(triton.cdiv(c, bc) * triton.cdiv(strips, places),)](
+        gradient, weight, out, strips, across, down, groups, h, w, oh, ow, *steps, top, left,
         KH=kh, KW=kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc, num_warps=config["warps"], **overlap(gradient),
     )  # fmt: skip
     return out

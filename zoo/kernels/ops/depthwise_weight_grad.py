@@ -17,7 +17,7 @@ from torch.nn.grad import conv2d_weight
 from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise_grad import weight_kernel
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import DTYPES, out_size, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, out_size, units, unreadable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops.depthwise_input_grad import REAL, channels_of_tile, window_of
@@ -104,19 +104,18 @@ def launch(gradient, x, kernel, stride, padding, config, out: Tensor | None = No
     out = torch.empty((c, kh, kw), dtype=torch.float32, device=x.device) if out is None else out
     if x.numel() == 0:
         return out.zero_()
-    g_step, x_step = pixel_stride(gradient) or c, pixel_stride(x) or c
-    vector = math.gcd(16 // x.element_size(), c, g_step, x_step)
+    vector, groups, *steps = units(16 // x.element_size(), gradient, x)
     cols, bc, length = config["cols"], config["channels"], config["rows"]
     places = max(1, 32 * config["warps"] * config["vector"] // bc)
     down, across = triton.cdiv(oh, length), triton.cdiv(ow, cols)
-    units = n * down * across
+    strips = n * down * across
     blocks = triton.cdiv(c, bc)
-    parts = max(1, min(triton.cdiv(units, places), config["programs"] // blocks))
+    parts = max(1, min(triton.cdiv(strips, places), config["programs"] // blocks))
     partials = torch.empty((parts, kh * kw * c), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         weight_kernel[(blocks, parts)](
-            gradient, x, partials, units, across, down, c // vector, x.shape[2], x.shape[3], oh, ow, g_step // vector, x_step // vector,
-            top, left, length, KH=kh, KW=kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc,
+            gradient, x, partials, strips, across, down, groups, x.shape[2], x.shape[3], oh, ow, *steps, top, left, length,
+            KH=kh, KW=kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc,
             num_warps=config["warps"], **overlap(x),
         )  # fmt: skip
     add(partials, out, turned=kh * kw)

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._activation import ACTIVATIONS, activate
+from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, given, launches, of
-from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, units, unreadable
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -46,11 +46,7 @@ def reference(
     Raises:
         KeyError: the activation has no such name.
     """
-    y = x.to(torch.promote_types(x.dtype, torch.float32))
-    if scale is not None:
-        y = y * scale.to(y.dtype)[:, None, None]
-    if shift is not None:
-        y = y + shift.to(y.dtype)[:, None, None]
+    y = affine(x.to(torch.promote_types(x.dtype, torch.float32)), scale, shift)
     return ACTIVATIONS[pre_act](y).mean((2, 3), keepdim=True).to(out_dtype or x.dtype)
 
 
@@ -162,12 +158,11 @@ def partial_sums(
     """Return the float32 sums (N, parts, C) of ``pre_act(x * scale + shift)`` over parts of the pixels, as squeeze_excite takes them."""
     n, c, h, w = x.shape
     parts = config["parts"]
-    step, x_step = c if out is None else pixel_stride(out) or c, pixel_stride(x) or c
+    v, groups, x_step, *step = units(8, x) if out is None else units(8, x, out)
     out = torch.empty((n, parts, c), dtype=torch.float32, device=x.device) if out is None else out
-    v = vector_width(c, x_step, step)
     blocks = triton.cdiv(c, config["block"])
     constants: dict[str, Any] = {"PRE": pre_act, "V": v, "PIXELS": config["pixels"], "BLOCK": config["block"], "num_warps": config["warps"]}
-    sizes = (blocks, c // v, h * w, triton.cdiv(h * w, parts), parts, x_step // v, step // v)
+    sizes = (blocks, groups, h * w, triton.cdiv(h * w, parts), parts, x_step, *(step or [groups]))
     _sum[(blocks * n, parts)](x, scale, shift, out, *sizes, factor, **constants, **overlap(x))
     return out
 

@@ -20,7 +20,7 @@ from . import conv as dense
 from ._activation import ACTIVATIONS
 from ._arguments import launches, of
 from ._dense import conv_kernel
-from ._layout import LARGEST, empty_map, pixel_stride, reachable
+from ._layout import DTYPES, LARGEST, empty_map, pixel_stride, reachable
 from ._tiles import tiled
 
 Config = dict[str, Any]
@@ -108,7 +108,7 @@ def supports(x, weight, bias, residual, groups, stride, padding, dilation, act, 
         return f"{groups} groups of {each} channels"
     ho, wo = dense._sizes(x, weight, stride, padding, dilation)
     reasons = (
-        (x.dtype not in dense.FLOATS or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
+        (x.dtype not in DTYPES or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
         (act not in ACTIVATIONS, f"activation {act}"),
         (ho < 1 or wo < 1, "window larger than the padded image"),
         (kh > 31 or kw > 31, "a kernel of more than 31 pixels"),

@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._activation import ACTIVATIONS, activate
+from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._dense import product
-from zoo.kernels.ops._layout import DTYPES, per_channel, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._layout import DTYPES, per_channel, units, unreadable
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 from zoo.kernels.ops.global_pool import add_parts
 
@@ -57,11 +57,7 @@ def reference(
     Raises:
         KeyError: the activation has no such name.
     """
-    y = x.to(torch.promote_types(x.dtype, torch.float32))
-    if scale is not None:
-        y = y * scale.to(y.dtype)[:, None, None]
-    if shift is not None:
-        y = y + shift.to(y.dtype)[:, None, None]
+    y = affine(x.to(torch.promote_types(x.dtype, torch.float32)), scale, shift)
     return F.linear(ACTIVATIONS[pre_act](y).mean((2, 3)), weight.to(y.dtype), bias.to(y.dtype)).to(out_dtype or x.dtype)
 
 
@@ -171,13 +167,12 @@ def launch(x, weight, bias, scale, shift, pre_act, out_dtype, config, out: Tenso
         return out
     split = config["parts"]
     to = out if split == 1 else torch.empty((n, split, classes), dtype=torch.float32, device=x.device)
-    x_step = pixel_stride(x) or c
-    v = vector_width(c, x_step)
+    v, groups, x_step = units(8, x)
     depth = triton.cdiv(triton.cdiv(c, config["channels"]), split)
     constants: dict[str, Any] = {"PRE": pre_act, "V": v, "SPLIT": split, "num_warps": config["warps"]}
     constants |= {"IMAGES": config["images"], "PIXELS": config["pixels"], "BO": config["classes"], "BK": config["channels"]}
     grid = (triton.cdiv(classes, config["classes"]), split, triton.cdiv(n, config["images"]))
-    sizes = (n, c // v, h * w, x_step // v, classes, depth, 1 / (h * w))
+    sizes = (n, groups, h * w, x_step, classes, depth, 1 / (h * w))
     _head[grid](x, weight, bias, scale, shift, to, *sizes, **constants, **overlap(x))
     if split > 1:
         add_parts(to, out, classes, bias=bias)

@@ -140,21 +140,9 @@ def configs(x, weight, residual, x2, next_weight, tf32, **_) -> list[dict[str, A
 
 @launches(reference, configs)
 def launch(
-    x,
-    weight,
-    bias,
-    residual,
-    x2,
-    weight2,
-    stride2,
-    act,
-    next_weight,
-    next_bias,
-    next_act,
-    tf32,
-    config,
+    x, weight, bias, residual, x2, weight2, stride2, act, next_weight, next_bias, next_act, tf32, config,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Run the kernel; see `reference`.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._arguments import Drawing, launches, of
-from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -105,12 +105,10 @@ def launch(x, scale, shift, eps, config, out: Tensor | None = None) -> Tensor:
     out = empty_map(n, c, h, w, x) if out is None else out
     if out.numel() == 0:
         return out
-    x_step, out_step = pixel_stride(x) or c, pixel_stride(out) or c
-    v = vector_width(c, x_step, out_step)
+    v, *sizes = units(8, x, out)
     pixels = n * h * w
     constants: dict[str, Any] = {"V": v, "PIXELS": config["pixels"], "BLOCK": triton.next_power_of_2(c), "num_warps": config["warps"]}
-    sizes = (pixels, c // v, x_step // v, out_step // v)
-    _layer_norm[(triton.cdiv(pixels, config["pixels"]),)](x, scale, shift, out, *sizes, eps, **constants, **overlap(x))
+    _layer_norm[(triton.cdiv(pixels, config["pixels"]),)](x, scale, shift, out, pixels, *sizes, eps, **constants, **overlap(x))
     return out
 
 

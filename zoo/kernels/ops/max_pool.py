@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._arguments import Drawing, given, launches, named, of
-from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 from zoo.kernels.ops.pool import pooled_size
 
@@ -122,11 +122,10 @@ def launch(x, kernel, stride, padding, ceil_mode, config, out: tuple[Tensor, Ten
     y, index = out or (empty_map(n, c, oh, ow, x), empty_map(n, c, oh, ow, x, torch.uint8))
     if y.numel() == 0:
         return y, index
-    steps = [pixel_stride(m) or c for m in (x, y, index)]
-    v = min(vector_width(c, *steps), 16 // x.element_size())
-    lanes = n * oh * ow * (c // v)
+    v, groups, *steps = units(min(8, 16 // x.element_size()), x, y, index)
+    lanes = n * oh * ow * groups
     _forward[(triton.cdiv(lanes, config["block"]),)](
-        x, y, index, lanes, c // v, h, w, oh, ow, *(s // v for s in steps), WINDOW=(*kernel, *stride, *padding), V=v,
+        x, y, index, lanes, groups, h, w, oh, ow, *steps, WINDOW=(*kernel, *stride, *padding), V=v,
         BLOCK=config["block"], num_warps=config["warps"], **overlap(x),
     )  # fmt: skip
     return y, index

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zoo.kernels.ops import max_pool
 from zoo.kernels.ops._arguments import Drawing, launches, of
-from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -137,13 +137,12 @@ def launch(gradient, index, size, kernel, stride, padding, config, out: Tensor |
     out = empty_map(n, c, h, w, gradient) if out is None else out
     if out.numel() == 0:
         return out
-    steps = [pixel_stride(m) or c for m in (gradient, index, out)]
-    v = min(vector_width(c, *steps), 16 // gradient.element_size())
+    v, groups, *steps = units(min(8, 16 // gradient.element_size()), gradient, index, out)
     down, across = (top + h - 1) // sh - top // sh + 1, (left + w - 1) // sw - left // sw + 1
-    lanes = n * down * across * (c // v)
+    lanes = n * down * across * groups
     _backward[(triton.cdiv(lanes, config["block"]),)](
-        gradient, index, out, lanes, c // v, across, down, h, w, oh, ow, *(s // v for s in steps), WINDOW=(*kernel, *stride, *padding),
-        V=v, BLOCK=config["block"], num_warps=config["warps"], **overlap(gradient),
+        gradient, index, out, lanes, groups, across, down, h, w, oh, ow, *steps, WINDOW=(*kernel, *stride, *padding), V=v,
+        BLOCK=config["block"], num_warps=config["warps"], **overlap(gradient),
     )  # fmt: skip
     return out
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._activation import ACTIVATIONS, activate
+from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, given, launches, named, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable, vector_width
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
@@ -50,12 +50,7 @@ def reference(
         KeyError: an activation has no such name.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    y = x.to(wide)
-    if scale is not None:
-        y = y * scale.to(wide)[:, None, None]
-    if shift is not None:
-        y = y + shift.to(wide)[:, None, None]
-    y = ACTIVATIONS[pre_act](y)
+    y = ACTIVATIONS[pre_act](affine(x.to(wide), scale, shift))
     if gate is not None:
         y = y * gate.to(wide)[:, :, None, None]
     if residual is not None:

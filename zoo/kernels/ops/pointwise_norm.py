@@ -8,7 +8,6 @@ from the convolution's input, whose channels are few where this pays: see `_poin
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
-from zoo.kernels.ops._arguments import Drawing, launches, named, of, partly
+from zoo.kernels.ops._arguments import Drawing, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_norm import finish_kernel, moments_kernel, spread_kernel
@@ -147,14 +146,14 @@ def moments(x: Tensor, config: dict[str, int] | None = None) -> Tensor:
     """Return float32 (C * C + C,): sums over pixels of products of channels, then of channels. The kernel behind must be one of ours."""
     if config is None:
         config = chosen("moments", (x,), lambda: _sums(x), lambda c: moments(x, c))
-    rows, cin, x_step = x.numel() // x.shape[1], x.shape[1], pixel_stride(x) or x.shape[1]
-    v, size = math.gcd(16, cin, x_step), max(16, min(128 if x.element_size() == 2 else 64, triton.next_power_of_2(cin)))
+    rows, cin, (v, *sizes) = x.numel() // x.shape[1], x.shape[1], units(16, x)
+    size = max(16, min(128 if x.element_size() == 2 else 64, triton.next_power_of_2(cin)))
     across = triton.cdiv(cin, size)
     parts = max(1, min(triton.cdiv(rows, config["rows"]), SMS * config["programs"] // across**2))
     partials = torch.empty((parts, cin * cin + cin), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         moments_kernel[(across**2, parts)](
-            x, partials, rows, cin // v, x_step // v, SAME=across == 1, V=v, BM=size, BN=size, BK=config["rows"],
+            x, partials, rows, *sizes, SAME=across == 1, V=v, BM=size, BN=size, BK=config["rows"],
             num_warps=config["sum_warps"], num_stages=config["sum_stages"], **overlap(x),
         )  # fmt: skip
         return add(partials, torch.empty(cin * cin + cin, dtype=torch.float32, device=x.device))
@@ -173,33 +172,20 @@ def _finish(
             lambda c: _finish(*given, None, torch.empty_like(stats), None, None, c),
         )  # fmt: skip
     out = empty_map(n, cout, h, w, x) if out is None else out
-    x_step, out_step = pixel_stride(x) or cin, pixel_stride(out) or cout
-    more = out_step if residual is None else pixel_stride(residual) or cout
-    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, out_step, more)
+    (v, cin_units, x_step), (vo, cout_units, out_step, more) = units(16, x), units(16, out, residual)
     finish_kernel[(triton.cdiv(n * h * w, config["BM"]) * triton.cdiv(cout, config["BN"]),)](
         x, packed, sums, *affine, residual, out, stats, *(old or (None, None)), *(new or (None, None)), n * h * w, len(sums),
-        float(n * h * w), *rest, cin // v, cout // vo, x_step // v, more // vo, out_step // vo, ACT=act, V=v, VO=vo,
+        float(n * h * w), *rest, cin_units, cout_units, x_step, more, out_step, ACT=act, V=v, VO=vo,
         BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
     )  # fmt: skip
     return config
 
 
-@launches(reference, configs)
+@partly(reference)
 def launch(
-    x,
-    weight,
-    factor,
-    shift,
-    running_mean,
-    running_var,
-    residual,
-    momentum,
-    eps,
-    act,
-    config,
-    out: tuple[Tensor, ...] | None = None,
-    recipe: dict[str, Any] | None = None,
-) -> tuple[Tensor, ...]:
+    x, weight, factor, shift, running_mean, running_var, residual, momentum, eps, act,
+    out: tuple[Tensor, ...] | None = None, config: dict[str, int] | None = None, recipe: dict[str, Any] | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Run the kernels; see `reference`, but the weight is packed (K, C). The map of `out` may be a slice, running ones the old ones.
 
     A `recipe` gets what `once_more` takes: `packed`, the rounded weight, `sums` of its channels, and the `config`.

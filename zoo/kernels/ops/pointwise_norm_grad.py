@@ -8,7 +8,6 @@ residual's too, and read once more: the convolution's map is not needed. See `_p
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops import bias_act_grad, pointwise_norm, pointwise_stats, pointwise_stats_weight_grad
 from zoo.kernels.ops._activation import SLOPES
-from zoo.kernels.ops._arguments import Drawing, launches, named, of
+from zoo.kernels.ops._arguments import Drawing, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_norm import bend_kernel, products_kernel, settle_kernel, source_kernel
@@ -137,16 +136,14 @@ def _sum(
         bias_act_grad.launch(gradient, kept, act=act, out=sums)
         pointwise_stats_weight_grad.launch(gradient if through is None else through, x, out=out[: cout * cin].view(cout, cin))
         return out
-    g_step, x_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin
-    kept_step, out_step = (g_step if m is None else pixel_stride(m) or cout for m in (kept, through))
-    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, g_step, kept_step, out_step)
+    (v, cin_units, x_step), (vo, cout_units, *steps, out_step) = units(16, x), units(16, gradient, kept, through)
     tiles = triton.cdiv(cout, config["PM"]) * triton.cdiv(cin, config["PN"])
     parts = max(1, min(triton.cdiv(n * h * w, config["PK"]), SMS * config["programs"] // tiles))
     partials = torch.empty((parts, cout * cin + cout), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         products_kernel[(tiles, parts)](
-            gradient, kept, x, partials, through, n * h * w, cin // v, cout // vo, g_step // vo, kept_step // vo, x_step // v,
-            out_step // vo, ACT=act, TURNED=config["turned"], V=v, VO=vo, BM=config["PM"], BN=config["PN"], BK=config["PK"],
+            gradient, kept, x, partials, through, n * h * w, cin_units, cout_units, *steps, x_step, out_step, ACT=act,
+            TURNED=config["turned"], V=v, VO=vo, BM=config["PM"], BN=config["PN"], BK=config["PK"],
             num_warps=config["sum_warps"], num_stages=config["sum_stages"], **overlap(x),
         )  # fmt: skip
         return add(partials, out)
@@ -156,26 +153,26 @@ def _source(
     gradient: Tensor, x: Tensor, slanted: Tensor, bent: Tensor, levels: Tensor, out: Any, config: dict[str, int] | None
 ) -> None:  # fmt: skip
     """Write the gradient of x."""
-    (n, cin, h, w), cout = x.shape, gradient.shape[1]
+    n, cin, h, w = x.shape
     if config is None:
         config = chosen(
             "pointwise_norm_grad, input", (gradient, x), lambda: _tiles(gradient, x),
             lambda c: _source(gradient, x, slanted, bent, levels, None, c),
         )  # fmt: skip
     out = empty_map(n, cin, h, w, x) if out is None else out
-    g_step, x_step, out_step = pixel_stride(gradient) or cout, *(pixel_stride(m) or cin for m in (x, out))
-    v, vo = math.gcd(16, cin, x_step, out_step), math.gcd(16, cout, g_step)
+    (v, cin_units, *steps), (vo, cout_units, g_step) = units(16, x, out), units(16, gradient)
     source_kernel[(triton.cdiv(n * h * w, config["BM"]) * triton.cdiv(cin, config["BN"]),)](
-        gradient, x, slanted, bent, levels, out, n * h * w, len(levels), cin // v, cout // vo, g_step // vo, x_step // v, out_step // v,
+        gradient, x, slanted, bent, levels, out, n * h * w, len(levels), cin_units, cout_units, g_step, *steps,
         V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"],
         **overlap(x),
     )  # fmt: skip
 
 
-@launches(reference, configs)
+@partly(reference)
 def launch(
-    gradient, x, weight, factor, stats, spread, level, kept, act, config, of_x: bool = True, out: tuple[Tensor, ...] | None = None
-) -> tuple[Tensor, ...]:
+    gradient, x, weight, factor, stats, spread, level, kept, act,
+    of_x: bool = True, out: tuple[Tensor, ...] | None = None, config: dict[str, int] | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Run the kernels; see `reference`, but the weight is packed (K, C).
 
     Args:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
 from zoo.kernels.ops._arguments import Drawing, launches, named, of, partly
 from zoo.kernels.ops._exchange import row_of
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
 from zoo.kernels.ops._norm import join
 from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import forward_kernel
@@ -126,14 +125,13 @@ def _pixels(rows: int, height: int, across: int, programs: int) -> int:
 @launches(reference, configs, tuned=True)
 def partial_product(x, weight, stats, factor, shift, act, config, out: Tensor) -> Tensor:
     """Write the map; return float32 (R, 3, K), the statistics of the programs' rows, for `_norm.join`."""
-    rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
-    x_step, out_step = pixel_stride(x) or cin, pixel_stride(out) or cout
-    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, out_step)
+    rows, cout = x.numel() // x.shape[1], weight.shape[0]
+    (v, cin_units, x_step), (vo, cout_units, out_step) = units(16, x), units(16, out)
     across = triton.cdiv(cout, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
     partials = torch.empty((parts, 3, cout), dtype=torch.float32, device=x.device)
     forward_kernel[(across, parts)](
-        x, weight, stats, factor, shift, out, partials, rows, cin // v, cout // vo, x_step // v, out_step // vo, ACT=act, V=v, VO=vo,
+        x, weight, stats, factor, shift, out, partials, rows, cin_units, cout_units, x_step, out_step, ACT=act, V=v, VO=vo,
         BM=config["BM"], BN=config["BN"], BK=config["BK"], WHOLE=rows % config["BM"] == 0, num_warps=config["warps"],
         num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
     )  # fmt: skip

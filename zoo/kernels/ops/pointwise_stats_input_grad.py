@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from zoo.kernels.ops import pointwise_stats
 from zoo.kernels.ops._activation import SLOPES
 from zoo.kernels.ops._arguments import launches, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import input_kernel
@@ -96,16 +95,14 @@ def configs(weight, x, **_) -> list[dict[str, Any]]:
 def partial_sums(gradient, weight, x, stats, factor, shift, act, out: Tensor, config: dict[str, Any], total: Any = None) -> Tensor:
     """Write the map, with `total` what it is added to; return float32 (R, 2, C), sums of programs' rows. The kernel behind must be ours."""
     rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
-    x_step, total_step, out_step = (pixel_stride(m) or cin for m in (x, x if total is None else total, out))
-    g_step = pixel_stride(gradient) or cout
-    v, vo = math.gcd(16, cin, x_step, total_step, out_step), math.gcd(16, cout, g_step)
+    (v, cin_units, *steps), (vo, cout_units, g_step) = units(16, x, total, out), units(16, gradient)
     across = triton.cdiv(cin, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
     partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         input_kernel[(across, parts)](
-            gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v,
-            total_step // v, out_step // v, ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"],
+            gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin_units, cout_units, g_step, *steps, ACT=act,
+            V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"],
             ONCE=cout <= config["BK"], num_warps=config["warps"], num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
         )  # fmt: skip
     return partials

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
 from zoo.kernels.ops._arguments import launches, named, of
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import DTYPES, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import weight_kernel
@@ -84,14 +83,13 @@ def launch(gradient, x, stats, factor, shift, act, config, out: Tensor | None = 
     out = torch.empty((cout, cin), dtype=torch.float32, device=x.device) if out is None else out
     if x.numel() == 0:
         return out.zero_()
-    g_step, x_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin
-    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, g_step)
+    (v, cin_units, x_step), (vo, cout_units, g_step) = units(16, x), units(16, gradient)
     tiles = triton.cdiv(cout, config["BM"]) * triton.cdiv(cin, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BK"]), SMS * config["blocks"] // tiles))
     partials = torch.empty((parts, cout * cin), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         weight_kernel[(tiles, parts)](
-            gradient, x, stats, factor, shift, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v, ACT=act, V=v, VO=vo,
+            gradient, x, stats, factor, shift, partials, rows, cin_units, cout_units, g_step, x_step, ACT=act, V=v, VO=vo,
             BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"],
             maxnreg=config["registers"], **overlap(x),
         )  # fmt: skip

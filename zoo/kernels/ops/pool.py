@@ -19,9 +19,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._activation import ACTIVATIONS, activate
+from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, launches, of
-from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable, vector_width
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -78,12 +78,7 @@ def reference(
         raise ValueError(f'kind is "max" or "avg", not {kind!r}')
     top, bottom, left, right = padding
     oh, ow = _out(x, kernel, stride, padding, ceil_mode)
-    y = x.to(torch.promote_types(x.dtype, torch.float32))
-    if scale is not None:
-        y = y * scale.to(y.dtype)[:, None, None]
-    if shift is not None:
-        y = y + shift.to(y.dtype)[:, None, None]
-    y = ACTIVATIONS[pre_act](y)
+    y = ACTIVATIONS[pre_act](affine(x.to(torch.promote_types(x.dtype, torch.float32)), scale, shift))
     # Pixels beyond the padding that the last windows reach, or, below 0, that no window reaches.
     below = (oh - 1) * stride[0] + kernel[0] - x.shape[2] - top - bottom
     beside = (ow - 1) * stride[1] + kernel[1] - x.shape[3] - left - right
@@ -246,13 +241,12 @@ def launch(
     out = empty_map(n, c, oh, ow, x) if out is None else out
     if out.numel() == 0:
         return out
-    x_step, out_step = pixel_stride(x) or c, pixel_stride(out) or c
-    v = vector_width(c, x_step, out_step)
-    lanes = n * triton.cdiv(oh, config["rows"]) * ow * (c // v)
+    v, groups, *steps = units(8, x, out)
+    lanes = n * triton.cdiv(oh, config["rows"]) * ow * groups
     inside = not any(padding) and (oh - 1) * stride[0] + kernel[0] <= h and (ow - 1) * stride[1] + kernel[1] <= w
     changed = scale is not None or shift is not None or pre_act != "none"
     _pool[(triton.cdiv(lanes, config["block"]),)](
-        x, scale, shift, out, lanes, c // v, h, w, oh, ow, x_step // v, out_step // v, WINDOW=(*kernel, *stride, *padding),
+        x, scale, shift, out, lanes, groups, h, w, oh, ow, *steps, WINDOW=(*kernel, *stride, *padding),
         HOW=(kind == "max", pre_act, inside, changed), INCLUDE=count_include_pad, V=v, ROWS=config["rows"], BLOCK=config["block"],
         num_warps=config["warps"], **overlap(x),
     )  # fmt: skip

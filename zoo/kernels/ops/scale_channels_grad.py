@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._arguments import Drawing, launches, named, of
-from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, unreadable
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
 from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -100,13 +99,12 @@ def launch(gradient, x, gate, config, out: tuple[Tensor, Tensor] | None = None) 
     of_x, of_gate = out or (empty_map(n, c, h, w, x), torch.empty((n, c), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return of_x, of_gate.zero_()
-    steps = [pixel_stride(m) or c for m in (gradient, x, of_x)]
-    v = math.gcd(16 // x.element_size(), c, *steps)
+    v, *sizes = units(16 // x.element_size(), gradient, x, of_x)
     columns = min(config["columns"], triton.next_power_of_2(c))
     rows = max(1, min(32 * config["warps"] * (16 // x.element_size()) // columns, triton.next_power_of_2(h * w)))
     unroll = max(1, min(config["unroll"], triton.next_power_of_2(h * w) // rows))
     _scale_back[(triton.cdiv(c, columns), n)](
-        gradient, x, gate, of_x, of_gate, h * w, c // v, *(s // v for s in steps), V=v, BR=rows, BC=columns, U=unroll,
+        gradient, x, gate, of_x, of_gate, h * w, *sizes, V=v, BR=rows, BC=columns, U=unroll,
         num_warps=config["warps"], **overlap(x),
     )  # fmt: skip
     return of_x, of_gate
@@ -133,11 +131,11 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    gradient, x = (Drawing(dtype, device, generator).map(case["shape"], case.get("wide", 0)) for _ in range(2))
-    gate = torch.rand(case["shape"][:2], generator=generator, device=generator.device).to(device, dtype)
-    return {"gradient": gradient, "x": x, "gate": gate}
+    draw = Drawing(*how)
+    gradient, x = (draw.map(case["shape"], case.get("wide", 0)) for _ in range(2))
+    return {"gradient": gradient, "x": x, "gate": draw.normal(*case["shape"][:2]).sigmoid().to(draw.dtype)}
 
 
 @torch.library.custom_op("kernelzoo::scale_channels_grad", mutates_args=())

@@ -24,7 +24,7 @@ from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES, slope
 from zoo.kernels.ops._arguments import Drawing, launches, named, of
 from zoo.kernels.ops._dense import product
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import DTYPES, pixel_stride, reachable, unreadable
+from zoo.kernels.ops._layout import DTYPES, reachable, units, unreadable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
 
@@ -175,15 +175,15 @@ def launch(gradient, x, kept, kernel, stride, act, biased, config, out: Tensor |
     results = (out,) if isinstance(out, Tensor) else tuple(out)
     if gradient.numel() == 0:
         return tuple(result.zero_() for result in results)
-    steps = [pixel_stride(m) or cout for m in (gradient, kept if kept is not None else gradient)]
-    run, rows, vector = 4 * stem.run_pixels(kw, stride[1], 1), n * oh * ow, math.gcd(16, cout, *steps)
+    vector, _, *steps = units(16, gradient, kept)
+    run, rows = 4 * stem.run_pixels(kw, stride[1], 1), n * oh * ow
     tiles = triton.cdiv(cout, config["BM"]) * triton.cdiv(kh * run, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BK"]), SMS * config["blocks"] // tiles))
     partials = torch.empty((parts, cout * c * kh * kw), dtype=torch.float32, device=x.device)
     sums = torch.empty((parts, cout), dtype=torch.float32, device=x.device) if biased else None
     with followed_by_ours(True):
         _weight[(tiles, parts)](
-            gradient, x, kept, partials, sums, rows, cout, *(step // vector for step in steps), ACT=act, VO=vector, OH=oh, OW=ow,
+            gradient, x, kept, partials, sums, rows, cout, *steps, ACT=act, VO=vector, OH=oh, OW=ow,
             HP=x.shape[1], WP=x.shape[2], SH=stride[0], SW=stride[1], C=c, KH=kh, KW=kw, RUN=run, BM=config["BM"], BN=config["BN"],
             BK=config["BK"], STAGES=config["stages"], num_warps=config["warps"], **overlap(x),
         )  # fmt: skip
