@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zoo.kernels.comparing.precision import uncast
-from zoo.kernels.differentiable.maps import kept, pair, rows
+from zoo.kernels.differentiable.maps import kept, pair, pooled_from, rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, pointwise
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import kernels_run
 
 Pair = tuple[int, int]
 
@@ -46,74 +46,60 @@ def _forward(
     return y, y if act in BY_OUTPUT else z
 
 
-class _ConvBiasAct(torch.autograd.Function):
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]
-    ) -> Tensor:
-        y, told = _made(x, weight, bias, act, window)
-        read = x if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(read, weight, None if act in BY_OUTPUT else bias, told if act != "none" else None)
-        ctx.act, ctx.window, ctx.size, ctx.of_bias = act, window, x.shape[2:], None if bias is None else bias.dtype
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *read, weight, bias, told = ctx.saved_tensors
-        of_bias, gradient, sums = ctx.needs_input_grad[2], rows(gradient), None
-        if of_bias or ctx.act != "none":
-            sums, *through = bias_act_grad.launch(gradient, kept(told), None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
-            gradient = through[0] if through else gradient
-        of_b = sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None
-        return *_convolved_back(ctx, gradient, read, weight), of_b, None, None
+def _conv_bias_act_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    *read, weight, bias, told = ctx.saved_tensors
+    of_bias, gradient, sums = ctx.needs_input_grad[2], rows(gradient), None
+    if of_bias or ctx.act != "none":
+        sums, *through = bias_act_grad.launch(gradient, kept(told), None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
+        gradient = through[0] if through else gradient
+    of_b = sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None
+    return *_of_both(ctx, gradient, read, weight), of_b, None, None
 
 
-class _Convolved(torch.autograd.Function):
-    """A convolution with bias and activation that nobody but `_Pooled` reads: what comes back is the gradient before both."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]
-    ) -> Tensor:
-        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
-        ctx.window, ctx.size = window, x.shape[2:]
-        return _made(x, weight, bias, act, window)[0]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *read, weight = ctx.saved_tensors
-        return *_convolved_back(ctx, gradient, read, weight), None, None, None
+@node(_conv_bias_act_back)
+def _conv_bias_act(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]) -> Tensor:
+    y, told = _made(x, weight, bias, act, window)
+    read = x if ctx.needs_input_grad[1] else None
+    ctx.save_for_backward(read, weight, None if act in BY_OUTPUT else bias, told if act != "none" else None)
+    ctx.act, ctx.window, ctx.size, ctx.of_bias = act, window, x.shape[2:], None if bias is None else bias.dtype
+    return y
 
 
-class _Pooled(torch.autograd.Function):
-    """The max pool behind `_Convolved`, a node of its own: what it keeps is gone before the convolution's gradients need room."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, convolved: Tensor, bias: Tensor | None, act: str, pool: dict[str, Any]
-    ) -> Tensor:
-        y, index = max_pool.launch(rows(convolved), **pool)
-        ctx.save_for_backward(y if act != "none" else None, index)
-        ctx.act, ctx.of_bias = act, None if bias is None else bias.dtype
-        ctx.pool = {"size": convolved.shape[2:], **{name: pool[name] for name in ("kernel", "stride", "padding")}}
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        pooled, index = ctx.saved_tensors
-        of_map, of_bias = ctx.needs_input_grad[:2]
-        gradient, sums = rows(gradient), None
-        if of_bias or ctx.act != "none":
-            sums, *through = bias_act_grad.launch(gradient, kept(pooled), act=ctx.act)
-            gradient = through[0] if through else gradient
-        of_b = sums.to(ctx.of_bias) if of_bias and sums is not None else None
-        return max_pool_grad.launch(gradient, rows(index), **ctx.pool) if of_map else None, of_b, None, None
+def _convolved_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    *read, weight = ctx.saved_tensors
+    return *_of_both(ctx, gradient, read, weight), None, None, None
 
 
-def _convolved_back(ctx: Any, gradient: Tensor, read: list[Any], weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
+@node(_convolved_back)
+def _convolved(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]) -> Tensor:
+    """A convolution with bias and activation that nobody but `_pooled` reads: what comes back is the gradient before both."""
+    ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+    ctx.window, ctx.size = window, x.shape[2:]
+    return _made(x, weight, bias, act, window)[0]
+
+
+def _pooled_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    pooled, index = ctx.saved_tensors
+    of_map, of_bias = ctx.needs_input_grad[:2]
+    gradient, sums = rows(gradient), None
+    if of_bias or ctx.act != "none":
+        sums, *through = bias_act_grad.launch(gradient, kept(pooled), act=ctx.act)
+        gradient = through[0] if through else gradient
+    of_b = sums.to(ctx.of_bias) if of_bias and sums is not None else None
+    return max_pool_grad.launch(gradient, rows(index), **ctx.pool) if of_map else None, of_b, None, None
+
+
+@node(_pooled_back)
+def _pooled(ctx: Any, convolved: Tensor, bias: Tensor | None, act: str, pool: dict[str, Any]) -> Tensor:
+    """The max pool behind `_convolved`, a node of its own: what it keeps is gone before the convolution's gradients need room."""
+    y, index = max_pool.launch(rows(convolved), **pool)
+    ctx.save_for_backward(y if act != "none" else None, index)
+    ctx.act, ctx.of_bias = act, None if bias is None else bias.dtype
+    ctx.pool = pooled_from(convolved.shape[2:], pool)
+    return y
+
+
+def _of_both(ctx: Any, gradient: Tensor, read: list[Any], weight: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of a convolution's map and weight; `read` alone holds that map, which is let go before its gradient is made."""
     of_weight = None
     if ctx.needs_input_grad[1]:
@@ -183,11 +169,8 @@ def conv_bias_act(
     if kernels_run(x) and not refused(x, weight, bias, act, window, pool):
         x = x.contiguous(memory_format=torch.channels_last)
         if pool is None:
-            result = _ConvBiasAct.apply(x, weight, bias, act, window)
-        else:
-            result = _Pooled.apply(_Convolved.apply(x, weight, None if bias is None else bias.detach(), act, window), bias, act, pool)
-        assert isinstance(result, Tensor)
-        return result
+            return _conv_bias_act(x, weight, bias, act, window)
+        return _pooled(_convolved(x, weight, None if bias is None else bias.detach(), act, window), bias, act, pool)
     y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups)  # pyright: ignore[reportArgumentType]
     y = ACTIVATIONS[act](y)
     return y if pool is None else F.max_pool2d(y, pool["kernel"], pool["stride"], pool["padding"], ceil_mode=pool["ceil_mode"])

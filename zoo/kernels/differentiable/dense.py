@@ -14,17 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.differentiable.maps import of_affine, rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import batch_norm_act_grad, pointwise_stats, pointwise_stats_input_add, pointwise_stats_weight_grad
 from zoo.kernels.ops._dense_block import append, known, owe, settle
 from zoo.kernels.ops._exchange import row_of
-from zoo.kernels.ops._layout import empty_map
+from zoo.kernels.ops._layout import DTYPES, empty_map
 from zoo.kernels.ops._norm import apply, join
-from zoo.kernels.ops._overlap import followed_by_ours
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run
 from zoo.kernels.ops.batch_norm_act import configs as norm_configs
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
 
 Pair = tuple[int, int]
 Affine = tuple[Tensor | None, Tensor | None]
@@ -148,7 +147,7 @@ class _Maps:
             return rows(y), self._of_row(row, there, norm)
         y = empty_map(x.shape[0], len(kernel), *x.shape[2:], like=x)
         with followed_by_ours(True):
-            partials = pointwise_stats.partial_product(x, kernel, stats, *affine, act, y)
+            partials = pointwise_stats.partial_product(x, kernel, stats, *affine, act=act, out=y)
             return y, join(partials, torch.empty((3, len(kernel)), device=x.device), there, there or (), norm.eps, norm.momentum)
 
     def applied(self, x: Tensor, stats: Tensor, affine: Affine, act: str) -> Tensor:
@@ -179,7 +178,7 @@ class _Maps:
         total, to = maps
         parts = (gradient, kernel, x, stats, total, *affine)
         if self.runs:
-            return owe(pointwise_stats_input_add.partial_add(*parts, act, to), owed, stats, affine[0])
+            return owe(pointwise_stats_input_add.partial_add(*parts, act=act, out=to), owed, stats, affine[0])
         added, sums = pointwise_stats_input_add.reference(*parts, act=act)
         to.copy_(added)
         slant = stats[1] * stats[2] if affine[0] is None else stats[1] * stats[2] * affine[0]
@@ -194,86 +193,84 @@ class _Maps:
         return (total - (level + (x - mean[:, None, None]) * tilt)).to(total.dtype)
 
 
-class _DenseBlock(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, layers: tuple[DenseLayer, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        maps, ends = _Maps(kernels_run(x) and not refuses(x, tensors, layers)), _ends(x.shape[1], tensors)
-        n, _, h, w = x.shape
-        whole = empty_map(n, ends[-1], h, w, x)
-        row = torch.empty((3, ends[-1]), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-        # Rounded before the first kernel of ours: each of those is launched early, right behind another one.
-        rounded = [
-            (kernel.flatten(1).to(x.dtype).contiguous(), last.to(x.dtype, memory_format=torch.channels_last))
-            for kernel, last in zip(*_kernels(tensors), strict=True)
-        ]
-        partials, old = maps.append(x, whole[:, : ends[0]]), 0
-        kept: list[Tensor | None] = []
-        moved: list[Tensor] = []
-        for index, layer in enumerate(layers):
-            weight, bias, mean, var, _, weight2, bias2, mean2, var2, _ = _of(tensors, index)
-            (flat, packed), read = rounded[index], whole[:, : ends[index]]
-            stats = maps.stats(partials, row, old, (mean, var), layer.first)
-            y, stats2 = maps.product(read, flat, stats, (weight, bias), layer.first.act, (mean2, var2), layer.second)
-            z = maps.applied(y, stats2, (weight2, bias2), layer.second.act)
-            new = torch.ops.aten.convolution(z, packed, None, [1, 1], layer.padding, layer.dilation, False, [0, 0], 1)
-            partials, old = maps.append(new, whole[:, ends[index] : ends[index + 1]]), ends[index]
-            del z, new
-            kept += [stats, y, stats2, flat, packed, weight, bias, weight2, bias2]
-            moved += [t for t in (mean, var, mean2, var2) if t is not None]
-        maps.last_stats(partials, row, old)
-        torch.autograd.graph.increment_version(moved)
-        ctx.save_for_backward(whole, row, *kept)
-        ctx.layers, ctx.ends, ctx.runs = layers, ends, maps.runs
-        ctx.kinds = [(kernel.dtype, last.dtype) for kernel, last in zip(*_kernels(tensors), strict=True)]
-        ctx.mark_non_differentiable(row)
-        return whole, row
+def _dense_block_back(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
+    whole, row, *kept = ctx.saved_tensors
+    whole = rows(whole)  # hooks may lay out anew what was saved
+    ends, maps, count = ctx.ends, _Maps(ctx.runs), len(ctx.layers)
+    of_x_needed, _, *needed = ctx.needs_input_grad
+    found: list[Any] = [None] * (TENSORS * count)
+    n, _, h, w = whole.shape
+    total, owed = rows(gradient), torch.zeros((2, ends[-1]), dtype=row.dtype, device=whole.device)
+    for index in reversed(range(count)):
+        weight_needed, bias_needed, _, _, kernel_needed, *second_needed, _, _, last_needed = _of(needed, index)
+        deep = of_x_needed or any(needed[: TENSORS * index])
+        if not (deep or any(_of(needed, index))):
+            break
+        first_needed = weight_needed or bias_needed or deep
+        inner = first_needed or kernel_needed or any(second_needed)
+        stats, y, stats2, flat, packed, *affine = kept[KEPT * index : KEPT * (index + 1)]
+        y = rows(y)
+        layer, affine, affine2 = ctx.layers[index], (affine[0], affine[1]), (affine[2], affine[3])
+        read, part = slice(ends[index]), slice(ends[index], ends[index + 1])
+        results: list[Any] = [None] * TENSORS
+        of_new = maps.settled(total[:, part], whole[:, part], row[1, part], owed[:, part])
+        z = maps.applied(y, stats2, affine2, layer.second.act) if last_needed else y
+        of_z, of_last, _ = torch.ops.aten.convolution_backward(
+            of_new, z, packed, None, [1, 1], layer.padding, layer.dilation, False, [0, 0], 1, [inner, last_needed, False]
+        )
+        del z, of_new
+        results[9] = of_last.to(ctx.kinds[index][1]) if last_needed else None
+        if inner:
+            of_y, sums = maps.norm_back(of_z, y, affine2, stats2, layer.second.act, first_needed or kernel_needed)
+            results[5], results[6] = of_affine(sums, affine2, second_needed)
+            del of_z
+            if kernel_needed:
+                results[4] = maps.kernel_back(of_y, whole[:, read], stats, affine, layer.first.act, ctx.kinds[index][0])
+            if first_needed:
+                there = total[:, read]
+                to = there if index < count - 1 else empty_map(n, ends[index], h, w, whole)  # nobody's gradient is written into
+                sums = maps.add_back(of_y, flat, whole[:, read], stats, (there, to), affine, layer.first.act, owed)
+                results[0], results[1] = of_affine(sums, affine, (weight_needed, bias_needed))
+                total = to
+            del of_y
+        found[TENSORS * index : TENSORS * (index + 1)] = results
+    first = slice(ends[0])
+    of_x = maps.settled(total[:, first], whole[:, first], row[1, first], owed[:, first]) if of_x_needed else None
+    return of_x, None, *found
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        whole, row, *kept = ctx.saved_tensors
-        whole = rows(whole)  # hooks may lay out anew what was saved
-        ends, maps, count = ctx.ends, _Maps(ctx.runs), len(ctx.layers)
-        of_x_needed, _, *needed = ctx.needs_input_grad
-        found: list[Any] = [None] * (TENSORS * count)
-        n, _, h, w = whole.shape
-        total, owed = rows(gradient), torch.zeros((2, ends[-1]), dtype=row.dtype, device=whole.device)
-        for index in reversed(range(count)):
-            weight_needed, bias_needed, _, _, kernel_needed, *second_needed, _, _, last_needed = _of(needed, index)
-            deep = of_x_needed or any(needed[: TENSORS * index])
-            if not (deep or any(_of(needed, index))):
-                break
-            first_needed = weight_needed or bias_needed or deep
-            inner = first_needed or kernel_needed or any(second_needed)
-            stats, y, stats2, flat, packed, *affine = kept[KEPT * index : KEPT * (index + 1)]
-            y = rows(y)
-            layer, affine, affine2 = ctx.layers[index], (affine[0], affine[1]), (affine[2], affine[3])
-            read, part = slice(ends[index]), slice(ends[index], ends[index + 1])
-            results: list[Any] = [None] * TENSORS
-            of_new = maps.settled(total[:, part], whole[:, part], row[1, part], owed[:, part])
-            z = maps.applied(y, stats2, affine2, layer.second.act) if last_needed else y
-            of_z, of_last, _ = torch.ops.aten.convolution_backward(
-                of_new, z, packed, None, [1, 1], layer.padding, layer.dilation, False, [0, 0], 1, [inner, last_needed, False]
-            )
-            del z, of_new
-            results[9] = of_last.to(ctx.kinds[index][1]) if last_needed else None
-            if inner:
-                of_y, sums = maps.norm_back(of_z, y, affine2, stats2, layer.second.act, first_needed or kernel_needed)
-                results[5], results[6] = _of_affine(sums, affine2, second_needed)
-                del of_z
-                if kernel_needed:
-                    results[4] = maps.kernel_back(of_y, whole[:, read], stats, affine, layer.first.act, ctx.kinds[index][0])
-                if first_needed:
-                    there = total[:, read]
-                    to = there if index < count - 1 else empty_map(n, ends[index], h, w, whole)  # nobody's gradient is written into
-                    sums = maps.add_back(of_y, flat, whole[:, read], stats, (there, to), affine, layer.first.act, owed)
-                    results[0], results[1] = _of_affine(sums, affine, (weight_needed, bias_needed))
-                    total = to
-                del of_y
-            found[TENSORS * index : TENSORS * (index + 1)] = results
-        first = slice(ends[0])
-        of_x = maps.settled(total[:, first], whole[:, first], row[1, first], owed[:, first]) if of_x_needed else None
-        return of_x, None, *found
+
+@node(_dense_block_back)
+def _dense_block(ctx: Any, x: Tensor, layers: tuple[DenseLayer, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    maps, ends = _Maps(kernels_run(x) and not refuses(x, tensors, layers)), _ends(x.shape[1], tensors)
+    n, _, h, w = x.shape
+    whole = empty_map(n, ends[-1], h, w, x)
+    row = torch.empty((3, ends[-1]), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    # Rounded before the first kernel of ours: each of those is launched early, right behind another one.
+    rounded = [
+        (kernel.flatten(1).to(x.dtype).contiguous(), last.to(x.dtype, memory_format=torch.channels_last))
+        for kernel, last in zip(*_kernels(tensors), strict=True)
+    ]
+    partials, old = maps.append(x, whole[:, : ends[0]]), 0
+    kept: list[Tensor | None] = []
+    moved: list[Tensor] = []
+    for index, layer in enumerate(layers):
+        weight, bias, mean, var, _, weight2, bias2, mean2, var2, _ = _of(tensors, index)
+        (flat, packed), read = rounded[index], whole[:, : ends[index]]
+        stats = maps.stats(partials, row, old, (mean, var), layer.first)
+        y, stats2 = maps.product(read, flat, stats, (weight, bias), layer.first.act, (mean2, var2), layer.second)
+        z = maps.applied(y, stats2, (weight2, bias2), layer.second.act)
+        new = torch.ops.aten.convolution(z, packed, None, [1, 1], layer.padding, layer.dilation, False, [0, 0], 1)
+        partials, old = maps.append(new, whole[:, ends[index] : ends[index + 1]]), ends[index]
+        del z, new
+        kept += [stats, y, stats2, flat, packed, weight, bias, weight2, bias2]
+        moved += [t for t in (mean, var, mean2, var2) if t is not None]
+    maps.last_stats(partials, row, old)
+    torch.autograd.graph.increment_version(moved)
+    ctx.save_for_backward(whole, row, *kept)
+    ctx.layers, ctx.ends, ctx.runs = layers, ends, maps.runs
+    ctx.kinds = [(kernel.dtype, last.dtype) for kernel, last in zip(*_kernels(tensors), strict=True)]
+    ctx.mark_non_differentiable(row)
+    return whole, row
 
 
 def _of(tensors: Sequence[Any], index: int) -> Sequence[Any]:
@@ -288,15 +285,6 @@ def _kernels(tensors: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]
 def _ends(channels: int, tensors: Sequence[Any]) -> list[int]:
     """Return where each layer's input ends, and the last one's output."""
     return list(accumulate((len(last) for last in _kernels(tensors)[1]), initial=channels))
-
-
-def _of_affine(sums: Tensor, affine: Affine, needed: Sequence[bool]) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of weight and bias."""
-    (weight, bias), (of_bias, of_weight) = affine, sums
-    return (
-        of_weight.to(weight.dtype) if weight is not None and needed[0] else None,
-        of_bias.to(bias.dtype) if bias is not None and needed[1] else None,
-    )
 
 
 def dense_block(x: Tensor, *tensors: Tensor | None, layers: Sequence[DenseLayer]) -> tuple[Tensor, Tensor]:
@@ -318,4 +306,4 @@ def dense_block(x: Tensor, *tensors: Tensor | None, layers: Sequence[DenseLayer]
     """
     if x.shape[0] * x.shape[2] * x.shape[3] == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
-    return _DenseBlock.apply(x, tuple(layers), *tensors)  # pyright: ignore[reportReturnType]
+    return _dense_block(x, tuple(layers), *tensors)

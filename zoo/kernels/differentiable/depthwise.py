@@ -7,44 +7,42 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zoo.kernels.differentiable.maps import pair, rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import depthwise, depthwise_input_grad, depthwise_weight_grad
 from zoo.kernels.ops._depthwise import pack
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import kernels_run
 
 
-class _Depthwise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, window: dict[str, tuple[int, int]]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(x, weight)
-        ctx.window = window
-        (top, left), stride, dilation = window["padding"], window["stride"], window["dilation"]
-        around = (top, top, left, left)
-        packed, shape = pack(weight.to(x.dtype)), {"stride": stride, "padding": around, "dilation": dilation}
-        config = chosen(
-            "depthwise",
-            (x, packed, *shape.values()),
-            lambda: depthwise.configs(x, packed, None, **shape),
-            lambda c: depthwise.launch(x, packed, None, **shape, config=c),
-        )
-        return depthwise.launch(x, packed, None, **shape, config=config)
+def _depthwise_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, weight = ctx.saved_tensors
+    gradient, x, size, kernel = rows(gradient), rows(x), x.shape[2:], weight.shape[2:]  # hooks may lay out anew what was saved
+    of_x = of_weight = None
+    if ctx.needs_input_grad[0]:
+        of_x = depthwise_input_grad.launch(gradient, pack(weight.to(x.dtype)), size=size, **ctx.window)
+    if ctx.needs_input_grad[1]:
+        of_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+        depthwise_weight_grad.launch(gradient, x, kernel=kernel, **ctx.window, out=of_weight[:, 0])
+    return of_x, of_weight, None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight = ctx.saved_tensors
-        gradient, x, size, kernel = rows(gradient), rows(x), x.shape[2:], weight.shape[2:]  # hooks may lay out anew what was saved
-        of_x = of_weight = None
-        if ctx.needs_input_grad[0]:
-            of_x = depthwise_input_grad.launch(gradient, pack(weight.to(x.dtype)), size=size, **ctx.window)
-        if ctx.needs_input_grad[1]:
-            of_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-            depthwise_weight_grad.launch(gradient, x, kernel=kernel, **ctx.window, out=of_weight[:, 0])
-        return of_x, of_weight, None
+
+@node(_depthwise_back)
+def _depthwise(ctx: Any, x: Tensor, weight: Tensor, window: dict[str, tuple[int, int]]) -> Tensor:
+    ctx.save_for_backward(x, weight)
+    ctx.window = window
+    (top, left), stride, dilation = window["padding"], window["stride"], window["dilation"]
+    around = (top, top, left, left)
+    packed, shape = pack(weight.to(x.dtype)), {"stride": stride, "padding": around, "dilation": dilation}
+    config = chosen(
+        "depthwise",
+        (x, packed, *shape.values()),
+        lambda: depthwise.configs(x, packed, None, **shape),
+        lambda c: depthwise.launch(x, packed, None, **shape, config=c),
+    )
+    return depthwise.launch(x, packed, None, **shape, config=config)
 
 
 def depthwise_conv(
@@ -69,9 +67,7 @@ def depthwise_conv(
     window = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation)}
     x = rows(x)
     if _depthwise_runs(x, weight, window):
-        result = _Depthwise.apply(x, weight, window)
-        assert isinstance(result, Tensor)
-        return result
+        return _depthwise(x, weight, window)
     return F.conv2d(x, weight.to(x.dtype), None, **window, groups=x.shape[1])
 
 

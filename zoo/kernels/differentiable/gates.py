@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import pointwise, scale_channels_grad
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 
-class _Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(x, gate)
-        return pointwise.launch(x, gate=gate)
+def _scale_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    x, gate = ctx.saved_tensors
+    of_x, of_gate = scale_channels_grad.launch(rows(gradient), rows(x), gate)
+    return of_x, of_gate.to(gate.dtype)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, gate = ctx.saved_tensors
-        of_x, of_gate = scale_channels_grad.launch(rows(gradient), rows(x), gate)
-        return of_x, of_gate.to(gate.dtype)
+
+@node(_scale_back)
+def _scale(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
+    ctx.save_for_backward(x, gate)
+    return pointwise.launch(x, gate=gate)
 
 
 def scale_channels(x: Tensor, gate: Tensor) -> Tensor:
@@ -39,7 +36,5 @@ def scale_channels(x: Tensor, gate: Tensor) -> Tensor:
     """
     x, factors = rows(x), gate.flatten(1).contiguous()
     if kernels_run(x) and not scale_channels_grad.supports(x, x, factors):
-        result = _Scale.apply(x, factors)
-        assert isinstance(result, Tensor)
-        return result
+        return _scale(x, factors)
     return x * factors[:, :, None, None].to(x.dtype)

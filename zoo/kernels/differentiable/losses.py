@@ -6,27 +6,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.ops import cross_entropy as _entropy
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.differentiable.nodes import node
+from zoo.kernels.ops import cross_entropy as _op
+from zoo.kernels.ops._overlap import kernels_run
 
 
-class _Entropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        loss, gradient, share = _entropy.launch(logits, target, smoothing=smoothing)
-        ctx.save_for_backward(gradient, share)
-        ctx.kind = logits.dtype
-        return loss
+def _entropy_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    # Scaled before it is rounded: without the factor of a GradScaler most of it would be below what float16 holds.
+    of_sum, share = ctx.saved_tensors
+    return torch.mul(of_sum, gradient * share, out=torch.empty_like(of_sum, dtype=ctx.kind)), None, None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # Scaled before it is rounded: without the factor of a GradScaler most of it would be below what float16 holds.
-        of_sum, share = ctx.saved_tensors
-        return torch.mul(of_sum, gradient * share, out=torch.empty_like(of_sum, dtype=ctx.kind)), None, None
+
+@node(_entropy_back)
+def _entropy(ctx: Any, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    loss, gradient, share = _op.launch(logits, target, smoothing=smoothing)
+    ctx.save_for_backward(gradient, share)
+    ctx.kind = logits.dtype
+    return loss
 
 
 def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -40,9 +38,7 @@ def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) 
     Returns:
         A scalar, float32 (float64 for float64). Kept for the way back is the gradient, which the same pass has computed.
     """
-    if kernels_run(logits) and not _entropy.supports(logits, target, smoothing=label_smoothing):
-        result = _Entropy.apply(logits, target, label_smoothing)
-        assert isinstance(result, Tensor)
-        return result
+    if kernels_run(logits) and not _op.supports(logits, target, smoothing=label_smoothing):
+        return _entropy(logits, target, label_smoothing)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide, target, label_smoothing=label_smoothing)

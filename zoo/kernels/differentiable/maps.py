@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,16 @@ def rows(x: Tensor) -> Tensor:
 def kept(x: Tensor | None) -> Tensor | None:
     """Return a map that was saved, if there is one, as kernels read it: a hook may have laid it out anew."""
     return None if x is None else rows(x)
+
+
+def of_affine(sums: Tensor, affine: tuple[Tensor | None, Tensor | None], needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a BatchNorm's weight and bias, where there is one and it is needed, of sums for bias and weight."""
+    return tuple(s.to(p.dtype) if p is not None and n else None for s, p, n in zip((sums[1], sums[0]), affine, needed, strict=True))
+
+
+def pooled_from(size: Sequence[int], pool: dict[str, Any]) -> dict[str, Any]:
+    """Return what the way back through a max pool needs to know of its window, and of the map of `size` that was pooled."""
+    return {"size": size, **{name: pool[name] for name in ("kernel", "stride", "padding")}}
 
 
 def pair(value: int | Sequence[int]) -> tuple[int, int]:

@@ -10,64 +10,53 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import kept, rows
+from zoo.kernels.differentiable.maps import kept, of_affine, rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad, pointwise_stats_weight_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
+from zoo.kernels.ops._arguments import partly
 from zoo.kernels.ops._exchange import added, gathered, joined, row_of
-from zoo.kernels.ops._layout import empty_map, pixel_stride
+from zoo.kernels.ops._layout import empty_map
 from zoo.kernels.ops._norm import apply
 from zoo.kernels.ops._norm_grad import back
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops.batch_norm_act import configs as forward_configs
 from zoo.kernels.ops.batch_norm_act import launch, reference, supports, take_statistics
 from zoo.kernels.ops.batch_norm_act_grad import configs as back_configs
 from zoo.kernels.ops.batch_norm_act_grad import gradients
-from zoo.kernels.ops.pointwise import kernels_run
 
 
-class _BatchNormAct(torch.autograd.Function):
+def _batch_norm_act_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x, weight, bias, stats, beside = ctx.saved_tensors
+    needed = ctx.needs_input_grad
+    of_x, sums, *more = gradients(gradient, rows(x), weight, bias, stats, kept(beside), act=ctx.act, group=ctx.group, of_x=needed[0])
+    of_weight, of_bias = of_affine(sums, (weight, bias), needed[1:3])
+    of_residual = (more[0] if more else gradient) if needed[5] else None
+    return of_x if needed[0] else None, of_weight, of_bias, None, None, of_residual, None, None, None
+
+
+@node(_batch_norm_act_back)
+def _batch_norm_act(
+    ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    residual: Tensor | None, options: dict[str, Any], group: Any, row: Tensor | None,
+) -> Tensor:  # fmt: skip
     """The kernels under autograd; running statistics move in place, which `torch.library` allows no operator with a gradient."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        residual: Tensor | None,
-        options: dict[str, Any],
-        group: Any,
-        row: Tensor | None,
-    ) -> Tensor:
-        tensors, act = (x, weight, bias, running_mean, running_var, residual), options["act"]
-        if kernels_run(x) and not supports(*tensors, **options):
-            y, stats = empty_map(*x.shape, like=x), torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
-            running = () if running_mean is None or running_var is None else (running_mean, running_var)
-            launch(*tensors, **options, group=group, row=row, out=(y, stats, *running))
-            if options["training"] and running:
-                torch.autograd.graph.increment_version(running)
-        else:
-            y, stats = _plain(tensors, options, group)
-        beside = None if residual is None or act == "none" else y if act in BY_OUTPUT else residual
-        ctx.save_for_backward(x, weight, bias, stats, beside)
-        ctx.act, ctx.group = act, group if options["training"] else None
-        ctx.remake = _again if residual is None else None
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, stats, beside = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        of_x, sums, *more = gradients(gradient, rows(x), weight, bias, stats, kept(beside), act=ctx.act, group=ctx.group, of_x=needed[0])
-        of_weight = sums[1].to(weight.dtype) if weight is not None and needed[1] else None
-        of_bias = sums[0].to(bias.dtype) if bias is not None and needed[2] else None
-        of_residual = (more[0] if more else gradient) if needed[5] else None
-        return of_x if needed[0] else None, of_weight, of_bias, None, None, of_residual, None, None, None
+    tensors, act = (x, weight, bias, running_mean, running_var, residual), options["act"]
+    if kernels_run(x) and not supports(*tensors, **options):
+        y, stats = empty_map(*x.shape, like=x), torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
+        running = () if running_mean is None or running_var is None else (running_mean, running_var)
+        launch(*tensors, **options, group=group, row=row, out=(y, stats, *running))
+        if options["training"] and running:
+            torch.autograd.graph.increment_version(running)
+    else:
+        y, stats = _plain(tensors, options, group)
+    beside = None if residual is None or act == "none" else y if act in BY_OUTPUT else residual
+    ctx.save_for_backward(x, weight, bias, stats, beside)
+    ctx.act, ctx.group = act, group if options["training"] else None
+    ctx.remake = _again if residual is None else None
+    return y
 
 
 def _plain(tensors: tuple[Any, ...], options: dict[str, Any], group: Any) -> tuple[Tensor, Tensor]:
@@ -88,20 +77,9 @@ def _plain(tensors: tuple[Any, ...], options: dict[str, Any], group: Any) -> tup
     return y, stats
 
 
+@partly(reference)
 def batch_norm_act(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    residual: Tensor | None = None,
-    *,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-    training: bool = True,
-    group: Any = None,
-    row: Tensor | None = None,
+    x, weight, bias, running_mean, running_var, residual, training, group: Any = None, row: Tensor | None = None, **how
 ) -> Tensor:
     """Compute ``act(batch_norm(x) + residual)``, differentiably; running statistics move in place, as PyTorch's do.
 
@@ -118,10 +96,8 @@ def batch_norm_act(
     """
     if training and group is None and x.shape[0] * x.shape[2] * x.shape[3] == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
-    maps = (m if m is None or pixel_stride(m) else m.contiguous(memory_format=torch.channels_last) for m in (x, residual))
-    x, residual = maps  # pyright: ignore[reportAssignmentType]
-    options: dict[str, Any] = {"momentum": momentum, "eps": eps, "act": act, "training": training}
-    tensors = (x, weight, bias, running_mean, running_var, residual)
+    options = {**how, "training": training}
+    tensors = (rows(x), weight, bias, running_mean, running_var, kept(residual))
     if group is None and not kernels_run(x):
         y, _, *new = reference(*tensors, **options)
         with torch.no_grad():
@@ -129,9 +105,7 @@ def batch_norm_act(
                 assert old is not None
                 old.copy_(moved)
         return y
-    result = _BatchNormAct.apply(*tensors, options, group, row)
-    assert isinstance(result, Tensor)
-    return result
+    return _batch_norm_act(*tensors, options, group, row)
 
 
 def _again(node: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, _: Any) -> Tensor:
@@ -147,47 +121,36 @@ def _again(node: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, sta
     return ACTIVATIONS[node.act]((x.to(stats.dtype) - mean) * inverse * factor + shift).to(x.dtype)
 
 
-class _ConvStats(torch.autograd.Function):
+def _conv_stats_back(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
+    x, weight, bias, kernel, stats = ctx.saved_tensors
+    gradient, x, flat = rows(gradient), rows(x), _flat(kernel, x)  # hooks may lay out anew what was saved
+    of_x = of_weight = of_bias = of_kernel = None
+    if stats is None:
+        if ctx.needs_input_grad[0]:
+            of_x = F.conv2d(gradient, flat.t()[:, :, None, None])
+    elif any(ctx.needs_input_grad[:3]):
+        of_z, sums = pointwise_stats_input_grad.launch(gradient, flat, x, stats, weight, bias, act=ctx.act)
+        if ctx.needs_input_grad[0]:
+            of_x = empty_map(*x.shape, like=x)
+            of_all = sums if ctx.group is None else added(sums, ctx.group)
+            back(of_z, x, weight, bias, stats, None, "none", of_all, of_x, back_configs(of_z, x)[0])
+        of_weight, of_bias = of_affine(sums, (weight, bias), ctx.needs_input_grad[1:3])
+    if ctx.needs_input_grad[3]:
+        of_kernel = torch.empty(kernel.shape, dtype=kernel.dtype, device=kernel.device)
+        pointwise_stats_weight_grad.launch(gradient, x, stats, weight, bias, act=ctx.act, out=of_kernel.view(len(kernel), -1))
+    return of_x, of_weight, of_bias, of_kernel, None, None, None
+
+
+@node(_conv_stats_back)
+def _conv_stats(
+    ctx: Any, x: Tensor, weight: Any, bias: Any, kernel: Tensor, stats: Tensor | None, act: str, group: Any
+) -> tuple[Tensor, Tensor]:
     """A 1x1 convolution, of `act(norm(x))` where there are statistics, and its output's statistics, which have no gradient."""
-
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        kernel: Tensor,
-        stats: Tensor | None,
-        act: str,
-        group: Any,
-    ) -> tuple[Tensor, Tensor]:
-        y, row = pointwise_stats.launch(x, _flat(kernel, x), stats, weight, bias, act=act)
-        ctx.save_for_backward(x, weight, bias, kernel, stats)
-        ctx.act, ctx.group = act, group
-        ctx.mark_non_differentiable(row)
-        return y, row
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, kernel, stats = ctx.saved_tensors
-        gradient, x, flat = rows(gradient), rows(x), _flat(kernel, x)  # hooks may lay out anew what was saved
-        of_x = of_weight = of_bias = of_kernel = None
-        if stats is None:
-            if ctx.needs_input_grad[0]:
-                of_x = F.conv2d(gradient, flat.t()[:, :, None, None])
-        elif any(ctx.needs_input_grad[:3]):
-            of_z, sums = pointwise_stats_input_grad.launch(gradient, flat, x, stats, weight, bias, act=ctx.act)
-            if ctx.needs_input_grad[0]:
-                of_x = empty_map(*x.shape, like=x)
-                of_all = sums if ctx.group is None else added(sums, ctx.group)
-                back(of_z, x, weight, bias, stats, None, "none", of_all, of_x, back_configs(of_z, x)[0])
-            of_weight = sums[1].to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
-            of_bias = sums[0].to(bias.dtype) if bias is not None and ctx.needs_input_grad[2] else None
-        if ctx.needs_input_grad[3]:
-            of_kernel = torch.empty(kernel.shape, dtype=kernel.dtype, device=kernel.device)
-            pointwise_stats_weight_grad.launch(gradient, x, stats, weight, bias, act=ctx.act, out=of_kernel.view(len(kernel), -1))
-        return of_x, of_weight, of_bias, of_kernel, None, None, None
+    y, row = pointwise_stats.launch(x, _flat(kernel, x), stats, weight, bias, act=act)
+    ctx.save_for_backward(x, weight, bias, kernel, stats)
+    ctx.act, ctx.group = act, group
+    ctx.mark_non_differentiable(row)
+    return y, row
 
 
 def _flat(kernel: Tensor, x: Tensor) -> Tensor:
@@ -207,7 +170,7 @@ def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
     x = rows(x)
     if not kernels_run(x) or pointwise_stats.supports(x, torch.empty(kernel.shape, dtype=x.dtype, device="meta")):
         return F.conv2d(x, kernel.to(x.dtype)), None
-    return _ConvStats.apply(x, None, None, kernel, None, "none", None)  # pyright: ignore[reportReturnType]
+    return _conv_stats(x, None, None, kernel, None, "none", None)
 
 
 def norm_act_conv(
@@ -249,9 +212,8 @@ def norm_act_conv(
     stats = torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
     running = None if running_mean is None or running_var is None else (running_mean, running_var)
     with torch.no_grad():
-        take_statistics(
-            x.detach(), row, stats, running, running or (), eps=eps, momentum=momentum, training=training, group=group, config=None
-        )
+        moved = {"eps": eps, "momentum": momentum, "training": training}
+        take_statistics(x.detach(), stats, running, running or (), **moved, group=group, row=row)
         if running and training:
             torch.autograd.graph.increment_version(running)
-    return _ConvStats.apply(x, weight, bias, kernel, stats, act, group if training else None)  # pyright: ignore[reportReturnType]
+    return _conv_stats(x, weight, bias, kernel, stats, act, group if training else None)

@@ -7,29 +7,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import pair, rows
+from zoo.kernels.differentiable.maps import pair, pooled_from, rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import avg_pool_grad, max_pool_grad
 from zoo.kernels.ops import max_pool as _pool
 from zoo.kernels.ops import pool as _windows
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 
-class _MaxPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, window: dict[str, Any]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        y, index = _pool.launch(x, **window)
-        ctx.save_for_backward(index)
-        ctx.shape = {"size": x.shape[2:], **{key: window[key] for key in ("kernel", "stride", "padding")}}
-        return y
+def _max_pool_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    (index,) = ctx.saved_tensors
+    return max_pool_grad.launch(rows(gradient), rows(index), **ctx.shape), None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (index,) = ctx.saved_tensors
-        return max_pool_grad.launch(rows(gradient), rows(index), **ctx.shape), None
+
+@node(_max_pool_back)
+def _max_pool(ctx: Any, x: Tensor, window: dict[str, Any]) -> Tensor:
+    y, index = _pool.launch(x, **window)
+    ctx.save_for_backward(index)
+    ctx.shape = pooled_from(x.shape[2:], window)
+    return y
 
 
 def max_pool(
@@ -54,22 +52,18 @@ def max_pool(
     x = rows(x)
     window = {"kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding), "ceil_mode": ceil_mode}
     if kernels_run(x) and not _pool.supports(x, **window):
-        result = _MaxPool.apply(x, window)
-        assert isinstance(result, Tensor)
-        return result
+        return _max_pool(x, window)
     return F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode)  # pyright: ignore[reportArgumentType]
 
 
-class _AvgPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int], ceil_mode: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.shape = {"size": x.shape[2:], "kernel": kernel}
-        return _windows.launch(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
+def _avg_pool_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return avg_pool_grad.launch(rows(gradient), **ctx.shape), None, None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return avg_pool_grad.launch(rows(gradient), **ctx.shape), None, None
+
+@node(_avg_pool_back)
+def _avg_pool(ctx: Any, x: Tensor, kernel: tuple[int, int], ceil_mode: bool) -> Tensor:
+    ctx.shape = {"size": x.shape[2:], "kernel": kernel}
+    return _windows.launch(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
 
 
 def avg_pool(x: Tensor, kernel: int | Sequence[int], ceil_mode: bool = False) -> Tensor:
@@ -88,7 +82,5 @@ def avg_pool(x: Tensor, kernel: int | Sequence[int], ceil_mode: bool = False) ->
     made = torch.empty((*x.shape[:2], *sizes), dtype=x.dtype, device="meta").contiguous(memory_format=torch.channels_last)
     refused = _windows.supports(x, kind="avg", kernel=window, stride=window, ceil_mode=ceil_mode)
     if kernels_run(x) and not (refused or avg_pool_grad.supports(made, size=x.shape[2:], kernel=window)):
-        result = _AvgPool.apply(x, window, ceil_mode)
-        assert isinstance(result, Tensor)
-        return result
+        return _avg_pool(x, window, ceil_mode)
     return F.avg_pool2d(x, window, window, ceil_mode=ceil_mode)

@@ -10,45 +10,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zoo.kernels.differentiable.maps import rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_weight_grad
 from zoo.kernels.ops._layout import pixel_stride
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 
-class _Shortcut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, stats: bool) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(x, kernel)
-        ctx.stats = stats
-        ctx.set_materialize_grads(False)
-        if not stats:
-            return F.conv2d(x, kernel.to(x.dtype)), x.view_as(x)
-        y, row = pointwise_stats.launch(x, kernel.flatten(1).to(x.dtype).contiguous(), act="none")
-        ctx.mark_non_differentiable(row)
-        return y, row, x.view_as(x)
+def _shortcut_back(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+    x, kernel = ctx.saved_tensors
+    x, gradient, beside = rows(x), gradients[0], gradients[-1]
+    if gradient is None:
+        return beside, None, None
+    gradient, taken, found = rows(gradient), kernel.to(x.dtype), None
+    of_x = _added(gradient, taken.flatten(1), beside) if ctx.needs_input_grad[0] else None
+    if ctx.needs_input_grad[1]:
+        if ctx.stats:
+            found = torch.empty(kernel.shape, dtype=kernel.dtype, device=kernel.device)
+            pointwise_stats_weight_grad.launch(gradient, x, out=found.view(len(kernel), -1))
+        else:
+            found = torch.ops.aten.convolution_backward(
+                gradient, x, taken, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]
+            )[1].to(kernel.dtype)
+    return of_x, found, None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, kernel = ctx.saved_tensors
-        x, gradient, beside = rows(x), gradients[0], gradients[-1]
-        if gradient is None:
-            return beside, None, None
-        gradient, taken, found = rows(gradient), kernel.to(x.dtype), None
-        of_x = _added(gradient, taken.flatten(1), beside) if ctx.needs_input_grad[0] else None
-        if ctx.needs_input_grad[1]:
-            if ctx.stats:
-                found = torch.empty(kernel.shape, dtype=kernel.dtype, device=kernel.device)
-                pointwise_stats_weight_grad.launch(gradient, x, out=found.view(len(kernel), -1))
-            else:
-                found = torch.ops.aten.convolution_backward(
-                    gradient, x, taken, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False]
-                )[1].to(kernel.dtype)
-        return of_x, found, None
+
+@node(_shortcut_back)
+def _shortcut(ctx: Any, x: Tensor, kernel: Tensor, stats: bool) -> tuple[Tensor, ...]:
+    ctx.save_for_backward(x, kernel)
+    ctx.stats = stats
+    ctx.set_materialize_grads(False)
+    if not stats:
+        return F.conv2d(x, kernel.to(x.dtype)), x.view_as(x)
+    y, row = pointwise_stats.launch(x, kernel.flatten(1).to(x.dtype).contiguous(), act="none")
+    ctx.mark_non_differentiable(row)
+    return y, row, x.view_as(x)
 
 
 def _added(gradient: Tensor, kernel: Tensor, beside: Tensor | None) -> Tensor:
@@ -86,6 +84,6 @@ def shortcut_conv(x: Tensor, kernel: Tensor, *, stats: bool = False) -> tuple[Te
     """
     x = rows(x)
     if stats and (not kernels_run(x) or pointwise_stats.supports(x, torch.empty(kernel.shape, dtype=x.dtype, device="meta"))):
-        y, again = _Shortcut.apply(x, kernel, False)  # pyright: ignore[reportGeneralTypeIssues]
+        y, again = _shortcut(x, kernel, False)
         return y, None, again  # pyright: ignore[reportReturnType]
-    return _Shortcut.apply(x, kernel, stats)  # pyright: ignore[reportReturnType]
+    return _shortcut(x, kernel, stats)

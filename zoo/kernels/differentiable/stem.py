@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import kept, pair, rows
+from zoo.kernels.differentiable.maps import kept, pair, pooled_from, rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import bias_act_grad, image, max_pool, max_pool_grad, stem, stem_weight_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._layout import empty_map
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import kernels_run
 
 Pair = tuple[int, int]
 
@@ -28,74 +28,65 @@ def _around(padding: Pair) -> tuple[int, int, int, int]:
     return padding[0], padding[0], padding[1], padding[1]
 
 
-class _Stem(torch.autograd.Function):
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        options: dict[str, Any],
-        pool: dict[str, Any] | None,
-        again: bool,
-    ) -> Tensor:
-        act, stride, around = options["act"], options["stride"], _around(options["padding"])
-        packed = image.launch(x, padding=stem.packing(weight.shape, stride, around, x.shape)["padding"], dtype=dtype)
-        parts = (packed, stem.pack_weight(weight.to(dtype), stride), None if bias is None else bias.float())
-        shape: dict[str, Any] = {"stride": stride, "size": stem.map_size(x, weight, stride, around), "act": act}
-        config = chosen(
-            "stem",
-            (*parts, tuple(packed.shape), tuple(parts[1].shape), *shape.values()),
-            lambda: stem.configs(*parts, **shape),
-            lambda c: stem.launch(*parts, **shape, config=c),
-        )
-        y = stem.launch(*parts, **shape, config=config)
-        index, size = None, y.shape[2:]
-        if pool is not None:
-            y, index = max_pool.launch(y, **pool)
-        of_x = ctx.needs_input_grad[0]  # else neither the images themselves are needed nor the weight
-        ctx.save_for_backward(
-            packed, y if act != "none" and not again else None, index, x if of_x else None, weight if of_x else None,
-            *(parts[1:] if again else ()),
-        )  # fmt: skip
-        ctx.remake, ctx.launch = _again if again else None, (shape, config)
-        ctx.options, ctx.pool = options, None if pool is None else {"size": size, **{n: pool[n] for n in ("kernel", "stride", "padding")}}
-        ctx.of_weight, ctx.of_bias = (weight.shape, weight.dtype), None if bias is None else bias.dtype
-        return y
+def _stem_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    packed, output, index, x, weight, *recipe = ctx.saved_tensors
+    of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+    act, stride, padding = (ctx.options[name] for name in ("act", "stride", "padding"))
+    gradient, sums = rows(gradient), None
+    if act != "none":
+        output = _made(ctx, packed, *recipe) if recipe else kept(output)
+    at_once = of_weight and not of_x and index is None and act in stem_weight_grad.STEPS
+    if not at_once and (of_bias or act != "none"):
+        sums, *through = bias_act_grad.launch(gradient, output, act=act)
+        gradient = through[0] if through else gradient
+    if index is not None and (of_x or of_weight):
+        gradient = max_pool_grad.launch(gradient, rows(index), **ctx.pool)
+    found_x = found_weight = None
+    if of_weight:
+        shape, dtype = ctx.of_weight
+        found_weight = torch.empty(shape, dtype=dtype, device=gradient.device)
+        how: dict[str, Any] = {"kernel": shape[1:], "stride": stride, "out": found_weight.view(*shape[:2], -1)}
+        if at_once:
+            how |= {"kept": output, "act": act, "biased": of_bias}
+            if of_bias:
+                sums = torch.empty(shape[0], dtype=torch.float32, device=gradient.device)
+                how["out"] = (how["out"], sums)
+        stem_weight_grad.launch(gradient, packed, **how)
+    if of_x:
+        seen = empty_map(*x.shape, like=packed)  # of which only the shape matters
+        found_x = torch.ops.aten.convolution_backward(
+            gradient, seen, weight.to(packed.dtype), None, stride, padding, [1, 1], False, [0, 0], 1, [True, False, False]
+        )[0].to(x.dtype)
+    return found_x, found_weight, sums.to(ctx.of_bias) if of_bias and sums is not None else None, None, None, None, None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        packed, output, index, x, weight, *recipe = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-        act, stride, padding = (ctx.options[name] for name in ("act", "stride", "padding"))
-        gradient, sums = rows(gradient), None
-        if act != "none":
-            output = _made(ctx, packed, *recipe) if recipe else kept(output)
-        at_once = of_weight and not of_x and index is None and act in stem_weight_grad.STEPS
-        if not at_once and (of_bias or act != "none"):
-            sums, *through = bias_act_grad.launch(gradient, output, act=act)
-            gradient = through[0] if through else gradient
-        if index is not None and (of_x or of_weight):
-            gradient = max_pool_grad.launch(gradient, rows(index), **ctx.pool)
-        found_x = found_weight = None
-        if of_weight:
-            shape, dtype = ctx.of_weight
-            found_weight = torch.empty(shape, dtype=dtype, device=gradient.device)
-            how: dict[str, Any] = {"kernel": shape[1:], "stride": stride, "out": found_weight.view(*shape[:2], -1)}
-            if at_once:
-                how |= {"kept": output, "act": act, "biased": of_bias}
-                if of_bias:
-                    sums = torch.empty(shape[0], dtype=torch.float32, device=gradient.device)
-                    how["out"] = (how["out"], sums)
-            stem_weight_grad.launch(gradient, packed, **how)
-        if of_x:
-            seen = empty_map(*x.shape, like=packed)  # of which only the shape matters
-            found_x = torch.ops.aten.convolution_backward(
-                gradient, seen, weight.to(packed.dtype), None, stride, padding, [1, 1], False, [0, 0], 1, [True, False, False]
-            )[0].to(x.dtype)
-        return found_x, found_weight, sums.to(ctx.of_bias) if of_bias and sums is not None else None, None, None, None, None
+
+@node(_stem_back)
+def _stem(
+    ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, options: dict[str, Any], pool: Any, again: bool
+) -> Tensor:
+    act, stride, around = options["act"], options["stride"], _around(options["padding"])
+    packed = image.launch(x, padding=stem.packing(weight.shape, stride, around, x.shape)["padding"], dtype=dtype)
+    parts = (packed, stem.pack_weight(weight.to(dtype), stride), None if bias is None else bias.float())
+    shape: dict[str, Any] = {"stride": stride, "size": stem.map_size(x, weight, stride, around), "act": act}
+    config = chosen(
+        "stem",
+        (*parts, tuple(packed.shape), tuple(parts[1].shape), *shape.values()),
+        lambda: stem.configs(*parts, **shape),
+        lambda c: stem.launch(*parts, **shape, config=c),
+    )
+    y = stem.launch(*parts, **shape, config=config)
+    index, size = None, y.shape[2:]
+    if pool is not None:
+        y, index = max_pool.launch(y, **pool)
+    of_x = ctx.needs_input_grad[0]  # else neither the images themselves are needed nor the weight
+    ctx.save_for_backward(
+        packed, y if act != "none" and not again else None, index, x if of_x else None, weight if of_x else None,
+        *(parts[1:] if again else ()),
+    )  # fmt: skip
+    ctx.remake, ctx.launch = _again if again else None, (shape, config)
+    ctx.options, ctx.pool = options, None if pool is None else pooled_from(size, pool)
+    ctx.of_weight, ctx.of_bias = (weight.shape, weight.dtype), None if bias is None else bias.dtype
+    return y
 
 
 def _made(node: Any, packed: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -140,9 +131,7 @@ def stem_conv(
     dtype = dtype or x.dtype
     options = {"act": act, "stride": pair(stride), "padding": pair(padding)}
     if kernels_run(x) and not refused(x, weight, bias, dtype=dtype, **options, pool=pool):
-        result = _Stem.apply(x, weight, bias, dtype, options, pool, again and pool is None)
-        assert isinstance(result, Tensor)
-        return result
+        return _stem(x, weight, bias, dtype, options, pool, again and pool is None)
     taken = None if bias is None else bias.to(dtype)
     y = ACTIVATIONS[act](F.conv2d(x.to(dtype), weight.to(dtype), taken, options["stride"], options["padding"]))
     return y if pool is None else F.max_pool2d(y, pool["kernel"], pool["stride"], pool["padding"], ceil_mode=pool["ceil_mode"])

@@ -11,62 +11,52 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from zoo.kernels.differentiable.maps import kept, rows
+from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.differentiable.norms import batch_norm_act
 from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
 from zoo.kernels.ops._layout import empty_map
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 
 _flat = pointwise_norm.PACK["weight"]
 
 
-class _ConvNormAct(torch.autograd.Function):
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        x: Tensor,
-        kernel: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        running_mean: Tensor,
-        running_var: Tensor,
-        residual: Tensor | None,
-        options: dict[str, Any],
-        again: bool,
-    ) -> Tensor:
-        (n, cin, h, w), cout, running = x.shape, len(kernel), (running_mean, running_var)
-        matrices = [torch.empty(size, dtype=torch.float32, device=x.device) for size in ((3, cout), (cout, cin), (cin,))]
-        y = empty_map(n, cout, h, w, x)
-        recipe: dict[str, Any] | None = {} if again else None
-        pointwise_norm.launch(x, _flat(kernel), weight, bias, *running, residual, **options, out=(y, *matrices, *running), recipe=recipe)
-        torch.autograd.graph.increment_version(running)
-        ctx.act, ctx.eps, ctx.remake = options["act"], options["eps"], _again if again else None
-        how = () if recipe is None else (bias, recipe["packed"], recipe["sums"])
-        ctx.config = None if recipe is None else recipe["config"]
-        ctx.save_for_backward(x, kernel, weight, *matrices, None if again or ctx.act == "none" else y, *how)
-        return y
+def _conv_norm_act_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    x, kernel, weight, stats, spread, level, y, *how = ctx.saved_tensors
+    needed, gradient, x = ctx.needs_input_grad, rows(gradient), rows(x)
+    y = _made(ctx, x, weight, *how) if how and ctx.act != "none" else kept(y)
+    of_kernel = torch.empty(kernel.shape, dtype=kernel.dtype, device=x.device)
+    out = (empty_map(*x.shape, like=x), of_kernel.view(spread.shape), torch.empty_like(stats[:2]))
+    out += () if y is None else (empty_map(*gradient.shape, like=gradient),)
+    tensors = (gradient, x, _flat(kernel), weight, stats, spread, level, y)
+    of_x, _, sums, *more = pointwise_norm_grad.launch(*tensors, act=ctx.act, of_x=needed[0], out=out)
+    of_weight, of_bias = (sums[place].to(weight.dtype) if needed[3 - place] else None for place in (1, 0))
+    of_residual = (more[0] if more else gradient) if needed[6] else None
+    return of_x if needed[0] else None, of_kernel if needed[1] else None, of_weight, of_bias, None, None, of_residual, None, None
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, kernel, weight, stats, spread, level, y, *how = ctx.saved_tensors
-        needed, gradient, x = ctx.needs_input_grad, rows(gradient), rows(x)
-        y = _made(ctx, x, weight, *how) if how and ctx.act != "none" else kept(y)
-        of_kernel = torch.empty(kernel.shape, dtype=kernel.dtype, device=x.device)
-        out = (empty_map(*x.shape, like=x), of_kernel.view(spread.shape), torch.empty_like(stats[:2]))
-        out += () if y is None else (empty_map(*gradient.shape, like=gradient),)
-        tensors = (gradient, x, _flat(kernel), weight, stats, spread, level, y)
-        of_x, _, sums, *more = pointwise_norm_grad.launch(*tensors, act=ctx.act, of_x=needed[0], out=out)
-        of_weight, of_bias = (sums[place].to(weight.dtype) if needed[3 - place] else None for place in (1, 0))
-        of_residual = (more[0] if more else gradient) if needed[6] else None
-        return of_x if needed[0] else None, of_kernel if needed[1] else None, of_weight, of_bias, None, None, of_residual, None, None
+
+@node(_conv_norm_act_back)
+def _conv_norm_act(
+    ctx: Any, x: Tensor, kernel: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, residual: Any, options: Any, again: bool
+) -> Tensor:
+    (n, cin, h, w), cout, running = x.shape, len(kernel), (mean, var)
+    matrices = [torch.empty(size, dtype=torch.float32, device=x.device) for size in ((3, cout), (cout, cin), (cin,))]
+    y = empty_map(n, cout, h, w, x)
+    recipe: dict[str, Any] | None = {} if again else None
+    pointwise_norm.launch(x, _flat(kernel), weight, bias, *running, residual, **options, out=(y, *matrices, *running), recipe=recipe)
+    torch.autograd.graph.increment_version(running)
+    ctx.act, ctx.eps, ctx.remake = options["act"], options["eps"], _again if again else None
+    how = () if recipe is None else (bias, recipe["packed"], recipe["sums"])
+    ctx.config = None if recipe is None else recipe["config"]
+    ctx.save_for_backward(x, kernel, weight, *matrices, None if again or ctx.act == "none" else y, *how)
+    return y
 
 
 def _made(node: Any, x: Tensor, weight: Tensor, bias: Tensor, packed: Tensor, sums: Tensor) -> Tensor:
-    return pointwise_norm.once_more(x, packed, sums, weight, bias, eps=node.eps, act=node.act, config=node.config)
+    how = {"eps": node.eps, "act": node.act, "config": node.config}
+    return pointwise_norm.once_more(x, factor=weight, shift=bias, packed=packed, sums=sums, **how)
 
 
 def _again(node: Any, x: Tensor, _: Tensor, weight: Tensor, *saved: Any) -> Tensor:
@@ -114,4 +104,4 @@ def conv_norm_act(
     tensors, options = (weight, bias, running_mean, running_var, residual), {"momentum": momentum, "eps": eps, "act": act}
     if not kernels_run(x) or refused(x, kernel, *tensors, act=act):
         return batch_norm_act(F.conv2d(x, kernel.to(x.dtype)), *tensors, **options)
-    return _ConvNormAct.apply(x, kernel, *tensors, options, again and residual is None)  # pyright: ignore[reportReturnType]
+    return _conv_norm_act(x, kernel, *tensors, options, again and residual is None)

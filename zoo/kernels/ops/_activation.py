@@ -25,6 +25,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """Activation by name; the kernels know the same names."""
 
 
+def affine(x: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+    """Return ``x * scale + shift`` of a map in its dtype, a number for each channel; either part is optional."""
+    x = x if scale is None else x * scale.to(x.dtype)[:, None, None]
+    return x if shift is None else x + shift.to(x.dtype)[:, None, None]
+
+
 @triton.jit
 def activate(x, ACT: tl.constexpr):
     """Apply the activation ACT, a name of `ACTIVATIONS`, to a float32 block; NaN stays NaN, as in PyTorch."""

@@ -4,14 +4,12 @@ Statistics of a block's channels are rows of counts, means and sums of squared d
 BatchNorms of many layers owe their channels' gradients is (2, C), a level and a tilt.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import pixel_stride
+from zoo.kernels.ops._layout import units
 from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
 
 
@@ -164,14 +162,6 @@ def settle_kernel(
         tl.store(out + (row * (out_units * V) + col), (g - flat - off * tilt).to(out.dtype.element_ty), mask=there)
 
 
-def _steps(*maps: Tensor) -> tuple[int, tuple[int, ...]]:
-    """Return the elements that every row's start is aligned to, and how far apart each map's rows are in such vectors."""
-    channels = maps[0].shape[1]
-    strides = [pixel_stride(m) or channels for m in maps]
-    vector = math.gcd(16 // maps[0].element_size(), channels, *strides)
-    return vector, tuple(stride // vector for stride in strides)
-
-
 def append(new: Tensor, out: Tensor) -> Tensor:
     """Copy a map into a channel slice of another.
 
@@ -179,7 +169,7 @@ def append(new: Tensor, out: Tensor) -> Tensor:
         float32 (R, 3, C), statistics of parts of its pixels.
     """
     rows, channels = new.numel() // new.shape[1], new.shape[1]
-    vector, steps = _steps(new, out)
+    vector, _, *steps = units(16 // new.element_size(), new, out)
     columns = min(64, triton.next_power_of_2(channels))
     height = max(1, min(2048 // columns, triton.next_power_of_2(rows)))
     across = triton.cdiv(channels, columns)
@@ -249,7 +239,7 @@ def settle(total: Tensor, x: Tensor, mean: Tensor, owed: Tensor, out: Tensor) ->
         `out`.
     """
     rows, channels = total.numel() // total.shape[1], total.shape[1]
-    vector, steps = _steps(total, x, out)
+    vector, _, *steps = units(16 // total.element_size(), total, x, out)
     columns = min(64, triton.next_power_of_2(channels))
     height, unroll = max(1, min(2048 // columns, triton.next_power_of_2(rows))), 2
     settle_kernel[(triton.cdiv(channels, columns) * triton.cdiv(rows, height * unroll),)](

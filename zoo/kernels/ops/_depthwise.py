@@ -1,6 +1,5 @@
 """The kernel of the depthwise convolution, and what it shares with the op that appends a 1x1 convolution."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 

@@ -4,7 +4,6 @@ Both work on tiles of places by channels. The weight's gradient slides down stri
 next output row reads again in registers, has the next ones on their way while it multiplies, and holds one sum a tap.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false

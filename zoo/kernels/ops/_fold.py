@@ -61,6 +61,11 @@ class Cut:
         """Whether the last tile reaches beyond the columns."""
         return self.width % self.columns != 0
 
+    def constants(self, rows: int, unroll: int) -> dict[str, int | bool]:
+        """Return the compile-time constants of a kernel that loads `unroll` tiles of `rows` rows at once."""
+        shape = {"V": self.vector, "RAGGED": self.ragged, "FOLD": self.total > 0}
+        return shape | {"BR": rows, "BC": self.columns, "U": unroll}
+
 
 def cut(columns: int, *maps: Tensor) -> Cut:
     """Cut maps of one shape, at most the wanted columns wide.

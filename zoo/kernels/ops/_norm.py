@@ -6,7 +6,6 @@ of Chan, Golub and LeVeque (1979), so a mean that is large beside the deviation 
 whole map: all programs advance together, and what was read last is still in the L2 cache when the next kernel begins there.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -24,7 +23,7 @@ from zoo.kernels.ops._activation import activate
 from zoo.kernels.ops._fold import cut, shares, tile_rows
 from zoo.kernels.ops._overlap import begin, overlap
 
-PASSES = ("columns", "warps", "unroll", "programs", "apply_columns", "apply_warps", "apply_unroll")
+PASSES = "columns warps unroll programs apply_columns apply_warps apply_unroll"
 """Launch parameters of the pass that sums, then of the one that applies."""
 
 
@@ -208,7 +207,7 @@ def partial_statistics(x: Tensor, config: dict[str, int]) -> Tensor:
     partials = torch.empty((parts * c.pixels, 3, x.shape[1]), dtype=torch.float32, device=x.device)
     statistics_kernel[(c.blocks, parts)](
         x, partials, c.whole // (rows * unroll), c.rows, c.total, x.shape[1], c.pixels, c.width // c.vector, c.steps[0],
-        V=c.vector, RAGGED=c.ragged, FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll, num_warps=config["warps"], **overlap(x),
+        **c.constants(rows, unroll), num_warps=config["warps"], **overlap(x),
     )  # fmt: skip
     return partials
 
@@ -233,6 +232,5 @@ def apply(
     rows, unroll = tile_rows(c, config["apply_warps"], x.element_size(), config["apply_unroll"])
     apply_kernel[(c.blocks * triton.cdiv(c.rows, rows * unroll),)](
         x, residual, stats, weight, bias, out, c.rows, c.total, x.shape[1] // c.run, c.width // c.vector, *c.steps, ACT=act,
-        V=c.vector, W=c.run, RAGGED=c.ragged, FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll, num_warps=config["apply_warps"],
-        **overlap(x),
+        W=c.run, **c.constants(rows, unroll), num_warps=config["apply_warps"], **overlap(x),
     )  # fmt: skip

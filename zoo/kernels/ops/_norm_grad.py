@@ -1,6 +1,5 @@
 """The kernels of the way back through BatchNorm with its activation in train mode: sums, then apply."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -140,17 +139,9 @@ def _source(kept: Tensor | None, act: str) -> str:
 
 
 def reduce(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    stats: Tensor,
-    kept: Tensor | None,
-    act: str,
-    sums: Tensor,
-    through: Tensor | None,
-    config: dict[str, int],
-) -> None:
+    gradient: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, kept: Tensor | None, act: str, sums: Tensor,
+    through: Tensor | None, config: dict[str, int],
+) -> None:  # fmt: skip
     """Write the sums and the residual's gradient."""
     maps = [m if m is not None else x for m in (gradient, x, kept, through)]
     c = cut(config["columns"], *maps)
@@ -160,8 +151,8 @@ def reduce(
     with followed_by_ours(True):
         reduce_kernel[(c.blocks, parts)](
             gradient, x, kept, stats, weight, bias, partials, through, c.whole // (rows * unroll), c.rows, c.total, x.shape[1] // c.run,
-            c.pixels, c.width // c.vector, *c.steps, ACT=act, KEPT=_source(kept, act), V=c.vector, W=c.run, RAGGED=c.ragged,
-            FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll, num_warps=config["warps"], **overlap(x),
+            c.pixels, c.width // c.vector, *c.steps, ACT=act, KEPT=_source(kept, act), W=c.run, **c.constants(rows, unroll),
+            num_warps=config["warps"], **overlap(x),
         )  # fmt: skip
         add(partials, sums)
 
@@ -187,22 +178,13 @@ def add(partials: Tensor, out: Tensor, *, turned: int = 1) -> Tensor:
 
 
 def back(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    stats: Tensor,
-    kept: Tensor | None,
-    act: str,
-    sums: Tensor,
-    out: Tensor,
-    config: dict[str, int],
-) -> None:
+    gradient: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, kept: Tensor | None, act: str, sums: Tensor,
+    out: Tensor, config: dict[str, int],
+) -> None:  # fmt: skip
     """Write the gradient of x."""
     c = cut(config["apply_columns"], gradient, x, x if kept is None else kept, out)
     rows, unroll = tile_rows(c, config["apply_warps"], x.element_size(), config["apply_unroll"])
     back_kernel[(c.blocks * triton.cdiv(c.rows, rows * unroll),)](
         gradient, x, kept, stats, weight, bias, sums, out, c.rows, c.total, x.shape[1] // c.run, c.width // c.vector, *c.steps,
-        ACT=act, KEPT=_source(kept, act), V=c.vector, W=c.run, RAGGED=c.ragged, FOLD=c.total > 0, BR=rows, BC=c.columns, U=unroll,
-        num_warps=config["apply_warps"], **overlap(x),
+        ACT=act, KEPT=_source(kept, act), W=c.run, **c.constants(rows, unroll), num_warps=config["apply_warps"], **overlap(x),
     )  # fmt: skip

@@ -43,6 +43,11 @@ def assumed() -> bool:
     return _assumed is not None
 
 
+def kernels_run(x: torch.Tensor) -> bool:
+    """Tell whether kernels can work on `x`: it is on a GPU, or Triton interprets them, or they are only compiled."""
+    return x.is_cuda or not isinstance(begin, triton.JITFunction) or assumed()
+
+
 @functools.cache
 def _capable(index: int) -> bool:
     return torch.cuda.get_device_capability(index)[0] >= 9

@@ -10,7 +10,6 @@ the product is turned, channels down and pixels across: tensor cores then leave 
 adds what it has to sums of its own, and those are joined once, at the end. Tiles further down are on their way meanwhile.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false

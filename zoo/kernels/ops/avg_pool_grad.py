@@ -1,6 +1,5 @@
 """The way back through average pooling whose windows lie side by side: each gradient is spread over its window, once."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -15,16 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced, vector_width
+from zoo.kernels.ops._arguments import Drawing, launches, named, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 MOST_TAPS = 64
 
 
-def reference(gradient: Tensor, *, size: tuple[int, int], kernel: tuple[int, int]) -> Tensor:
+def reference(gradient: Tensor, *, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
     """Compute the gradient of average pooling's input, where the stride is the kernel and nothing is padded.
 
     Args:
@@ -46,14 +44,16 @@ def reference(gradient: Tensor, *, size: tuple[int, int], kernel: tuple[int, int
     return out[:, :, :h, :w].to(gradient.dtype)
 
 
-def rival(gradient: Tensor, *, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
+@of(reference)
+def rival(gradient, size, kernel) -> Tensor:
     """Compute the same by PyTorch's own kernel, for a comparison of times."""
     x = empty_map(*gradient.shape[:2], *size, like=gradient)
     ceil = any(out * k > s for out, k, s in zip(gradient.shape[2:], kernel, size, strict=True))
     return torch.ops.aten.avg_pool2d_backward(gradient, x, [*kernel], [*kernel], [0, 0], ceil, True, None)
 
 
-def supports(gradient: Tensor, *, size: Sequence[int], kernel: Sequence[int]) -> str:
+@of(reference)
+def supports(gradient, size, kernel) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if gradient.dim() != 4 or gradient.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
@@ -61,10 +61,7 @@ def supports(gradient: Tensor, *, size: Sequence[int], kernel: Sequence[int]) ->
         return f"windows of none or of more than {MOST_TAPS} taps"
     if any(not s // k <= out <= -(-s // k) for out, k, s in zip(gradient.shape[2:], kernel, size, strict=True)):
         return "windows that don't lie side by side"
-    if pixel_stride(gradient) is None:
-        return "not in channels_last memory"
-    reach = gradient.shape[0] * gradient.shape[1] * size[0] * size[1] < 2**31 - 2**22
-    return "" if reach and reachable(gradient) else "larger than 32-bit indices reach"
+    return unreadable(gradient, small=gradient.shape[0] * gradient.shape[1] * size[0] * size[1] < 2**31 - 2**22)
 
 
 @triton.jit
@@ -93,33 +90,31 @@ def _backward(
         tl.store(out + (((image * height + row) * width + col) * (out_step * V) + c), value, mask=inside)
 
 
-def configs(gradient: Tensor, **shape: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(**_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: vectors a program handles, and its warps."""
-    return [{"block": block, "warps": warps} for block, warps in ((128, 4), (256, 4), (64, 2), (256, 8), (512, 8), (64, 1))]
+    return named("block warps", ((128, 4), (256, 4), (64, 2), (256, 8), (512, 8), (64, 1)))
 
 
-def launch(
-    gradient: Tensor, *, size: Sequence[int], kernel: Sequence[int], out: Tensor | None = None, config: dict[str, int] | None = None
-) -> Tensor:
+@launches(reference, configs)
+def launch(gradient, size, kernel, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     (n, c, oh, ow), (h, w), (kh, kw) = gradient.shape, size, kernel
-    if out is None:
-        out = empty_map(n, c, h, w, gradient)
+    out = empty_map(n, c, h, w, gradient) if out is None else out
     if out.numel() == 0:
         return out
-    config = config or configs(gradient)[0]
-    g_step, out_step = (pixel_stride(m) or c for m in (gradient, out))
-    v = min(vector_width(c, g_step, out_step), 16 // gradient.element_size())
+    v, groups, *steps = units(min(8, 16 // gradient.element_size()), gradient, out)
     down, across = triton.cdiv(h, kh), triton.cdiv(w, kw)
-    lanes = n * down * across * (c // v)
+    lanes = n * down * across * groups
     _backward[(triton.cdiv(lanes, config["block"]),)](
-        gradient, out, lanes, c // v, across, down, h, w, oh, ow, g_step // v, out_step // v, KH=kh, KW=kw, V=v, BLOCK=config["block"],
+        gradient, out, lanes, groups, across, down, h, w, oh, ow, *steps, KH=kh, KW=kw, V=v, BLOCK=config["block"],
         num_warps=config["warps"], **overlap(gradient),
     )  # fmt: skip
     return out
 
 
-def cost(gradient: Tensor, *, size: Sequence[int], kernel: Sequence[int]) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, size, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     written = gradient.shape[0] * gradient.shape[1] * size[0] * size[1]
     return gradient.numel(), (gradient.numel() + written) * gradient.element_size()
@@ -143,10 +138,9 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    gradient = sliced(case["shape"], case.get("wide", 0), dtype, device, generator)
-    return {"gradient": gradient, "size": case["size"], "kernel": case["kernel"]}
+    return {"gradient": Drawing(*how).map(case["shape"], case.get("wide", 0)), "size": case["size"], "kernel": case["kernel"]}
 
 
 @torch.library.custom_op("kernelzoo::avg_pool_grad", mutates_args=())

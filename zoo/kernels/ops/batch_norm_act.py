@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops import _norm_cases
-from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
+from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES, affine
+from zoo.kernels.ops._arguments import Drawing, launches, named, of, partly
 from zoo.kernels.ops._exchange import gathered
 from zoo.kernels.ops._fold import second_reading
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._norm import PASSES, apply, join, partial_statistics
-from zoo.kernels.ops._overlap import followed_by_ours
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {}
@@ -78,53 +77,40 @@ def reference(
     else:
         mean = var = z.new_zeros(x.shape[1])
     inverse = (var + eps).rsqrt()
-    y = (z - mean[:, None, None]) * inverse[:, None, None]
-    if weight is not None:
-        y = y * weight.to(wide)[:, None, None]
-    if bias is not None:
-        y = y + bias.to(wide)[:, None, None]
+    y = affine((z - mean[:, None, None]) * inverse[:, None, None], weight, bias)
     if residual is not None:
         y = y + residual.to(wide)
     stats = torch.stack([mean, inverse, torch.full_like(mean, 1 / count if training and count else 0)])
     return ACTIVATIONS[act](y).to(x.dtype), stats if count or not training else torch.zeros_like(stats), *new
 
 
-def rival(x: Tensor, residual: Tensor | None = None, *, act: str = "none", training: bool = True, **options: Any) -> Tensor:
+@of(reference)
+def rival(x, residual, act, **options) -> Tensor:
     """Compute the same map by PyTorch's own operators, for a comparison of times."""
-    y = F.batch_norm(x, training=training, **options)
+    y = F.batch_norm(x, **options)
     return ACTIVATIONS[act](y if residual is None else y + residual)
 
 
-def supports(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    residual: Tensor | None = None,
-    **options: Any,
-) -> str:
+@of(reference)
+def supports(x, weight, bias, running_mean, running_var, residual, act, training, **_) -> str:
     """Return "" where the kernels take these arguments, else the reason why not."""
-    training = options.get("training", True)
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
-    if options.get("act", "none") not in SLOPES:
-        return f"activation {options['act']}"
+    if act not in SLOPES:
+        return f"activation {act}"
     if (running_mean is None) != (running_var is None) or (not training and running_mean is None):
         return "running statistics are missing"
-    parameters = (weight, bias, running_mean, running_var)
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype not in DTYPES or not p.is_contiguous()) for p in parameters):
+    if not per_channel(x, weight, bias, running_mean, running_var, dtypes=DTYPES):
         return "weight, bias and statistics are not one for each channel"
     if residual is not None and (residual.shape != x.shape or residual.dtype not in DTYPES or pixel_stride(residual) is None):
         return "the residual is no map of the same shape in channels_last memory"
     if training and x.shape[0] * x.shape[2] * x.shape[3] == 1:
         return "one pixel has no variance"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(x, residual) and x.numel() < 2**31 - 2**22 else "larger than 32-bit indices reach"
+    return unreadable(x, residual, small=x.numel() < 2**31 - 2**22)
 
 
-def configs(x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
+@partly(reference)
+def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: of the pass that sums and of the one that applies.
 
     For each the columns of a tile, warps and tiles in flight; and the programs that sum.
@@ -135,23 +121,14 @@ def configs(x: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
     if small:
         sizes = [(64, 4, 8, 132, 128, 4, 4), (64, 4, 8, 264, 128, 4, 2), (64, 4, 8, 396, 64, 4, 8), (64, 4, 2, 264, 64, 4, 1)]
         sizes += [(32, 8, 2, 264, 32, 4, 1), (64, 8, 4, 132, 64, 4, 2)]
-    return [dict(zip(PASSES, size, strict=True)) for size in sizes]
+    return named(PASSES, sizes)
 
 
 def take_statistics(
-    x: Tensor,
-    row: Tensor | None,
-    stats: Tensor,
-    old: tuple[Tensor, Tensor] | None,
-    new: tuple[Tensor, ...],
-    *,
-    eps: float,
-    momentum: float,
-    training: bool,
-    group: Any,
-    config: dict[str, int] | None,
-) -> None:
-    """Write `reference`'s statistics and the new running ones; `row` as for `launch`."""
+    x: Tensor, stats: Tensor, old: Any, new: tuple[Tensor, ...], *, eps: float, momentum: float, training: bool, group: Any = None,
+    row: Tensor | None = None, config: dict[str, int] | None = None,
+) -> None:  # fmt: skip
+    """Write `reference`'s statistics and, of the running ones `old`, the `new` ones; `group` and `row` as for `launch`."""
     if training and (x.numel() or group is not None):
         with followed_by_ours(group is None):
             if row is None:
@@ -171,22 +148,9 @@ def take_statistics(
             after.copy_(before)
 
 
+@launches(reference, configs, tuned=True, by=("x", "residual", "act", "training"))
 def launch(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    residual: Tensor | None = None,
-    *,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-    training: bool = True,
-    group: Any = None,
-    row: Tensor | None = None,
-    out: tuple[Tensor, ...] | None = None,
-    config: dict[str, int] | None = None,
+    x, weight, bias, running_mean, running_var, residual, act, config, group: Any = None, row: Any = None, out: Any = None, **how
 ) -> tuple[Tensor, ...]:
     """Run the kernels; see `reference`.
 
@@ -205,16 +169,14 @@ def launch(
         out = (empty_map(n, channels, h, w, x), torch.empty((3, channels), dtype=torch.float32, device=x.device))
         out += () if old is None else (torch.empty_like(old[0]), torch.empty_like(old[1]))
     y, stats, *new = out
-    if config is None:
-        tensors, options = (x, weight, bias, running_mean, running_var, residual), {"act": act, "training": training}
-        config = chosen("batch_norm_act", (x, residual, act, training), lambda: configs(x), lambda c: launch(*tensors, **options, config=c))
-    take_statistics(x, row, stats, old, tuple(new), eps=eps, momentum=momentum, training=training, group=group, config=config)
+    take_statistics(x, stats, old, tuple(new), **how, group=group, row=row, config=config)
     if x.numel():
         apply(x, residual, stats, weight, bias, act, y, config)
     return out
 
 
-def cost(x: Tensor, *rest: Any, residual: Tensor | None = None, training: bool = True, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(x, residual, training, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move): what of `x` doesn't stay in the cache is read twice."""
     moved = x.numel() * x.element_size() * (2 if residual is None else 3) + (second_reading(x) if training else 0)
     return x.numel() * 8, moved + 32 * x.shape[1]
@@ -223,19 +185,16 @@ def cost(x: Tensor, *rest: Any, residual: Tensor | None = None, training: bool =
 CASES, LARGE_CASES = _norm_cases.CASES, _norm_cases.LARGE_CASES
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case; the maps' means differ from 0."""
-    channels, wide = case["shape"][1], case.get("wide", 0)
-
-    def draw(scale: float, shift: float) -> Tensor:
-        return scale * torch.randn(channels, generator=generator, device=generator.device).to(device) + shift
-
-    x = sliced(case["shape"], wide, dtype, device, generator).mul_(1.5).add_(draw(1.0, 0.0).to(dtype)[:, None, None])
+    draw, c, wide = Drawing(*how), case["shape"][1], case.get("wide", 0)
+    x = draw.map(case["shape"], wide).mul_(1.5).add_(draw.normal(c).to(draw.dtype)[:, None, None])
     args: dict[str, Any] = {"x": x, "weight": None, "bias": None, "running_mean": None, "running_var": None}
     if not case.get("bare"):
-        args |= {"weight": draw(0.3, 1.0), "bias": draw(0.3, 0.0), "running_mean": draw(0.2, 0.0), "running_var": draw(0.1, 1.0).abs()}
+        args |= {"weight": 0.3 * draw.normal(c) + 1.0, "bias": 0.3 * draw.normal(c)}
+        args |= {"running_mean": 0.2 * draw.normal(c), "running_var": (0.1 * draw.normal(c) + 1.0).abs()}
     if case.get("residual"):
-        args["residual"] = sliced(case["shape"], wide, dtype, device, generator)
+        args["residual"] = draw.map(case["shape"], wide)
     return args | {key: case[key] for key in ("act", "training") if key in case}
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from zoo.kernels.ops import _norm_cases
 from zoo.kernels.ops._activation import BY_OUTPUT, SLOPES
+from zoo.kernels.ops._arguments import Drawing, as_output, launches, named, of, partly
 from zoo.kernels.ops._exchange import added
 from zoo.kernels.ops._fold import second_reading
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._norm import PASSES
 from zoo.kernels.ops._norm_grad import back, reduce
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops._overlap import kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {}
@@ -66,16 +66,8 @@ def reference(
     return (of_x, sums) if kept is None else (of_x, sums, g.to(gradient.dtype))
 
 
-def rival(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    stats: Tensor,
-    kept: Tensor | None = None,
-    *,
-    act: str = "none",
-) -> Tensor:
+@of(reference)
+def rival(gradient, x, weight, stats, kept, act, **_) -> Tensor:
     """Compute the gradient of x by PyTorch's own operators, for a comparison of times."""
     if act != "none":  # any output serves: its time doesn't depend on the numbers
         gradient = torch.ops.aten.threshold_backward(gradient, x if kept is None else kept, 0)
@@ -84,57 +76,37 @@ def rival(
     )[0]  # fmt: skip
 
 
-def supports(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    stats: Tensor,
-    kept: Tensor | None = None,
-    *,
-    act: str = "none",
-) -> str:
+@of(reference)
+def supports(gradient, x, weight, bias, stats, kept, act) -> str:
     """Return "" where the kernels take these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
     if act not in SLOPES:
         return f"activation {act}"
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype not in DTYPES or not p.is_contiguous()) for p in (weight, bias)):
+    if not per_channel(x, weight, bias, dtypes=DTYPES):
         return "weight and bias are not one for each channel"
     if stats.shape != (3, x.shape[1]) or stats.dtype != torch.float32 or not stats.is_contiguous():
         return "statistics are not three float32 for each channel"
     maps = (gradient, x, kept)
     if any(m is not None and (m.shape != x.shape or m.dtype not in DTYPES) for m in maps):
         return "maps of different shapes, or not of float32, bfloat16 or float16"
-    if any(m is not None and pixel_stride(m) is None for m in maps):
-        return "not in channels_last memory"
-    return "" if reachable(*maps) and x.numel() < 2**31 - 2**22 else "larger than 32-bit indices reach"
+    return unreadable(*maps, small=x.numel() < 2**31 - 2**22)
 
 
-def configs(gradient: Tensor, x: Tensor, *rest: Any, kept: Tensor | None = None, **options: Any) -> list[dict[str, int]]:
+@partly(reference)
+def configs(x, kept, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first; see `batch_norm_act.configs`."""
-    small, kept = x.numel() * x.element_size() < 16_000_000, rest[3] if len(rest) > 3 else kept
     sizes = [(64, 4, 4, 396, 128, 4, 2), (64, 8, 4, 264, 128, 4, 2), (128, 4, 4, 264, 128, 4, 4), (64, 4, 2, 792, 128, 4, 1)]
     sizes += [(64, 4, 1, 792, 128, 4, 4), (64, 8, 1, 264, 64, 4, 1), (32, 8, 1, 264, 32, 4, 1), (64, 8, 2, 132, 64, 4, 2)]
-    if not small:  # three maps are read where one is kept: fewer tiles hide their waiting
+    if x.numel() * x.element_size() >= 16_000_000:  # three maps are read where one is kept: fewer tiles hide their waiting
         first, second = (2, 1) if kept is not None else (1, 2)
         sizes = [sizes[first], sizes[second], *(size for index, size in enumerate(sizes) if index not in (first, second))]
-    return [dict(zip(PASSES, size, strict=True)) for size in sizes]
+    return named(PASSES, sizes)
 
 
+@launches(reference, configs, tuned=True, by=("gradient", "x", "kept", "act"))
 def launch(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    stats: Tensor,
-    kept: Tensor | None = None,
-    *,
-    act: str = "none",
-    group: Any = None,
-    of_x: bool = True,
-    out: tuple[Tensor, ...] | None = None,
-    config: dict[str, int] | None = None,
+    gradient, x, weight, bias, stats, kept, act, config, group: Any = None, of_x: bool = True, out: tuple[Tensor, ...] | None = None
 ) -> tuple[Tensor, ...]:
     """Run the kernels; see `reference`.
 
@@ -152,14 +124,6 @@ def launch(
         out = (empty_map(n, channels, h, w, x), torch.empty((2, channels), dtype=torch.float32, device=x.device))
         out += () if kept is None else (empty_map(n, channels, h, w, gradient),)
     to, sums, *residual = out
-    if config is None:
-        tensors = (gradient, x, weight, bias, stats, kept)
-        config = chosen(
-            "batch_norm_act_grad",
-            (gradient, x, kept, act),
-            lambda: configs(gradient, x, kept=kept),
-            lambda c: launch(*tensors, act=act, config=c),
-        )
     if x.numel():
         reduce(gradient, x, weight, bias, stats, kept, act, sums, residual[0] if residual else None, config)
     else:
@@ -173,16 +137,7 @@ def launch(
 
 
 def gradients(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    stats: Tensor,
-    kept: Tensor | None,
-    *,
-    act: str,
-    group: Any = None,
-    of_x: bool = True,
+    gradient: Tensor, x: Tensor, weight: Any, bias: Any, stats: Tensor, kept: Any, *, act: str, group: Any = None, of_x: bool = True
 ) -> tuple[Tensor, ...]:
     """Return what `launch` does, by the kernels where they can run, else by the reference."""
     if pixel_stride(gradient) is None:
@@ -200,7 +155,8 @@ def gradients(
     return (slanted - (level + (x - mean) * inverse * tilt) * (share * factor)).to(x.dtype), sums, *more
 
 
-def cost(gradient: Tensor, x: Tensor, *rest: Any, kept: Tensor | None = None, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, x, kept, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move): what doesn't stay in the cache is read twice."""
     maps = 3 if kept is None else 5
     return x.numel() * 12, x.numel() * x.element_size() * maps + second_reading(gradient, x) + 32 * x.shape[1]
@@ -209,34 +165,18 @@ def cost(gradient: Tensor, x: Tensor, *rest: Any, kept: Tensor | None = None, **
 CASES, LARGE_CASES = _norm_cases.CASES, _norm_cases.LARGE_CASES
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    shape, wide, act = case["shape"], case.get("wide", 0), case.get("act", "none")
-
-    def draw(scale: float, shift: float) -> Tensor:
-        return scale * torch.randn(shape[1], generator=generator, device=generator.device).to(device) + shift
-
-    level, affine = draw(1.0, 0.0), None if case.get("bare") else (draw(0.3, 1.0), draw(0.3, 0.0))
-    x = sliced(shape, wide, dtype, device, generator).mul_(1.5).add_(level.to(dtype)[:, None, None])
-    kept = None
-    if case.get("residual") and act != "none":
-        kept = sliced(shape, wide, dtype, device, generator)
-        if act == "relu":  # an output: no less than 0; relu6's, no more than 6
-            kept.clamp_(0)
-        elif act == "relu6":
-            kept.mul_(4).clamp_(0, 6)
+    draw, shape, wide, act = Drawing(*how), case["shape"], case.get("wide", 0), case.get("act", "none")
+    level = draw.normal(shape[1])
+    affine = (None, None) if case.get("bare") else (0.3 * draw.normal(shape[1]) + 1.0, 0.3 * draw.normal(shape[1]))
+    x = draw.map(shape, wide).mul_(1.5).add_(level.to(draw.dtype)[:, None, None])
+    kept = as_output(draw.map(shape, wide), act) if case.get("residual") and act != "none" else None
     count = x.numel() // shape[1]
     var, mean = torch.var_mean(x.float(), (0, 2, 3), correction=0) if count else (level.abs(), level)
     share = 1 / count if count and case.get("training", True) else 0.0
-    return {
-        "gradient": sliced(shape, wide, dtype, device, generator),
-        "x": x,
-        "weight": affine and affine[0],
-        "bias": affine and affine[1],
-        "stats": torch.stack([mean, (var + 1e-5).rsqrt(), torch.full_like(mean, share)]),
-        "kept": kept,
-        "act": act,
-    }
+    stats = torch.stack([mean, (var + 1e-5).rsqrt(), torch.full_like(mean, share)])
+    return {"gradient": draw.map(shape, wide), "x": x, "weight": affine[0], "bias": affine[1], "stats": stats, "kept": kept, "act": act}
 
 
 @torch.library.custom_op("kernelzoo::batch_norm_act_grad", mutates_args=())

@@ -1,6 +1,5 @@
 """The way back through a bias for each channel and an activation: the gradient before them, and the bias's, in one pass."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -15,16 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._activation import BY_OUTPUT, SLOPES, slope
+from zoo.kernels.ops._arguments import Drawing, as_output, launches, named, of
 from zoo.kernels.ops._fold import cut, shares, tile_rows
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, empty_map, unreadable
 from zoo.kernels.ops._norm import channel_of, inside, whole_rows
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 
 
 def reference(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, *, act: str = "none") -> tuple[Tensor, ...]:
@@ -49,7 +46,8 @@ def reference(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None 
     return g.sum((0, 2, 3)), g.to(gradient.dtype)
 
 
-def rival(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, *, act: str = "none") -> tuple[Tensor, ...]:
+@of(reference)
+def rival(gradient, kept, act, **_) -> tuple[Tensor, ...]:
     """Compute the same by PyTorch's own operators, for a comparison of times."""
     if act == "none" or kept is None:
         return (gradient.sum((0, 2, 3)),)
@@ -57,7 +55,8 @@ def rival(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = No
     return g.sum((0, 2, 3)), g
 
 
-def supports(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, *, act: str = "none") -> str:
+@of(reference)
+def supports(gradient, kept, bias, act) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if gradient.dim() != 4 or gradient.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
@@ -69,9 +68,7 @@ def supports(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None =
         return "what is kept has another shape, or is not of float32, bfloat16 or float16"
     if bias is not None and (act in BY_OUTPUT or bias.shape != gradient.shape[1:2] or bias.dtype not in DTYPES or not bias.is_contiguous()):
         return "a bias that is not one for each channel, or beside an output"
-    if any(m is not None and pixel_stride(m) is None for m in (gradient, kept)):
-        return "not in channels_last memory"
-    return "" if reachable(gradient, kept) and gradient.numel() < 2**31 - 2**22 else "larger than 32-bit indices reach"
+    return unreadable(gradient, kept, small=gradient.numel() < 2**31 - 2**22)
 
 
 @triton.jit
@@ -117,23 +114,17 @@ def _back(
     tl.store(to, tl.sum(sums, axis=0, keep_dims=True), mask=col < width)
 
 
-def configs(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, *, act: str = "none") -> list[dict[str, int]]:
+@of(reference)
+def configs(gradient, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: columns of a tile, warps, tiles in flight, and programs."""
     sizes = [(64, 8, 2, 396), (64, 4, 2, 792), (128, 8, 2, 396), (64, 8, 4, 264), (64, 8, 1, 528), (32, 8, 2, 396), (64, 4, 4, 528)]
     if gradient.numel() * gradient.element_size() <= 8_000_000:
         sizes = [(64, 8, 1, 264), (64, 4, 1, 396), (32, 8, 1, 264), (64, 8, 2, 132), (32, 4, 2, 264)]
-    return [dict(zip(("columns", "warps", "unroll", "programs"), size, strict=True)) for size in sizes]
+    return named("columns warps unroll programs", sizes)
 
 
-def launch(
-    gradient: Tensor,
-    kept: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    act: str = "none",
-    out: Tensor | tuple[Tensor, ...] | None = None,
-    config: dict[str, int] | None = None,
-) -> tuple[Tensor, ...]:
+@launches(reference, configs, tuned=True)
+def launch(gradient, kept, bias, act, config, out: Tensor | tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
     """Run the kernels; see `reference`. The map of `out` may be a channel slice, but not `gradient`, which others may read."""
     n, channels, h, w = gradient.shape
     if out is None:
@@ -143,13 +134,6 @@ def launch(
     if gradient.numel() == 0:
         sums.zero_()
         return results
-    if config is None:
-        config = chosen(
-            "bias_act_grad",
-            (gradient, kept, bias, act),
-            lambda: configs(gradient, kept, bias, act=act),
-            lambda c: launch(gradient, kept, bias, act=act, config=c),
-        )
     to = of_x[0] if of_x else None
     c = cut(config["columns"], *(gradient if m is None else m for m in (gradient, kept, to)))
     rows, unroll = tile_rows(c, config["warps"], gradient.element_size(), config["unroll"])
@@ -158,14 +142,14 @@ def launch(
     with followed_by_ours(True):
         _back[(c.blocks, parts)](
             gradient, kept, bias, partials, to, c.whole // (rows * unroll), c.rows, c.total, channels // c.run, c.pixels,
-            c.width // c.vector, *c.steps, ACT=act, V=c.vector, W=c.run, RAGGED=c.ragged, FOLD=c.total > 0, BR=rows, BC=c.columns,
-            U=unroll, num_warps=config["warps"], **overlap(gradient),
+            c.width // c.vector, *c.steps, ACT=act, W=c.run, **c.constants(rows, unroll), num_warps=config["warps"], **overlap(gradient),
         )  # fmt: skip
     add(partials, sums)
     return results
 
 
-def cost(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, *, act: str = "none") -> tuple[int, int]:
+@of(reference)
+def cost(gradient, kept, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     maps = 1 if kept is None else 3
     return gradient.numel() * (1 if kept is None else 2), gradient.numel() * gradient.element_size() * maps + 4 * gradient.shape[1]
@@ -193,18 +177,14 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    shape, wide, act = case["shape"], case.get("wide", 0), case.get("act", "none")
-    args: dict[str, Any] = {"gradient": sliced(shape, wide, dtype, device, generator), "act": act}
+    draw, shape, wide, act = Drawing(*how), case["shape"], case.get("wide", 0), case.get("act", "none")
+    args: dict[str, Any] = {"gradient": draw.map(shape, wide), "act": act}
     if act != "none":
-        args["kept"] = sliced(shape, wide, dtype, device, generator)
-        if act == "relu":  # an output: no less than 0; relu6's, no more than 6
-            args["kept"].clamp_(0)
-        elif act == "relu6":
-            args["kept"].mul_(4).clamp_(0, 6)
-        elif act not in BY_OUTPUT:
-            args["bias"] = torch.randn(shape[1], generator=generator, device=generator.device).to(device)
+        args["kept"] = as_output(draw.map(shape, wide), act)
+    if act not in BY_OUTPUT:
+        args["bias"] = draw.normal(shape[1])
     return args
 
 

@@ -3,6 +3,7 @@
 # pyright: reportCallIssue=false
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import gcd
 from typing import Any
@@ -13,13 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._activation import ACTIVATIONS
+from ._arguments import Drawing, given, launches, of
 from ._dense import COUNTERS, conv_kernel, row_kernel
-from ._layout import LARGEST, empty_map, out_size, pixel_stride, reachable
+from ._layout import DTYPES, LARGEST, empty_map, out_size, pixel_stride, reachable
 from ._overlap import overlap
 from ._tiles import by_image, rowwise, tiled
 
 Config = dict[str, Any]
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = {"weight": lambda weight: weight.contiguous(memory_format=torch.channels_last)}
 
@@ -86,31 +87,16 @@ def _sizes(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[i
     return out_size(h, kh, stride[0], top, bottom, dilation[0]), out_size(w, kw, stride[1], left, right, dilation[1])
 
 
-def supports(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    gate: Tensor | None = None,
-    *,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    act: str = "none",
-    pre_act: str = "none",
-    tf32: bool = False,
-    out_dtype: torch.dtype | None = None,
-) -> str:
+@of(reference)
+def supports(x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, act, pre_act, out_dtype, **_) -> str:
     """Return "" where the kernel takes these arguments (see `reference`), else the reason why not."""
     n, c, _, _ = x.shape
     k, wc, kh, kw = weight.shape
     ho, wo = _sizes(x, weight, stride, padding, dilation)
     vectors = ((bias, k), (scale, c), (shift, c))
     reasons = (
-        (x.dtype not in FLOATS or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
-        (out_dtype is not None and out_dtype not in FLOATS, f"output type {out_dtype}"),
+        (x.dtype not in DTYPES or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
+        (out_dtype is not None and out_dtype not in DTYPES, f"output type {out_dtype}"),
         (wc != c, "grouped convolution"),
         (act not in ACTIVATIONS or pre_act not in ACTIVATIONS, f"activation {act} or {pre_act}"),
         (ho < 1 or wo < 1, "window larger than the padded image"),
@@ -127,16 +113,15 @@ def supports(
     return next((reason for wrong, reason in reasons if wrong), "")
 
 
-def configs(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *rest: Any, **options: Any
-) -> list[Config]:
+@of(reference)
+def configs(x, weight, residual, scale, gate, stride, padding, dilation, tf32, **_) -> list[Config]:
     """Return launch parameters to try, the most promising first by a model of the machine."""
     k, c, kh, kw = weight.shape
-    ho, wo = _sizes(x, weight, options.get("stride", (1, 1)), options.get("padding", (0,) * 4), options.get("dilation", (1, 1)))
+    ho, wo = _sizes(x, weight, stride, padding, dilation)
     m = x.shape[0] * ho * wo
-    exact = x.dtype == torch.float32 and not options.get("tf32", False)
-    fold = kh * kw > 1 and _folds(options.get("scale"), c, 64)
-    pixels = ho * wo if options.get("gate") is not None else 0
+    exact = x.dtype == torch.float32 and not tf32
+    fold = kh * kw > 1 and _folds(scale, c, 64)
+    pixels = ho * wo if gate is not None else 0
     found = tiled(max(m, 1), k, c, kh * kw, x.element_size(), fold=fold, residual=residual is not None, exact=exact, pixels=pixels)
     if kh * kw == 1 and m <= 16 and (ho, wo) == tuple(x.shape[2:]) == (1, 1):
         rows = rowwise(k, c)
@@ -182,46 +167,20 @@ def borrow(workspace: Tensor | None, config: Config, tiles: int, rows: int, x: T
     return counters, torch.empty(split * tiles * min(rows, config["BM"]) * config["BN"], dtype=torch.float32, device=x.device)
 
 
+@launches(reference, configs)
 def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    gate: Tensor | None = None,
-    *,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    act: str = "none",
-    pre_act: str = "none",
-    tf32: bool = False,
-    out_dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: Config | None = None,
-    workspace: Tensor | None = None,
-) -> Tensor:
+    x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, act, pre_act, tf32, out_dtype, config,
+    out: Tensor | None = None, workspace: Tensor | None = None, diagonal: int = 0,
+) -> Tensor:  # fmt: skip
     """Run the kernel; see `reference` for the arguments and `supports` for what it takes.
 
     Args:
-        x: see `reference`, as are the others not named here.
         weight: in channels_last memory, as `PACK` lays it out.
-        bias: see `reference`.
-        residual: see `reference`; may be a channel slice.
-        scale: see `reference`.
-        shift: see `reference`.
-        gate: see `reference`.
-        stride: see `reference`.
-        padding: see `reference`.
-        dilation: see `reference`.
-        act: see `reference`.
-        pre_act: see `reference`.
-        tf32: see `reference`.
-        out_dtype: see `reference`.
+        residual: may be a channel slice.
         out: where to write, maybe a channel slice, or `residual` itself; made if None.
         config: one of `configs`.
         workspace: for configs that split k, see the function of that name; without one, every launch zeroes a fresh one.
+        diagonal: input channels of a block of a block-diagonal weight, as `grouped` has it; 0 for a dense one.
 
     Returns:
         `out`. Products accumulate in float32; split sums are added in a fixed order, so equal launches give equal bits.
@@ -229,23 +188,19 @@ def launch(
     Raises:
         ValueError: where the arguments are none that `supports` takes, or the workspace is too small.
     """
-    n, c, h, w = x.shape
-    k, _, kh, kw = weight.shape
+    n, _, h, w = x.shape
+    k, c, kh, kw = weight.shape
     ho, wo = _sizes(x, weight, stride, padding, dilation)
-    if out is None:
-        out = empty_map(n, k, ho, wo, x, out_dtype)
+    out = empty_map(n, k, ho, wo, x, out_dtype) if out is None else out
     rows = n * ho * wo
     if rows == 0:
         return out
     ldx, ldo = pixel_stride(x), pixel_stride(out)
     ldr = ldo if residual is None else pixel_stride(residual)
     if ldx is None or ldo is None or ldr is None:
-        raise ValueError("conv needs channels_last maps or channel slices of such")
+        raise ValueError("a convolution needs channels_last maps or channel slices of such")
     if pixel_stride(weight) != c:
         raise ValueError("conv needs its weight in channels_last memory: pack it first")
-    if config is None:
-        given: dict[str, Any] = {"scale": scale, "gate": gate, "stride": stride, "padding": padding, "dilation": dilation, "tf32": tf32}
-        config = configs(x, weight, bias, residual, **given)[0]
     x_unit = gcd(c, ldx, 16)
     if config["kind"] == "row":
         row_kernel[(rows, triton.cdiv(k, config["BN"]))](
@@ -269,7 +224,7 @@ def launch(
         rows, h, w, ho, wo, c // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
         X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=flat, MASKED=bool(top or bottom or left or right),
         EVEN=(kh * kw * c if fold else c) % bk == 0, FOLD=fold, BY_IMAGE=alone,
-        DIAGONAL=0, FEW=split > 1 and span < bm,
+        DIAGONAL=diagonal, FEW=split > 1 and span < bm,
         KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1], PRE_ACT=pre_act, ACT=act,
         PRECISION="tf32" if tf32 else "ieee", BM=bm, BN=bn, BK=bk, GROUP=config["GROUP"], SPLIT=split,
         EARLY=config["EARLY"] and residual is not None, num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
@@ -277,21 +232,18 @@ def launch(
     return out
 
 
-def cost(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *rest: Any, **options: Any
-) -> tuple[int, int]:
+@of(reference)
+def cost(x, weight, residual, stride, padding, dilation, out_dtype, **_) -> tuple[int, int]:
     """Return floating-point operations and bytes: each map and weight read once, the output written once."""
     k, c, kh, kw = weight.shape
-    stride = options.get("stride", (1, 1))
-    ho, wo = _sizes(x, weight, stride, options.get("padding", (0,) * 4), options.get("dilation", (1, 1)))
+    ho, wo = _sizes(x, weight, stride, padding, dilation)
     n, _, h, w = x.shape
     outputs = n * k * ho * wo
     # A strided 1x1 kernel never sees the pixels between.
     seen = n * c * (ho * wo if kh * kw == 1 else h * w)
     item = x.element_size()
-    out_item = (options.get("out_dtype") or x.dtype).itemsize
     read = (seen + weight.numel()) * item + (0 if residual is None else outputs * residual.element_size())
-    return 2 * outputs * c * kh * kw, read + outputs * out_item
+    return 2 * outputs * c * kh * kw, read + outputs * (out_dtype or x.dtype).itemsize
 
 
 def _case(name: str, n: int, c: int, k: int, size: int | tuple[int, int], kernel: int | tuple[int, int] = 1, **options: Any) -> Config:
@@ -377,32 +329,23 @@ LARGE_CASES: list[Config] = [
 """Layers of real networks at batch 256 and 1, for timing on a GPU."""
 
 
-def make(case: Config, dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
-    """Return the arguments of a case: random maps and weights scaled so that outputs are near 1, `generator` being a CPU one."""
-    n, c, k, (h, w), (kh, kw) = case["n"], case["c"], case["k"], case["size"], case["kernel"]
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def as_map(t: Tensor) -> Tensor:
-        return t.to(device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
-
+def make(case: Config, *how: Any) -> dict[str, Any]:
+    """Return the arguments of a case: random maps and weights scaled so that outputs are near 1."""
+    n, c, k, kernel, draw = case["n"], case["c"], case["k"], case["kernel"], Drawing(*how)
     width, start = case.get("wide", (c, 0))
-    options: dict[str, Any] = {name: case[name] for name in ("stride", "padding", "dilation", "act", "pre_act") if name in case}
-    options["x"] = as_map(random(n, width, h, w))[:, start : start + c]
-    options["weight"] = as_map(random(k, c, kh, kw) * (c * kh * kw) ** -0.5)
-    if "out_dtype" in case:
-        options["out_dtype"] = getattr(torch, case["out_dtype"])
+    options = given(case, "stride", "padding", "dilation", "act", "pre_act", "out_dtype")
+    options["x"] = draw.map((n, width, *case["size"]))[:, start : start + c]
+    weight = (draw.normal(k, c, *kernel) * (c * math.prod(kernel)) ** -0.5).to(draw.dtype)
+    options["weight"] = weight.contiguous(memory_format=torch.channels_last)
     if case.get("bias"):
-        options["bias"] = random(k).to(device)
+        options["bias"] = draw.normal(k)
     if case.get("affine"):
-        options["scale"] = (random(c) * 0.3 + 1).to(device)
-        options["shift"] = (random(c) * 0.5).to(device)
+        options |= {"scale": draw.normal(c) * 0.3 + 1, "shift": draw.normal(c) * 0.5}
     if case.get("gate"):
-        options["gate"] = random(n, c).sigmoid().to(device)
+        options["gate"] = draw.normal(n, c).sigmoid()
     if case.get("residual"):
-        sizes = {name: options.get(name, default) for name, default in (("stride", (1, 1)), ("padding", (0,) * 4), ("dilation", (1, 1)))}
-        options["residual"] = as_map(random(n, k, *_sizes(options["x"], options["weight"], **sizes)))
+        window = (options.get(name, usual) for name, usual in (("stride", (1, 1)), ("padding", (0,) * 4), ("dilation", (1, 1))))
+        options["residual"] = draw.map((n, k, *_sizes(options["x"], options["weight"], *window)))
     return options
 
 

@@ -1,6 +1,5 @@
 """Cross-entropy with smoothed labels and its gradient in one reading of the logits: a program holds an image's scores in registers."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -16,13 +15,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run
+from zoo.kernels.ops._arguments import Drawing, launches, of
+from zoo.kernels.ops._layout import DTYPES
+from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """Results are float32 whatever the logits are."""
 
-PACK: dict[str, Any] = {}
 IGNORED = -100
 """The label of images that don't count, as in PyTorch."""
 
@@ -54,7 +53,8 @@ def reference(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tupl
     return loss / counted.sum(), gradient, 1.0 / counted.sum().to(wide.dtype)
 
 
-def rival(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> Any:
+@of(reference)
+def rival(logits, target, smoothing) -> Any:
     """Compute loss and gradient by PyTorch's own kernels, for a comparison of times."""
     log_p = logits.float().log_softmax(1)
     loss = F.nll_loss(log_p, target) * (1 - smoothing) - log_p.mean(1).mean() * smoothing
@@ -63,7 +63,8 @@ def rival(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> Any:
     return loss, torch.ops.aten._log_softmax_backward_data(share, log_p, 1, torch.float32).to(logits.dtype)
 
 
-def supports(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> str:
+@of(reference)
+def supports(logits, target, smoothing) -> str:
     """Return "" where the kernels take these arguments, else the reason why not."""
     if logits.dim() != 2 or logits.dtype not in DTYPES or not logits.is_contiguous() or logits.shape[1] < 1:
         return "logits that are no contiguous rows of float32, bfloat16 or float16"
@@ -117,20 +118,15 @@ def _mean(losses, target, mean, share, images, BLOCK: tl.constexpr, IGNORE: tl.c
     tl.store(share, 1.0 / number)
 
 
-def configs(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> list[dict[str, int]]:
+@of(reference)
+def configs(logits, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: warps a row."""
     few = [4, 8, 2, 16] if logits.shape[1] <= 4096 else [32, 16]
     return [{"warps": warps} for warps in few]
 
 
-def launch(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    smoothing: float = 0.0,
-    out: tuple[Tensor, Tensor, Tensor] | None = None,
-    config: dict[str, int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+@launches(reference, configs)
+def launch(logits, target, smoothing, config, out: tuple[Tensor, Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Run the kernels; see `reference`."""
     images, classes = logits.shape
     if out is None:
@@ -139,7 +135,6 @@ def launch(
     mean, gradient, share = out
     if images == 0:
         return mean.fill_(torch.nan), gradient, share.fill_(torch.inf)
-    config = config or configs(logits, target)[0]
     unit = math.gcd(classes, 16)
     losses = torch.empty(images, dtype=torch.float32, device=logits.device)
     with followed_by_ours(True):
@@ -152,7 +147,8 @@ def launch(
     return out
 
 
-def cost(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tuple[int, int]:
+@of(reference)
+def cost(logits, target, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     return 6 * logits.numel(), logits.numel() * (logits.element_size() + 4) + 8 * len(target) + 8
 
@@ -172,11 +168,12 @@ CASES: list[dict[str, Any]] = [
 LARGE_CASES: list[dict[str, Any]] = [{"name": f"{n}x{k}", "sizes": (n, k), "smoothing": 0.1} for n in (256, 32) for k in (1000, 21843)]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
     n, k = case["sizes"]
-    logits = (torch.randn((n, k), generator=generator, device=generator.device) * case.get("scale", 3.0)).to(device, dtype)
-    target = torch.randint(k, (n,), generator=generator, device=generator.device).to(device)
+    draw = Drawing(*how)
+    logits = (draw.normal(n, k) * case.get("scale", 3.0)).to(draw.dtype)
+    target = torch.randint(k, (n,), generator=draw.generator, device=draw.generator.device).to(draw.device)
     target[: case.get("ignored", 0)] = IGNORED
     return {"logits": logits, "target": target, "smoothing": case.get("smoothing", 0.0)}
 

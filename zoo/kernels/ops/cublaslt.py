@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import cudnn_conv
+from ._arguments import of, partly
 from ._layout import empty_map, pixel_stride
 from .cudnn_conv import TOLERANCE, Config, activate_, cost, make, reference
 
@@ -23,15 +24,16 @@ __all__ = ["CASES", "LARGE_CASES", "PACK", "TOLERANCE", "configs", "cost", "laun
 PACK = {"weight": lambda weight: weight.flatten(1).contiguous()}
 
 
-def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *affine: Any, **options: Any) -> str:
+@of(reference)
+def supports(**given) -> str:
     """Return "" where a product of matrices can do what `reference` says, else the reason why not."""
-    if affine:
-        return "an affine map or a gate"
-    if refused := cudnn_conv.refusal(x, weight, bias, residual, options):
-        return refused
-    if weight.shape[2:].numel() != 1 or any(options.get("padding", ())) or tuple(options.get("stride", (1, 1))) != (1, 1):
+    return cudnn_conv.refusal(**given) or _no_product(**given)
+
+
+def _no_product(x: Tensor, weight: Tensor, bias: Any, residual: Any, stride: Any, padding: Any, groups: int, **_: Any) -> str:
+    if weight.shape[2:].numel() != 1 or any(padding) or tuple(stride) != (1, 1):
         return "a window, stride or padding"
-    if options.get("groups", 1) != 1:
+    if groups != 1:
         return "groups"
     if residual is not None and bias is not None:
         return "a residual and a bias, of which PyTorch lets a product add one"
@@ -40,14 +42,16 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Te
     return ""
 
 
-def configs(*args: Any, **options: Any) -> list[Config]:
+@of(reference)
+def configs(**_) -> list[Config]:
     """Return one empty config: cuBLASLt chooses by its heuristic."""
     return [{}]
 
 
-def prepare(x: Tensor, weight: Tensor, bias: Tensor | None = None, *parts: Tensor | None, **options: Any) -> dict[str, Any]:
+@of(reference)
+def prepare(weight, **others) -> dict[str, Any]:
     """Return the arguments as `launch` takes them: the weight (K, C), the bias in the type of `x`."""
-    return cudnn_conv.prepare(x, weight, bias, *parts, **options) | {"weight": PACK["weight"](weight)}
+    return cudnn_conv.prepare(weight=weight, **others) | {"weight": PACK["weight"](weight)}
 
 
 _PRECISION = threading.Lock()
@@ -76,44 +80,13 @@ def _rows(x: Tensor) -> Tensor:
     return torch.as_strided(x, (n * h * w, c), (stride, 1))
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    scale: None = None,
-    shift: None = None,
-    gate: None = None,
-    *,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    act: str = "none",
-    pre_act: str = "none",
-    tf32: bool = False,
-    out_dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: Config | None = None,
-) -> Tensor:
+@partly(reference)
+def launch(x, weight, bias, residual, act, tf32, out: Tensor | None = None, config: Any = None, **_) -> Tensor:
     """Run the product.
 
     Args:
-        x: (N, C, H, W), channels_last or a channel slice of such a map.
-        weight: (K, C) in the type of `x`, as `prepare` returns it.
-        bias: (K,) in the type of `x`, as `prepare` returns it.
-        residual: (N, K, H, W), channels_last or a channel slice; not together with `bias`.
-        scale: None, as are `shift` and `gate`.
-        shift: None.
-        gate: None.
-        stride: (1, 1), as `dilation`; a kernel of one pixel has none to speak of.
-        padding: zeros.
-        dilation: any.
-        groups: 1.
-        act: what is applied last, a name of `ACTIVATIONS`.
-        pre_act: "none".
-        tf32: whether a GPU may round float32 factors to TF32.
-        out_dtype: the type of `x`, or None.
+        weight: (K, C) in the type of `x`, as `prepare` returns it and `bias`.
+        residual: channels_last or a channel slice; not together with `bias`.
         out: where to write, maybe a channel slice, or `residual` itself; made if None.
         config: {}.
 
@@ -124,8 +97,7 @@ def launch(
         ValueError: a map's pixels are no rows.
     """
     n, _, h, w = x.shape
-    if out is None:
-        out = empty_map(n, weight.shape[0], h, w, x)
+    out = empty_map(n, weight.shape[0], h, w, x) if out is None else out
     if out.numel() == 0:
         return out
     rows, result, factor = _rows(x), _rows(out), weight.t()

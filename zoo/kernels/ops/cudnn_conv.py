@@ -7,6 +7,7 @@ takes its input dense, so a channel slice costs another.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ._activation import ACTIVATIONS
-from ._layout import empty_map, out_size
+from ._arguments import Drawing, given, of, partly
+from ._layout import DTYPES, empty_map, out_size
 
 Config = dict[str, Any]
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = {"weight": lambda weight: weight.contiguous(memory_format=torch.channels_last)}
 
@@ -92,29 +93,28 @@ def reference(
 
 
 def sizes(x: Tensor, weight: Tensor, options: dict[str, Any]) -> tuple[int, int]:
-    """Return the height and width of a convolution's result."""
-    top, bottom, left, right = options.get("padding", (0, 0, 0, 0))
-    (sh, sw), (dh, dw) = options.get("stride", (1, 1)), options.get("dilation", (1, 1))
+    """Return the height and width of a convolution's result, by the `stride`, `padding` and `dilation` of its options."""
+    (top, bottom, left, right), (sh, sw), (dh, dw) = options["padding"], options["stride"], options["dilation"]
     return out_size(x.shape[2], weight.shape[2], sh, top, bottom, dh), out_size(x.shape[3], weight.shape[3], sw, left, right, dw)
 
 
-def refusal(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, options: dict[str, Any]) -> str:
+@of(reference)
+def refusal(x, weight, bias, residual, scale, shift, gate, groups, act, pre_act, out_dtype, **window) -> str:
     """Return why no library's convolution takes these arguments, "" where one may."""
-    out_dtype = options.get("out_dtype")
-    if any(options.get(name) is not None for name in ("scale", "shift")) or options.get("pre_act", "none") != "none":
+    if scale is not None or shift is not None or pre_act != "none":
         return "an affine map or an activation before"
-    if options.get("gate") is not None:
+    if gate is not None:
         return "a gate"
-    if x.dtype not in FLOATS or weight.dtype != x.dtype:
+    if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"types {x.dtype} and {weight.dtype}"
     if out_dtype is not None and out_dtype != x.dtype:
         return f"a result of another type, {out_dtype}"
-    if options.get("act", "none") not in ACTIVATIONS:
-        return f"activation {options['act']}"
-    if x.dim() != 4 or weight.dim() != 4 or weight.shape[1] * options.get("groups", 1) != x.shape[1]:
+    if act not in ACTIVATIONS:
+        return f"activation {act}"
+    if x.dim() != 4 or weight.dim() != 4 or weight.shape[1] * groups != x.shape[1]:
         return "maps and weights that don't fit each other"
-    ho, wo = sizes(x, weight, options)
-    if ho < 1 or wo < 1 or min(options.get("padding", (0, 0, 0, 0))) < 0:
+    ho, wo = sizes(x, weight, window)
+    if ho < 1 or wo < 1 or min(window["padding"]) < 0:
         return "window larger than the padded image, or negative padding"
     if bias is not None and bias.shape != weight.shape[:1]:
         return "a bias that is no vector of the output channels"
@@ -123,25 +123,22 @@ def refusal(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | N
     return ""
 
 
-def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *affine: Any, **options: Any) -> str:
+@of(reference)
+def supports(x, **others) -> str:
     """Return "" where cuDNN takes these arguments of `reference`, else the reason why not."""
-    if affine:
-        return "an affine map or a gate"
-    if refused := refusal(x, weight, bias, residual, options):
-        return refused
-    return "" if x.is_cuda and torch.backends.cudnn.is_available() else "cuDNN runs on CUDA devices"
+    return refusal(x, **others) or ("" if x.is_cuda and torch.backends.cudnn.is_available() else "cuDNN runs on CUDA devices")
 
 
-def configs(*args: Any, **options: Any) -> list[Config]:
+@of(reference)
+def configs(**_) -> list[Config]:
     """Return one empty config: cuDNN times its kernels itself at the first launch of a shape, in each thread."""
     return [{}]
 
 
-def prepare(x: Tensor, weight: Tensor, bias: Tensor | None = None, *parts: Tensor | None, **options: Any) -> dict[str, Any]:
+@of(reference)
+def prepare(x, weight, bias, **others) -> dict[str, Any]:
     """Return the arguments as `launch` takes them: the weight in channels_last memory, the bias in the type of `x`."""
-    residual = options.pop("residual", parts[0] if parts else None)
-    packed = PACK["weight"](weight)
-    return {"x": x, "weight": packed, "bias": None if bias is None else bias.to(x.dtype), "residual": residual, **options}
+    return {"x": x, "weight": PACK["weight"](weight), "bias": None if bias is None else bias.to(x.dtype), **others}
 
 
 _FLAGS = threading.Lock()
@@ -155,46 +152,18 @@ def cudnn_flags(tf32: bool) -> Iterator[None]:
         yield
 
 
+@partly(reference)
 def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    scale: None = None,
-    shift: None = None,
-    gate: None = None,
-    *,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    act: str = "none",
-    pre_act: str = "none",
-    tf32: bool = False,
-    out_dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: Config | None = None,
+    x, weight, bias, residual, stride, padding, dilation, groups, act, tf32, out: Tensor | None = None, config: Any = None, **_
 ) -> Tensor:
     """Run cuDNN.
 
     The first launch of a shape in a thread times kernels and can't be captured into a CUDA graph; later ones of that thread can.
 
     Args:
-        x: see `reference`; made dense if it is a slice.
-        weight: in channels_last memory, in the type of `x`.
-        bias: (K,) in the type of `x`, as `prepare` returns it.
-        residual: see `reference`.
-        scale: None, as are `shift` and `gate`.
-        shift: None.
-        gate: None.
-        stride: see `reference`.
-        padding: see `reference`; where opposite sides differ, the input is padded in a pass of its own.
-        dilation: see `reference`.
-        groups: see `reference`.
-        act: see `reference`.
-        pre_act: "none".
-        tf32: see `reference`.
-        out_dtype: see `reference`.
+        x: made dense if it is a slice.
+        weight: in channels_last memory, in the type of `x`, as `prepare` returns it and `bias`.
+        padding: where opposite sides differ, the input is padded in a pass of its own.
         out: where to copy the result, maybe a channel slice; cuDNN's own memory, uncopied, if None.
         config: {}.
 
@@ -223,9 +192,8 @@ def launch(
     return y.contiguous(memory_format=torch.channels_last) if out is None else out.copy_(y)
 
 
-def cost(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *parts: Any, **options: Any
-) -> tuple[int, int]:
+@of(reference)
+def cost(x, weight, residual, **options) -> tuple[int, int]:
     """Return floating-point operations and bytes: each map and weight read once, the output written once."""
     ho, wo = sizes(x, weight, options)
     n, c, h, w = x.shape
@@ -265,25 +233,17 @@ LARGE_CASES: list[Config] = [
 ]
 
 
-def make(case: Config, dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
+def make(case: Config, *how: Any) -> dict[str, Any]:
     """Return the arguments of a case, scaled so that outputs are near 1."""
-    n, c, k, (h, w), (kh, kw), groups = case["n"], case["c"], case["k"], case["size"], case["kernel"], case.get("groups", 1)
-
-    def random(*shape: int) -> Tensor:
-        values = torch.randn(shape, generator=generator, device=device).to(dtype)
-        return values.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else values
-
-    options = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1, "act": "none"}
-    options |= {name: case[name] for name in options if name in case}
-    wide, start = case.get("wide", (c, 0))
-    args = {
-        "x": random(n, wide, h, w)[:, start : start + c],
-        "weight": random(k, c // groups, kh, kw) * (c // groups * kh * kw) ** -0.5,
-        "bias": random(k).float() if case.get("bias", True) else None,
-        **options,
-    }
+    n, c, k, kernel, groups = case["n"], case["c"], case["k"], case["kernel"], case.get("groups", 1)
+    draw, (wide, start) = Drawing(*how), case.get("wide", (c, 0))
+    args: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1, "act": "none"}
+    args |= given(case, *args)
+    args["x"] = draw.map((n, wide, *case["size"]))[:, start : start + c]
+    args["weight"] = draw.map((k, c // groups, *kernel)) * (c // groups * math.prod(kernel)) ** -0.5
+    args["bias"] = draw.normal(k).to(draw.dtype).float() if case.get("bias", True) else None
     if case.get("residual"):
-        args["residual"] = random(n, k, *sizes(args["x"], args["weight"], options))
+        args["residual"] = draw.map((n, k, *sizes(args["x"], args["weight"], args)))
     return args
 
 

@@ -19,23 +19,13 @@ import torch
 from torch import Tensor
 
 from . import cudnn_conv
+from ._arguments import of, partly
 from ._layout import empty_map, pixel_stride
 from .cudnn_conv import CASES, LARGE_CASES, PACK, Config, cost, make, prepare, reference, sizes
 
 __all__ = [
-    "CASES",
-    "LARGE_CASES",
-    "PACK",
-    "TOLERANCE",
-    "compiled_late",
-    "configs",
-    "cost",
-    "launch",
-    "make",
-    "prepare",
-    "reference",
-    "supports",
-]
+    "CASES", "LARGE_CASES", "PACK", "TOLERANCE", "compiled_late", "configs", "cost", "launch", "make", "prepare", "reference", "supports"
+]  # fmt: skip
 
 TOLERANCE = {torch.float32: cudnn_conv.TOLERANCE[torch.float32], torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -62,22 +52,21 @@ def _installed() -> bool:
     return importlib.util.find_spec("cudnn") is not None
 
 
-def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *affine: Any, **options: Any) -> str:
+@of(reference)
+def supports(x, residual, act, tf32, **others) -> str:
     """Return "" where cuDNN's graphs may take these arguments of `reference`, else the reason why not.
 
     Whether cuDNN has a plan for a graph is known only when it is asked: `launch` raises where it has none.
     """
-    if affine:
-        return "an affine map or a gate"
-    if refused := cudnn_conv.refusal(x, weight, bias, residual, options):
+    if refused := cudnn_conv.refusal(x, residual=residual, act=act, **others):
         return refused
-    if options.get("act", "none") not in _ACTIVATIONS:
-        return f"no node for the activation {options['act']}"
+    if act not in _ACTIVATIONS:
+        return f"no node for the activation {act}"
     if pixel_stride(x) is None or (residual is not None and pixel_stride(residual) is None):
         return "maps that are not channels_last"
     if not x.is_cuda:
         return "cuDNN runs on CUDA devices"
-    if x.dtype == torch.float32 and not options.get("tf32", False):
+    if x.dtype == torch.float32 and not tf32:
         return "float32 that must not be rounded to TF32"
     if not _installed():
         return "nvidia-cudnn-frontend is not installed: pip install 'kernelzoo[cudnn]'"
@@ -212,30 +201,28 @@ def _aligned(x: Tensor) -> bool:
     return x.data_ptr() % 16 == 0
 
 
-def configs(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *parts: Any, **options: Any
-) -> list[Config]:
+@of(reference)
+def configs(**given) -> list[Config]:
     """Return the plans to try in the order in which cuDNN's heuristic ranks them, for an `out` that is no slice.
 
     Takes tens of milliseconds at the first time that a shape is seen. Off the GPU it is a guess.
     """
-    graph = _asked(x, weight, bias, residual, options)
+    graph = _asked(**given)
     return [{"plan": plan} for plan in range(len(graph.plans) if graph is not None else 1)] or [{"plan": 0}]
 
 
-def compiled_late(
-    tried: list[Config], x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *parts: Any, **options: Any
-) -> list[Config]:
+def compiled_late(tried: list[Config], *args: Any, **given: Any) -> list[Config]:
     """Return which of these plans cuDNN compiles at their first launch: half a second each, in which no other thread runs Python.
 
     On an H100 so were all plans with SiLU, or with bias, residual and no activation, and some with ReLU6. Of what `configs` guesses
     nothing is known.
     """
-    graph = _asked(x, weight, bias, residual, options)
+    graph = _asked(*args, **given)
     return [] if graph is None else [config for config in tried if graph.compiles(config["plan"])]
 
 
-def _asked(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, options: dict[str, Any]) -> _Graph | None:
+@partly(reference)
+def _asked(x, weight, bias, residual, **options) -> _Graph | None:
     """Return the graph for an `out` that is no slice; None where there is no GPU to ask, or cuDNN has none: `launch` says why."""
     if not x.is_cuda or not x.numel() or not _installed():
         return None
@@ -255,51 +242,18 @@ def _maps(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | Non
 def _prepared(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, options: dict[str, Any], handle: Any
 ) -> _Graph:
-    stride, padding, dilation = (
-        options.get(name, default) for name, default in (("stride", (1, 1)), ("padding", (0,) * 4), ("dilation", (1, 1)))
-    )
-    maps = _maps(x, weight, bias, residual, out)
-    return _graph(maps, handle, list(stride), list(padding), list(dilation), options.get("act", "none"))
+    stride, padding, dilation = ([*options[name]] for name in ("stride", "padding", "dilation"))
+    return _graph(_maps(x, weight, bias, residual, out), handle, stride, padding, dilation, options["act"])
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    scale: None = None,
-    shift: None = None,
-    gate: None = None,
-    *,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    groups: int = 1,
-    act: str = "none",
-    pre_act: str = "none",
-    tf32: bool = False,
-    out_dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: Config | None = None,
-) -> Tensor:
+@partly(reference)
+def launch(x, weight, bias, residual, out: Tensor | None = None, config: Config | None = None, **options) -> Tensor:
     """Run a plan; the first time that a shape is seen, build it, which can't be captured into a CUDA graph.
 
     Args:
-        x: see `reference`; may be a channel slice, copied if it doesn't begin at a multiple of 16 bytes.
-        weight: in channels_last memory, in the type of `x`.
-        bias: (K,) in the type of `x`, as `prepare` returns it.
-        residual: see `reference`; as `x`.
-        scale: None, as are `shift` and `gate`.
-        shift: None.
-        gate: None.
-        stride: see `reference`.
-        padding: see `reference`; opposite sides may differ.
-        dilation: see `reference`.
-        groups: see `reference`; the shapes of `x` and `weight` say it.
-        act: see `reference`.
-        pre_act: "none".
-        tf32: see `reference`.
-        out_dtype: the type of `x`, or None.
+        x: may be a channel slice, copied if it doesn't begin at a multiple of 16 bytes, as `residual`.
+        weight: in channels_last memory, in the type of `x`, as `prepare` returns it and `bias`.
+        padding: opposite sides may differ.
         out: where to write, maybe a channel slice, written by way of a copy if it doesn't begin at a multiple of 16 bytes.
         config: {"plan": i}, the i-th of the plans that cuDNN's heuristic ranks.
 
@@ -310,9 +264,7 @@ def launch(
         RuntimeError: cuDNN has no such plan for these arguments.
         ValueError: a map's pixels are no rows.
     """
-    options = {"stride": stride, "padding": padding, "dilation": dilation, "act": act}
-    if out is None:
-        out = empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, options), x)
+    out = empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, options), x) if out is None else out
     if out.numel() == 0:
         return out
     x = x if _aligned(x) else x.clone(memory_format=torch.channels_last)

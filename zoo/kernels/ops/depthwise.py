@@ -7,7 +7,6 @@ a warp's accesses are contiguous. Instructions are as much the limit as memory, 
 only where a patch can leave the image, and taps that always fall outside are left out.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS
+from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise import depthwise_kernel, kernel_size, out_sizes, pack
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._overlap import overlap
@@ -86,17 +86,8 @@ def _patches(size: int, repeat: int, length: int) -> int:
     return repeat * triton.cdiv(triton.cdiv(size, repeat), length)
 
 
-def supports(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    act: str = "none",
-    sums: bool = False,
-) -> str:
+@of(reference)
+def supports(x, weight, stride, padding, dilation, act, **_) -> str:
     """Return "" where the kernel takes these arguments, else why not; arguments as in `reference`, the weight packed or not."""
     if x.dtype not in TOLERANCE or weight.dtype != x.dtype:
         return f"{x.dtype} maps with a {weight.dtype} weight"
@@ -116,17 +107,8 @@ def supports(
     return ""
 
 
-def configs(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    act: str = "none",
-    sums: bool = False,
-) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, weight, stride, padding, dilation, **_) -> list[dict[str, int]]:
     """Return patch shapes to try, sorted by a model of the time on an H200: instructions issued, latency in waves, memory.
 
     Args: as in `reference`, the weight packed or not.
@@ -188,19 +170,8 @@ def effort(config: dict[str, int], x: Tensor, weight: Tensor, stride: tuple[int,
     return rows * ((config["cols"] - 1) * stride[1] + kw) + config["steps"] * config["cols"] * kh * kw
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    act: str = "none",
-    sums: bool = False,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Any:
+@launches(reference, configs)
+def launch(x, weight, bias, stride, padding, dilation, act, sums, config, out: Tensor | None = None) -> Any:
     """Run the kernel; arguments as in `reference`, but the weight packed (KH, KW, C).
 
     Args:
@@ -213,11 +184,10 @@ def launch(
     Raises:
         ValueError: a map is not in channels_last memory.
     """
-    c = config or configs(x, weight, bias, stride=stride, padding=padding, dilation=dilation, act=act, sums=sums)[0]
+    c = config
     n, channels, height, width = x.shape
     (kh, kw), (out_height, out_width) = kernel_size(weight), out_sizes(x, weight, stride, padding, dilation)
-    if out is None:
-        out = empty_map(n, channels, out_height, out_width, x)
+    out = empty_map(n, channels, out_height, out_width, x) if out is None else out
     pitch, out_pitch = pixel_stride(x), pixel_stride(out)
     if pitch is None or out_pitch is None:
         raise ValueError("depthwise: a map's channels are not beside each other")
@@ -259,17 +229,8 @@ def _between(low: int, high: int, size: int) -> tuple[int, int]:
     return low, min(max(high, low), size)
 
 
-def cost(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    act: str = "none",
-    sums: bool = False,
-) -> tuple[int, int]:
+@of(reference)
+def cost(x, weight, bias, stride, padding, dilation, sums, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move); arguments as in `reference`, the weight packed or not."""
     kh, kw = kernel_size(weight)
     outputs = x.shape[0] * x.shape[1] * math.prod(out_sizes(x, weight, stride, padding, dilation))
@@ -311,22 +272,21 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
-    """Return the arguments of a case, random, with the weight in PyTorch's layout."""
-    n, c, h, w = case["shape"]
-    kernel, (before, behind) = case.get("kernel", (3, 3)), case.get("wider", (0, 0))
-    dilation = case.get("dilation", (1, 1))
+def window_of(case: dict[str, Any]) -> dict[str, Any]:
+    """Return a case's stride, padding on all sides and dilation."""
+    kernel, dilation = case.get("kernel", (3, 3)), case.get("dilation", (1, 1))
     half = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
-    wide = torch.randn((n, h, w, before + c + behind), generator=generator, device=device).to(dtype).permute(0, 3, 1, 2)
-    return {
-        "x": wide[:, before : before + c],
-        "weight": (torch.randn((c, 1, *kernel), generator=generator, device=device) / math.prod(kernel) ** 0.5).to(dtype),
-        "bias": torch.randn(c, generator=generator, device=device) if case.get("bias", True) else None,
-        "stride": case.get("stride", (1, 1)),
-        "padding": case.get("padding", (half[0], half[0], half[1], half[1])),
-        "dilation": dilation,
-        "act": case.get("act", "relu6"),
-    }
+    around = case.get("padding", (half[0], half[0], half[1], half[1]))
+    return {"stride": case.get("stride", (1, 1)), "padding": around, "dilation": dilation}
+
+
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
+    """Return the arguments of a case, random, with the weight in PyTorch's layout."""
+    draw, c, kernel = Drawing(*how), case["shape"][1], case.get("kernel", (3, 3))
+    args = {"x": draw.between(case["shape"], *case.get("wider", (0, 0)))}
+    args["weight"] = (draw.normal(c, 1, *kernel) / math.prod(kernel) ** 0.5).to(draw.dtype)
+    bias = draw.normal(c) if case.get("bias", True) else None
+    return {**args, "bias": bias, **window_of(case), "act": case.get("act", "relu6")}
 
 
 @torch.library.custom_op("kernelzoo::depthwise", mutates_args=())

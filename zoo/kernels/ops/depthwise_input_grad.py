@@ -1,6 +1,5 @@
 """The input's gradient of a depthwise convolution: with stride 1 the convolution by the turned kernel, else a kernel of its own."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from zoo.kernels.ops import depthwise
+from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise import kernel_size, out_sizes, pack
 from zoo.kernels.ops._depthwise_grad import input_kernel
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import overlap
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
+from zoo.kernels.ops._overlap import kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {"weight": pack}
@@ -31,10 +29,10 @@ def reference(
     gradient: Tensor,
     weight: Tensor,
     *,
-    size: tuple[int, int],
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
+    size: Sequence[int],
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
 ) -> Tensor:
     """Compute the gradient of a depthwise convolution's input.
 
@@ -55,15 +53,16 @@ def reference(
     return conv2d_input((n, c, *size), weight.to(wide), gradient.to(wide), *window, groups=c).to(gradient.dtype)
 
 
-def rival(gradient: Tensor, weight: Tensor, *, size: tuple[int, int], stride: Any, padding: Any, dilation: Any) -> Tensor:
+@of(reference)
+def rival(gradient, weight, size, stride, padding, dilation) -> Tensor:
     """Compute the same by PyTorch's own kernel in the dtype of the maps, for a comparison of times."""
     n, c = gradient.shape[:2]
     return conv2d_input((n, c, *size), weight, gradient, stride, padding, dilation, groups=c)
 
 
-def supports(gradient: Tensor, weight: Tensor, **shape: Any) -> str:
+@of(reference)
+def supports(gradient, weight, size, stride, padding, dilation) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not; the weight packed or not."""
-    size, stride, padding, dilation = (shape.get(key, (1, 1)) for key in ("size", "stride", "padding", "dilation"))
     kernel = kernel_size(weight)
     if gradient.dim() != 4 or gradient.dtype not in DTYPES or weight.dtype != gradient.dtype:
         return "not a map of float32, bfloat16 or float16 with a weight of the same type"
@@ -75,34 +74,18 @@ def supports(gradient: Tensor, weight: Tensor, **shape: Any) -> str:
         return "strides and dilations together"
     if any(p > d * (k - 1) for p, k, d in zip(padding, kernel, dilation, strict=True)):
         return "more padding than the kernel reaches over"
-    if pixel_stride(gradient) is None:
-        return "not in channels_last memory"
-    n, c = gradient.shape[:2]
-    return "" if reachable(gradient) and n * c * math.prod(size) < 2**31 - 2**22 else "larger than 32-bit indices reach"
+    return unreadable(gradient, small=math.prod(gradient.shape[:2]) * math.prod(size) < 2**31 - 2**22)
 
 
 def _as_convolution(gradient: Tensor, weight: Tensor, padding: Sequence[int], dilation: Sequence[int]) -> dict[str, Any]:
     """Return the arguments of `depthwise` for a stride of 1, the weight packed."""
     around = [d * (k - 1) - p for p, k, d in zip(padding, kernel_size(weight), dilation, strict=True)]
-    turned = weight.flip(0, 1)
-    return {
-        "x": gradient,
-        "weight": turned,
-        "bias": None,
-        "padding": (around[0], around[0], around[1], around[1]),
-        "dilation": tuple(dilation),
-    }
+    window = {"padding": (around[0], around[0], around[1], around[1]), "dilation": tuple(dilation)}
+    return {"x": gradient, "weight": weight.flip(0, 1), "bias": None, **window}
 
 
-def configs(
-    gradient: Tensor,
-    weight: Tensor,
-    *,
-    size: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-) -> list[dict[str, int]]:
+@of(reference)
+def configs(gradient, weight, stride, padding, dilation, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: those of `depthwise` for a stride of 1, else a tile's."""
     if tuple(stride) == (1, 1):
         return depthwise.configs(**_as_convolution(gradient, weight, padding, dilation))
@@ -118,46 +101,30 @@ def channels_of_tile(channels: int, most: int) -> int:
     return next((w for w in widths if triton.cdiv(channels, w) * w <= 1.13 * channels), min(widths))
 
 
-def launch(
-    gradient: Tensor,
-    weight: Tensor,
-    *,
-    size: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs, tuned=True)
+def launch(gradient, weight, size, stride, padding, dilation, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; arguments as in `reference`, but the weight packed (KH, KW, C). `out` may be a channel slice."""
     n, c, oh, ow = gradient.shape
-    if out is None:
-        out = empty_map(n, c, *size, like=gradient)
+    out = empty_map(n, c, *size, like=gradient) if out is None else out
     if out.numel() == 0:
         return out
-    if config is None:
-        shape: dict[str, Any] = {"size": size, "stride": stride, "padding": padding, "dilation": dilation}
-        config = chosen(
-            "depthwise_input_grad", (gradient, weight, *map(tuple, shape.values())), lambda: configs(gradient, weight, **shape),
-            lambda c: launch(gradient, weight, **shape, config=c),
-        )  # fmt: skip
     if tuple(stride) == (1, 1):
         return depthwise.launch(**_as_convolution(gradient, weight, padding, dilation), out=out, config=config)
     (kh, kw), (sh, sw), (top, left), (h, w) = kernel_size(weight), stride, padding, size
-    g_step, out_step = pixel_stride(gradient) or c, pixel_stride(out) or c
-    vector = math.gcd(16 // out.element_size(), c, g_step, out_step)
+    vector, groups, *steps = units(16 // out.element_size(), gradient, out)
     cols, bc = config["cols"], config["channels"]
     places = max(1, 32 * config["warps"] * min(config["vector"], 16 // out.element_size()) // bc)
     down, across = (top + h - 1) // sh - top // sh + 1, triton.cdiv((left + w - 1) // sw - left // sw + 1, cols)
-    units = n * down * across
-    input_kernel[(triton.cdiv(c, bc) * triton.cdiv(units, places),)](
-        gradient, weight, out, units, across, down, c // vector, h, w, oh, ow, g_step // vector, out_step // vector, top, left,
+    strips = n * down * across
+    input_kernel[(triton.cdiv(c, bc) * triton.cdiv(strips, places),)](
+        gradient, weight, out, strips, across, down, groups, h, w, oh, ow, *steps, top, left,
         KH=kh, KW=kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc, num_warps=config["warps"], **overlap(gradient),
     )  # fmt: skip
     return out
 
 
-def cost(gradient: Tensor, weight: Tensor, *, size: tuple[int, int], **rest: Any) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, weight, size, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move); the weight packed or not."""
     written = gradient.shape[0] * gradient.shape[1] * math.prod(size)
     moved = gradient.element_size() * (gradient.numel() + written + weight.numel())
@@ -199,15 +166,14 @@ def window_of(case: dict[str, Any]) -> dict[str, Any]:
     return {"stride": case.get("stride", (1, 1)), "padding": case.get("padding", half), "dilation": dilation}
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case, random, with the weight in PyTorch's layout."""
     n, c, h, w = case["shape"]
-    kernel, window = case.get("kernel", (3, 3)), window_of(case)
-    weight = torch.randn((c, 1, *kernel), generator=generator, device=generator.device).to(device, dtype) / math.prod(kernel) ** 0.5
+    draw, kernel, window = Drawing(*how), case.get("kernel", (3, 3)), window_of(case)
+    weight = draw.normal(c, 1, *kernel).to(draw.dtype) / math.prod(kernel) ** 0.5
     up, left = window["padding"]
     oh, ow = out_sizes(torch.empty((n, c, h, w), device="meta"), weight, window["stride"], (up, up, left, left), window["dilation"])
-    gradient = sliced((n, c, oh, ow), case.get("wide", 0), dtype, device, generator)
-    return {"gradient": gradient, "weight": weight, "size": (h, w), **window}
+    return {"gradient": draw.map((n, c, oh, ow), case.get("wide", 0)), "weight": weight, "size": (h, w), **window}
 
 
 @torch.library.custom_op("kernelzoo::depthwise_input_grad", mutates_args=())

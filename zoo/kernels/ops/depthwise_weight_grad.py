@@ -1,6 +1,5 @@
 """The weight's gradient of a depthwise convolution: sums of products over all pixels, added in an order that doesn't change."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -15,29 +14,26 @@ import triton
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
+from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise_grad import weight_kernel
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import out_size, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, out_size, units, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
-from zoo.kernels.ops._tuned import chosen
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops.depthwise_input_grad import REAL, channels_of_tile, window_of
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""
-
-PACK: dict[str, Any] = {}
 
 
 def reference(
     gradient: Tensor,
     x: Tensor,
     *,
-    kernel: tuple[int, int],
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
-    dilation: tuple[int, int] = (1, 1),
+    kernel: Sequence[int],
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
 ) -> Tensor:
     """Compute the gradient of a depthwise convolution's weight.
 
@@ -59,14 +55,14 @@ def reference(
     return conv2d_weight(x.to(wide), (c, 1, *kernel), gradient.to(wide), *window, groups=c)[:, 0]
 
 
-def rival(gradient: Tensor, x: Tensor, *, kernel: tuple[int, int], stride: Any, padding: Any, dilation: Any) -> Tensor:
+@of(reference)
+def rival(gradient, x, kernel, stride, padding, dilation) -> Tensor:
     """Compute the same by PyTorch's own kernel in the dtype of the maps, for a comparison of times."""
     return conv2d_weight(x, (x.shape[1], 1, *kernel), gradient, stride, padding, dilation, groups=x.shape[1])
 
 
-def supports(
-    gradient: Tensor, x: Tensor, *, kernel: Sequence[int], stride: Any = (1, 1), padding: Any = (0, 0), dilation: Any = (1, 1)
-) -> str:
+@of(reference)
+def supports(gradient, x, kernel, stride, padding, dilation) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES or gradient.dtype not in DTYPES:
         return "not maps of float32, bfloat16 or float16"
@@ -79,12 +75,11 @@ def supports(
     sizes = [out_size(s, k, t, p, p) for s, k, t, p in zip(x.shape[2:], kernel, stride, padding, strict=True)]
     if gradient.shape != (*x.shape[:2], *sizes):
         return f"a gradient {tuple(gradient.shape)} of an output {(*x.shape[:2], *sizes)}"
-    if pixel_stride(gradient) is None or pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(gradient, x) else "larger than 32-bit indices reach"
+    return unreadable(gradient, x)
 
 
-def configs(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], **window: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(gradient, kernel, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: of a tile, and programs."""
     n, c, oh, ow = gradient.shape
     wanted = (4, 2, 7) if math.prod(kernel) <= 9 else (2, 1, 4)
@@ -101,50 +96,34 @@ def configs(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], **window: Any
     return found[:12]
 
 
-def launch(
-    gradient: Tensor,
-    x: Tensor,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0),
-    dilation: Sequence[int] = (1, 1),
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs, tuned=True)
+def launch(gradient, x, kernel, stride, padding, config, out: Tensor | None = None, **_) -> Tensor:
     """Run the kernels; see `reference`. `out` is contiguous, of any floating dtype."""
     n, c, oh, ow = gradient.shape
     (kh, kw), (sh, sw), (top, left) = kernel, stride, padding
-    if out is None:
-        out = torch.empty((c, kh, kw), dtype=torch.float32, device=x.device)
+    out = torch.empty((c, kh, kw), dtype=torch.float32, device=x.device) if out is None else out
     if x.numel() == 0:
         return out.zero_()
-    if config is None:
-        shape: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
-        config = chosen(
-            "depthwise_weight_grad", (gradient, x, *map(tuple, shape.values())), lambda: configs(gradient, x, kernel=kernel),
-            lambda c: launch(gradient, x, **shape, config=c),
-        )  # fmt: skip
-    g_step, x_step = pixel_stride(gradient) or c, pixel_stride(x) or c
-    vector = math.gcd(16 // x.element_size(), c, g_step, x_step)
+    vector, groups, *steps = units(16 // x.element_size(), gradient, x)
     cols, bc, length = config["cols"], config["channels"], config["rows"]
     places = max(1, 32 * config["warps"] * config["vector"] // bc)
     down, across = triton.cdiv(oh, length), triton.cdiv(ow, cols)
-    units = n * down * across
+    strips = n * down * across
     blocks = triton.cdiv(c, bc)
-    parts = max(1, min(triton.cdiv(units, places), config["programs"] // blocks))
+    parts = max(1, min(triton.cdiv(strips, places), config["programs"] // blocks))
     partials = torch.empty((parts, kh * kw * c), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         weight_kernel[(blocks, parts)](
-            gradient, x, partials, units, across, down, c // vector, x.shape[2], x.shape[3], oh, ow, g_step // vector, x_step // vector,
-            top, left, length, KH=kh, KW=kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc,
+            gradient, x, partials, strips, across, down, groups, x.shape[2], x.shape[3], oh, ow, *steps, top, left, length,
+            KH=kh, KW=kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc,
             num_warps=config["warps"], **overlap(x),
         )  # fmt: skip
     add(partials, out, turned=kh * kw)
     return out
 
 
-def cost(gradient: Tensor, x: Tensor, *, kernel: Sequence[int], **window: Any) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, x, kernel, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     moved = gradient.numel() * gradient.element_size() + x.numel() * x.element_size()
     return 2 * math.prod(kernel) * gradient.numel(), moved + 4 * x.shape[1] * math.prod(kernel)
@@ -171,14 +150,12 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
     n, c, h, w = case["shape"]
-    kernel, window = case.get("kernel", (3, 3)), window_of(case)
+    draw, wide, kernel, window = Drawing(*how), case.get("wide", 0), case.get("kernel", (3, 3)), window_of(case)
     oh, ow = (out_size(s, k, t, p, p) for s, k, t, p in zip((h, w), kernel, window["stride"], window["padding"], strict=True))
-    wide = case.get("wide", 0)
-    gradient = sliced((n, c, oh, ow), wide, dtype, device, generator)
-    return {"gradient": gradient, "x": sliced((n, c, h, w), wide, dtype, device, generator), "kernel": kernel, **window}
+    return {"gradient": draw.map((n, c, oh, ow), wide), "x": draw.map((n, c, h, w), wide), "kernel": kernel, **window}
 
 
 @torch.library.custom_op("kernelzoo::depthwise_weight_grad", mutates_args=())

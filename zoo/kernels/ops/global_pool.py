@@ -3,7 +3,6 @@
 Where images are few and large, programs sum parts of the pixels and a second launch adds the parts, always in the same order.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -16,13 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._activation import ACTIVATIONS, activate
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced, vector_width
+from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, units, unreadable
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 
 
 def reference(
@@ -48,27 +46,22 @@ def reference(
     Raises:
         KeyError: the activation has no such name.
     """
-    y = x.to(torch.promote_types(x.dtype, torch.float32))
-    if scale is not None:
-        y = y * scale.to(y.dtype)[:, None, None]
-    if shift is not None:
-        y = y + shift.to(y.dtype)[:, None, None]
+    y = affine(x.to(torch.promote_types(x.dtype, torch.float32)), scale, shift)
     return ACTIVATIONS[pre_act](y).mean((2, 3), keepdim=True).to(out_dtype or x.dtype)
 
 
-def supports(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> str:
+@of(reference)
+def supports(x, scale, shift, pre_act, out_dtype) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
-    if x.dim() != 4 or x.dtype not in DTYPES or (options.get("out_dtype") or x.dtype) not in DTYPES:
+    if x.dim() != 4 or x.dtype not in DTYPES or (out_dtype or x.dtype) not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
-    if options.get("pre_act", "none") not in ACTIVATIONS:
+    if pre_act not in ACTIVATIONS:
         return "unknown activation"
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype != torch.float32 or not p.is_contiguous()) for p in (scale, shift)):
+    if not per_channel(x, scale, shift):
         return "scale and shift are not float32, one for each channel"
     if x.shape[2] * x.shape[3] == 0:
         return "no pixels to average"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(x) else "larger than 32-bit indices reach"
+    return unreadable(x)
 
 
 @triton.jit
@@ -143,7 +136,8 @@ def add_parts(parts: Tensor, out: Tensor, out_step: int, factor: float = 1.0, bi
     _add[grid](parts, bias, out, count, size, out_step, factor, PARTS=rows, BLOCK=block, num_warps=4, **overlap(parts))
 
 
-def configs(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: pixels and channels of a tile, parts an image is summed in, and warps."""
     n, c, h, w = x.shape
     sizes = [(16, 64, 4), (32, 64, 4), (64, 32, 4), (16, 128, 4), (32, 128, 8)]
@@ -159,48 +153,27 @@ def configs(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None,
 
 
 def partial_sums(
-    x: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    pre_act: str,
-    config: dict[str, int],
-    out: Tensor | None = None,
-    factor: float = 1.0,
+    x: Tensor, scale: Any, shift: Any, pre_act: str, config: dict[str, int], out: Tensor | None = None, factor: float = 1.0
 ) -> Tensor:
     """Return the float32 sums (N, parts, C) of ``pre_act(x * scale + shift)`` over parts of the pixels, as squeeze_excite takes them."""
     n, c, h, w = x.shape
     parts = config["parts"]
-    step = c
-    if out is None:
-        out = torch.empty((n, parts, c), dtype=torch.float32, device=x.device)
-    else:
-        step = pixel_stride(out) or c
-    x_step = pixel_stride(x) or c
-    v = vector_width(c, x_step, step)
+    v, groups, x_step, *step = units(8, x) if out is None else units(8, x, out)
+    out = torch.empty((n, parts, c), dtype=torch.float32, device=x.device) if out is None else out
     blocks = triton.cdiv(c, config["block"])
     constants: dict[str, Any] = {"PRE": pre_act, "V": v, "PIXELS": config["pixels"], "BLOCK": config["block"], "num_warps": config["warps"]}
-    sizes = (blocks, c // v, h * w, triton.cdiv(h * w, parts), parts, x_step // v, step // v)
+    sizes = (blocks, groups, h * w, triton.cdiv(h * w, parts), parts, x_step, *(step or [groups]))
     _sum[(blocks * n, parts)](x, scale, shift, out, *sizes, factor, **constants, **overlap(x))
     return out
 
 
-def launch(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    pre_act: str = "none",
-    out_dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(x, scale, shift, pre_act, out_dtype, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel, and a second one where `config` has several parts; see `reference`. `out` may be a channel slice."""
     n, c, h, w = x.shape
-    if out is None:
-        out = empty_map(n, c, 1, 1, x, out_dtype)
+    out = empty_map(n, c, 1, 1, x, out_dtype) if out is None else out
     if out.numel() == 0:
         return out
-    config = config or configs(x)[0]
     if config["parts"] == 1:
         return partial_sums(x, scale, shift, pre_act, config, out, 1 / (h * w))
     parts = partial_sums(x, scale, shift, pre_act, config)
@@ -208,10 +181,11 @@ def launch(
     return out
 
 
-def cost(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(x, scale, shift, out_dtype, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     parts = (scale is not None) + (shift is not None)
-    pooled = x.shape[0] * x.shape[1] * (options.get("out_dtype") or x.dtype).itemsize
+    pooled = x.shape[0] * x.shape[1] * (out_dtype or x.dtype).itemsize
     return x.numel() * (1 + parts), x.numel() * x.element_size() + pooled + 4 * parts * x.shape[1]
 
 
@@ -235,14 +209,13 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    args: dict[str, Any] = {"x": sliced(case["shape"], case.get("wide", 0), dtype, device, generator)}
+    draw = Drawing(*how)
+    args: dict[str, Any] = {"x": draw.map(case["shape"], case.get("wide", 0)), **given(case, "pre_act", "out_dtype")}
     if case.get("affine"):
-        args["scale"], args["shift"] = torch.randn((2, case["shape"][1]), generator=generator, device=generator.device).to(device)
-    if "out_dtype" in case:
-        args["out_dtype"] = getattr(torch, case["out_dtype"])
-    return args | {"pre_act": case.get("pre_act", "none")}
+        args["scale"], args["shift"] = draw.normal(2, case["shape"][1])
+    return args
 
 
 @torch.library.custom_op("kernelzoo::global_pool", mutates_args=())

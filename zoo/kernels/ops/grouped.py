@@ -9,7 +9,6 @@ Source: Xie et al., Aggregated Residual Transformations for Deep Neural Networks
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ from torch.nn import functional as F
 
 from . import conv as dense
 from ._activation import ACTIVATIONS
+from ._arguments import launches, of
 from ._dense import conv_kernel
-from ._layout import LARGEST, empty_map, pixel_stride, reachable
-from ._overlap import overlap
+from ._layout import DTYPES, LARGEST, empty_map, pixel_stride, reachable
 from ._tiles import tiled
 
 Config = dict[str, Any]
@@ -96,19 +95,8 @@ def pack(weight: Tensor) -> Tensor:
 PACK = {"weight": pack}
 
 
-def supports(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    groups: int,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    act: str = "none",
-    tf32: bool = False,
-) -> str:
+@of(reference)
+def supports(x, weight, bias, residual, groups, stride, padding, dilation, act, **_) -> str:
     """Return "" where the kernel takes these arguments (see `reference`), else the reason why not."""
     n, c, _, _ = x.shape
     k, each, kh, kw = weight.shape
@@ -120,7 +108,7 @@ def supports(
         return f"{groups} groups of {each} channels"
     ho, wo = dense._sizes(x, weight, stride, padding, dilation)
     reasons = (
-        (x.dtype not in dense.FLOATS or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
+        (x.dtype not in DTYPES or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
         (act not in ACTIVATIONS, f"activation {act}"),
         (ho < 1 or wo < 1, "window larger than the padded image"),
         (kh > 31 or kw > 31, "a kernel of more than 31 pixels"),
@@ -132,17 +120,14 @@ def supports(
     return next((reason for wrong, reason in reasons if wrong), "")
 
 
-def configs(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, groups: int, **options: Any
-) -> list[Config]:
+@of(reference)
+def configs(x, weight, residual, groups, stride, padding, dilation, tf32, **_) -> list[Config]:
     """Return launch parameters to try, the most promising first by a model of the machine."""
     k, _, kh, kw = weight.shape
-    ho, wo = dense._sizes(x, weight, options.get("stride", (1, 1)), options.get("padding", (0,) * 4), options.get("dilation", (1, 1)))
+    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
     wide = x.shape[1] // groups * together(x.shape[1] // groups)
-    exact = x.dtype == torch.float32 and not options.get("tf32", False)
-    m = max(x.shape[0] * ho * wo, 1)
-    with_residual = residual is not None
-    return tiled(m, k, wide, kh * kw, x.element_size(), fold=kh * kw > 1, residual=with_residual, exact=exact, block=wide)[:16]
+    how = {"fold": kh * kw > 1, "residual": residual is not None, "exact": x.dtype == torch.float32 and not tf32}
+    return tiled(max(x.shape[0] * ho * wo, 1), k, wide, kh * kw, x.element_size(), **how, block=wide)[:16]
 
 
 def workspace(config: Config) -> int:
@@ -150,35 +135,13 @@ def workspace(config: Config) -> int:
     return dense.workspace(config)
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    groups: int,
-    stride: Sequence[int] = (1, 1),
-    padding: Sequence[int] = (0, 0, 0, 0),
-    dilation: Sequence[int] = (1, 1),
-    act: str = "none",
-    tf32: bool = False,
-    out: Tensor | None = None,
-    config: Config | None = None,
-    workspace: Tensor | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(x, weight, groups, config, out: Tensor | None = None, workspace: Tensor | None = None, **rest) -> Tensor:
     """Run the kernel; see `reference` for the arguments and `supports` for what it takes.
 
     Args:
-        x: see `reference`, as are the others not named here.
         weight: as `pack` lays it out.
-        bias: see `reference`.
-        residual: see `reference`; may be a channel slice.
-        groups: see `reference`.
-        stride: see `reference`.
-        padding: see `reference`.
-        dilation: see `reference`.
-        act: see `reference`.
-        tf32: see `reference`.
+        residual: may be a channel slice.
         out: where to write, maybe a channel slice, or `residual` itself; made if None.
         config: one of `configs`.
         workspace: as `conv.launch` takes it.
@@ -189,47 +152,17 @@ def launch(
     Raises:
         ValueError: where the maps are not channels_last, the weight is not packed, or the workspace is too small.
     """
-    n, c, h, w = x.shape
-    k, wide, kh, kw = weight.shape
-    if wide != c // groups * together(c // groups) or pixel_stride(weight) != wide:
+    each, wide = x.shape[1] // groups, weight.shape[1]
+    if wide != each * together(each) or pixel_stride(weight) != wide:
         raise ValueError("grouped needs its weight packed")
-    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
-    if out is None:
-        out = empty_map(n, k, ho, wo, x)
-    rows = n * ho * wo
-    if rows == 0:
-        return out
-    ldx, ldo = pixel_stride(x), pixel_stride(out)
-    ldr = ldo if residual is None else pixel_stride(residual)
-    if ldx is None or ldo is None or ldr is None:
-        raise ValueError("grouped needs channels_last maps or channel slices of such")
-    if config is None:
-        config = configs(x, weight, bias, residual, groups=groups, stride=stride, padding=padding, dilation=dilation, tf32=tf32)[0]
-    bm, bn, bk, split = config["BM"], config["BN"], config["BK"], config["SPLIT"]
-    tiles = triton.cdiv(rows, bm) * triton.cdiv(k, bn)
-    counters, partials = dense.borrow(workspace, config, tiles, rows, x)
-    top, bottom, left, right = padding
-    fold = wide if kh * kw > 1 and wide % bk else 0
-    x_unit, out_unit = gcd(wide, ldx, 16), gcd(k, ldo, ldr, 16)
-    conv_kernel[(tiles, split)](
-        x, weight, bias, residual, None, None, None, out, counters, partials,
-        rows, h, w, ho, wo, wide // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
-        X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=kh * kw == 1 and tuple(stride) == (1, 1) and not any(padding),
-        MASKED=bool(top or bottom or left or right), EVEN=(kh * kw * wide if fold else wide) % bk == 0, FOLD=fold,
-        BY_IMAGE=False, DIAGONAL=wide, FEW=split > 1 and rows < bm,
-        KH=kh, KW=kw, SH=stride[0], SW=stride[1], PT=top, PL=left, DH=dilation[0], DW=dilation[1],
-        PRE_ACT="none", ACT=act, PRECISION="tf32" if tf32 else "ieee", BM=bm, BN=bn, BK=bk, GROUP=config["GROUP"], SPLIT=split,
-        EARLY=config["EARLY"] and residual is not None, num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
-    )  # fmt: skip
-    return out
+    return dense.launch(x, weight, config=config, out=out, workspace=workspace, diagonal=wide, **rest)
 
 
-def cost(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, groups: int, **options: Any
-) -> tuple[int, int]:
+@of(reference)
+def cost(x, weight, residual, stride, padding, dilation, **_) -> tuple[int, int]:
     """Return floating-point operations, zeros between groups not counted, and bytes: each map once."""
     k, each, kh, kw = weight.shape
-    ho, wo = dense._sizes(x, weight, options.get("stride", (1, 1)), options.get("padding", (0,) * 4), options.get("dilation", (1, 1)))
+    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
     n, c, h, w = x.shape
     outputs = n * k * ho * wo
     seen = n * c * (ho * wo if kh * kw == 1 else h * w)
@@ -268,9 +201,9 @@ LARGE_CASES: list[Config] = [
 """ResNeXt's layers at batch 256 and 1, for timing on a GPU."""
 
 
-def make(case: Config, dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
-    """Return the arguments of a case: random maps and weights scaled so that outputs are near 1, `generator` being a CPU one."""
-    args = dense.make(case, dtype, device, generator)
+def make(case: Config, *how: Any) -> dict[str, Any]:
+    """Return the arguments of a case: random maps and weights scaled so that outputs are near 1."""
+    args = dense.make(case, *how)
     each = case["c"] // case["groups"]
     args["weight"] = (args["weight"][:, :each] * case["groups"] ** 0.5).contiguous(memory_format=torch.channels_last)
     return {**args, "groups": case["groups"]}

@@ -4,7 +4,6 @@ A program owns some classes and some input channels, and averages the pixels of 
 in the L2 cache. With several parts of the channels a second launch adds the parts, always in the same order.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -18,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._activation import ACTIVATIONS, activate
+from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._dense import product
-from zoo.kernels.ops._layout import pixel_stride, reachable
-from zoo.kernels.ops._overlap import begin, overlap
+from zoo.kernels.ops._layout import DTYPES, per_channel, units, unreadable
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 from zoo.kernels.ops.global_pool import add_parts
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced, vector_width
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """Relative error by dtype: where images share a tensor-core product, means are rounded to the weight's dtype."""
@@ -58,29 +57,24 @@ def reference(
     Raises:
         KeyError: the activation has no such name.
     """
-    y = x.to(torch.promote_types(x.dtype, torch.float32))
-    if scale is not None:
-        y = y * scale.to(y.dtype)[:, None, None]
-    if shift is not None:
-        y = y + shift.to(y.dtype)[:, None, None]
+    y = affine(x.to(torch.promote_types(x.dtype, torch.float32)), scale, shift)
     return F.linear(ACTIVATIONS[pre_act](y).mean((2, 3)), weight.to(y.dtype), bias.to(y.dtype)).to(out_dtype or x.dtype)
 
 
-def supports(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> str:
+@of(reference)
+def supports(x, weight, bias, scale, shift, pre_act, out_dtype) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
-    if x.dim() != 4 or x.dtype not in DTYPES or weight.dtype not in DTYPES or (options.get("out_dtype") or x.dtype) not in DTYPES:
+    if x.dim() != 4 or not {x.dtype, weight.dtype, out_dtype or x.dtype} <= {*DTYPES}:
         return "map or weight not of float32, bfloat16 or float16"
-    if options.get("pre_act", "none") not in ACTIVATIONS:
+    if pre_act not in ACTIVATIONS:
         return "unknown activation"
     if weight.dim() != 2 or weight.shape[1] != x.shape[1] or bias.shape != weight.shape[:1] or bias.dtype != torch.float32:
         return "weight or bias don't fit the channels, or the bias is not float32"
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype != torch.float32 or not p.is_contiguous()) for p in (scale, shift)):
+    if not per_channel(x, scale, shift):
         return "scale and shift are not float32, one for each channel"
     if x.shape[2] * x.shape[3] == 0:
         return "no pixels to average"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(x) and x.shape[0] < 65536 else "larger than 32-bit indices reach"
+    return unreadable(x, small=x.shape[0] < 65536)
 
 
 @triton.jit
@@ -151,7 +145,8 @@ def _head(
     tl.store(at, y.to(out.dtype.element_ty), mask=(n[:, None] < batch) & (o[None, :] < classes))
 
 
-def configs(x: Tensor, *rest: Tensor | None, **options: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: images, classes and channels of a program's tile, pixels at once, and parts."""
     if x.shape[0] <= 4:
         sizes = [(1, 8, 256, 16, 1, 8), (1, 32, 128, 16, 4, 4), (1, 16, 256, 16, 2, 8), (1, 64, 128, 16, 8, 8)]
@@ -162,48 +157,34 @@ def configs(x: Tensor, *rest: Tensor | None, **options: Any) -> list[dict[str, i
     return [dict(zip(names, (*size[:4], min(size[4], triton.cdiv(x.shape[1], size[2])), size[5]), strict=True)) for size in sizes]
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    pre_act: str = "none",
-    out_dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(x, weight, bias, scale, shift, pre_act, out_dtype, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel, and a second one where `config` has several parts; see `reference`. `out` is contiguous."""
     n, c, h, w = x.shape
     classes = weight.shape[0]
-    if out is None:
-        out = torch.empty((n, classes), dtype=out_dtype or x.dtype, device=x.device)
+    out = torch.empty((n, classes), dtype=out_dtype or x.dtype, device=x.device) if out is None else out
     if out.numel() == 0:
         return out
-    config = config or configs(x)[0]
     split = config["parts"]
     to = out if split == 1 else torch.empty((n, split, classes), dtype=torch.float32, device=x.device)
-    x_step = pixel_stride(x) or c
-    v = vector_width(c, x_step)
+    v, groups, x_step = units(8, x)
     depth = triton.cdiv(triton.cdiv(c, config["channels"]), split)
     constants: dict[str, Any] = {"PRE": pre_act, "V": v, "SPLIT": split, "num_warps": config["warps"]}
     constants |= {"IMAGES": config["images"], "PIXELS": config["pixels"], "BO": config["classes"], "BK": config["channels"]}
     grid = (triton.cdiv(classes, config["classes"]), split, triton.cdiv(n, config["images"]))
-    sizes = (n, c // v, h * w, x_step // v, classes, depth, 1 / (h * w))
+    sizes = (n, groups, h * w, x_step, classes, depth, 1 / (h * w))
     _head[grid](x, weight, bias, scale, shift, to, *sizes, **constants, **overlap(x))
     if split > 1:
         add_parts(to, out, classes, bias=bias)
     return out
 
 
-def cost(
-    x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any
-) -> tuple[int, int]:
+@of(reference)
+def cost(x, weight, bias, scale, shift, out_dtype, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     n = x.shape[0]
     inputs = [t for t in (x, weight, bias, scale, shift) if t is not None]
-    moved = sum(t.numel() * t.element_size() for t in inputs) + n * weight.shape[0] * (options.get("out_dtype") or x.dtype).itemsize
+    moved = sum(t.numel() * t.element_size() for t in inputs) + n * weight.shape[0] * (out_dtype or x.dtype).itemsize
     return x.numel() * (1 + (scale is not None) + (shift is not None)) + 2 * n * weight.numel(), moved
 
 
@@ -221,18 +202,14 @@ LARGE_CASES: list[dict[str, Any]] = [
 ] + [{"name": "densenet 1x1024@7", "shape": (1, 1024, 7, 7), "classes": 1000, "affine": True, "pre_act": "relu"}]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    c, classes = case["shape"][1], case["classes"]
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device=generator.device).to(device)
-
-    args: dict[str, Any] = {"x": sliced(case["shape"], case.get("wide", 0), dtype, device, generator)}
-    args |= {"weight": (draw(classes, c) / c**0.5).to(dtype), "bias": draw(classes), "pre_act": case.get("pre_act", "none")}
+    draw, c, classes = Drawing(*how), case["shape"][1], case["classes"]
+    args: dict[str, Any] = {"x": draw.map(case["shape"], case.get("wide", 0)), **given(case, "pre_act", "out_dtype")}
+    args |= {"weight": (draw.normal(classes, c) / c**0.5).to(draw.dtype), "bias": draw.normal(classes)}
     if case.get("affine"):
-        args["scale"], args["shift"] = draw(2, c)
-    return args | ({"out_dtype": getattr(torch, case["out_dtype"])} if "out_dtype" in case else {})
+        args["scale"], args["shift"] = draw.normal(2, c)
+    return args
 
 
 @torch.library.custom_op("kernelzoo::head", mutates_args=())

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from ._arguments import launches, of
 from ._layout import reachable
 from ._overlap import begin, overlap
 
@@ -41,7 +42,8 @@ def reference(x: Tensor, *, padding: tuple[int, int, int, int] = (0, 0, 0, 0), d
     return F.pad(cast, (left, right, top, bottom, 0, CHANNELS - x.shape[1])).permute(0, 2, 3, 1).contiguous()
 
 
-def supports(x: Tensor, *, padding: tuple[int, int, int, int] = (0, 0, 0, 0), dtype: torch.dtype | None = None) -> str:
+@of(reference)
+def supports(x, padding, dtype) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or not 1 <= x.shape[1] <= CHANNELS:
         return f"takes images (N, C, H, W) of at most {CHANNELS} channels"
@@ -55,7 +57,8 @@ def supports(x: Tensor, *, padding: tuple[int, int, int, int] = (0, 0, 0, 0), dt
     return ""
 
 
-def configs(x: Tensor, *, padding: tuple[int, int, int, int] = (0, 0, 0, 0), dtype: torch.dtype | None = None) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, padding, **_) -> list[dict[str, int]]:
     """Return launch parameters to try, the best guess first: pixels and warps of a program."""
     n, height, width = _size(x, padding)
     many = [{"block": 512, "warps": 4}, {"block": 256, "warps": 4}, {"block": 1024, "warps": 4}, {"block": 1024, "warps": 8}]
@@ -63,14 +66,8 @@ def configs(x: Tensor, *, padding: tuple[int, int, int, int] = (0, 0, 0, 0), dty
     return few if n * height * width < 132 * 2048 else many
 
 
-def launch(
-    x: Tensor,
-    *,
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(x, padding, dtype, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel.
 
     Args:
@@ -94,7 +91,6 @@ def launch(
     pixels = n * height * width
     if pixels == 0:
         return out
-    config = config or configs(x, padding=padding)[0]
     step_n, step_c, step_h, step_w = x.stride()
     options: dict[str, Any] = {
         "C": x.shape[1], "H": x.shape[2], "W": x.shape[3], "HP": height, "WP": width, "TOP": padding[0],
@@ -105,7 +101,8 @@ def launch(
     return out
 
 
-def cost(x: Tensor, *, padding: tuple[int, int, int, int] = (0, 0, 0, 0), dtype: torch.dtype | None = None) -> tuple[int, int]:
+@of(reference)
+def cost(x, padding, dtype) -> tuple[int, int]:
     """Return (0, bytes): the images read once, the packed images written once."""
     n, height, width = _size(x, padding)
     return 0, x.numel() * x.element_size() + n * height * width * CHANNELS * (dtype or x.dtype).itemsize

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._join import Task, block, narrow_kernel, ranked, wide_kernel
 from zoo.kernels.ops._layout import LARGEST, empty_map, pixel_stride, reachable
 from zoo.kernels.ops._overlap import overlap
@@ -89,21 +90,8 @@ def _narrow_fits(x: Tensor, c: int, tf32: bool) -> bool:
     return block(c) <= (512 if x.element_size() == 2 else 256 if tf32 else 64)
 
 
-def supports(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor | None = None,
-    x2: Tensor | None = None,
-    weight2: Tensor | None = None,
-    *,
-    stride2: Sequence[int] = (1, 1),
-    act: str = "relu",
-    next_weight: Tensor | None = None,
-    next_bias: Tensor | None = None,
-    next_act: str = "relu",
-    tf32: bool = False,
-) -> str:
+@of(reference)
+def supports(x, weight, bias, residual, x2, weight2, stride2, act, next_weight, next_bias, next_act, tf32) -> str:
     """Return why the kernel doesn't take these arguments, or nothing where it does."""
     n, k, h, w = x.shape
     c = weight.shape[0]
@@ -140,65 +128,24 @@ def supports(
     return _refusal(x, c, c2, tf32)
 
 
-def configs(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    x2: Tensor | None = None,
-    weight2: Tensor | None = None,
-    *,
-    next_weight: Tensor | None = None,
-    tf32: bool = False,
-    **options: Any,
-) -> list[dict[str, Any]]:
+@of(reference)
+def configs(x, weight, residual, x2, next_weight, tf32, **_) -> list[dict[str, Any]]:
     """Return launch parameters, the best guess first: see `_join.py`'s constants, `registers` a cap on them or 0."""
     n, k, h, w = x.shape
     c, c2 = weight.shape[0], 0 if next_weight is None else next_weight.shape[0]
-    task = Task(
-        max(n * h * w, 1),
-        k,
-        0 if x2 is None else x2.shape[1],
-        c,
-        c2,
-        x.element_size(),
-        residual is not None,
-        x.element_size() == 4 and not tf32,
-    )
+    k2, item = 0 if x2 is None else x2.shape[1], x.element_size()
+    task = Task(max(n * h * w, 1), k, k2, c, c2, item, residual is not None, item == 4 and not tf32)
     return ranked(task, not c2 or _wide_fits(x, c2), c2 > 0 and _narrow_fits(x, c, tf32))
 
 
+@launches(reference, configs)
 def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor | None = None,
-    x2: Tensor | None = None,
-    weight2: Tensor | None = None,
-    *,
-    stride2: Sequence[int] = (1, 1),
-    act: str = "relu",
-    next_weight: Tensor | None = None,
-    next_bias: Tensor | None = None,
-    next_act: str = "relu",
-    tf32: bool = False,
+    x, weight, bias, residual, x2, weight2, stride2, act, next_weight, next_bias, next_act, tf32, config,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
-    config: dict[str, Any] | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Run the kernel; see `reference`.
 
     Args:
-        x: see `reference`.
-        weight: see `reference`.
-        bias: see `reference`.
-        residual: see `reference`.
-        x2: see `reference`.
-        weight2: see `reference`.
-        stride2: see `reference`.
-        act: see `reference`.
-        next_weight: see `reference`.
-        next_bias: see `reference`.
-        next_act: see `reference`.
         tf32: whether float32 is multiplied as TF32.
         out: y, or (y, z), each maybe a channel slice; y may be `residual` itself; what is not given is made.
         config: one of `configs`.
@@ -218,21 +165,13 @@ def launch(
     pixels = n * h * w
     if pixels == 0:
         return result
-    if config is None:
-        config = configs(x, weight, bias, residual, x2, weight2, next_weight=next_weight, tf32=tf32)[0]
     k2, h2, w2 = (0, 1, 1) if x2 is None else x2.shape[1:]
     steps = [0 if m is None else pixel_stride(m) for m in (x, residual, x2, y, z)]
     if None in steps:
         raise ValueError("join needs channels_last maps or channel slices of such")
     bm, bn = config["BM"], config["BN"]
-    settings: dict[str, Any] = {
-        "BM": bm,
-        "BN": bn,
-        "BK": config["BK"],
-        "STAGES": config["stages"],
-        "num_warps": config["warps"],
-        **overlap(x),
-    }
+    settings: dict[str, Any] = {"BM": bm, "BN": bn, "BK": config["BK"], "STAGES": config["stages"], "num_warps": config["warps"]}
+    settings |= overlap(x)
     if config["registers"]:
         settings["maxnreg"] = config["registers"]
     programs = triton.cdiv(pixels, bm)
@@ -253,17 +192,8 @@ def launch(
     return result
 
 
-def cost(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor | None = None,
-    x2: Tensor | None = None,
-    weight2: Tensor | None = None,
-    *,
-    next_weight: Tensor | None = None,
-    **options: Any,
-) -> tuple[int, int]:
+@of(reference)
+def cost(x, weight, bias, residual, weight2, next_weight, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move); of a strided shortcut's map only the pixels that are read."""
     pixels = x.shape[0] * x.shape[2] * x.shape[3]
     weights = [m.numel() for m in (weight, weight2, next_weight) if m is not None]
@@ -319,29 +249,24 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case, weights scaled so that sums are near 1."""
-    n, k, c, wide = case["n"], case["k"], case["c"], case.get("wide", 0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=generator.device).to(device)
+    draw, n, k, c, wide = Drawing(*how), case["n"], case["k"], case["c"], case.get("wide", 0)
 
     def image(channels: int, size: tuple[int, int]) -> Tensor:
-        whole = torch.full((n, *size, channels + wide), float("nan"), dtype=dtype, device=device).permute(0, 3, 1, 2)
-        part = whole[:, 8 : 8 + channels] if wide else whole
-        return part.copy_(random(n, channels, *size))
+        return draw.map((n, channels, *size), wide and channels + wide)
 
     def weight(channels: int, inputs: int) -> Tensor:
-        return (random(channels, inputs, 1, 1) * inputs**-0.5).to(dtype)
+        return (draw.normal(channels, inputs, 1, 1) * inputs**-0.5).to(draw.dtype)
 
-    args: dict[str, Any] = {"x": image(k, case["size"]), "weight": weight(c, k), "bias": random(c)}
-    args |= {key: case[key] for key in ("stride2", "act", "next_act") if key in case}
+    args: dict[str, Any] = {"x": image(k, case["size"]), "weight": weight(c, k), "bias": draw.normal(c)}
+    args |= given(case, "stride2", "act", "next_act")
     if case.get("residual"):
         args["residual"] = image(c, case["size"])
     if "k2" in case:
         args |= {"x2": image(case["k2"], case["size2"]), "weight2": weight(c, case["k2"])}
     if "next" in case:
-        args |= {"next_weight": weight(case["next"], c), "next_bias": random(case["next"])}
+        args |= {"next_weight": weight(case["next"], c), "next_bias": draw.normal(case["next"])}
     return args
 
 

@@ -1,6 +1,5 @@
 """Layer normalisation over the channels of every pixel (Ba et al., "Layer Normalization", 2016), as ConvNeXt and transformers have it."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -14,12 +13,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced, vector_width
+from zoo.kernels.ops._arguments import Drawing, launches, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 WIDEST = 8192
 """Channels that a program holds at once."""
 PROGRAMS = 264
@@ -42,17 +40,16 @@ def reference(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = Non
     return F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],), weight, bias, eps).permute(0, 3, 1, 2)
 
 
-def supports(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> str:
+@of(reference)
+def supports(x, scale, shift, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype != torch.float32 or not p.is_contiguous()) for p in (scale, shift)):
+    if not per_channel(x, scale, shift):
         return "scale and shift are not float32, one for each channel"
     if not 0 < x.shape[1] <= WIDEST:
         return f"not 1 to {WIDEST} channels"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(x) else "larger than 32-bit indices reach"
+    return unreadable(x)
 
 
 @triton.jit
@@ -89,7 +86,8 @@ def _layer_norm(
     tl.store(out + p * (out_step * V) + c, y.to(out.dtype.element_ty), mask=there)
 
 
-def configs(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, *, eps: float = 0.0) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: pixels of a program, and its warps."""
     pixels, block = x.shape[0] * x.shape[2] * x.shape[3], triton.next_power_of_2(x.shape[1])
     found = []
@@ -100,32 +98,22 @@ def configs(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None,
     return sorted(found, key=lambda config: config["pixels"] > 1 and pixels < PROGRAMS * config["pixels"])
 
 
-def launch(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    eps: float,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(x, scale, shift, eps, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice, or `x`."""
     n, c, h, w = x.shape
-    if out is None:
-        out = empty_map(n, c, h, w, x)
+    out = empty_map(n, c, h, w, x) if out is None else out
     if out.numel() == 0:
         return out
-    config = config or configs(x)[0]
-    x_step, out_step = pixel_stride(x) or c, pixel_stride(out) or c
-    v = vector_width(c, x_step, out_step)
+    v, *sizes = units(8, x, out)
     pixels = n * h * w
     constants: dict[str, Any] = {"V": v, "PIXELS": config["pixels"], "BLOCK": triton.next_power_of_2(c), "num_warps": config["warps"]}
-    sizes = (pixels, c // v, x_step // v, out_step // v)
-    _layer_norm[(triton.cdiv(pixels, config["pixels"]),)](x, scale, shift, out, *sizes, eps, **constants, **overlap(x))
+    _layer_norm[(triton.cdiv(pixels, config["pixels"]),)](x, scale, shift, out, pixels, *sizes, eps, **constants, **overlap(x))
     return out
 
 
-def cost(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(x, scale, shift, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     parts = (scale is not None) + (shift is not None)
     return x.numel() * (6 + parts), 2 * x.numel() * x.element_size() + 4 * parts * x.shape[1]
@@ -152,13 +140,11 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    args: dict[str, Any] = {"x": sliced(case["shape"], case.get("wide", 0), dtype, device, generator), "eps": 1e-6}
-    args["x"] += case.get("mean", 0.0)
-    for name in case.get("affine", "").split():
-        args[name] = torch.randn(case["shape"][1], generator=generator, device=generator.device).to(device)
-    return args
+    draw = Drawing(*how)
+    args: dict[str, Any] = {"x": draw.map(case["shape"], case.get("wide", 0)).add_(case.get("mean", 0.0)), "eps": 1e-6}
+    return args | {name: draw.normal(case["shape"][1]) for name in case.get("affine", "").split()}
 
 
 @torch.library.custom_op("kernelzoo::layer_norm", mutates_args=())

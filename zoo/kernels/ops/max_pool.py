@@ -1,12 +1,12 @@
 """Max pooling that remembers in one byte which tap of a window won, where PyTorch keeps eight; ties go to the first, NaN wins."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +16,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced, vector_width
+from zoo.kernels.ops._arguments import Drawing, given, launches, named, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 from zoo.kernels.ops.pool import pooled_size
 
 TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}
 """Values are copied, and the winner is the same one."""
 
-PACK: dict[str, Any] = {}
 MOST_TAPS = 64
 
 
@@ -58,14 +57,14 @@ def reference(
     return y, (rows * kernel[1] + columns).to(torch.uint8)
 
 
-def rival(x: Tensor, **window: Any) -> Any:
+@of(reference)
+def rival(x, kernel, **window) -> Any:
     """Compute the same with indices of eight bytes, for a comparison of times."""
-    return F.max_pool2d(x, window.pop("kernel"), **window, return_indices=True)
+    return F.max_pool2d(x, kernel, **window, return_indices=True)
 
 
-def supports(
-    x: Tensor, *, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] = (0, 0), ceil_mode: bool = False
-) -> str:  # fmt: skip
+@of(reference)
+def supports(x, kernel, stride, padding, ceil_mode) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
@@ -75,9 +74,7 @@ def supports(
         return "padding of more than half the kernel"
     if min(out_sizes(x, kernel, stride, padding, ceil_mode)) < 1:
         return "the window is larger than the image"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(x) else "larger than 32-bit indices reach"
+    return unreadable(x)
 
 
 @triton.jit
@@ -111,42 +108,33 @@ def _forward(
     tl.store(index + (pixel * (index_step * V) + c), won.to(tl.uint8), mask=alive)
 
 
-def configs(x: Tensor, **window: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(**_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: vectors a program handles, and its warps."""
-    return [{"block": block, "warps": warps} for block, warps in ((128, 4), (64, 2), (256, 4), (256, 8), (64, 1), (512, 8))]
+    return named("block warps", ((128, 4), (64, 2), (256, 4), (256, 8), (64, 1), (512, 8)))
 
 
-def launch(
-    x: Tensor,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int] = (0, 0),
-    ceil_mode: bool = False,
-    out: tuple[Tensor, Tensor] | None = None,
-    config: dict[str, int] | None = None,
-) -> tuple[Tensor, Tensor]:
+@launches(reference, configs)
+def launch(x, kernel, stride, padding, ceil_mode, config, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Run the kernel; see `reference`. `out` may be channel slices."""
     n, c, h, w = x.shape
     oh, ow = out_sizes(x, kernel, stride, padding, ceil_mode)
     y, index = out or (empty_map(n, c, oh, ow, x), empty_map(n, c, oh, ow, x, torch.uint8))
     if y.numel() == 0:
         return y, index
-    config = config or configs(x)[0]
-    steps = [pixel_stride(m) or c for m in (x, y, index)]
-    v = min(vector_width(c, *steps), 16 // x.element_size())
-    lanes = n * oh * ow * (c // v)
+    v, groups, *steps = units(min(8, 16 // x.element_size()), x, y, index)
+    lanes = n * oh * ow * groups
     _forward[(triton.cdiv(lanes, config["block"]),)](
-        x, y, index, lanes, c // v, h, w, oh, ow, *(s // v for s in steps), WINDOW=(*kernel, *stride, *padding), V=v,
+        x, y, index, lanes, groups, h, w, oh, ow, *steps, WINDOW=(*kernel, *stride, *padding), V=v,
         BLOCK=config["block"], num_warps=config["warps"], **overlap(x),
     )  # fmt: skip
     return y, index
 
 
-def cost(x: Tensor, *, kernel: Sequence[int], stride: Sequence[int], **rest: Any) -> tuple[int, int]:
+@of(reference)
+def cost(x, kernel, stride, padding, ceil_mode) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
-    pooled = x.shape[0] * x.shape[1] * sum(out_sizes(x, kernel, stride, rest.get("padding", (0, 0)), rest.get("ceil_mode", False))[:1])
-    pooled *= out_sizes(x, kernel, stride, rest.get("padding", (0, 0)), rest.get("ceil_mode", False))[1]
+    pooled = x.shape[0] * x.shape[1] * math.prod(out_sizes(x, kernel, stride, padding, ceil_mode))
     return pooled * kernel[0] * kernel[1], x.numel() * x.element_size() + pooled * (x.element_size() + 1)
 
 
@@ -174,12 +162,12 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    x = sliced(case["shape"], case.get("wide", 0), dtype, device, generator)
+    x = Drawing(*how).map(case["shape"], case.get("wide", 0))
     if "levels" in case:
         x = x.clamp_(0, case["levels"] - 1).round_()
-    return {"x": x} | {key: value for key, value in case.items() if key not in ("name", "shape", "wide", "levels")}
+    return {"x": x, **given(case, "kernel", "stride", "padding", "ceil_mode")}
 
 
 @torch.library.custom_op("kernelzoo::max_pool", mutates_args=())

@@ -1,6 +1,5 @@
 """The way back through max pooling: every input pixel asks the few windows that it is in whether it won, so nothing is added twice."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
@@ -17,12 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops import max_pool
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced, vector_width
+from zoo.kernels.ops._arguments import Drawing, launches, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 CASES, LARGE_CASES = max_pool.CASES, max_pool.LARGE_CASES
 
 
@@ -30,10 +28,10 @@ def reference(
     gradient: Tensor,
     index: Tensor,
     *,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int] = (0, 0),
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int] = (0, 0),
 ) -> Tensor:
     """Compute the gradient of max pooling's input.
 
@@ -57,7 +55,8 @@ def reference(
     return total[:, :, top : top + h, left : left + w].to(gradient.dtype)
 
 
-def rival(gradient: Tensor, index: Tensor, *, size: Any, kernel: Any, stride: Any, padding: Any = (0, 0)) -> Tensor:
+@of(reference)
+def rival(gradient, index, size, kernel, stride, padding) -> Tensor:
     """Compute the same by PyTorch's own kernel with indices of eight bytes, for a comparison of times."""
     places, x = _eight_bytes(index, tuple(size), tuple(kernel), tuple(stride), tuple(padding), gradient.dtype)
     return torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, [*kernel], [*stride], [*padding], [1, 1], False, places)
@@ -72,15 +71,8 @@ def _eight_bytes(index: Tensor, size: Any, kernel: Any, stride: Any, padding: An
     return (rows * size[1] + columns).contiguous(memory_format=torch.channels_last), empty_map(n, c, *size, like=index, dtype=dtype)
 
 
-def supports(
-    gradient: Tensor,
-    index: Tensor,
-    *,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int] = (0, 0),
-) -> str:
+@of(reference)
+def supports(gradient, index, size, kernel, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if gradient.dim() != 4 or gradient.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
@@ -88,10 +80,7 @@ def supports(
         return "no byte for each gradient"
     if kernel[0] * kernel[1] > max_pool.MOST_TAPS:
         return f"windows of more than {max_pool.MOST_TAPS} taps"
-    if pixel_stride(gradient) is None or pixel_stride(index) is None:
-        return "not in channels_last memory"
-    reach = gradient.shape[0] * gradient.shape[1] * size[0] * size[1] < 2**31 - 2**22
-    return "" if reach and reachable(gradient, index) else "larger than 32-bit indices reach"
+    return unreadable(gradient, index, small=gradient.shape[0] * gradient.shape[1] * size[0] * size[1] < 2**31 - 2**22)
 
 
 @triton.jit
@@ -135,49 +124,39 @@ def _backward(
         tl.store(out + (((image * height + row) * width + col) * (out_step * V) + c), total.to(out.dtype.element_ty), mask=there)
 
 
-def configs(gradient: Tensor, index: Tensor, **shape: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(**_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: vectors a program handles, and its warps."""
     return [{"block": block, "warps": warps} for block, warps in ((128, 4), (64, 2), (256, 4), (256, 8), (64, 1), (512, 8))]
 
 
-def launch(
-    gradient: Tensor,
-    index: Tensor,
-    *,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int] = (0, 0),
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(gradient, index, size, kernel, stride, padding, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     (n, c, oh, ow), (h, w), (sh, sw), (top, left) = gradient.shape, size, stride, padding
-    if out is None:
-        out = empty_map(n, c, h, w, gradient)
+    out = empty_map(n, c, h, w, gradient) if out is None else out
     if out.numel() == 0:
         return out
-    config = config or configs(gradient, index)[0]
-    steps = [pixel_stride(m) or c for m in (gradient, index, out)]
-    v = min(vector_width(c, *steps), 16 // gradient.element_size())
+    v, groups, *steps = units(min(8, 16 // gradient.element_size()), gradient, index, out)
     down, across = (top + h - 1) // sh - top // sh + 1, (left + w - 1) // sw - left // sw + 1
-    lanes = n * down * across * (c // v)
+    lanes = n * down * across * groups
     _backward[(triton.cdiv(lanes, config["block"]),)](
-        gradient, index, out, lanes, c // v, across, down, h, w, oh, ow, *(s // v for s in steps), WINDOW=(*kernel, *stride, *padding),
-        V=v, BLOCK=config["block"], num_warps=config["warps"], **overlap(gradient),
+        gradient, index, out, lanes, groups, across, down, h, w, oh, ow, *steps, WINDOW=(*kernel, *stride, *padding), V=v,
+        BLOCK=config["block"], num_warps=config["warps"], **overlap(gradient),
     )  # fmt: skip
     return out
 
 
-def cost(gradient: Tensor, index: Tensor, *, size: tuple[int, int], **rest: Any) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, size, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     written = gradient.shape[0] * gradient.shape[1] * size[0] * size[1]
     return gradient.numel(), gradient.numel() * (gradient.element_size() + 1) + written * gradient.element_size()
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    there = max_pool.make(case, dtype, device, generator)
+    there = max_pool.make(case, *how)
     x = there.pop("x")
     n, c, *size = x.shape
     oh, ow = max_pool.out_sizes(x, there["kernel"], there["stride"], there["padding"], there.get("ceil_mode", False))
@@ -186,8 +165,7 @@ def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generat
     else:
         index = max_pool.reference(x, **there)[1].contiguous(memory_format=torch.channels_last)
     there.pop("ceil_mode", None)
-    gradient = sliced((n, c, oh, ow), case.get("wide", 0), dtype, device, generator)
-    return {"gradient": gradient, "index": index, "size": tuple(size), **there}
+    return {"gradient": Drawing(*how).map((n, c, oh, ow), case.get("wide", 0)), "index": index, "size": tuple(size), **there}
 
 
 @torch.library.custom_op("kernelzoo::max_pool_grad", mutates_args=())

@@ -1,6 +1,5 @@
 """Everything that is done to each element by itself: affine, activation, gate, residual, cast, and the copy into a slice."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -13,18 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._activation import ACTIVATIONS, activate
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import assumed, begin, overlap
+from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
+from zoo.kernels.ops._arguments import Drawing, given, launches, named, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
-
-
-def vector_width(*sizes: int) -> int:
-    """Return the largest of 8, 4, 2 and 1 that divides all sizes: 8 values of 16 bits are one 16-byte access."""
-    return next(v for v in (8, 4, 2, 1) if all(s % v == 0 for s in sizes))
 
 
 def reference(
@@ -57,12 +50,7 @@ def reference(
         KeyError: an activation has no such name.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    y = x.to(wide)
-    if scale is not None:
-        y = y * scale.to(wide)[:, None, None]
-    if shift is not None:
-        y = y + shift.to(wide)[:, None, None]
-    y = ACTIVATIONS[pre_act](y)
+    y = ACTIVATIONS[pre_act](affine(x.to(wide), scale, shift))
     if gate is not None:
         y = y * gate.to(wide)[:, :, None, None]
     if residual is not None:
@@ -70,17 +58,8 @@ def reference(
     return ACTIVATIONS[act](y).to(out_dtype or x.dtype)
 
 
-def supports(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    pre_act: str = "none",
-    act: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> str:
+@of(reference)
+def supports(x, scale, shift, gate, residual, pre_act, act, out_dtype) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES or (out_dtype or x.dtype) not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
@@ -88,15 +67,11 @@ def supports(
         return "unknown activation"
     if residual is not None and (residual.shape != x.shape or residual.dtype not in DTYPES or pixel_stride(residual) is None):
         return "the residual is no map of the same shape in channels_last memory"
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype != torch.float32 or not p.is_contiguous()) for p in (scale, shift)):
+    if not per_channel(x, scale, shift):
         return "scale and shift are not float32, one for each channel"
     if gate is not None and (gate.shape != x.shape[:2] or not gate.is_contiguous() or not gate.is_floating_point()):
         return "the gate is not one for each image and channel"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
-    if not reachable(x, residual):
-        return "larger than 32-bit indices reach"
-    return ""
+    return unreadable(x, residual)
 
 
 @triton.jit
@@ -143,90 +118,39 @@ def _pointwise(
     tl.store(out + pixel * (out_step * V) + c, y.to(out.dtype.element_ty), mask=live)
 
 
-def kernels_run(x: Tensor) -> bool:
-    """Tell whether kernels can work on `x`: it is on a GPU, or Triton interprets them, or they are only compiled."""
-    return x.is_cuda or not isinstance(_pointwise, triton.JITFunction) or assumed()
-
-
-def configs(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    pre_act: str = "none",
-    act: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: vectors a program handles, and its warps."""
     vectors = x.numel() // vector_width(x.shape[1])
     # Below four blocks for each multiprocessor, more and smaller programs hide latency better than vectors in flight do.
     full = vectors > 132 * 4 * 512
     sizes = [(512, 4), (256, 4), (1024, 8), (512, 8), (256, 2), (1024, 4)] if full else [(128, 4), (64, 2), (256, 8), (256, 4)]
-    return [{"block": block, "warps": warps} for block, warps in sizes]
+    return named("block warps", sizes)
 
 
-def launch(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    pre_act: str = "none",
-    act: str = "none",
-    out_dtype: torch.dtype | None = None,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(x, scale, shift, gate, residual, pre_act, act, out_dtype, config, out: Tensor | None = None) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice, and may be `x` itself."""
     n, c, h, w = x.shape
-    if out is None:
-        out = empty_map(n, c, h, w, x, out_dtype)
+    out = empty_map(n, c, h, w, x, out_dtype) if out is None else out
     if x.numel() == 0:
         return out
-    config = config or configs(x)[0]
     steps = [pixel_stride(m) or c for m in (x, out if residual is None else residual, out)]
     pixels = n * h * w
     if scale is None and shift is None and gate is None and all(s == c for s in steps):
         # Nothing depends on the channel: one long pixel has no remainder at its end, however few the channels.
         c, pixels, steps = c * pixels, 1, [c * pixels] * 3
     v = vector_width(c, *steps)
-    groups = pixels * (c // v)
-    block = config["block"]
-    constants: dict[str, Any] = {"PRE": pre_act, "ACT": act, "V": v, "BLOCK": block, "EVEN": groups % block == 0}
+    groups, block = pixels * (c // v), config["block"]
     _pointwise[(triton.cdiv(groups, block),)](
-        x,
-        scale,
-        shift,
-        gate,
-        residual,
-        out,
-        groups,
-        c // v,
-        h * w,
-        steps[0] // v,
-        steps[1] // v,
-        steps[2] // v,
-        num_warps=config["warps"],
-        **constants,
-        **overlap(x),
-    )
+        x, scale, shift, gate, residual, out, groups, c // v, h * w, *(step // v for step in steps), PRE=pre_act, ACT=act, V=v,
+        BLOCK=block, EVEN=groups % block == 0, num_warps=config["warps"], **overlap(x),
+    )  # fmt: skip
     return out
 
 
-def cost(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
-    *,
-    pre_act: str = "none",
-    act: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> tuple[int, int]:
+@of(reference)
+def cost(x, scale, shift, gate, residual, pre_act, act, out_dtype) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     parts = [p for p in (scale, shift, gate, residual) if p is not None]
     moved = x.numel() * (x.element_size() + (out_dtype or x.dtype).itemsize) + sum(p.numel() * p.element_size() for p in parts)
@@ -261,28 +185,12 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def sliced(shape: tuple[int, int, int, int], wide: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> Tensor:
-    """Return a random channels_last map; where `wide` > 0, a slice from channel 8 on of a map with so many channels, NaN elsewhere."""
-    n, c, h, w = shape
-    values = torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)
-    whole = torch.full((n, h, w, wide or c), float("nan"), dtype=dtype, device=device).permute(0, 3, 1, 2)
-    part = whole[:, 8 : 8 + c] if wide else whole
-    return part.copy_(values)
-
-
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    n, c = case["shape"][:2]
-    args: dict[str, Any] = {"x": sliced(case["shape"], case.get("wide", 0), dtype, device, generator)}
+    draw, (n, c, *_), wide = Drawing(*how), case["shape"], case.get("wide", 0)
+    args: dict[str, Any] = {"x": draw.map(case["shape"], wide), **given(case, "pre_act", "act", "out_dtype")}
     for part in case.get("parts", "").split():
-        if part == "residual":
-            args[part] = sliced(case["shape"], case.get("wide", 0), dtype, device, generator)
-        else:
-            size = (n, c) if part == "gate" else (c,)
-            args[part] = torch.randn(size, generator=generator, device=generator.device).to(device)
-    args |= {key: case[key] for key in ("pre_act", "act") if key in case}
-    if "out_dtype" in case:
-        args["out_dtype"] = getattr(torch, case["out_dtype"])
+        args[part] = draw.map(case["shape"], wide) if part == "residual" else draw.normal(*((n, c) if part == "gate" else (c,)))
     return args
 
 

@@ -4,12 +4,10 @@ A convolution, BatchNorm's statistics and what applies them read and write the c
 from the convolution's input, whose channels are few where this pays: see `_pointwise_norm`. Its way back is `pointwise_norm_grad`.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -18,18 +16,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
+from zoo.kernels.ops._arguments import Drawing, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_norm import finish_kernel, moments_kernel, spread_kernel
 from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {"weight": lambda weight: weight.flatten(1).contiguous()}
-SUMS: tuple[str, ...] = ("rows", "sum_warps", "sum_stages", "programs")
-TILE: tuple[str, ...] = ("BM", "BN", "BK", "warps", "stages")
+SUMS = "rows sum_warps sum_stages programs"
+TILE = "BM BN BK warps stages"
 """Launch parameters of the pass that sums, and of the one that writes."""
 
 
@@ -87,38 +85,16 @@ def reference(
     return z, stats, packed.to(wide) @ (off @ off.t() / count), level, *(m.to(t.dtype) for m, t in zip(moved, new, strict=True))
 
 
-def rival(
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    shift: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    residual: Tensor | None = None,
-    *,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-) -> Tensor:
+@of(reference)
+def rival(x, weight, factor, shift, running_mean, running_var, residual, momentum, eps, act) -> Tensor:
     """Compute the map by PyTorch's own operators, each a pass, for a comparison of times."""
     y = F.conv2d(x, weight.to(x.dtype))
     y = F.batch_norm(y, running_mean.clone(), running_var.clone(), factor, shift, True, momentum, eps)
     return ACTIVATIONS[act](y if residual is None else y + residual)
 
 
-def supports(
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    shift: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    residual: Tensor | None = None,
-    *,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-) -> str:
+@of(reference)
+def supports(x, weight, factor, shift, running_mean, running_var, residual, act, **_) -> str:
     """Return "" where the kernels take these arguments, else the reason why not; the weight packed or not."""
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
@@ -132,46 +108,35 @@ def supports(
     n, _, h, w = x.shape
     if residual is not None and (residual.shape != (n, len(weight), h, w) or residual.dtype not in DTYPES):
         return "a residual of another shape, or not of float32, bfloat16 or float16"
-    if any(m is not None and pixel_stride(m) is None for m in (x, residual)):
-        return "not in channels_last memory"
     most = x.numel() // max(1, x.shape[1]) * max(x.shape[1], len(weight))
-    return "" if reachable(x, residual) and most < 2**31 - 2**24 else "larger than 32-bit indices reach"
+    return unreadable(x, residual, small=most < 2**31 - 2**24)
 
 
 def tiles(rows: int, outputs: int, inner: int, itemsize: int) -> list[dict[str, int]]:
     """Return launch parameters of a product whose tiles are written by a program each, the best guess first."""
     half = itemsize == 2
-    wanted = [
-        (128, 128, 64, 4, 3),
-        (64, 128, 64, 4, 3),
-        (128, 64, 64, 4, 3),
-        (128, 256, 64, 8, 3),
-        (128, 128, 64, 8, 3),
-        (64, 256, 64, 8, 3),
-    ]
+    wanted = [(128, 128, 64, 4, 3), (64, 128, 64, 4, 3), (128, 64, 64, 4, 3)]
+    wanted += [(128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (64, 256, 64, 8, 3)]
     if inner <= 128:  # the memory is waited for, not the product
         wanted[:2] = wanted[1::-1]
     most = (min(128 if half else 64, triton.next_power_of_2(rows)), min(256 if half else 64, triton.next_power_of_2(outputs)))
     most = [max(16, size) for size in (*most, min(64 if half else 16, triton.next_power_of_2(inner)))]
     sizes = [(min(bm, most[0]), min(bn, most[1]), min(bk, most[2]), *rest) for bm, bn, bk, *rest in wanted]
-    return [dict(zip(TILE, size, strict=True)) for size in dict.fromkeys(sizes)]
+    return named(TILE, sizes)
 
 
 def _sums(x: Tensor) -> list[dict[str, int]]:
     """Return launch parameters of the pass that sums, the best guess first: rows at a time, warps, stages, programs a multiprocessor."""
     rows = max(16, min(64 if x.element_size() == 2 else 32, triton.next_power_of_2(x.numel() // max(1, x.shape[1]))))
-    wanted = [
-        (rows, 4, 4, 2),
-        (rows, 4, 3, 4),
-        (rows, 8, 4, 2),
-        (max(16, rows // 2), 4, 4, 4),
-    ]  # of fewer, each adds more digits up, and loses some
+    few = max(16, rows // 2)
+    wanted = [(rows, 4, 4, 2), (rows, 4, 3, 4), (rows, 8, 4, 2), (few, 4, 4, 4)]  # of fewer, each adds more digits up, and loses some
     if x.shape[1] > 64:  # more than four warps have registers for
-        wanted = [(rows, 8, 4, 2), (rows, 8, 3, 4), (max(16, rows // 2), 8, 4, 2), (max(16, rows // 2), 8, 4, 4)]
-    return [dict(zip(SUMS, entry, strict=True)) for entry in dict.fromkeys(wanted)]
+        wanted = [(rows, 8, 4, 2), (rows, 8, 3, 4), (few, 8, 4, 2), (few, 8, 4, 4)]
+    return named(SUMS, wanted)
 
 
-def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, weight, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: of the pass that sums (`SUMS`), and of the one that writes (`TILE`)."""
     first, second = _sums(x), tiles(x.numel() // max(1, x.shape[1]), len(weight), x.shape[1], x.element_size())
     return [first[min(i, len(first) - 1)] | second[min(i, len(second) - 1)] for i in range(max(len(first), len(second)))]
@@ -181,71 +146,46 @@ def moments(x: Tensor, config: dict[str, int] | None = None) -> Tensor:
     """Return float32 (C * C + C,): sums over pixels of products of channels, then of channels. The kernel behind must be one of ours."""
     if config is None:
         config = chosen("moments", (x,), lambda: _sums(x), lambda c: moments(x, c))
-    rows, cin, x_step = x.numel() // x.shape[1], x.shape[1], pixel_stride(x) or x.shape[1]
-    v, size = math.gcd(16, cin, x_step), max(16, min(128 if x.element_size() == 2 else 64, triton.next_power_of_2(cin)))
+    rows, cin, (v, *sizes) = x.numel() // x.shape[1], x.shape[1], units(16, x)
+    size = max(16, min(128 if x.element_size() == 2 else 64, triton.next_power_of_2(cin)))
     across = triton.cdiv(cin, size)
     parts = max(1, min(triton.cdiv(rows, config["rows"]), SMS * config["programs"] // across**2))
     partials = torch.empty((parts, cin * cin + cin), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         moments_kernel[(across**2, parts)](
-            x, partials, rows, cin // v, x_step // v, SAME=across == 1, V=v, BM=size, BN=size, BK=config["rows"],
+            x, partials, rows, *sizes, SAME=across == 1, V=v, BM=size, BN=size, BK=config["rows"],
             num_warps=config["sum_warps"], num_stages=config["sum_stages"], **overlap(x),
         )  # fmt: skip
         return add(partials, torch.empty(cin * cin + cin, dtype=torch.float32, device=x.device))
 
 
 def _finish(
-    x: Tensor,
-    packed: Tensor,
-    sums: Tensor,
-    affine: tuple[Tensor, Tensor],
-    residual: Tensor | None,
-    act: str,
-    rest: tuple[float, float],
-    out: Tensor,
-    stats: Tensor,
-    old: Any,
-    new: Any,
-    config: dict[str, int] | None,
-) -> dict[str, int]:
+    x: Tensor, packed: Tensor, sums: Tensor, affine: tuple[Tensor, Tensor], residual: Tensor | None, act: str, rest: tuple[float, float],
+    out: Tensor | None, stats: Tensor, old: Any, new: Any, config: dict[str, int] | None,
+) -> dict[str, int]:  # fmt: skip
     """Write the map and the statistics, and move the running ones; return the launch parameters."""
     (n, cin, h, w), cout = x.shape, len(packed)
     if config is None:
+        given = (x, packed, sums, affine, residual, act, rest)
         config = chosen(
-            "pointwise_norm",
-            (x, packed, residual, act),
-            lambda: tiles(n * h * w, cout, cin, x.element_size()),
-            lambda c: _finish(
-                x, packed, sums, affine, residual, act, rest, empty_map(n, cout, h, w, x), torch.empty_like(stats), None, None, c
-            ),
-        )
-    x_step, out_step = pixel_stride(x) or cin, pixel_stride(out) or cout
-    more = out_step if residual is None else pixel_stride(residual) or cout
-    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, out_step, more)
+            "pointwise_norm", (x, packed, residual, act), lambda: tiles(n * h * w, cout, cin, x.element_size()),
+            lambda c: _finish(*given, None, torch.empty_like(stats), None, None, c),
+        )  # fmt: skip
+    out = empty_map(n, cout, h, w, x) if out is None else out
+    (v, cin_units, x_step), (vo, cout_units, out_step, more) = units(16, x), units(16, out, residual)
     finish_kernel[(triton.cdiv(n * h * w, config["BM"]) * triton.cdiv(cout, config["BN"]),)](
         x, packed, sums, *affine, residual, out, stats, *(old or (None, None)), *(new or (None, None)), n * h * w, len(sums),
-        float(n * h * w), *rest, cin // v, cout // vo, x_step // v, more // vo, out_step // vo, ACT=act, V=v, VO=vo,
+        float(n * h * w), *rest, cin_units, cout_units, x_step, more, out_step, ACT=act, V=v, VO=vo,
         BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"], **overlap(x),
     )  # fmt: skip
     return config
 
 
+@partly(reference)
 def launch(
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    shift: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    residual: Tensor | None = None,
-    *,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-    out: tuple[Tensor, ...] | None = None,
-    config: dict[str, int] | None = None,
-    recipe: dict[str, Any] | None = None,
-) -> tuple[Tensor, ...]:
+    x, weight, factor, shift, running_mean, running_var, residual, momentum, eps, act,
+    out: tuple[Tensor, ...] | None = None, config: dict[str, int] | None = None, recipe: dict[str, Any] | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Run the kernels; see `reference`, but the weight is packed (K, C). The map of `out` may be a slice, running ones the old ones.
 
     A `recipe` gets what `once_more` takes: `packed`, the rounded weight, `sums` of its channels, and the `config`.
@@ -278,29 +218,9 @@ def launch(
     return out
 
 
-def once_more(
-    x: Tensor,
-    packed: Tensor,
-    sums: Tensor,
-    factor: Tensor,
-    shift: Tensor,
-    *,
-    eps: float = 1e-5,
-    act: str = "none",
-    config: dict[str, int] | None = None,
-) -> Tensor:
-    """Return a map that `launch` has made without a residual, to the last bit.
-
-    Args:
-        x: what it was made of.
-        packed: what the `recipe` has.
-        sums: what it has.
-        factor: BatchNorm's weight, as then.
-        shift: its bias, as then.
-        eps: as then.
-        act: as then.
-        config: what the `recipe` has.
-    """
+@partly(reference)
+def once_more(x, factor, shift, eps, act, packed: Tensor, sums: Tensor, config: dict[str, int] | None, **_) -> Tensor:
+    """Return a map that `launch` has made without a residual, to the last bit; `packed`, `sums` and `config` are its `recipe`'s."""
     (n, _, h, w), cout = x.shape, len(packed)
     y = empty_map(n, cout, h, w, x)
     if x.numel():
@@ -309,7 +229,8 @@ def once_more(
     return y
 
 
-def cost(x: Tensor, weight: Tensor, *rest: Any, residual: Tensor | None = None, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(x, weight, residual, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move); the weight packed or not."""
     pixels, cin, cout = x.numel() // max(1, x.shape[1]), x.shape[1], len(weight)
     maps = x.numel() + pixels * cout * (1 if residual is None else 2)
@@ -337,18 +258,14 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case; the input's means differ from 0."""
-    (n, channels, h, w), outputs, wide = case["shape"], case["outputs"], case.get("wide", 0)
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device=generator.device).to(device)
-
-    args: dict[str, Any] = {"x": sliced(case["shape"], wide, dtype, device, generator).add_(draw(channels).to(dtype)[:, None, None])}
-    args |= {"weight": draw(outputs, channels, 1, 1) / channels**0.5, "factor": 1 + 0.3 * draw(outputs), "shift": draw(outputs)}
-    args |= {"running_mean": 0.2 * draw(outputs), "running_var": (1 + 0.1 * draw(outputs)).abs(), "act": case.get("act", "none")}
+    (n, c, h, w), k, wide, draw = case["shape"], case["outputs"], case.get("wide", 0), Drawing(*how)
+    args: dict[str, Any] = {"x": draw.map(case["shape"], wide).add_(draw.normal(c).to(draw.dtype)[:, None, None])}
+    args |= {"weight": draw.normal(k, c, 1, 1) / c**0.5, "factor": 1 + 0.3 * draw.normal(k), "shift": draw.normal(k)}
+    args |= {"running_mean": 0.2 * draw.normal(k), "running_var": (1 + 0.1 * draw.normal(k)).abs(), "act": case.get("act", "none")}
     if case.get("residual"):
-        args["residual"] = sliced((n, outputs, h, w), wide and outputs + 16, dtype, device, generator)
+        args["residual"] = draw.map((n, k, h, w), wide and k + 16)
     return args
 
 

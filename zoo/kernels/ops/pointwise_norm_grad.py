@@ -4,12 +4,10 @@ The gradient and, for the activation's slope, the output are read once, the grad
 residual's too, and read once more: the convolution's map is not needed. See `_pointwise_norm`.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,19 +15,19 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops import bias_act_grad, pointwise_norm, pointwise_stats_weight_grad
+from zoo.kernels.ops import bias_act_grad, pointwise_norm, pointwise_stats, pointwise_stats_weight_grad
 from zoo.kernels.ops._activation import SLOPES
+from zoo.kernels.ops._arguments import Drawing, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_norm import bend_kernel, products_kernel, settle_kernel, source_kernel
 from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = pointwise_norm.PACK
-PRODUCTS: tuple[str, ...] = ("PM", "PN", "PK", "sum_warps", "sum_stages", "programs", "turned")
+PRODUCTS = "PM PN PK sum_warps sum_stages programs turned"
 """Launch parameters of the pass that sums; empty where it is several: the activation's, and a product's."""
 
 
@@ -77,18 +75,8 @@ def reference(
     return results if kept is None else (*results, g.to(gradient.dtype))
 
 
-def supports(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    stats: Tensor,
-    spread: Tensor,
-    level: Tensor,
-    kept: Tensor | None = None,
-    *,
-    act: str = "none",
-) -> str:
+@of(reference)
+def supports(gradient, x, weight, factor, stats, spread, level, kept, act) -> str:
     """Return "" where the kernels take these arguments, else the reason why not; the weight packed or not."""
     if refused := pointwise_norm.supports(x, weight, *[factor] * 4, kept, act=act):
         return refused
@@ -112,19 +100,16 @@ def _products(gradient: Tensor, x: Tensor, act: str) -> list[dict[str, int]]:
     high, across = (max(16, min(128 if half else 64, triton.next_power_of_2(m.shape[1]))) for m in (gradient, x))
     deep = max(16, min(64 if half else 32, triton.next_power_of_2(x.numel() // max(1, x.shape[1]))))
     low = max(16, high // 2)
-    wanted = [
-        (high, across, deep, 8, 3, 2, 1),
-        (high, across, deep, 8, 4, 1, 1),
-        (low, across, deep, 4, 4, 2, 1),
-        (low, across, deep, 4, 3, 4, 0),
-    ]
+    wanted = [(high, across, deep, 8, 3, 2, 1), (high, across, deep, 8, 4, 1, 1)]
+    wanted += [(low, across, deep, 4, 4, 2, 1), (low, across, deep, 4, 3, 4, 0)]
     if across > 64:
         wanted[:2] = wanted[1::-1]
-    found = [dict(zip(PRODUCTS, entry, strict=True)) for entry in dict.fromkeys(wanted)]
+    found = named(PRODUCTS, wanted)
     return [*found[:2], {}, *found[2:]]  # a dictionary that says nothing of the pass: bias_act_grad, and a product for itself
 
 
-def configs(gradient: Tensor, x: Tensor, *rest: Any, act: str = "none", **options: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(gradient, x, act, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: of the pass that sums (`PRODUCTS`), and of the one that writes."""
     first, second = _products(gradient, x, act), _tiles(gradient, x)
     return [first[min(i, len(first) - 1)] | second[min(i, len(second) - 1)] for i in range(max(len(first), len(second)))]
@@ -142,27 +127,23 @@ def _sum(
     through = empty_map(n, cout, h, w, gradient) if through is None and kept is not None else through
     if config is None:
         config = chosen(
-            "pointwise_norm_grad, sums",
-            (gradient, x, kept, act),
-            lambda: _products(gradient, x, act),
+            "pointwise_norm_grad, sums", (gradient, x, kept, act), lambda: _products(gradient, x, act),
             lambda c: _sum(gradient, x, kept, act, None, c),
-        )
+        )  # fmt: skip
     out = torch.empty(cout * cin + cout, dtype=torch.float32, device=x.device)
     if "PM" not in config:
         sums = (out[cout * cin :],) if through is None else (out[cout * cin :], through)
         bias_act_grad.launch(gradient, kept, act=act, out=sums)
         pointwise_stats_weight_grad.launch(gradient if through is None else through, x, out=out[: cout * cin].view(cout, cin))
         return out
-    g_step, x_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin
-    kept_step, out_step = (g_step if m is None else pixel_stride(m) or cout for m in (kept, through))
-    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, g_step, kept_step, out_step)
+    (v, cin_units, x_step), (vo, cout_units, *steps, out_step) = units(16, x), units(16, gradient, kept, through)
     tiles = triton.cdiv(cout, config["PM"]) * triton.cdiv(cin, config["PN"])
     parts = max(1, min(triton.cdiv(n * h * w, config["PK"]), SMS * config["programs"] // tiles))
     partials = torch.empty((parts, cout * cin + cout), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         products_kernel[(tiles, parts)](
-            gradient, kept, x, partials, through, n * h * w, cin // v, cout // vo, g_step // vo, kept_step // vo, x_step // v,
-            out_step // vo, ACT=act, TURNED=config["turned"], V=v, VO=vo, BM=config["PM"], BN=config["PN"], BK=config["PK"],
+            gradient, kept, x, partials, through, n * h * w, cin_units, cout_units, *steps, x_step, out_step, ACT=act,
+            TURNED=config["turned"], V=v, VO=vo, BM=config["PM"], BN=config["PN"], BK=config["PK"],
             num_warps=config["sum_warps"], num_stages=config["sum_stages"], **overlap(x),
         )  # fmt: skip
         return add(partials, out)
@@ -172,39 +153,26 @@ def _source(
     gradient: Tensor, x: Tensor, slanted: Tensor, bent: Tensor, levels: Tensor, out: Any, config: dict[str, int] | None
 ) -> None:  # fmt: skip
     """Write the gradient of x."""
-    (n, cin, h, w), cout = x.shape, gradient.shape[1]
+    n, cin, h, w = x.shape
     if config is None:
         config = chosen(
-            "pointwise_norm_grad, input",
-            (gradient, x),
-            lambda: _tiles(gradient, x),
+            "pointwise_norm_grad, input", (gradient, x), lambda: _tiles(gradient, x),
             lambda c: _source(gradient, x, slanted, bent, levels, None, c),
-        )
+        )  # fmt: skip
     out = empty_map(n, cin, h, w, x) if out is None else out
-    g_step, x_step, out_step = pixel_stride(gradient) or cout, *(pixel_stride(m) or cin for m in (x, out))
-    v, vo = math.gcd(16, cin, x_step, out_step), math.gcd(16, cout, g_step)
+    (v, cin_units, *steps), (vo, cout_units, g_step) = units(16, x, out), units(16, gradient)
     source_kernel[(triton.cdiv(n * h * w, config["BM"]) * triton.cdiv(cin, config["BN"]),)](
-        gradient, x, slanted, bent, levels, out, n * h * w, len(levels), cin // v, cout // vo, g_step // vo, x_step // v, out_step // v,
+        gradient, x, slanted, bent, levels, out, n * h * w, len(levels), cin_units, cout_units, g_step, *steps,
         V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"],
         **overlap(x),
     )  # fmt: skip
 
 
+@partly(reference)
 def launch(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    stats: Tensor,
-    spread: Tensor,
-    level: Tensor,
-    kept: Tensor | None = None,
-    *,
-    act: str = "none",
-    of_x: bool = True,
-    out: tuple[Tensor, ...] | None = None,
-    config: dict[str, int] | None = None,
-) -> tuple[Tensor, ...]:
+    gradient, x, weight, factor, stats, spread, level, kept, act,
+    of_x: bool = True, out: tuple[Tensor, ...] | None = None, config: dict[str, int] | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Run the kernels; see `reference`, but the weight is packed (K, C).
 
     Args:
@@ -244,7 +212,8 @@ def launch(
     return out
 
 
-def cost(gradient: Tensor, x: Tensor, *rest: Any, kept: Tensor | None = None, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, x, kept, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move): the gradient before the activation is written, and read again."""
     cin, cout = x.shape[1], gradient.shape[1]
     maps = 3 * x.numel() + gradient.numel() * (2 if kept is None else 4)
@@ -254,17 +223,16 @@ def cost(gradient: Tensor, x: Tensor, *rest: Any, kept: Tensor | None = None, **
 CASES, LARGE_CASES = pointwise_norm.CASES, pointwise_norm.LARGE_CASES
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case: what the way there returns of the input that is drawn."""
-    args = pointwise_norm.make(case, dtype, device, generator)
+    args, draw = pointwise_norm.make(case, *how), Drawing(*how)
     residual = args.pop("residual", None)
     act = args.pop("act")
     exact = {name: value.double() for name, value in args.items()}  # in which there is no TF32
-    exact["weight"] = args["weight"].to(dtype).double()
+    exact["weight"] = args["weight"].to(draw.dtype).double()
     y, *taken = pointwise_norm.reference(**exact, residual=None if residual is None else residual.double(), act=act)
-    y, (stats, spread, level) = y.to(dtype), (m.float() for m in taken[:3])
-    wide = case.get("wide", 0) and case["outputs"] + 16
-    gradient = sliced((case["shape"][0], case["outputs"], *case["shape"][2:]), wide, dtype, device, generator)
+    y, (stats, spread, level) = y.to(draw.dtype), (m.float() for m in taken[:3])
+    gradient = pointwise_stats.gradient_of(case, *how)
     kept = None if act == "none" else y.contiguous(memory_format=torch.channels_last)
     found = {"gradient": gradient, "x": args["x"], "weight": args["weight"], "factor": args["factor"]}
     return {**found, "stats": stats, "spread": spread, "level": level, "kept": kept, "act": act}

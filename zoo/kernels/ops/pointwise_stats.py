@@ -1,11 +1,9 @@
 """A 1x1 convolution that normalises and activates its input on the way in, and takes the statistics of its output on the way out."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,16 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES
+from zoo.kernels.ops._arguments import Drawing, launches, named, of, partly
 from zoo.kernels.ops._exchange import row_of
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
 from zoo.kernels.ops._norm import join
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import forward_kernel
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+TILE = "BM BN BK warps stages blocks registers"
 LOW = 1.07
 """Times what a pixel costs in a high tile that it costs in a low one (H200, 56 x 56 and 28 x 28 pixels of 256 images)."""
 PACK: dict[str, Any] = {"weight": lambda weight: weight.flatten(1).contiguous()}
@@ -69,9 +67,8 @@ def reference(
     return y, row_of(y)[0] if y.numel() else z.new_zeros((3, weight.shape[0]))
 
 
-def rival(
-    x: Tensor, weight: Tensor, stats: Tensor | None = None, factor: Tensor | None = None, shift: Tensor | None = None, *, act: str = "none"
-) -> Any:  # fmt: skip
+@of(reference)
+def rival(x, weight, stats, factor, shift, act) -> Any:
     """Compute the same by PyTorch's own operators, each a pass, for a comparison of times."""
     if stats is not None:
         x = ACTIVATIONS[act](F.batch_norm(x, stats[0], stats[1], factor, shift, False))
@@ -79,9 +76,8 @@ def rival(
     return y, torch.batch_norm_stats(y, 1e-5) if y.is_cuda else y
 
 
-def supports(
-    x: Tensor, weight: Tensor, stats: Tensor | None = None, factor: Tensor | None = None, shift: Tensor | None = None, *, act: str = "none"
-) -> str:  # fmt: skip
+@of(reference)
+def supports(x, weight, stats, factor, shift, act) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not; the weight packed or not."""
     if x.dim() != 4 or x.dtype not in DTYPES or weight.dtype != x.dtype:
         return "no map and weight of one of float32, bfloat16 and float16"
@@ -91,15 +87,14 @@ def supports(
         return f"activation {act}" if act not in SLOPES else "an activation without a BatchNorm"
     if stats is not None and (stats.shape != (3, x.shape[1]) or stats.dtype != torch.float32 or not stats.is_contiguous()):
         return "statistics are not three float32 for each channel"
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype not in DTYPES or not p.is_contiguous()) for p in (factor, shift)):
+    if not per_channel(x, factor, shift, dtypes=DTYPES):
         return "weight and bias of the BatchNorm are not one for each channel"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
     wide = x.numel() // max(1, x.shape[1]) * weight.shape[0]
-    return "" if reachable(x) and max(wide, x.numel()) < 2**31 - 2**24 else "larger than 32-bit indices reach"
+    return unreadable(x, small=max(wide, x.numel()) < 2**31 - 2**24)
 
 
-def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
+@of(reference)
+def configs(x, weight, **_) -> list[dict[str, Any]]:
     """Return launch parameters, the best guess first: a tile's pixels, outputs and depth, warps, stages, programs, a thread's registers.
 
     Of half precision's tiles of 128 x 128 two programs fit, where a thread takes 128 registers; Triton 3.6 spills none, 3.9 a few. Lower
@@ -119,8 +114,7 @@ def configs(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> list[dict[
         bm, bn, bk = (max(16, min(most, triton.next_power_of_2(size))) for most, size in ((64, rows), (64, outputs), (16, inner)))
         wanted = [(bm, bn, bk, 8, 4, 2, None), (max(16, bm // 2), bn, bk, 4, 3, 3, None), (bm, max(16, bn // 2), bk, 8, 3, 3, None)]
         wanted += [(max(16, bm // 2), max(16, bn // 2), bk, 4, 4, 4, None), (bm, bn, bk, 8, 3, 2, None)]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
-    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(wanted)]
+    return named(TILE, wanted)
 
 
 def _pixels(rows: int, height: int, across: int, programs: int) -> int:
@@ -128,38 +122,24 @@ def _pixels(rows: int, height: int, across: int, programs: int) -> int:
     return triton.cdiv(triton.cdiv(rows, height) * across, programs * SMS) * programs * height
 
 
-def partial_product(
-    x: Tensor, weight: Tensor, stats: Tensor | None, factor: Tensor | None, shift: Tensor | None, act: str, out: Tensor, config: Any = None
-) -> Tensor:  # fmt: skip
+@launches(reference, configs, tuned=True)
+def partial_product(x, weight, stats, factor, shift, act, config, out: Tensor) -> Tensor:
     """Write the map; return float32 (R, 3, K), the statistics of the programs' rows, for `_norm.join`."""
-    if config is None:
-        tensors = (x, weight, stats, factor, shift)
-        config = chosen("pointwise_stats", (*tensors, act), lambda: configs(x, weight), lambda c: launch(*tensors, act=act, config=c))
-    rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
-    x_step, out_step = pixel_stride(x) or cin, pixel_stride(out) or cout
-    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, out_step)
+    rows, cout = x.numel() // x.shape[1], weight.shape[0]
+    (v, cin_units, x_step), (vo, cout_units, out_step) = units(16, x), units(16, out)
     across = triton.cdiv(cout, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
     partials = torch.empty((parts, 3, cout), dtype=torch.float32, device=x.device)
     forward_kernel[(across, parts)](
-        x, weight, stats, factor, shift, out, partials, rows, cin // v, cout // vo, x_step // v, out_step // vo, ACT=act, V=v, VO=vo,
+        x, weight, stats, factor, shift, out, partials, rows, cin_units, cout_units, x_step, out_step, ACT=act, V=v, VO=vo,
         BM=config["BM"], BN=config["BN"], BK=config["BK"], WHOLE=rows % config["BM"] == 0, num_warps=config["warps"],
         num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
     )  # fmt: skip
     return partials
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-    out: tuple[Tensor, Tensor] | None = None,
-    config: dict[str, int] | None = None,
-) -> tuple[Tensor, Tensor]:
+@partly(reference)
+def launch(x, weight, out: tuple[Tensor, Tensor] | None = None, config: Any = None, **norm) -> tuple[Tensor, Tensor]:
     """Run the kernels; arguments as in `reference`, but the weight packed (K, C). The map of `out` may be a channel slice."""
     n, _, h, w = x.shape
     k = weight.shape[0]
@@ -167,12 +147,13 @@ def launch(
     if x.numel() == 0:
         return y, row.zero_()
     with followed_by_ours(True):
-        partials = partial_product(x, weight, stats, factor, shift, act, y, config)
+        partials = partial_product(x, weight, out=y, config=config, **norm)
     join(partials, row, None, None, 0.0, 0.0, raw=True)
     return y, row
 
 
-def cost(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(x, weight, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move); the weight packed or not."""
     pixels, cin, cout = x.numel() // max(1, x.shape[1]), x.shape[1], weight.shape[0]
     return 2 * pixels * cin * cout, x.element_size() * (pixels * (cin + cout) + cin * cout) + 12 * cout
@@ -199,19 +180,21 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    channels, outputs, act = case["shape"][1], case["outputs"], case.get("act", "")
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device=generator.device).to(device)
-
-    args: dict[str, Any] = {"x": sliced(case["shape"], case.get("wide", 0), dtype, device, generator)}
-    args["weight"] = (draw(outputs, channels, 1, 1) / channels**0.5).to(dtype)
+    draw, c, act = Drawing(*how), case["shape"][1], case.get("act", "")
+    args: dict[str, Any] = {"x": draw.map(case["shape"], case.get("wide", 0))}
+    args["weight"] = (draw.normal(case["outputs"], c, 1, 1) / c**0.5).to(draw.dtype)
     if act:
-        args |= {"stats": torch.stack([draw(channels), 0.5 + draw(channels).abs(), torch.zeros(channels, device=device)])}
-        args |= {"factor": 1 + 0.3 * draw(channels), "shift": draw(channels), "act": act}
+        args["stats"] = torch.stack([draw.normal(c), 0.5 + draw.normal(c).abs(), torch.zeros(c, device=draw.device)])
+        args |= {"factor": 1 + 0.3 * draw.normal(c), "shift": draw.normal(c), "act": act}
     return args
+
+
+def gradient_of(case: dict[str, Any], *how: Any) -> Tensor:
+    """Return a gradient of a case's output, a slice where its input is one."""
+    (n, _, h, w), outputs = case["shape"], case["outputs"]
+    return Drawing(*how).map((n, outputs, h, w), case.get("wide", 0) and outputs + 16)
 
 
 @torch.library.custom_op("kernelzoo::pointwise_stats", mutates_args=())

@@ -5,7 +5,6 @@ BatchNorms read the same channels, as in a DenseNet's block, the first part alon
 tilt is owed adds up beside it, two floats a channel, until somebody needs the gradient. So no layer reads its map a second time.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
 from zoo.kernels.ops._activation import SLOPES
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._arguments import Drawing, launches, of, partly
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops._overlap import kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK, configs = pointwise_stats.PACK, pointwise_stats_input_grad.configs
+PACK = pointwise_stats.PACK
 
 
 def reference(
@@ -62,82 +61,50 @@ def reference(
     return (total.to(wide) + g * (inverse * scale)).to(total.dtype), torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])
 
 
-def supports(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    total: Tensor,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-) -> str:
+@of(reference)
+def configs(total, **rest) -> list[dict[str, Any]]:
+    """Return launch parameters, the best guess first: those of `pointwise_stats_input_grad`."""
+    return pointwise_stats_input_grad.configs(**rest)
+
+
+@of(reference)
+def supports(x, total, **rest) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not; the weight packed or not."""
     if total.shape != x.shape or total.dtype not in DTYPES or pixel_stride(total) is None or not reachable(total):
         return "what is added to is no map of the same shape in channels_last memory that 32-bit indices reach"
-    return pointwise_stats_input_grad.supports(gradient, weight, x, stats, factor, shift, act=act)
+    return pointwise_stats_input_grad.supports(x=x, **rest)
 
 
-def launch(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    total: Tensor,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-    out: tuple[Tensor, Tensor] | None = None,
-    config: dict[str, Any] | None = None,
-) -> tuple[Tensor, Tensor]:
+@partly(reference)
+def launch(x, total, out: tuple[Tensor, Tensor] | None = None, config: Any = None, **rest) -> tuple[Tensor, Tensor]:
     """Run the kernels; arguments as in `reference`, but the weight packed (K, C). The map of `out` may be `total`, or a channel slice."""
     n, cin, h, w = x.shape
     to, sums = out or (empty_map(n, cin, h, w, total), torch.empty((2, cin), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return to, sums.zero_()
-    add(partial_add(gradient, weight, x, stats, total, factor, shift, act, to, config), sums)
+    add(partial_add(x=x, total=total, out=to, config=config, **rest), sums)
     return to, sums
 
 
-def partial_add(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    total: Tensor,
-    factor: Tensor | None,
-    shift: Tensor | None,
-    act: str,
-    out: Tensor,
-    config: dict[str, Any] | None = None,
-) -> Tensor:
+@launches(reference, configs, tuned=True)
+def partial_add(out: Tensor, **rest) -> Tensor:
     """Write the map; return float32 (R, 2, C), the sums of the programs' rows. The kernel behind must be one of ours."""
-    if config is None:
-        tensors = (gradient, weight, x, stats, total, factor, shift)
-        config = chosen(
-            "pointwise_stats_input_add",
-            (*tensors, act),
-            lambda: configs(*tensors),
-            lambda c: launch(*tensors, act=act, config=c),
-        )
-    return pointwise_stats_input_grad.partial_sums(gradient, weight, x, stats, factor, shift, total, act, out, config)
+    return pointwise_stats_input_grad.partial_sums(out=out, **rest)
 
 
-def cost(gradient: Tensor, weight: Tensor, x: Tensor, stats: Tensor, total: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(total, **rest) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move); the weight packed or not."""
-    flop, moved = pointwise_stats_input_grad.cost(gradient, weight, x)
+    flop, moved = pointwise_stats_input_grad.cost(**rest)
     return flop, moved + total.numel() * total.element_size()
 
 
 CASES, LARGE_CASES = pointwise_stats_input_grad.CASES, pointwise_stats_input_grad.LARGE_CASES
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    total = sliced(case["shape"], case.get("wide", 0), dtype, device, generator)
-    return {**pointwise_stats_input_grad.make(case, dtype, device, generator), "total": total}
+    return {"total": Drawing(*how).map(case["shape"], case.get("wide", 0)), **pointwise_stats_input_grad.make(case, *how)}
 
 
 @torch.library.custom_op("kernelzoo::pointwise_stats_input_add", mutates_args=())

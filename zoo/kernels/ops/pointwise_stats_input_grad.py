@@ -1,11 +1,9 @@
 """The way back through a 1x1 convolution and the activation before it, with the sums that the BatchNorm before that needs."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,13 +13,12 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops import pointwise_stats
 from zoo.kernels.ops._activation import SLOPES
+from zoo.kernels.ops._arguments import launches, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import input_kernel
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = pointwise_stats.PACK
@@ -61,16 +58,8 @@ def reference(
     return g.to(gradient.dtype), torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])
 
 
-def supports(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-) -> str:
+@of(reference)
+def supports(gradient, weight, x, stats, **norm) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not; the weight packed or not."""
     if gradient.dim() != 4 or gradient.dtype not in DTYPES or (gradient.shape[0], *gradient.shape[2:]) != (x.shape[0], *x.shape[2:]):
         return "a gradient of other pixels, or not of float32, bfloat16 or float16"
@@ -78,10 +67,11 @@ def supports(
         return "a gradient of other channels or another type than the weight"
     if pixel_stride(gradient) is None or not reachable(gradient):
         return "not in channels_last memory, or larger than 32-bit indices reach"
-    return pointwise_stats.supports(x, weight, stats, factor, shift, act=act)
+    return pointwise_stats.supports(x, weight, stats, **norm)
 
 
-def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
+@of(reference)
+def configs(weight, x, **_) -> list[dict[str, Any]]:
     """Return launch parameters, the best guess first: a tile's pixels, channels and depth, warps, stages, programs, a thread's registers.
 
     Of the first in half precision two programs fit; the compiler takes registers for one where nobody stops it.
@@ -97,70 +87,40 @@ def configs(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: 
     else:
         bm, bn, deep = min(64, rows), min(64, across), min(16, inner)
         wanted = [(bm, bn, deep, 8, 4, 2, None), (bm // 2, bn, deep, 4, 3, 3, None), (bm, bn // 2, deep, 8, 3, 3, None)]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
-    tiles = [(*(max(16, triton.next_power_of_2(size)) for size in entry[:3]), *entry[3:]) for entry in wanted]
-    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(tiles)]
+    tiles = ((*(max(16, triton.next_power_of_2(size)) for size in entry[:3]), *entry[3:]) for entry in wanted)
+    return named(pointwise_stats.TILE, tiles)
 
 
-def partial_sums(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    factor: Tensor | None,
-    shift: Tensor | None,
-    total: Tensor | None,
-    act: str,
-    out: Tensor,
-    config: dict[str, Any],
-) -> Tensor:
+@partly(reference)
+def partial_sums(gradient, weight, x, stats, factor, shift, act, out: Tensor, config: dict[str, Any], total: Any = None) -> Tensor:
     """Write the map, with `total` what it is added to; return float32 (R, 2, C), sums of programs' rows. The kernel behind must be ours."""
     rows, cin, cout = x.numel() // x.shape[1], x.shape[1], weight.shape[0]
-    x_step, total_step, out_step = (pixel_stride(m) or cin for m in (x, x if total is None else total, out))
-    g_step = pixel_stride(gradient) or cout
-    v, vo = math.gcd(16, cin, x_step, total_step, out_step), math.gcd(16, cout, g_step)
+    (v, cin_units, *steps), (vo, cout_units, g_step) = units(16, x, total, out), units(16, gradient)
     across = triton.cdiv(cin, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BM"]), SMS * config["blocks"] // across))
     partials = torch.empty((parts, 2, cin), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         input_kernel[(across, parts)](
-            gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v,
-            total_step // v, out_step // v, ACT=act, V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"],
+            gradient, weight, x, stats, factor, shift, total, out, partials, rows, cin_units, cout_units, g_step, *steps, ACT=act,
+            V=v, VO=vo, BM=config["BM"], BN=config["BN"], BK=config["BK"],
             ONCE=cout <= config["BK"], num_warps=config["warps"], num_stages=config["stages"], maxnreg=config["registers"], **overlap(x),
         )  # fmt: skip
     return partials
 
 
-def launch(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-    out: tuple[Tensor, Tensor] | None = None,
-    config: dict[str, Any] | None = None,
-) -> tuple[Tensor, Tensor]:
+@launches(reference, configs, tuned=True)
+def launch(gradient, x, config, out: tuple[Tensor, Tensor] | None = None, **rest) -> tuple[Tensor, Tensor]:
     """Run the kernels; arguments as in `reference`, but the weight packed (K, C). The map of `out` may be a channel slice."""
     n, cin, h, w = x.shape
     to, sums = out or (empty_map(n, cin, h, w, gradient), torch.empty((2, cin), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return to, sums.zero_()
-    if config is None:
-        tensors = (gradient, weight, x, stats, factor, shift)
-        config = chosen(
-            "pointwise_stats_input_grad",
-            (*tensors, act),
-            lambda: configs(*tensors),
-            lambda c: launch(*tensors, act=act, config=c),
-        )
-    add(partial_sums(gradient, weight, x, stats, factor, shift, None, act, to, config), sums)
+    add(partial_sums(gradient=gradient, x=x, out=to, config=config, **rest), sums)
     return to, sums
 
 
-def cost(gradient: Tensor, weight: Tensor, x: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, weight, x, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move); the weight packed or not."""
     moved = gradient.numel() * gradient.element_size() + 2 * x.numel() * x.element_size() + weight.numel() * weight.element_size()
     return 2 * gradient.numel() * x.shape[1], moved + 8 * x.shape[1]
@@ -170,12 +130,9 @@ CASES = [case for case in pointwise_stats.CASES if "act" in case]
 LARGE_CASES = [case for case in pointwise_stats.LARGE_CASES if case["act"]]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    n, _, h, w = case["shape"]
-    return {"gradient": sliced((n, case["outputs"], h, w), case.get("wide", 0) and case["outputs"] + 16, dtype, device, generator)} | (
-        pointwise_stats.make(case, dtype, device, generator)
-    )
+    return {"gradient": pointwise_stats.gradient_of(case, *how), **pointwise_stats.make(case, *how)}
 
 
 @torch.library.custom_op("kernelzoo::pointwise_stats_input_grad", mutates_args=())

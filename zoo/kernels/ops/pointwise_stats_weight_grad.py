@@ -1,30 +1,26 @@
 """The weight's gradient of a 1x1 convolution that normalises and activates its input on the way in, as the convolution itself does."""
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from zoo.kernels.ops import pointwise_stats
+from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
+from zoo.kernels.ops._arguments import launches, named, of
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
 from zoo.kernels.ops._pointwise_stats import weight_kernel
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """The gradient is float32, but normalised inputs are rounded, as the convolution rounds them."""
 
-PACK: dict[str, Any] = {}
 CASES, LARGE_CASES = pointwise_stats.CASES, pointwise_stats.LARGE_CASES
 
 
@@ -54,15 +50,8 @@ def reference(
     return torch.einsum("nkhw,nchw->kc", gradient.to(z.dtype), z)
 
 
-def supports(
-    gradient: Tensor,
-    x: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-) -> str:
+@of(reference)
+def supports(gradient, x, **norm) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if gradient.dim() != 4 or gradient.dtype not in DTYPES or (gradient.shape[0], *gradient.shape[2:]) != (x.shape[0], *x.shape[2:]):
         return "a gradient of other pixels, or not of float32, bfloat16 or float16"
@@ -70,10 +59,11 @@ def supports(
         return "maps of several types"
     if pixel_stride(gradient) is None or not reachable(gradient):
         return "not in channels_last memory, or larger than 32-bit indices reach"
-    return pointwise_stats.supports(x, x.new_empty((gradient.shape[1], x.shape[1]), device="meta"), stats, factor, shift, act=act)
+    return pointwise_stats.supports(x, x.new_empty((gradient.shape[1], x.shape[1]), device="meta"), **norm)
 
 
-def configs(gradient: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dict[str, Any]]:
+@of(reference)
+def configs(gradient, x, **_) -> list[dict[str, Any]]:
     """Return launch parameters, the best guess first: a tile's output and input channels, rows at a time, warps, stages, programs."""
     half = x.element_size() == 2
     high, across = (max(16, min(128 if half else 64, triton.next_power_of_2(c))) for c in (gradient.shape[1], x.shape[1]))
@@ -83,63 +73,41 @@ def configs(gradient: Tensor, x: Tensor, *rest: Any, **options: Any) -> list[dic
     wanted += [(max(16, high // 2), max(16, across // 2), deep, 4, 4, 4), (high, across, max(16, deep // 2), 8, 4, 2)]
     # Of 128 x 128 the compiler takes 172 registers a thread where nobody stops it, and spills none of 128, with which two programs fit.
     limit = 128 if half and (high, across) == (128, 128) else None
-    every = [(*wanted[0], limit), *((*entry, None) for entry in wanted)]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks", "registers")
-    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys(every)]
+    return named(pointwise_stats.TILE, [(*wanted[0], limit), *((*entry, None) for entry in wanted)])
 
 
-def launch(
-    gradient: Tensor,
-    x: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    act: str = "none",
-    out: Tensor | None = None,
-    config: dict[str, Any] | None = None,
-) -> Tensor:
+@launches(reference, configs, tuned=True)
+def launch(gradient, x, stats, factor, shift, act, config, out: Tensor | None = None) -> Tensor:
     """Run the kernels; see `reference`. `out` is contiguous, of any floating dtype."""
     cin, cout, rows = x.shape[1], gradient.shape[1], x.numel() // max(1, x.shape[1])
-    if out is None:
-        out = torch.empty((cout, cin), dtype=torch.float32, device=x.device)
+    out = torch.empty((cout, cin), dtype=torch.float32, device=x.device) if out is None else out
     if x.numel() == 0:
         return out.zero_()
-    if config is None:
-        tensors = (gradient, x, stats, factor, shift)
-        config = chosen(
-            "pointwise_stats_weight_grad",
-            (*tensors, act),
-            lambda: configs(gradient, x),
-            lambda c: launch(*tensors, act=act, config=c),
-        )
-    g_step, x_step = pixel_stride(gradient) or cout, pixel_stride(x) or cin
-    v, vo = math.gcd(16, cin, x_step), math.gcd(16, cout, g_step)
+    (v, cin_units, x_step), (vo, cout_units, g_step) = units(16, x), units(16, gradient)
     tiles = triton.cdiv(cout, config["BM"]) * triton.cdiv(cin, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BK"]), SMS * config["blocks"] // tiles))
     partials = torch.empty((parts, cout * cin), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
         weight_kernel[(tiles, parts)](
-            gradient, x, stats, factor, shift, partials, rows, cin // v, cout // vo, g_step // vo, x_step // v, ACT=act, V=v, VO=vo,
+            gradient, x, stats, factor, shift, partials, rows, cin_units, cout_units, g_step, x_step, ACT=act, V=v, VO=vo,
             BM=config["BM"], BN=config["BN"], BK=config["BK"], num_warps=config["warps"], num_stages=config["stages"],
             maxnreg=config["registers"], **overlap(x),
         )  # fmt: skip
     return add(partials, out)
 
 
-def cost(gradient: Tensor, x: Tensor, *rest: Any, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, x, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     cin, cout = x.shape[1], gradient.shape[1]
     return 2 * gradient.numel() * cin, gradient.numel() * gradient.element_size() + x.numel() * x.element_size() + 4 * cin * cout
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    n, _, h, w = case["shape"]
-    args = pointwise_stats.make(case, dtype, device, generator)
+    args = pointwise_stats_input_grad.make(case, *how)
     args.pop("weight")
-    wide = case.get("wide", 0) and case["outputs"] + 16
-    return {"gradient": sliced((n, case["outputs"], h, w), wide, dtype, device, generator), **args}
+    return args
 
 
 @torch.library.custom_op("kernelzoo::pointwise_stats_weight_grad", mutates_args=())

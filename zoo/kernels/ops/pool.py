@@ -4,12 +4,12 @@ A lane owns a vector of channels and slides down `rows` output pixels: input row
 once and carried along, where the kernel exceeds the stride by one, or is 3 at stride 1.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +19,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._activation import ACTIVATIONS, activate
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced, vector_width
+from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
+from zoo.kernels.ops._arguments import Drawing, launches, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 LARGEST_KERNEL = 16
 
 
@@ -36,18 +35,10 @@ def pooled_size(size: int, kernel: int, stride: int, before: int, after: int, ce
 
 
 def _out(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int] = (0, 0, 0, 0),
-    ceil_mode: bool = False,
-    **_: Any,
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int] = (0, 0, 0, 0), ceil_mode: bool = False, **_: Any
 ) -> tuple[int, int]:
-    top, bottom, left, right = padding
-    return (
-        pooled_size(x.shape[2], kernel[0], stride[0], top, bottom, ceil_mode),
-        pooled_size(x.shape[3], kernel[1], stride[1], left, right, ceil_mode),
-    )
+    (_, _, h, w), (top, bottom, left, right) = x.shape, padding
+    return pooled_size(h, kernel[0], stride[0], top, bottom, ceil_mode), pooled_size(w, kernel[1], stride[1], left, right, ceil_mode)
 
 
 def reference(
@@ -87,12 +78,7 @@ def reference(
         raise ValueError(f'kind is "max" or "avg", not {kind!r}')
     top, bottom, left, right = padding
     oh, ow = _out(x, kernel, stride, padding, ceil_mode)
-    y = x.to(torch.promote_types(x.dtype, torch.float32))
-    if scale is not None:
-        y = y * scale.to(y.dtype)[:, None, None]
-    if shift is not None:
-        y = y + shift.to(y.dtype)[:, None, None]
-    y = ACTIVATIONS[pre_act](y)
+    y = ACTIVATIONS[pre_act](affine(x.to(torch.promote_types(x.dtype, torch.float32)), scale, shift))
     # Pixels beyond the padding that the last windows reach, or, below 0, that no window reaches.
     below = (oh - 1) * stride[0] + kernel[0] - x.shape[2] - top - bottom
     beside = (ow - 1) * stride[1] + kernel[1] - x.shape[3] - left - right
@@ -105,24 +91,22 @@ def reference(
     return (total / F.avg_pool2d(counted, kernel, stride, divisor_override=1)).to(x.dtype)
 
 
-def supports(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **window: Any) -> str:
+@of(reference)
+def supports(x, scale, shift, kind, kernel, stride, padding, ceil_mode, pre_act, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
-    kernel, stride, padding = window["kernel"], window["stride"], window.get("padding", (0, 0, 0, 0))
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
-    if window["kind"] not in ("max", "avg") or window.get("pre_act", "none") not in ACTIVATIONS:
+    if kind not in ("max", "avg") or pre_act not in ACTIVATIONS:
         return "unknown kind or activation"
-    if any(p is not None and (p.shape != (x.shape[1],) or p.dtype != torch.float32 or not p.is_contiguous()) for p in (scale, shift)):
+    if not per_channel(x, scale, shift):
         return "scale and shift are not float32, one for each channel"
     if not 1 <= min(kernel) <= max(kernel) <= LARGEST_KERNEL or min(stride) < 1:
         return f"windows are not 1 to {LARGEST_KERNEL} pixels wide and high"
     if min(padding) < 0 or max(padding[:2]) >= max(kernel[0], 2) or max(padding[2:]) >= max(kernel[1], 2):
         return "windows that lie in the padding alone"
-    if min(_out(x, **window)) < 1:
+    if min(_out(x, kernel, stride, padding, ceil_mode)) < 1:
         return "the window is larger than the image"
-    if pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(x) else "larger than 32-bit indices reach"
+    return unreadable(x)
 
 
 @triton.jit
@@ -231,12 +215,12 @@ def _pool(
         tl.store(out + ((to + (first + r) * (out_width * out_step)) * V + tl.arange(0, V)[None, :]), y.to(out.dtype.element_ty), mask=live)
 
 
-def configs(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **window: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, kernel, stride, padding, ceil_mode, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: vectors a program handles, output rows a lane handles, and warps."""
-    oh, ow = _out(x, **window)
-    vectors = x.shape[0] * oh * ow * (x.shape[1] // vector_width(x.shape[1]))
+    vectors = x.shape[0] * math.prod(_out(x, kernel, stride, padding, ceil_mode)) * (x.shape[1] // vector_width(x.shape[1]))
     small = vectors < 132 * 1024
-    if window["kernel"][0] <= window["stride"][0]:
+    if kernel[0] <= stride[0]:
         sizes = [(128, 1, 4), (64, 1, 2), (256, 1, 8)]
         if not small:
             sizes = [(256, 1, 4), (512, 1, 4), (128, 1, 4), (256, 1, 8), (256, 2, 4), (512, 1, 8)]
@@ -247,53 +231,32 @@ def configs(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None,
     return [{"block": block, "rows": rows, "warps": warps} for block, rows, warps in sizes]
 
 
+@launches(reference, configs)
 def launch(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    *,
-    kind: str,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    pre_act: str = "none",
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
+    x, scale, shift, kind, kernel, stride, padding, ceil_mode, count_include_pad, pre_act, config, out: Tensor | None = None
 ) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     n, c, h, w = x.shape
     oh, ow = _out(x, kernel, stride, padding, ceil_mode)
-    if out is None:
-        out = empty_map(n, c, oh, ow, x)
+    out = empty_map(n, c, oh, ow, x) if out is None else out
     if out.numel() == 0:
         return out
-    config = config or configs(x, kernel=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)[0]
-    x_step, out_step = pixel_stride(x) or c, pixel_stride(out) or c
-    v = vector_width(c, x_step, out_step)
-    lanes = n * triton.cdiv(oh, config["rows"]) * ow * (c // v)
+    v, groups, *steps = units(8, x, out)
+    lanes = n * triton.cdiv(oh, config["rows"]) * ow * groups
     inside = not any(padding) and (oh - 1) * stride[0] + kernel[0] <= h and (ow - 1) * stride[1] + kernel[1] <= w
     changed = scale is not None or shift is not None or pre_act != "none"
-    constants: dict[str, Any] = {
-        "WINDOW": (*kernel, *stride, *padding),
-        "HOW": (kind == "max", pre_act, inside, changed),
-        "INCLUDE": count_include_pad,
-        "V": v,
-        "ROWS": config["rows"],
-        "BLOCK": config["block"],
-        "num_warps": config["warps"],
-    }
-    grid = (triton.cdiv(lanes, config["block"]),)
-    _pool[grid](x, scale, shift, out, lanes, c // v, h, w, oh, ow, x_step // v, out_step // v, **constants, **overlap(x))
+    _pool[(triton.cdiv(lanes, config["block"]),)](
+        x, scale, shift, out, lanes, groups, h, w, oh, ow, *steps, WINDOW=(*kernel, *stride, *padding),
+        HOW=(kind == "max", pre_act, inside, changed), INCLUDE=count_include_pad, V=v, ROWS=config["rows"], BLOCK=config["block"],
+        num_warps=config["warps"], **overlap(x),
+    )  # fmt: skip
     return out
 
 
-def cost(x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, **window: Any) -> tuple[int, int]:
+@of(reference)
+def cost(x, scale, shift, kernel, stride, padding, ceil_mode, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
-    oh, ow = _out(x, **window)
-    kernel = window["kernel"]
-    pooled = x.shape[0] * x.shape[1] * oh * ow
+    pooled = x.shape[0] * x.shape[1] * math.prod(_out(x, kernel, stride, padding, ceil_mode))
     parts = (scale is not None) + (shift is not None)
     return pooled * kernel[0] * kernel[1] + x.numel() * parts, (x.numel() + pooled) * x.element_size() + parts * 4 * x.shape[1]
 
@@ -332,13 +295,12 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    args: dict[str, Any] = {"x": sliced(case["shape"], case.get("wide", 0), dtype, device, generator)}
+    draw = Drawing(*how)
+    args: dict[str, Any] = {"x": draw.map(case["shape"], case.get("wide", 0))}
     if case.get("affine"):
-        args |= {
-            part: torch.randn(case["shape"][1], generator=generator, device=generator.device).to(device) for part in ("scale", "shift")
-        }
+        args |= {part: draw.normal(case["shape"][1]) for part in ("scale", "shift")}
     return args | {key: value for key, value in case.items() if key not in ("name", "shape", "wide", "affine")}
 
 

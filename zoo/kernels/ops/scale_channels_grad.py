@@ -1,13 +1,11 @@
 """The way back through a factor for each image and channel: the map's gradient and the factor's in one pass over both maps."""
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,12 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops._arguments import Drawing, launches, named, of
+from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PACK: dict[str, Any] = {}
 
 
 def reference(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,20 +36,20 @@ def reference(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor
     return (g * gate.to(wide)[:, :, None, None]).to(x.dtype), (g * x.to(wide)).sum((2, 3))
 
 
-def rival(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+@of(reference)
+def rival(gradient, x, gate) -> tuple[Tensor, Tensor]:
     """Compute the same as PyTorch's autograd does, for a comparison of times."""
     return gradient * gate.to(x.dtype)[:, :, None, None], (gradient * x).sum((2, 3))
 
 
-def supports(gradient: Tensor, x: Tensor, gate: Tensor) -> str:
+@of(reference)
+def supports(gradient, x, gate) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES or gradient.dtype not in DTYPES:
         return "not maps of float32, bfloat16 or float16"
     if gradient.shape != x.shape or gate.shape != x.shape[:2] or gate.dtype not in DTYPES or not gate.is_contiguous():
         return "shapes that don't belong together"
-    if pixel_stride(gradient) is None or pixel_stride(x) is None:
-        return "not in channels_last memory"
-    return "" if reachable(gradient, x) else "larger than 32-bit indices reach"
+    return unreadable(gradient, x)
 
 
 @triton.jit
@@ -86,41 +83,35 @@ def _scale_back(
     tl.store(gate_out + (image * channels + c), tl.sum(sums, axis=0, keep_dims=True), mask=live)
 
 
-def configs(gradient: Tensor, x: Tensor, gate: Tensor) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: columns of a tile, warps, and tiles in flight."""
     sizes = [(64, 4, 2), (32, 4, 2), (64, 8, 2), (64, 4, 4), (128, 8, 2), (32, 8, 1), (64, 2, 2)]
     if x.shape[0] * x.shape[1] < 132 * 128:
         sizes = [(32, 4, 2), (16, 4, 2), (16, 8, 2), (32, 8, 2), (64, 8, 2)]
-    return [{"columns": columns, "warps": warps, "unroll": unroll} for columns, warps, unroll in sizes]
+    return named("columns warps unroll", sizes)
 
 
-def launch(
-    gradient: Tensor,
-    x: Tensor,
-    gate: Tensor,
-    *,
-    out: tuple[Tensor, Tensor] | None = None,
-    config: dict[str, int] | None = None,
-) -> tuple[Tensor, Tensor]:
+@launches(reference, configs)
+def launch(gradient, x, gate, config, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Run the kernel; see `reference`. The map of `out` may be a channel slice."""
     n, c, h, w = x.shape
     of_x, of_gate = out or (empty_map(n, c, h, w, x), torch.empty((n, c), dtype=torch.float32, device=x.device))
     if x.numel() == 0:
         return of_x, of_gate.zero_()
-    config = config or configs(gradient, x, gate)[0]
-    steps = [pixel_stride(m) or c for m in (gradient, x, of_x)]
-    v = math.gcd(16 // x.element_size(), c, *steps)
+    v, *sizes = units(16 // x.element_size(), gradient, x, of_x)
     columns = min(config["columns"], triton.next_power_of_2(c))
     rows = max(1, min(32 * config["warps"] * (16 // x.element_size()) // columns, triton.next_power_of_2(h * w)))
     unroll = max(1, min(config["unroll"], triton.next_power_of_2(h * w) // rows))
     _scale_back[(triton.cdiv(c, columns), n)](
-        gradient, x, gate, of_x, of_gate, h * w, c // v, *(s // v for s in steps), V=v, BR=rows, BC=columns, U=unroll,
+        gradient, x, gate, of_x, of_gate, h * w, *sizes, V=v, BR=rows, BC=columns, U=unroll,
         num_warps=config["warps"], **overlap(x),
     )  # fmt: skip
     return of_x, of_gate
 
 
-def cost(gradient: Tensor, x: Tensor, gate: Tensor) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, x, gate) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     return 3 * x.numel(), x.numel() * (2 * x.element_size() + gradient.element_size()) + gate.numel() * (gate.element_size() + 4)
 
@@ -140,11 +131,11 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    gradient, x = (sliced(case["shape"], case.get("wide", 0), dtype, device, generator) for _ in range(2))
-    gate = torch.rand(case["shape"][:2], generator=generator, device=generator.device).to(device, dtype)
-    return {"gradient": gradient, "x": x, "gate": gate}
+    draw = Drawing(*how)
+    gradient, x = (draw.map(case["shape"], case.get("wide", 0)) for _ in range(2))
+    return {"gradient": gradient, "x": x, "gate": draw.normal(*case["shape"][:2]).sigmoid().to(draw.dtype)}
 
 
 @torch.library.custom_op("kernelzoo::scale_channels_grad", mutates_args=())

@@ -5,7 +5,6 @@ in registers, each input pixel of a row once for all COLS, and multiplies them o
 Wider outputs than BN compute the depthwise part again for every tile of channels; tuning says whether that pays.
 """
 
-# Triton's launch takes more than the kernel's parameters.
 # pyright: reportCallIssue=false
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
+from zoo.kernels.ops import depthwise
 from zoo.kernels.ops._activation import ACTIVATIONS
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._depthwise import kernel_size, out_sizes, pack
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable
 from zoo.kernels.ops._overlap import overlap
@@ -86,21 +87,8 @@ def _outputs(weight: Tensor) -> int:
     return weight.shape[0] if weight.dim() == 4 else weight.shape[1]
 
 
-def supports(
-    x: Tensor,
-    dw_weight: Tensor,
-    dw_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None = None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    dw_act: str = "none",
-    act: str = "none",
-    pre_act: str = "none",
-) -> str:
+@of(reference)
+def supports(x, dw_weight, weight, residual, stride, padding, dilation, dw_act, act, pre_act, **_) -> str:
     """Return "" where the kernel takes these arguments, else why not; arguments as in `reference`, weights packed or not."""
     if x.dtype not in TOLERANCE or {dw_weight.dtype, weight.dtype} != {x.dtype}:
         return "maps and weights are not all float32, all bfloat16 or all float16"
@@ -126,21 +114,8 @@ def supports(
     return ""
 
 
-def configs(
-    x: Tensor,
-    dw_weight: Tensor,
-    dw_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None = None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    dw_act: str = "none",
-    act: str = "none",
-    pre_act: str = "none",
-) -> list[dict[str, int]]:
+@of(reference)
+def configs(x, dw_weight, weight, stride, padding, dilation, **_) -> list[dict[str, int]]:
     """Return tiles to try, sorted by a model of the time on an H200: instructions of the depthwise part, latency in waves.
 
     Args: as in `reference`, weights packed or not.
@@ -199,22 +174,9 @@ def configs(
     return chosen
 
 
+@launches(reference, configs)
 def launch(
-    x: Tensor,
-    dw_weight: Tensor,
-    dw_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None = None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    dw_act: str = "none",
-    act: str = "none",
-    pre_act: str = "none",
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
+    x, dw_weight, dw_bias, weight, bias, residual, stride, padding, dilation, dw_act, act, pre_act, config, out: Tensor | None = None
 ) -> Tensor:
     """Run the kernel; arguments as in `reference`, but the weights packed: (KH, KW, C) and (C, K).
 
@@ -225,12 +187,9 @@ def launch(
     Raises:
         ValueError: a map is not in channels_last memory, or a config's COLS is given with a dilation it can't have.
     """
-    options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
-    c = config or configs(x, dw_weight, dw_bias, weight, bias, residual, **options)[0]
-    n, channels, height, width = x.shape
-    (kh, kw), (out_height, out_width), cout = kernel_size(dw_weight), out_sizes(x, dw_weight, **options), weight.shape[1]
-    if out is None:
-        out = empty_map(n, cout, out_height, out_width, x)
+    c, (n, channels, height, width), cout = config, x.shape, weight.shape[1]
+    (kh, kw), (out_height, out_width) = kernel_size(dw_weight), out_sizes(x, dw_weight, stride, padding, dilation)
+    out = empty_map(n, cout, out_height, out_width, x) if out is None else out
     ldx, ldo, ldr = pixel_stride(x), pixel_stride(out), cout if residual is None else pixel_stride(residual)
     if ldx is None or ldo is None or ldr is None:
         raise ValueError("separable: a map's channels are not beside each other")
@@ -251,21 +210,8 @@ def launch(
     return out
 
 
-def cost(
-    x: Tensor,
-    dw_weight: Tensor,
-    dw_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None = None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0),
-    dilation: tuple[int, int] = (1, 1),
-    dw_act: str = "none",
-    act: str = "none",
-    pre_act: str = "none",
-) -> tuple[int, int]:
+@of(reference)
+def cost(x, dw_weight, dw_bias, weight, bias, residual, stride, padding, dilation, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move); arguments as in `reference`, weights packed or not."""
     (kh, kw), channels, cout = kernel_size(dw_weight), x.shape[1], _outputs(weight)
     pixels = x.shape[0] * math.prod(out_sizes(x, dw_weight, stride, padding, dilation))
@@ -305,32 +251,15 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case, random, with the weights in PyTorch's layout."""
-    n, c, h, w = case["shape"]
-    kernel, (before, behind), cout = case.get("kernel", (3, 3)), case.get("wider", (0, 0)), case["outputs"]
-    dilation = case.get("dilation", (1, 1))
-    half = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device)
-
-    args: dict[str, Any] = {
-        "x": draw(n, h, w, before + c + behind).to(dtype).permute(0, 3, 1, 2)[:, before : before + c],
-        "dw_weight": (draw(c, 1, *kernel) / math.prod(kernel) ** 0.5).to(dtype),
-        "dw_bias": draw(c) if case.get("bias", True) else None,
-        "weight": (draw(cout, c, 1, 1) / c**0.5).to(dtype),
-        "bias": draw(cout) if case.get("bias", True) else None,
-        "stride": case.get("stride", (1, 1)),
-        "padding": case.get("padding", (half[0], half[0], half[1], half[1])),
-        "dilation": dilation,
-        "dw_act": case.get("dw_act", "relu6"),
-        "act": case.get("act", "none"),
-        "pre_act": case.get("pre_act", "none"),
-    }
+    draw, c, k = Drawing(*how), case["shape"][1], case["outputs"]
+    args = depthwise.make(case | {"act": "none"}, *how)
+    args |= {"dw_weight": args.pop("weight"), "dw_bias": args.pop("bias"), "weight": (draw.normal(k, c, 1, 1) / c**0.5).to(draw.dtype)}
+    args |= {"bias": draw.normal(k) if case.get("bias", True) else None, "dw_act": "relu6", **given(case, "dw_act", "act", "pre_act")}
     if case.get("residual"):
-        oh, ow = out_sizes(args["x"], args["dw_weight"], args["stride"], args["padding"], dilation)
-        args["residual"] = draw(n, oh, ow, before + cout + behind).to(dtype).permute(0, 3, 1, 2)[:, before : before + cout]
+        sizes = out_sizes(args["x"], args["dw_weight"], args["stride"], args["padding"], args["dilation"])
+        args["residual"] = draw.between((case["shape"][0], k, *sizes), *case.get("wider", (0, 0)))
     return args
 
 

@@ -7,7 +7,6 @@ them adds up partial means, which few programs, each with many images, would wai
 Source: Hu, Shen, Sun, "Squeeze-and-Excitation Networks", CVPR 2018, section 3.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
@@ -22,9 +21,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, activate
+from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._dense import product
-from zoo.kernels.ops._overlap import begin, overlap
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, vector_width
+from zoo.kernels.ops._layout import DTYPES, vector_width
+from zoo.kernels.ops._overlap import begin, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """Relative error by dtype of the weights: where images share a tensor-core product, means and squeezed values are rounded to it."""
@@ -71,9 +71,8 @@ def reference(
     return ACTIVATIONS[gate_act](F.linear(squeezed, weight2.to(wide), bias2.to(wide)))
 
 
-def supports(
-    pooled: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, *, act: str, gate_act: str, scale: float = 1.0
-) -> str:
+@of(reference)
+def supports(pooled, weight1, bias1, weight2, bias2, act, gate_act, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if pooled.dim() != 3 or pooled.dtype != torch.float32 or not pooled.is_contiguous():
         return "the sums are not contiguous float32 (N, S, C)"
@@ -197,7 +196,8 @@ def _both(
         tl.store(out + n * size + c[None, :], activate(y, GATE), mask=(n < batch) & (c[None, :] < size))
 
 
-def configs(pooled: Tensor, weight1: Tensor, *rest: Tensor, **options: Any) -> list[dict[str, int]]:
+@of(reference)
+def configs(pooled, weight1, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: launches, images a program handles, outputs and inputs of a tile, and warps.
 
     The first of three launches adds up the parts that the mean comes in, which a depthwise convolution leaves.
@@ -221,26 +221,13 @@ def configs(pooled: Tensor, weight1: Tensor, *rest: Tensor, **options: Any) -> l
     return spread + added + together if n <= 64 else added + spread + together
 
 
-def launch(
-    pooled: Tensor,
-    weight1: Tensor,
-    bias1: Tensor,
-    weight2: Tensor,
-    bias2: Tensor,
-    *,
-    act: str,
-    gate_act: str,
-    scale: float = 1.0,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(pooled, weight1, bias1, weight2, bias2, act, gate_act, scale, config, out: Tensor | None = None) -> Tensor:
     """Run one to three kernels on packed weights, as `config` says; see `reference`. `out` is contiguous."""
     n, parts, c = pooled.shape
-    if out is None:
-        out = torch.empty((n, c), dtype=torch.float32, device=pooled.device)
+    out = torch.empty((n, c), dtype=torch.float32, device=pooled.device) if out is None else out
     if out.numel() == 0:
         return out
-    config = config or configs(pooled, weight1)[0]
     r = weight1.shape[0]
     v = vector_width(c)
     images, block, depth = config["images"], config["block"], config["depth"]
@@ -267,7 +254,8 @@ def launch(
     return out
 
 
-def cost(pooled: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, **options: Any) -> tuple[int, int]:
+@of(reference)
+def cost(pooled, weight1, bias1, weight2, bias2, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     n, _, c = pooled.shape
     moved = sum(t.numel() * t.element_size() for t in (pooled, weight1, bias1, weight2, bias2)) + 4 * n * c
@@ -290,16 +278,12 @@ LARGE_CASES: list[dict[str, Any]] = [
 ] + [{"name": "1x32 of 49 parts", "sizes": (1, 49, 32, 8), "act": "silu", "gate_act": "sigmoid", "scale": 1 / 49}]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case; `sizes` are images, parts, channels and squeezed channels."""
-    n, s, c, r = case["sizes"]
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device=generator.device).to(device)
-
-    args: dict[str, Any] = {"pooled": draw(n, s, c), "weight1": (draw(r, c) / c**0.5).to(dtype), "bias1": draw(r)}
-    args |= {"weight2": (draw(c, r) / r**0.5).to(dtype), "bias2": draw(c)}
-    return args | {key: case[key] for key in ("act", "gate_act", "scale") if key in case}
+    draw, (n, s, c, r) = Drawing(*how), case["sizes"]
+    args = {"pooled": draw.normal(n, s, c), "weight1": (draw.normal(r, c) / c**0.5).to(draw.dtype), "bias1": draw.normal(r)}
+    args |= {"weight2": (draw.normal(c, r) / r**0.5).to(draw.dtype), "bias2": draw.normal(c)}
+    return args | given(case, "act", "gate_act", "scale")
 
 
 @torch.library.custom_op("kernelzoo::squeeze_excite", mutates_args=())

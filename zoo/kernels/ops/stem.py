@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from . import image
 from ._activation import ACTIVATIONS, activate
+from ._arguments import Drawing, given, launches, named, of, partly
 from ._dense import product
 from ._layout import empty_map, out_size, pixel_stride, reachable
 from ._overlap import begin, overlap
@@ -88,20 +89,12 @@ def pack_weight(weight: Tensor, stride: tuple[int, int], outputs: int | None = N
     return packed.reshape(outputs * cout, kh, -1)
 
 
-def prepare(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), padding: tuple[int, int, int, int] = NOTHING, act: str = "none", tf32: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+@of(reference)
+def prepare(x, weight, bias, stride, padding, **how) -> dict[str, Any]:
     """Return the arguments of `launch` for those of `reference`: packed images and weights, and the size of the result."""
-    return {
-        "x": image.launch(x, padding=packing(weight.shape, stride, padding, x.shape)["padding"]),
-        "weight": pack_weight(weight.to(x.dtype), stride),
-        "bias": None if bias is None else bias.float(),
-        "stride": stride,
-        "size": map_size(x, weight, stride, padding),
-        "act": act,
-        "tf32": tf32,
-    }
+    packed = image.launch(x, **packing(weight.shape, stride, padding, x.shape))
+    arrays = {"x": packed, "weight": pack_weight(weight.to(x.dtype), stride), "bias": None if bias is None else bias.float()}
+    return {**arrays, "stride": stride, "size": map_size(x, weight, stride, padding), **how}
 
 
 def map_size(x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int, int, int]) -> tuple[int, int]:
@@ -111,13 +104,7 @@ def map_size(x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[
     return out_size(x.shape[2], kh, stride[0], top, bottom), out_size(x.shape[3], kw, stride[1], left, right)
 
 
-def _shape(
-    x: Tensor,
-    weight: Tensor,
-    stride: tuple[int, int],
-    padding: tuple[int, int, int, int] | None,
-    size: tuple[int, int] | None,
-) -> tuple[int, int, int, int]:
+def _shape(x: Tensor, weight: Tensor, stride: tuple[int, int], padding: Any, size: tuple[int, int] | None) -> tuple[int, int, int, int]:
     """Return N, Cout, OH, OW from plain arguments, or from packed ones, whose weights have three axes."""
     if weight.dim() == 3:
         assert size is not None
@@ -125,10 +112,8 @@ def _shape(
     return x.shape[0], weight.shape[0], *map_size(x, weight, stride, padding or NOTHING)
 
 
-def supports(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), padding: tuple[int, int, int, int] = NOTHING, act: str = "none", tf32: bool = False,
-) -> str:  # fmt: skip
+@of(reference)
+def supports(x, weight, stride, padding, act, **_) -> str:
     """Return "" where the kernel takes these arguments of `reference`, else the reason why not."""
     if x.dtype not in TOLERANCE:
         return f"{x.dtype}"
@@ -146,11 +131,8 @@ def supports(
     return image.supports(x, padding=packing(weight.shape, stride, padding, x.shape)["padding"])
 
 
-def configs(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), padding: tuple[int, int, int, int] = NOTHING, size: tuple[int, int] | None = None,
-    act: str = "none", tf32: bool = False,
-) -> list[dict[str, int]]:  # fmt: skip
+@partly(reference)
+def configs(x, weight, stride, padding, tf32, size: tuple[int, int] | None = None, **_) -> list[dict[str, int]]:
     """Return launch parameters to try, the best guess first, for the arguments of `reference` or of `launch`.
 
     bm and bn are the rows and columns of a tile, bk the depth of one product, tiles what a program does in turn with the same weights,
@@ -166,12 +148,8 @@ def configs(
     few = rows * outputs * cout < 132 * 4 * 64 * 64
     if x.dtype == torch.float32 and not tf32:
         # Products in full float32 keep both operands in registers.
-        tried = [
-            (64, min(bn, 64), 16, 1, 4, 1),
-            (64, min(bn, 32), 32, 1, 4, 1),
-            (32, min(bn, 32), 16, 1, 4, 1),
-            (128, min(bn, 64), 16, 1, 8, 1),
-        ]
+        tried = [(64, min(bn, 64), 16, 1, 4, 1), (64, min(bn, 32), 32, 1, 4, 1)]
+        tried += [(32, min(bn, 32), 16, 1, 4, 1), (128, min(bn, 64), 16, 1, 8, 1)]
     elif few:
         chunk = min(256, whole)
         tried = [
@@ -190,10 +168,9 @@ def configs(
             (64, bn, 32, 8, 4, 1), (128, bn, 256, 8, 8, 1), (128, bn, 32, 16, 8, 2), (128, bn, 64, 4, 4, 1), (64, bn, 64, 16, 4, 1),
             (128, bn, 32, 2, 8, 1), (256, bn, 32, 4, 8, 1),
         ]  # fmt: skip
-    names = ("bm", "bn", "bk", "tiles", "warps", "stages")
     # Weights are shared among tiles only as far as three programs are left for each multiprocessor.
     spread = [(m, b, k, max(1, min(t, rows * math.ceil(outputs * cout / b) // (m * 132 * 3))), w, s) for m, b, k, t, w, s in tried]
-    return [dict(zip(names, config, strict=True)) for config in dict.fromkeys(spread) if fits(config, depth, x.element_size())]
+    return named("bm bn bk tiles warps stages", (config for config in spread if fits(config, depth, x.element_size())))
 
 
 def fits(config: tuple[int, int, int, int, int, int], depth: int, item: int) -> bool:
@@ -204,28 +181,15 @@ def fits(config: tuple[int, int, int, int, int, int], depth: int, item: int) -> 
     return bk <= triton.next_power_of_2(depth) and (bn * bk * chunks + rows) * item + 8192 <= 227 * 1024
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: tuple[int, int] = (1, 1),
-    size: tuple[int, int],
-    act: str = "none",
-    tf32: bool = False,
-    out: Tensor | None = None,
-    config: dict[str, int] | None = None,
-) -> Tensor:
+@launches(reference, configs)
+def launch(x, weight, bias, stride, act, tf32, config, size: tuple[int, int], out: Tensor | None = None, **_) -> Tensor:
     """Run the kernel.
 
     Args:
         x: images that `image.launch` packed as `packing` says: (N, Hp, Wp, 4), contiguous, 16-byte aligned.
         weight: what `pack_weight` returned, in the dtype of `x`.
         bias: (Cout,) in float32, or None.
-        stride: (vertical, horizontal).
         size: (OH, OW).
-        act: a name of `ACTIVATIONS`.
-        tf32: multiply float32 in TF32.
         out: (N, Cout, OH, OW) in channels_last memory or a channel slice of such; allocated if None.
         config: one of `configs`.
 
@@ -236,8 +200,7 @@ def launch(
         ValueError: `out` has another shape, or channels that don't lie beside each other.
     """
     n, cout, oh, ow = _shape(x, weight, stride, None, size)
-    if out is None:
-        out = empty_map(n, cout, oh, ow, x)
+    out = empty_map(n, cout, oh, ow, x) if out is None else out
     ld = pixel_stride(out)
     if ld is None or out.shape != (n, cout, oh, ow) or not reachable(out):
         raise ValueError(f"out: {tuple(out.shape)} with strides {out.stride()} instead of channels_last {(n, cout, oh, ow)}")
@@ -246,7 +209,6 @@ def launch(
     outputs = outputs_of_run(stride)
     columns = math.ceil(ow / outputs)
     rows = n * oh * columns
-    config = config or configs(x, weight, stride=stride, size=size, tf32=tf32)[0]
     options: dict[str, Any] = {
         "OH": oh, "OW": ow, "COLUMNS": columns, "OUTPUTS": outputs, "COUT": cout, "KH": weight.shape[1],
         "RUN": weight.shape[2], "HP": x.shape[1], "WP": x.shape[2], "STRIDE_H": stride[0], "STRIDE_W": stride[1], "ACT": act,
@@ -260,10 +222,8 @@ def launch(
     return out
 
 
-def cost(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), padding: tuple[int, int, int, int] = NOTHING, act: str = "none", tf32: bool = False,
-) -> tuple[int, int]:  # fmt: skip
+@of(reference)
+def cost(x, weight, stride, padding, **_) -> tuple[int, int]:
     """Return (operations, bytes) for the arguments of `reference`: plain images and weights read once, the result written once."""
     n, cout, oh, ow = _shape(x, weight, stride, padding, None)
     return 2 * n * oh * ow * weight.numel(), (x.numel() + weight.numel() + n * cout * oh * ow) * x.element_size()
@@ -356,19 +316,12 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of `reference` for a case."""
-    cout, kh, kw = case["weight"]
-    cin = case["x"][1]
-    weight = torch.randn((cout, cin, kh, kw), generator=generator, device=device) / math.sqrt(cin * kh * kw)
-    return {
-        "x": torch.randn(case["x"], generator=generator, device=device).to(dtype),
-        "weight": weight.to(dtype),
-        "bias": torch.randn(cout, generator=generator, device=device) if case.get("bias", True) else None,
-        "stride": case.get("stride", (1, 1)),
-        "padding": case.get("padding", NOTHING),
-        "act": case.get("act", "none"),
-    }
+    draw, (cout, kh, kw), cin = Drawing(*how), case["weight"], case["x"][1]
+    weight = (draw.normal(cout, cin, kh, kw) / math.sqrt(cin * kh * kw)).to(draw.dtype)
+    args = {"x": draw.normal(*case["x"]).to(draw.dtype), "weight": weight, **given(case, "stride", "padding", "act")}
+    return args | {"bias": draw.normal(cout) if case.get("bias", True) else None}
 
 
 @torch.library.custom_op("kernelzoo::stem", mutates_args=())

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from . import image, stem
 from ._activation import activate
+from ._arguments import given, launches, named, of, partly
 from ._dense import product
 from ._layout import empty_map, pixel_stride, reachable
 from ._overlap import begin, overlap
@@ -63,26 +64,15 @@ def pooled_size(size: int, padding: int, ceil_mode: bool) -> int:
     return count - 1 if ceil_mode and (count - 1) * 2 >= size + padding else count
 
 
-def prepare(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), padding: tuple[int, int, int, int] = stem.NOTHING, act: str = "none",
-    pool_padding: int = 1, ceil_mode: bool = False, tf32: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+@of(reference)
+def prepare(x, weight, bias, stride, padding, **how) -> dict[str, Any]:
     """Return the arguments of `launch` for those of `reference`: packed images and weights, and the sizes of both maps.
 
     Images are packed as for `stem`, weights as `stem.pack_weight(weight, stride, 1)`.
     """
-    return {
-        "x": image.launch(x, padding=stem.packing(weight.shape, stride, padding, x.shape)["padding"]),
-        "weight": stem.pack_weight(weight.to(x.dtype), stride, 1),
-        "bias": None if bias is None else bias.float(),
-        "stride": stride,
-        "map_size": stem.map_size(x, weight, stride, padding),
-        "act": act,
-        "pool_padding": pool_padding,
-        "ceil_mode": ceil_mode,
-        "tf32": tf32,
-    }
+    packed = image.launch(x, **stem.packing(weight.shape, stride, padding, x.shape))
+    arrays = {"x": packed, "weight": stem.pack_weight(weight.to(x.dtype), stride, 1), "bias": None if bias is None else bias.float()}
+    return {**arrays, "stride": stride, "map_size": stem.map_size(x, weight, stride, padding), **how}
 
 
 def _shape(
@@ -94,11 +84,8 @@ def _shape(
     return x.shape[0], weight.shape[0], pooled_size(oh, pool_padding, ceil_mode), pooled_size(ow, pool_padding, ceil_mode)
 
 
-def supports(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), padding: tuple[int, int, int, int] = stem.NOTHING, act: str = "none",
-    pool_padding: int = 1, ceil_mode: bool = False, tf32: bool = False,
-) -> str:  # fmt: skip
+@of(reference)
+def supports(x, weight, bias, stride, padding, act, pool_padding, ceil_mode, tf32) -> str:
     """Return "" where the kernel takes these arguments of `reference`, else the reason why not."""
     if act not in MONOTONE:
         return f"{act} doesn't keep order, so it can't follow the maximum"
@@ -118,11 +105,10 @@ def _lanes(pw: int, pool_padding: int) -> int:
     return max(16, triton.next_power_of_2(pw + (pool_padding == 0)))
 
 
+@partly(reference)
 def configs(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), padding: tuple[int, int, int, int] = stem.NOTHING, map_size: tuple[int, int] | None = None,
-    act: str = "none", pool_padding: int = 1, ceil_mode: bool = False, tf32: bool = False,
-) -> list[dict[str, int]]:  # fmt: skip
+    x, weight, stride, padding, pool_padding, ceil_mode, tf32, map_size: tuple[int, int] | None = None, **_
+) -> list[dict[str, int]]:
     """Return launch parameters to try, the best guess first, for the arguments of `reference` or of `launch`.
 
     bm is the columns of a tile, of one strip or several; bn its channels, bk the depth of one product, rows the pooled rows of a strip.
@@ -159,29 +145,20 @@ def configs(
                 (bn, 32, 2 * tall, warps), (half, 64, 2 * tall, warps), (quarter, 256, tall, warps), (bn, 64, tall, warps),
             ]  # fmt: skip
         tried = [(bm, width, min(whole, bk), rows, many, 1) for width, bk, rows, many in shapes]
-    names = ("bm", "bn", "bk", "rows", "warps")
-    item = x.element_size()
-    return [dict(zip(names, c[:5], strict=True)) for c in dict.fromkeys(tried) if stem.fits(c, depth, item)]
+    return named("bm bn bk rows warps", (config[:5] for config in tried if stem.fits(config, depth, x.element_size())))
 
 
+@launches(reference, configs)
 def launch(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), map_size: tuple[int, int], act: str = "none",
-    pool_padding: int = 1, ceil_mode: bool = False, tf32: bool = False,
-    out: Tensor | None = None, config: dict[str, int] | None = None,
-) -> Tensor:  # fmt: skip
+    x, weight, bias, stride, act, pool_padding, ceil_mode, tf32, config, map_size: tuple[int, int], out: Tensor | None = None, **_
+) -> Tensor:
     """Run the kernel.
 
     Args:
         x: images packed as for `stem.launch`: (N, Hp, Wp, 4), contiguous, 16-byte aligned.
         weight: what `stem.pack_weight(weight, stride, 1)` returned, in the dtype of `x`.
         bias: (Cout,) in float32, or None.
-        stride: of the convolution (vertical, horizontal).
         map_size: (OH, OW), the size of the convolution's map.
-        act: a name of `MONOTONE`.
-        pool_padding: 0 or 1.
-        ceil_mode: as in PyTorch.
-        tf32: multiply float32 in TF32.
         out: (N, Cout, PH, PW) in channels_last memory or a channel slice of such; allocated if None.
         config: one of `configs`.
 
@@ -192,15 +169,12 @@ def launch(
         ValueError: `out` has another shape, or channels that don't lie beside each other.
     """
     n, cout, ph, pw = _shape(x, weight, stride, stem.NOTHING, pool_padding, ceil_mode, map_size)
-    if out is None:
-        out = empty_map(n, cout, ph, pw, x)
+    out = empty_map(n, cout, ph, pw, x) if out is None else out
     ld = pixel_stride(out)
     if ld is None or out.shape != (n, cout, ph, pw) or not reachable(out):
         raise ValueError(f"out: {tuple(out.shape)} with strides {out.stride()} instead of channels_last {(n, cout, ph, pw)}")
     if out.numel() == 0:
         return out
-    if config is None:
-        config = configs(x, weight, stride=stride, map_size=map_size, pool_padding=pool_padding, ceil_mode=ceil_mode, tf32=tf32)[0]
     lanes = _lanes(pw, pool_padding)
     strips = triton.cdiv(ph, config["rows"])
     options: dict[str, Any] = {
@@ -216,11 +190,8 @@ def launch(
     return out
 
 
-def cost(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
-    stride: tuple[int, int] = (1, 1), padding: tuple[int, int, int, int] = stem.NOTHING, act: str = "none",
-    pool_padding: int = 1, ceil_mode: bool = False, tf32: bool = False,
-) -> tuple[int, int]:  # fmt: skip
+@of(reference)
+def cost(x, weight, bias, stride, padding, pool_padding, ceil_mode, **_) -> tuple[int, int]:
     """Return (operations, bytes) for the arguments of `reference`: images and weights read once, the pooled map written once."""
     operations, _ = stem.cost(x, weight, bias, stride=stride, padding=padding)
     written = math.prod(_shape(x, weight, stride, padding, pool_padding, ceil_mode, None))
@@ -336,10 +307,9 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of `reference` for a case."""
-    args = stem.make(case, dtype, device, generator)
-    return {**args, "pool_padding": case.get("pool_padding", 1), "ceil_mode": case.get("ceil_mode", False)}
+    return {**stem.make(case, *how), **given(case, "pool_padding", "ceil_mode")}
 
 
 @torch.library.custom_op("kernelzoo::stem_pool", mutates_args=())

@@ -5,7 +5,6 @@ programs share out; their parts are added in a fixed order. Behind an activation
 read, and the bias's gradient is added there: nobody needs that map, for images have no gradient.
 """
 
-# Kernels are Python by syntax only: constants are passed as plain values, and constant branches decide what is bound.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -22,18 +21,16 @@ from torch.nn.grad import conv2d_weight
 
 from zoo.kernels.ops import image, stem
 from zoo.kernels.ops._activation import ACTIVATIONS, SLOPES, slope
+from zoo.kernels.ops._arguments import Drawing, launches, named, of
 from zoo.kernels.ops._dense import product
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import pixel_stride, reachable
+from zoo.kernels.ops._layout import DTYPES, reachable, units, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
-from zoo.kernels.ops._tuned import chosen
-from zoo.kernels.ops.pointwise import DTYPES, kernels_run, sliced
+from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""
 
-PACK: dict[str, Any] = {}
 
 STEPS = ("none", "relu", "relu6")
 """Activations whose slope is 0 or 1, so that nothing is rounded."""
@@ -76,16 +73,8 @@ def reference(
     return (conv2d_weight(seen.to(wide), (cout, c, kh, kw), g, steps).flatten(2), *sums)
 
 
-def rival(
-    gradient: Tensor,
-    x: Tensor,
-    kept: Tensor | None = None,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    act: str = "none",
-    biased: bool = False,
-) -> tuple[Tensor, ...]:
+@of(reference)
+def rival(gradient, x, kept, kernel, stride, act, biased) -> tuple[Tensor, ...]:
     """Compute the same by PyTorch's own operators and its convolution of C channels, for a comparison of times; of ReLU only."""
     (c, kh, kw), (_, cout, oh, ow) = kernel, gradient.shape
     g = gradient if kept is None or act == "none" else torch.ops.aten.threshold_backward(gradient, kept, 0)
@@ -95,18 +84,9 @@ def rival(
     return (weight, *((g.sum((0, 2, 3)),) if biased else ()))
 
 
-def supports(
-    gradient: Tensor,
-    x: Tensor,
-    kept: Tensor | None = None,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    act: str = "none",
-    biased: bool = False,
-) -> str:
+@of(reference)
+def supports(gradient, x, kept, kernel, stride, act, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
-    del biased
     if gradient.dim() != 4 or gradient.dtype not in DTYPES or x.dtype != gradient.dtype:
         return "not maps of one type, float32, bfloat16 or float16"
     if act not in STEPS:
@@ -122,9 +102,7 @@ def supports(
     (_, _, oh, ow), (_, kh, kw) = gradient.shape, kernel
     if (oh - 1) * stride[0] + kh > x.shape[1] or (ow - 1) * stride[1] + stem.run_pixels(kw, stride[1], 1) > x.shape[2]:
         return "windows that reach beyond the packed images"
-    if any(m is not None and pixel_stride(m) is None for m in (gradient, kept)):
-        return "not in channels_last memory"
-    return "" if reachable(gradient, x, kept) else "larger than 32-bit indices reach"
+    return unreadable(gradient, kept, small=reachable(x))
 
 
 @triton.jit
@@ -170,18 +148,9 @@ def _weight(
             tl.store(sums + (part * cout + rm), tl.sum(added, axis=0), mask=rm < cout)
 
 
-def configs(
-    gradient: Tensor,
-    x: Tensor,
-    kept: Tensor | None = None,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    act: str = "none",
-    biased: bool = False,
-) -> list[dict[str, int]]:
+@of(reference)
+def configs(gradient, x, kernel, stride, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: a tile's channels and places, pixels at a time, warps, stages, programs an SM."""
-    del kept, act, biased
     high = triton.next_power_of_2(gradient.shape[1])
     depth = triton.next_power_of_2(kernel[1] * 4 * stem.run_pixels(kernel[2], stride[1], 1))
     if x.dtype == torch.float32:
@@ -193,45 +162,28 @@ def configs(
         wanted += [(min(64, high), min(64, depth), 64, 4, 4, 4)]
         if depth <= 64:
             wanted = [wanted[-1], (min(64, high), depth, 128, 4, 3, 3), *wanted[:-1]]
-    keys = ("BM", "BN", "BK", "warps", "stages", "blocks")
-    return [dict(zip(keys, entry, strict=True)) for entry in dict.fromkeys((max(16, m), max(16, n), *rest) for m, n, *rest in wanted)]
+    return named("BM BN BK warps stages blocks", ((max(16, m), max(16, n), *rest) for m, n, *rest in wanted))
 
 
-def launch(
-    gradient: Tensor,
-    x: Tensor,
-    kept: Tensor | None = None,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    act: str = "none",
-    biased: bool = False,
-    out: Tensor | tuple[Tensor, ...] | None = None,
-    config: dict[str, int] | None = None,
-) -> tuple[Tensor, ...]:
+@launches(reference, configs, tuned=True)
+def launch(gradient, x, kept, kernel, stride, act, biased, config, out: Tensor | tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
     """Run the kernels; see `reference`. What is in `out` is contiguous, of any floating dtype."""
     (n, cout, oh, ow), (c, kh, kw) = gradient.shape, kernel
-    shape: dict[str, Any] = {"kernel": tuple(kernel), "stride": tuple(stride), "act": act, "biased": biased}
     if out is None:
         out = (torch.empty((cout, c, kh * kw), dtype=torch.float32, device=x.device),)
         out += (torch.empty(cout, dtype=torch.float32, device=x.device),) if biased else ()
     results = (out,) if isinstance(out, Tensor) else tuple(out)
     if gradient.numel() == 0:
         return tuple(result.zero_() for result in results)
-    if config is None:
-        config = chosen(
-            "stem_weight_grad", (gradient, x, kept, tuple(x.shape), *shape.values()),
-            lambda: configs(gradient, x, kept, **shape), lambda entry: launch(gradient, x, kept, **shape, config=entry),
-        )  # fmt: skip
-    steps = [pixel_stride(m) or cout for m in (gradient, kept if kept is not None else gradient)]
-    run, rows, vector = 4 * stem.run_pixels(kw, stride[1], 1), n * oh * ow, math.gcd(16, cout, *steps)
+    vector, _, *steps = units(16, gradient, kept)
+    run, rows = 4 * stem.run_pixels(kw, stride[1], 1), n * oh * ow
     tiles = triton.cdiv(cout, config["BM"]) * triton.cdiv(kh * run, config["BN"])
     parts = max(1, min(triton.cdiv(rows, config["BK"]), SMS * config["blocks"] // tiles))
     partials = torch.empty((parts, cout * c * kh * kw), dtype=torch.float32, device=x.device)
     sums = torch.empty((parts, cout), dtype=torch.float32, device=x.device) if biased else None
     with followed_by_ours(True):
         _weight[(tiles, parts)](
-            gradient, x, kept, partials, sums, rows, cout, *(step // vector for step in steps), ACT=act, VO=vector, OH=oh, OW=ow,
+            gradient, x, kept, partials, sums, rows, cout, *steps, ACT=act, VO=vector, OH=oh, OW=ow,
             HP=x.shape[1], WP=x.shape[2], SH=stride[0], SW=stride[1], C=c, KH=kh, KW=kw, RUN=run, BM=config["BM"], BN=config["BN"],
             BK=config["BK"], STAGES=config["stages"], num_warps=config["warps"], **overlap(x),
         )  # fmt: skip
@@ -242,18 +194,9 @@ def launch(
     return results
 
 
-def cost(
-    gradient: Tensor,
-    x: Tensor,
-    kept: Tensor | None = None,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (1, 1),
-    act: str = "none",
-    biased: bool = False,
-) -> tuple[int, int]:
+@of(reference)
+def cost(gradient, x, kept, kernel, biased, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
-    del stride, act
     moved = sum(m.numel() * m.element_size() for m in (gradient, x, kept) if m is not None)
     return 2 * gradient.numel() * (math.prod(kernel) + biased), moved + 4 * gradient.shape[1] * (math.prod(kernel) + biased)
 
@@ -279,18 +222,18 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
-    (cout, kh, kw), (n, c, *_), stride = case["weight"], case["x"], case.get("stride", (1, 1))
-    images = torch.randn(case["x"], generator=generator, device=generator.device).to(device, dtype)
+    draw, (cout, kh, kw), (n, c, *_), stride = Drawing(*how), case["weight"], case["x"], case.get("stride", (1, 1))
+    images = draw.normal(*case["x"]).to(draw.dtype)
     shape, padding = (cout, c, kh, kw), case.get("padding", stem.NOTHING)
     weight = torch.empty(shape, device="meta")
     size = stem.map_size(images, weight, stride, padding)
     x = image.reference(images, padding=stem.packing(shape, stride, padding, images.shape)["padding"])
-    args = {"gradient": sliced((n, cout, *size), case.get("wide", 0), dtype, device, generator), "x": x}
+    args = {"gradient": draw.map((n, cout, *size), case.get("wide", 0)), "x": x}
     act = case.get("act", "none")
     if act != "none":  # an output: relu's no less than 0, relu6's no more than 6
-        kept = args["kept"] = sliced((n, cout, *size), case.get("wide", 0), dtype, device, generator)
+        kept = args["kept"] = draw.map((n, cout, *size), case.get("wide", 0))
         kept.copy_(ACTIVATIONS[act](4 * kept))
     return args | {"kernel": (c, kh, kw), "stride": stride, "act": act, "biased": case.get("biased", False)}
 

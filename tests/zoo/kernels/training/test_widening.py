@@ -20,7 +20,7 @@ from zoo import fast, why
 from zoo.kernels import differentiable
 from zoo.kernels.differentiable.widening import refused
 from zoo.kernels.ops import pointwise_norm, pointwise_norm_grad
-from zoo.kernels.ops.pointwise import kernels_run
+from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.training import checking, choosing, kernels, recompute
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record

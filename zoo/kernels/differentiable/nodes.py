@@ -1,0 +1,27 @@
+"""Nodes of autograd, each two functions: the way there and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+def node(back: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function one node of autograd.
+
+    Args:
+        back: takes what the function has kept in its first argument, and the gradients of its results. It returns the gradients of the
+            function's other arguments, which are not differentiable again.
+
+    Returns:
+        A decorator. What it returns takes the other arguments.
+    """
+
+    def decorate(there: Callable[..., Any]) -> Callable[..., Any]:
+        methods = {"forward": staticmethod(there), "backward": staticmethod(once_differentiable(back)), "__doc__": there.__doc__}
+        return type("_" + there.__name__.title().replace("_", ""), (torch.autograd.Function,), methods).apply
+
+    return decorate
