@@ -313,7 +313,7 @@ def _copied(
     shell.__dict__ = {k: copy.copy(v) if isinstance(v, dict | set) else v for k, v in module.__dict__.items()}
     if tensors is not None:
         for kind in ("_parameters", "_buffers"):
-            own = shell.__dict__[kind]
+            own: dict[str, Any] = getattr(shell, kind)
             shell.__dict__[kind] = {name: own[name] for name in own if (f"{prefix}.{name}" if prefix else name) in tensors}
     inside: dict[str, nn.Module | None] = {}
     for name, child in module._modules.items():

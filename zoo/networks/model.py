@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -159,18 +159,10 @@ class Model(nn.Module):
                 nn.init.zeros_(layer.bias)
 
 
-class TakesImages(Protocol):
-    """What says which images a network takes; a network, or a part of one."""
-
-    in_channels: int
-    input_size: Any
-    fixed_size: Any
-    size_multiple: Any
-    min_size: Any
-
-
-def check_images(x: Tensor, takes: TakesImages, name: str) -> None:
+def check_images(x: Tensor, takes: Any, name: str) -> None:
     """Raise ValueError, saying what to do, when `x` can't be a batch of images for the network `name`; see `Model.check_input`.
+
+    `takes` is a network or a part of one: it says `in_channels`, `input_size`, `fixed_size`, `size_multiple` and `min_size`.
 
     Raises:
         TypeError: `x` is no tensor.

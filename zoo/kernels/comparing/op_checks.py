@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -55,18 +54,6 @@ def draw(op: ModuleType, case: Arguments, dtype: torch.dtype, device: torch.devi
         return op.make(case, dtype, device, torch.Generator(device).manual_seed(seed))
 
 
-def complete(op: ModuleType, args: Arguments) -> Arguments:
-    """Return the arguments with the reference's defaults filled in."""
-    bound = inspect.signature(op.reference).bind(**args)
-    bound.apply_defaults()
-    return dict(bound.arguments)
-
-
-def registered(op: ModuleType) -> torch._ops.OpOverload:
-    """Return the op as `torch.library` knows it; its arguments have no defaults."""
-    return getattr(torch.ops.kernelzoo, op.__name__.rpartition(".")[2]).default
-
-
 def packed(op: ModuleType, args: Arguments) -> Arguments:
     """Return the arguments as `launch` takes them: laid out by the op's `prepare`, or argument by argument by its `PACK`."""
     if hasattr(op, "prepare"):
@@ -110,9 +97,16 @@ def _single(value: Any) -> Any:
 
 
 def outlines(op: ModuleType, args: Arguments) -> tuple[Tensor, ...]:
-    """Return the results' shapes, dtypes and strides as tensors without data, by the registered fake implementation."""
-    plain = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in complete(op, args).items()}
-    return as_tuple(registered(op)(**plain))
+    """Return the results' shapes, dtypes and strides as tensors without data, as the reference has them on the meta device.
+
+    A map is in channels_last memory, unless the op's `OUT` names another format; everything else is contiguous.
+    """
+    plain = {name: value.to("meta") if isinstance(value, Tensor) else value for name, value in args.items()}
+    results, maps = as_tuple(op.reference(**plain)), getattr(op, "OUT", torch.channels_last)
+    formats = (maps if r.dim() == 4 else torch.contiguous_format for r in results)
+    return tuple(
+        torch.empty(r.shape, dtype=r.dtype, device="meta", memory_format=format) for r, format in zip(results, formats, strict=True)
+    )
 
 
 def poisoned(like: Tensor, device: torch.device | str, *, sliced: bool = False) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from zoo.kernels.ops._arguments import Drawing, launches, named, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 MOST_TAPS = 64
@@ -141,16 +141,3 @@ LARGE_CASES: list[dict[str, Any]] = [
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
     return {"gradient": Drawing(*how).map(case["shape"], case.get("wide", 0)), "size": case["size"], "kernel": case["kernel"]}
-
-
-@torch.library.custom_op("kernelzoo::avg_pool_grad", mutates_args=())
-def avg_pool_grad(gradient: Tensor, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    if kernels_run(gradient) and not supports(gradient, size=size, kernel=kernel):
-        return launch(gradient, size=size, kernel=kernel)
-    return empty_map(*gradient.shape[:2], *size, like=gradient).copy_(reference(gradient, size=size, kernel=kernel))
-
-
-@avg_pool_grad.register_fake
-def _(gradient: Tensor, size: Sequence[int], kernel: Sequence[int]) -> Tensor:
-    return empty_map(*gradient.shape[:2], *size, like=gradient)

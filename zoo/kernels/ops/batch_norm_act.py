@@ -19,7 +19,7 @@ from zoo.kernels.ops._exchange import gathered
 from zoo.kernels.ops._fold import second_reading
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable
 from zoo.kernels.ops._norm import PASSES, apply, join, partial_statistics
-from zoo.kernels.ops._overlap import followed_by_ours, kernels_run
+from zoo.kernels.ops._overlap import followed_by_ours
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {}
@@ -196,42 +196,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     if case.get("residual"):
         args["residual"] = draw.map(case["shape"], wide)
     return args | {key: case[key] for key in ("act", "training") if key in case}
-
-
-@torch.library.custom_op("kernelzoo::batch_norm_act", mutates_args=())
-def _functional(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    residual: Tensor | None = None,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-    training: bool = True,
-) -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    tensors = (x, weight, bias, running_mean, running_var, residual)
-    options: dict[str, Any] = {"momentum": momentum, "eps": eps, "act": act, "training": training}
-    if kernels_run(x) and not supports(*tensors, **options):
-        return list(launch(*tensors, **options))
-    y, *rest = reference(*tensors, **options)
-    return [empty_map(*x.shape, like=x).copy_(y), *rest]
-
-
-@_functional.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    residual: Tensor | None = None,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-    training: bool = True,
-) -> list[Tensor]:
-    kept = [] if running_mean is None or running_var is None else [torch.empty_like(running_mean), torch.empty_like(running_var)]
-    return [empty_map(*x.shape, like=x), x.new_empty((3, x.shape[1]), dtype=torch.float32), *kept]

@@ -177,24 +177,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     share = 1 / count if count and case.get("training", True) else 0.0
     stats = torch.stack([mean, (var + 1e-5).rsqrt(), torch.full_like(mean, share)])
     return {"gradient": draw.map(shape, wide), "x": x, "weight": affine[0], "bias": affine[1], "stats": stats, "kept": kept, "act": act}
-
-
-@torch.library.custom_op("kernelzoo::batch_norm_act_grad", mutates_args=())
-def _functional(
-    gradient: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, kept: Tensor | None = None, act: str = "none"
-) -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    tensors = (gradient, x, weight, bias, stats, kept)
-    if kernels_run(x) and not supports(*tensors, act=act):
-        return list(launch(*tensors, act=act))
-    of_x, sums, *more = reference(*tensors, act=act)
-    return [empty_map(*x.shape, like=x).copy_(of_x), sums, *(empty_map(*x.shape, like=gradient).copy_(m) for m in more)]
-
-
-@_functional.register_fake
-def _(
-    gradient: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, kept: Tensor | None = None, act: str = "none"
-) -> list[Tensor]:
-    n, c, h, w = x.shape
-    more = [] if kept is None else [empty_map(n, c, h, w, gradient)]
-    return [empty_map(n, c, h, w, x), x.new_empty((2, c), dtype=torch.float32), *more]

@@ -19,7 +19,7 @@ from zoo.kernels.ops._fold import cut, shares, tile_rows
 from zoo.kernels.ops._layout import DTYPES, empty_map, unreadable
 from zoo.kernels.ops._norm import channel_of, inside, whole_rows
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -186,19 +186,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     if act not in BY_OUTPUT:
         args["bias"] = draw.normal(shape[1])
     return args
-
-
-@torch.library.custom_op("kernelzoo::bias_act_grad", mutates_args=())
-def bias_act_grad(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, act: str = "none") -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    if kernels_run(gradient) and not supports(gradient, kept, bias, act=act):
-        return list(launch(gradient, kept, bias, act=act))
-    sums, *of_x = reference(gradient, kept, bias, act=act)
-    return [sums, *(empty_map(*gradient.shape, like=gradient).copy_(m) for m in of_x)]
-
-
-@bias_act_grad.register_fake
-def _(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, act: str = "none") -> list[Tensor]:
-    n, c, h, w = gradient.shape
-    more = [] if kept is None else [empty_map(n, c, h, w, gradient)]
-    return [gradient.new_empty(c, dtype=torch.promote_types(gradient.dtype, torch.float32)), *more]

@@ -347,34 +347,3 @@ def make(case: Config, *how: Any) -> dict[str, Any]:
         window = (options.get(name, usual) for name, usual in (("stride", (1, 1)), ("padding", (0,) * 4), ("dilation", (1, 1))))
         options["residual"] = draw.map((n, k, *_sizes(options["x"], options["weight"], *window)))
     return options
-
-
-@torch.library.custom_op("kernelzoo::conv", mutates_args=())
-def conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    gate: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    act: str,
-    pre_act: str,
-    tf32: bool,
-    out_dtype: torch.dtype | None,
-) -> Tensor:
-    """`reference` as an operator of PyTorch's: the kernel where it can run and takes the arguments, plain PyTorch elsewhere."""
-    options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "act": act, "pre_act": pre_act}
-    options |= {"tf32": tf32, "out_dtype": out_dtype}
-    parts = (bias, residual, scale, shift, gate)
-    if (x.is_cuda or not isinstance(conv_kernel, triton.runtime.JITFunction)) and not supports(x, weight, *parts, **options):
-        return launch(x, PACK["weight"](weight), *parts, **options)
-    return reference(x, weight, *parts, **options)
-
-
-@conv.register_fake
-def _(x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, act, pre_act, tf32, out_dtype):
-    return empty_map(x.shape[0], weight.shape[0], *_sizes(x, weight, stride, padding, dilation), x, out_dtype)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._layout import DTYPES
-from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """Results are float32 whatever the logits are."""
@@ -176,17 +176,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     target = torch.randint(k, (n,), generator=draw.generator, device=draw.generator.device).to(draw.device)
     target[: case.get("ignored", 0)] = IGNORED
     return {"logits": logits, "target": target, "smoothing": case.get("smoothing", 0.0)}
-
-
-@torch.library.custom_op("kernelzoo::cross_entropy", mutates_args=())
-def cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    if kernels_run(logits) and not supports(logits, target, smoothing=smoothing):
-        return list(launch(logits, target, smoothing=smoothing))
-    return list(reference(logits, target, smoothing=smoothing))
-
-
-@cross_entropy.register_fake
-def _(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> list[Tensor]:
-    kind = torch.promote_types(logits.dtype, torch.float32)
-    return [logits.new_empty((), dtype=kind), logits.new_empty(logits.shape, dtype=kind), logits.new_empty((), dtype=kind)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -141,24 +141,3 @@ LARGE_CASES: list[Config] = [
         ("linear 2048 to 1000", 2048, 1000, 1, "none"),
     )
 ]
-
-
-@torch.library.custom_op("kernelzoo::cublaslt", mutates_args=())
-def cublaslt(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-    scale: Tensor | None, shift: Tensor | None, gate: Tensor | None,
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, act: str, pre_act: str, tf32: bool,
-    out_dtype: torch.dtype | None,
-) -> Tensor:  # fmt: skip
-    """`reference` as an operator of PyTorch's: the product where it takes the arguments, plain PyTorch elsewhere."""
-    parts = {"bias": bias, "residual": residual, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    parts |= {"act": act, "tf32": tf32}
-    if supports(x, weight, scale=scale, shift=shift, gate=gate, pre_act=pre_act, out_dtype=out_dtype, **parts):
-        return reference(x, weight, **parts)
-    return launch(**prepare(x, weight, **parts))
-
-
-@cublaslt.register_fake
-def _(x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, groups, act, pre_act, tf32, out_dtype):
-    options = {"stride": stride, "padding": padding, "dilation": dilation}
-    return empty_map(x.shape[0], weight.shape[0], *cudnn_conv.sizes(x, weight, options), x)

@@ -278,23 +278,3 @@ def launch(x, weight, bias, residual, out: Tensor | None = None, config: Config 
             raise RuntimeError(f"cuDNN has {len(graph.plans)} plans for this graph, none of number {plan}")
         graph.execute(plan, _maps(x, weight, bias, residual, target), handle)
     return out if target is out else out.copy_(target)
-
-
-@torch.library.custom_op("kernelzoo::cudnn_graph", mutates_args=())
-def cudnn_graph(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-    scale: Tensor | None, shift: Tensor | None, gate: Tensor | None,
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int, act: str, pre_act: str, tf32: bool,
-    out_dtype: torch.dtype | None,
-) -> Tensor:  # fmt: skip
-    """`reference` as an operator of PyTorch's: cuDNN's graph where it takes the arguments, plain PyTorch elsewhere."""
-    parts = {"bias": bias, "residual": residual, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    parts |= {"act": act, "tf32": tf32}
-    if supports(x, weight, scale=scale, shift=shift, gate=gate, pre_act=pre_act, out_dtype=out_dtype, **parts):
-        return reference(x, weight, **parts)
-    return launch(**prepare(x, weight, **parts))
-
-
-@cudnn_graph.register_fake
-def _(x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, groups, act, pre_act, tf32, out_dtype):
-    return empty_map(x.shape[0], weight.shape[0], *sizes(x, weight, {"stride": stride, "padding": padding, "dilation": dilation}), x)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -287,44 +287,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     args["weight"] = (draw.normal(c, 1, *kernel) / math.prod(kernel) ** 0.5).to(draw.dtype)
     bias = draw.normal(c) if case.get("bias", True) else None
     return {**args, "bias": bias, **window_of(case), "act": case.get("act", "relu6")}
-
-
-@torch.library.custom_op("kernelzoo::depthwise", mutates_args=())
-def depthwise(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    act: str,
-    sums: bool,
-) -> list[Tensor]:
-    """Compute `reference` by the kernel where it can run: the maps, and the sums (N, 1, C) if they are wanted."""
-    (sh, sw), (top, bottom, left, right), (dh, dw) = stride, padding, dilation
-    options: dict[str, Any] = {
-        "stride": (sh, sw), "padding": (top, bottom, left, right), "dilation": (dh, dw), "act": act, "sums": sums
-    }  # fmt: skip
-    if (x.is_cuda or not isinstance(depthwise_kernel, triton.JITFunction)) and not supports(x, weight, bias, **options):
-        result = launch(x, pack(weight), bias, **options)
-    else:
-        result = reference(x, weight, bias, **options)
-    y, *more = result if sums else (result,)
-    return [y.contiguous(memory_format=torch.channels_last), *(m.sum(1, keepdim=True) for m in more)]
-
-
-@depthwise.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    act: str,
-    sums: bool,
-) -> list[Tensor]:
-    (sh, sw), (top, bottom, left, right), (dh, dw) = stride, padding, dilation
-    n, c = x.shape[:2]
-    y = empty_map(n, c, *out_sizes(x, weight, (sh, sw), (top, bottom, left, right), (dh, dw)), x)
-    return [y, x.new_empty((n, 1, c), dtype=torch.float32)] if sums else [y]

@@ -19,7 +19,7 @@ from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise import kernel_size, out_sizes, pack
 from zoo.kernels.ops._depthwise_grad import input_kernel
 from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
-from zoo.kernels.ops._overlap import kernels_run, overlap
+from zoo.kernels.ops._overlap import overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK: dict[str, Any] = {"weight": pack}
@@ -174,21 +174,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     up, left = window["padding"]
     oh, ow = out_sizes(torch.empty((n, c, h, w), device="meta"), weight, window["stride"], (up, up, left, left), window["dilation"])
     return {"gradient": draw.map((n, c, oh, ow), case.get("wide", 0)), "weight": weight, "size": (h, w), **window}
-
-
-@torch.library.custom_op("kernelzoo::depthwise_input_grad", mutates_args=())
-def depthwise_input_grad(
-    gradient: Tensor, weight: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    shape: dict[str, Any] = {"size": size, "stride": stride, "padding": padding, "dilation": dilation}
-    if kernels_run(gradient) and not supports(gradient, weight, **shape):
-        return launch(gradient, pack(weight), **shape)
-    return empty_map(*gradient.shape[:2], *size, like=gradient).copy_(reference(gradient, weight, **shape))
-
-
-@depthwise_input_grad.register_fake
-def _(
-    gradient: Tensor, weight: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    return empty_map(*gradient.shape[:2], *size, like=gradient)

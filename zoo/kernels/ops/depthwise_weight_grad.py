@@ -19,7 +19,7 @@ from zoo.kernels.ops._depthwise_grad import weight_kernel
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, out_size, units, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops.depthwise_input_grad import REAL, channels_of_tile, window_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
@@ -156,19 +156,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     draw, wide, kernel, window = Drawing(*how), case.get("wide", 0), case.get("kernel", (3, 3)), window_of(case)
     oh, ow = (out_size(s, k, t, p, p) for s, k, t, p in zip((h, w), kernel, window["stride"], window["padding"], strict=True))
     return {"gradient": draw.map((n, c, oh, ow), wide), "x": draw.map((n, c, h, w), wide), "kernel": kernel, **window}
-
-
-@torch.library.custom_op("kernelzoo::depthwise_weight_grad", mutates_args=())
-def depthwise_weight_grad(
-    gradient: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    shape: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
-    if kernels_run(x) and not supports(gradient, x, **shape):
-        return launch(gradient, x, **shape)
-    return reference(gradient, x, **shape).contiguous()
-
-
-@depthwise_weight_grad.register_fake
-def _(gradient: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    return x.new_empty((x.shape[1], *kernel), dtype=torch.promote_types(x.dtype, torch.float32))

@@ -18,7 +18,7 @@ from torch import Tensor
 from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, units, unreadable
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -216,21 +216,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     if case.get("affine"):
         args["scale"], args["shift"] = draw.normal(2, case["shape"][1])
     return args
-
-
-@torch.library.custom_op("kernelzoo::global_pool", mutates_args=())
-def global_pool(
-    x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, pre_act: str = "none", out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    options: dict[str, Any] = {"pre_act": pre_act, "out_dtype": out_dtype}
-    if kernels_run(x) and not supports(x, scale, shift, **options):
-        return launch(x, scale, shift, **options)
-    return empty_map(x.shape[0], x.shape[1], 1, 1, x, out_dtype).copy_(reference(x, scale, shift, **options))
-
-
-@global_pool.register_fake
-def _(
-    x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None, pre_act: str = "none", out_dtype: torch.dtype | None = None
-) -> Tensor:
-    return empty_map(x.shape[0], x.shape[1], 1, 1, x, out_dtype)

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional as F
 
 from . import conv as dense
 from ._activation import ACTIVATIONS
 from ._arguments import launches, of
-from ._dense import conv_kernel
-from ._layout import DTYPES, LARGEST, empty_map, pixel_stride, reachable
+from ._layout import DTYPES, LARGEST, pixel_stride, reachable
 from ._tiles import tiled
 
 Config = dict[str, Any]
@@ -207,28 +205,3 @@ def make(case: Config, *how: Any) -> dict[str, Any]:
     each = case["c"] // case["groups"]
     args["weight"] = (args["weight"][:, :each] * case["groups"] ** 0.5).contiguous(memory_format=torch.channels_last)
     return {**args, "groups": case["groups"]}
-
-
-@torch.library.custom_op("kernelzoo::grouped", mutates_args=())
-def grouped(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    groups: int,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    act: str,
-    tf32: bool,
-) -> Tensor:
-    """`reference` as an operator of PyTorch's: the kernel where it can run and takes the arguments, plain PyTorch elsewhere."""
-    options: dict[str, Any] = {"groups": groups, "stride": stride, "padding": padding, "dilation": dilation, "act": act, "tf32": tf32}
-    if (x.is_cuda or not isinstance(conv_kernel, triton.runtime.JITFunction)) and not supports(x, weight, bias, residual, **options):
-        return launch(x, pack(weight), bias, residual, **options)
-    return reference(x, weight, bias, residual, **options)
-
-
-@grouped.register_fake
-def _(x, weight, bias, residual, groups, stride, padding, dilation, act, tf32):
-    return empty_map(x.shape[0], weight.shape[0], *dense._sizes(x, weight, stride, padding, dilation), x)

@@ -21,7 +21,7 @@ from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._dense import product
 from zoo.kernels.ops._layout import DTYPES, per_channel, units, unreadable
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 from zoo.kernels.ops.global_pool import add_parts
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -210,33 +210,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     if case.get("affine"):
         args["scale"], args["shift"] = draw.normal(2, c)
     return args
-
-
-@torch.library.custom_op("kernelzoo::head", mutates_args=())
-def head(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    pre_act: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    options: dict[str, Any] = {"pre_act": pre_act, "out_dtype": out_dtype}
-    if kernels_run(x) and not supports(x, weight, bias, scale, shift, **options):
-        return launch(x, weight.contiguous(), bias, scale, shift, **options)
-    return reference(x, weight, bias, scale, shift, **options)
-
-
-@head.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    pre_act: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype)

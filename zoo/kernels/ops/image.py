@@ -21,6 +21,8 @@ from ._overlap import begin, overlap
 CHANNELS = 4
 """Channels of a packed pixel: 8 bytes in bfloat16, so that two pixels are one 16-byte load."""
 
+OUT = torch.contiguous_format
+"""Packed pixels (N, H, W, 4) are no map."""
 TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """One rounding of a float32 image; no error where nothing is cast. Triton's interpreter cuts bfloat16 where a GPU rounds: 2**-8."""
 
@@ -174,17 +176,3 @@ def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device | str, g
     if layout == "channels_last":
         x = x.contiguous(memory_format=torch.channels_last)
     return {"x": x, "padding": case["padding"], "dtype": dtype}
-
-
-@torch.library.custom_op("kernelzoo::image", mutates_args=())
-def image(x: Tensor, padding: list[int], dtype: torch.dtype) -> Tensor:
-    """Pack images as `reference` says; for `torch.compile` and `torch.export`."""
-    top, bottom, left, right = padding
-    run = launch if x.is_cuda or not isinstance(_pack, triton.JITFunction) else reference
-    return run(x, padding=(top, bottom, left, right), dtype=dtype)
-
-
-@image.register_fake
-def _(x: Tensor, padding: list[int], dtype: torch.dtype) -> Tensor:
-    top, bottom, left, right = padding
-    return x.new_empty((x.shape[0], top + x.shape[2] + bottom, left + x.shape[3] + right, CHANNELS), dtype=dtype)

@@ -8,7 +8,6 @@ narrow one, so a program makes it whole, keeps it, and makes the second convolut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -268,42 +267,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     if "next" in case:
         args |= {"next_weight": weight(case["next"], c), "next_bias": draw.normal(case["next"])}
     return args
-
-
-@torch.library.custom_op("kernelzoo::join", mutates_args=())
-def join(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor | None,
-    x2: Tensor | None,
-    weight2: Tensor | None,
-    stride2: Sequence[int],
-    act: str,
-    next_weight: Tensor | None,
-    next_bias: Tensor | None,
-    next_act: str,
-    tf32: bool,
-) -> list[Tensor]:
-    """`reference` as an operator of PyTorch's, its maps in a list: the kernel where it can run and takes the arguments."""
-    options: dict[str, Any] = {
-        "stride2": stride2,
-        "act": act,
-        "next_weight": next_weight,
-        "next_bias": next_bias,
-        "next_act": next_act,
-        "tf32": tf32,
-    }
-    args = (x, weight, bias, residual, x2, weight2)
-    if (x.is_cuda or not isinstance(wide_kernel, triton.runtime.JITFunction)) and not supports(*args, **options):
-        result = launch(*args, **options)
-    else:
-        result = reference(*args, **options)
-    maps = result if isinstance(result, tuple) else (result,)
-    return [m.contiguous(memory_format=torch.channels_last) for m in maps]
-
-
-@join.register_fake
-def _(x, weight, bias, residual, x2, weight2, stride2, act, next_weight, next_bias, next_act, tf32):
-    n, _, h, w = x.shape
-    return [empty_map(n, made.shape[0], h, w, x) for made in (weight, next_weight) if made is not None]

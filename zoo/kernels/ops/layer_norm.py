@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 WIDEST = 8192
@@ -145,16 +145,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     draw = Drawing(*how)
     args: dict[str, Any] = {"x": draw.map(case["shape"], case.get("wide", 0)).add_(case.get("mean", 0.0)), "eps": 1e-6}
     return args | {name: draw.normal(case["shape"][1]) for name in case.get("affine", "").split()}
-
-
-@torch.library.custom_op("kernelzoo::layer_norm", mutates_args=())
-def layer_norm(x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    if kernels_run(x) and not supports(x, scale, shift):
-        return launch(x, scale, shift, eps=eps)
-    return empty_map(*x.shape, x).copy_(reference(x, scale, shift, eps=eps))
-
-
-@layer_norm.register_fake
-def _(x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
-    return empty_map(*x.shape, x)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops._arguments import Drawing, given, launches, named, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 from zoo.kernels.ops.pool import pooled_size
 
 TOLERANCE = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 0.0}
@@ -168,18 +168,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     if "levels" in case:
         x = x.clamp_(0, case["levels"] - 1).round_()
     return {"x": x, **given(case, "kernel", "stride", "padding", "ceil_mode")}
-
-
-@torch.library.custom_op("kernelzoo::max_pool", mutates_args=())
-def max_pool(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool) -> list[Tensor]:
-    """Compute `reference` by the kernel where it can run."""
-    window: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
-    if kernels_run(x) and not supports(x, **window):
-        return list(launch(x, **window))
-    return [m.contiguous(memory_format=torch.channels_last) for m in reference(x, **window)]
-
-
-@max_pool.register_fake
-def _(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool) -> list[Tensor]:
-    shape = (*x.shape[:2], *out_sizes(x, kernel, stride, padding, ceil_mode))
-    return [empty_map(*shape, like=x), empty_map(*shape, like=x, dtype=torch.uint8)]

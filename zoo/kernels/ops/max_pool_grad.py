@@ -18,7 +18,7 @@ from torch import Tensor
 from zoo.kernels.ops import max_pool
 from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 CASES, LARGE_CASES = max_pool.CASES, max_pool.LARGE_CASES
@@ -166,31 +166,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
         index = max_pool.reference(x, **there)[1].contiguous(memory_format=torch.channels_last)
     there.pop("ceil_mode", None)
     return {"gradient": Drawing(*how).map((n, c, oh, ow), case.get("wide", 0)), "index": index, "size": tuple(size), **there}
-
-
-@torch.library.custom_op("kernelzoo::max_pool_grad", mutates_args=())
-def max_pool_grad(
-    gradient: Tensor,
-    index: Tensor,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    shape: dict[str, Any] = {"size": size, "kernel": kernel, "stride": stride, "padding": padding}
-    if kernels_run(gradient) and not supports(gradient, index, **shape):
-        return launch(gradient, index, **shape)
-    return empty_map(*gradient.shape[:2], *size, like=gradient).copy_(reference(gradient, index, **shape))
-
-
-@max_pool_grad.register_fake
-def _(
-    gradient: Tensor,
-    index: Tensor,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-) -> Tensor:
-    return empty_map(*gradient.shape[:2], *size, like=gradient)

@@ -15,7 +15,7 @@ from torch import Tensor
 from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, given, launches, named, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, pixel_stride, unreadable, vector_width
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -192,37 +192,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     for part in case.get("parts", "").split():
         args[part] = draw.map(case["shape"], wide) if part == "residual" else draw.normal(*((n, c) if part == "gate" else (c,)))
     return args
-
-
-@torch.library.custom_op("kernelzoo::pointwise", mutates_args=())
-def pointwise(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
-    pre_act: str = "none",
-    act: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    options: dict[str, Any] = {"pre_act": pre_act, "act": act, "out_dtype": out_dtype}
-    if kernels_run(x) and not supports(x, scale, shift, gate, residual, **options):
-        return launch(x, scale, shift, gate, residual, **options)
-    n, c, h, w = x.shape
-    return empty_map(n, c, h, w, x, out_dtype).copy_(reference(x, scale, shift, gate, residual, **options))
-
-
-@pointwise.register_fake
-def _(
-    x: Tensor,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    gate: Tensor | None = None,
-    residual: Tensor | None = None,
-    pre_act: str = "none",
-    act: str = "none",
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    n, c, h, w = x.shape
-    return empty_map(n, c, h, w, x, out_dtype)

@@ -20,7 +20,7 @@ from zoo.kernels.ops._arguments import Drawing, named, of, partly
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_norm import finish_kernel, moments_kernel, spread_kernel
 from zoo.kernels.ops._tuned import chosen
 
@@ -267,43 +267,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     if case.get("residual"):
         args["residual"] = draw.map((n, k, h, w), wide and k + 16)
     return args
-
-
-@torch.library.custom_op("kernelzoo::pointwise_norm", mutates_args=())
-def pointwise_norm(
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    shift: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    residual: Tensor | None = None,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-) -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    tensors = (factor, shift, running_mean, running_var, residual)
-    options: dict[str, Any] = {"momentum": momentum, "eps": eps, "act": act}
-    if kernels_run(x) and not supports(x, weight, *tensors, **options):
-        return list(launch(x, PACK["weight"](weight), *tensors, **options))
-    y, *rest = reference(x, weight, *tensors, **options)
-    return [empty_map(*y.shape, like=x).copy_(y), *(r.clone() for r in rest)]
-
-
-@pointwise_norm.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    shift: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    residual: Tensor | None = None,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    act: str = "none",
-) -> list[Tensor]:
-    (n, cin, h, w), cout = x.shape, weight.shape[0]
-    kept = [x.new_empty(size, dtype=torch.promote_types(x.dtype, torch.float32)) for size in ((3, cout), (cout, cin), (cin,))]
-    return [empty_map(n, cout, h, w, x), *kept, torch.empty_like(running_mean), torch.empty_like(running_var)]

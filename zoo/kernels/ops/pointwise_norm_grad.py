@@ -21,7 +21,7 @@ from zoo.kernels.ops._arguments import Drawing, named, of, partly
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import empty_map, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_norm import bend_kernel, products_kernel, settle_kernel, source_kernel
 from zoo.kernels.ops._tuned import chosen
 
@@ -236,44 +236,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     kept = None if act == "none" else y.contiguous(memory_format=torch.channels_last)
     found = {"gradient": gradient, "x": args["x"], "weight": args["weight"], "factor": args["factor"]}
     return {**found, "stats": stats, "spread": spread, "level": level, "kept": kept, "act": act}
-
-
-@torch.library.custom_op("kernelzoo::pointwise_norm_grad", mutates_args=())
-def pointwise_norm_grad(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    stats: Tensor,
-    spread: Tensor,
-    level: Tensor,
-    kept: Tensor | None = None,
-    act: str = "none",
-) -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    tensors = (factor, stats, spread, level, kept)
-    if kernels_run(x) and not supports(gradient, x, weight, *tensors, act=act):
-        return list(launch(gradient, x, PACK["weight"](weight), *tensors, act=act))
-    of_x, of_weight, sums, *more = reference(gradient, x, weight, *tensors, act=act)
-    return [empty_map(*x.shape, like=x).copy_(of_x), of_weight, sums, *(empty_map(*m.shape, like=gradient).copy_(m) for m in more)]
-
-
-@pointwise_norm_grad.register_fake
-def _(
-    gradient: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    factor: Tensor,
-    stats: Tensor,
-    spread: Tensor,
-    level: Tensor,
-    kept: Tensor | None = None,
-    act: str = "none",
-) -> list[Tensor]:
-    kind = torch.promote_types(x.dtype, torch.float32)
-    found = [
-        empty_map(*x.shape, like=x),
-        x.new_empty((weight.shape[0], x.shape[1]), dtype=kind),
-        x.new_empty((2, weight.shape[0]), dtype=kind),
-    ]
-    return found if kept is None else [*found, empty_map(*gradient.shape, like=gradient)]

@@ -17,7 +17,7 @@ from zoo.kernels.ops._exchange import row_of
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
 from zoo.kernels.ops._norm import join
-from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import forward_kernel
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -195,33 +195,3 @@ def gradient_of(case: dict[str, Any], *how: Any) -> Tensor:
     """Return a gradient of a case's output, a slice where its input is one."""
     (n, _, h, w), outputs = case["shape"], case["outputs"]
     return Drawing(*how).map((n, outputs, h, w), case.get("wide", 0) and outputs + 16)
-
-
-@torch.library.custom_op("kernelzoo::pointwise_stats", mutates_args=())
-def pointwise_stats(
-    x: Tensor,
-    weight: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    act: str = "none",
-) -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    tensors = (stats, factor, shift)
-    if kernels_run(x) and not supports(x, weight, *tensors, act=act):
-        return list(launch(x, PACK["weight"](weight), *tensors, act=act))
-    y, row = reference(x, weight, *tensors, act=act)
-    return [y.contiguous(memory_format=torch.channels_last), row]
-
-
-@pointwise_stats.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    act: str = "none",
-) -> list[Tensor]:
-    kind = torch.promote_types(x.dtype, torch.float32)
-    return [empty_map(x.shape[0], weight.shape[0], *x.shape[2:], like=x), x.new_empty((3, weight.shape[0]), dtype=kind)]

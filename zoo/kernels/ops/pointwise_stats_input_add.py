@@ -20,7 +20,6 @@ from zoo.kernels.ops._activation import SLOPES
 from zoo.kernels.ops._arguments import Drawing, launches, of, partly
 from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import kernels_run
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = pointwise_stats.PACK
@@ -105,37 +104,3 @@ CASES, LARGE_CASES = pointwise_stats_input_grad.CASES, pointwise_stats_input_gra
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
     return {"total": Drawing(*how).map(case["shape"], case.get("wide", 0)), **pointwise_stats_input_grad.make(case, *how)}
-
-
-@torch.library.custom_op("kernelzoo::pointwise_stats_input_add", mutates_args=())
-def pointwise_stats_input_add(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    total: Tensor,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    act: str = "none",
-) -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    tensors = (x, stats, total, factor, shift)
-    if kernels_run(x) and not supports(gradient, weight, *tensors, act=act):
-        return list(launch(gradient, PACK["weight"](weight), *tensors, act=act))
-    added, sums = reference(gradient, weight, *tensors, act=act)
-    return [empty_map(*x.shape, like=total).copy_(added), sums]
-
-
-@pointwise_stats_input_add.register_fake
-def _(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    total: Tensor,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    act: str = "none",
-) -> list[Tensor]:
-    kind = torch.promote_types(x.dtype, torch.float32)
-    return [empty_map(*x.shape, like=total), x.new_empty((2, x.shape[1]), dtype=kind)]

@@ -17,7 +17,7 @@ from zoo.kernels.ops._arguments import launches, named, of, partly
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import input_kernel
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -133,35 +133,3 @@ LARGE_CASES = [case for case in pointwise_stats.LARGE_CASES if case["act"]]
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
     return {"gradient": pointwise_stats.gradient_of(case, *how), **pointwise_stats.make(case, *how)}
-
-
-@torch.library.custom_op("kernelzoo::pointwise_stats_input_grad", mutates_args=())
-def pointwise_stats_input_grad(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    act: str = "none",
-) -> list[Tensor]:
-    """Compute `reference` by the kernels where they can run."""
-    tensors = (x, stats, factor, shift)
-    if kernels_run(x) and not supports(gradient, weight, *tensors, act=act):
-        return list(launch(gradient, PACK["weight"](weight), *tensors, act=act))
-    of_z, sums = reference(gradient, weight, *tensors, act=act)
-    return [of_z.contiguous(memory_format=torch.channels_last), sums]
-
-
-@pointwise_stats_input_grad.register_fake
-def _(
-    gradient: Tensor,
-    weight: Tensor,
-    x: Tensor,
-    stats: Tensor,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    act: str = "none",
-) -> list[Tensor]:
-    kind = torch.promote_types(x.dtype, torch.float32)
-    return [empty_map(*x.shape, like=gradient), x.new_empty((2, x.shape[1]), dtype=kind)]

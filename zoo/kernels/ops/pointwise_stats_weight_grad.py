@@ -15,7 +15,7 @@ from zoo.kernels.ops._arguments import launches, named, of
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, pixel_stride, reachable, units
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import weight_kernel
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -108,31 +108,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     args = pointwise_stats_input_grad.make(case, *how)
     args.pop("weight")
     return args
-
-
-@torch.library.custom_op("kernelzoo::pointwise_stats_weight_grad", mutates_args=())
-def pointwise_stats_weight_grad(
-    gradient: Tensor,
-    x: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    act: str = "none",
-) -> Tensor:
-    """Compute `reference` by the kernels where they can run."""
-    tensors = (stats, factor, shift)
-    if kernels_run(x) and not supports(gradient, x, *tensors, act=act):
-        return launch(gradient, x, *tensors, act=act)
-    return reference(gradient, x, *tensors, act=act)
-
-
-@pointwise_stats_weight_grad.register_fake
-def _(
-    gradient: Tensor,
-    x: Tensor,
-    stats: Tensor | None = None,
-    factor: Tensor | None = None,
-    shift: Tensor | None = None,
-    act: str = "none",
-) -> Tensor:
-    return x.new_empty((gradient.shape[1], x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32))

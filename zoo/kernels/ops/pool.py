@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable, vector_width
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 LARGEST_KERNEL = 16
@@ -302,41 +302,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     if case.get("affine"):
         args |= {part: draw.normal(case["shape"][1]) for part in ("scale", "shift")}
     return args | {key: value for key, value in case.items() if key not in ("name", "shape", "wide", "affine")}
-
-
-@torch.library.custom_op("kernelzoo::pool", mutates_args=())
-def pool(
-    x: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    kind: str,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    pre_act: str = "none",
-) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    window: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
-    window |= {"kind": kind, "count_include_pad": count_include_pad, "pre_act": pre_act}
-    if kernels_run(x) and not supports(x, scale, shift, **window):
-        return launch(x, scale, shift, **window)
-    return reference(x, scale, shift, **window).contiguous(memory_format=torch.channels_last)
-
-
-@pool.register_fake
-def _(
-    x: Tensor,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    kind: str,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    pre_act: str = "none",
-) -> Tensor:
-    oh, ow = _out(x, kernel, stride, padding, ceil_mode)
-    return empty_map(x.shape[0], x.shape[1], oh, ow, x)

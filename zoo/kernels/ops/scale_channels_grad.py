@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.kernels.ops._arguments import Drawing, launches, named, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, units, unreadable
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
@@ -136,17 +136,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     draw = Drawing(*how)
     gradient, x = (draw.map(case["shape"], case.get("wide", 0)) for _ in range(2))
     return {"gradient": gradient, "x": x, "gate": draw.normal(*case["shape"][:2]).sigmoid().to(draw.dtype)}
-
-
-@torch.library.custom_op("kernelzoo::scale_channels_grad", mutates_args=())
-def scale_channels_grad(gradient: Tensor, x: Tensor, gate: Tensor) -> list[Tensor]:
-    """Compute `reference` by the kernel where it can run."""
-    if kernels_run(x) and not supports(gradient, x, gate):
-        return list(launch(gradient, x, gate))
-    of_x, of_gate = reference(gradient, x, gate)
-    return [of_x.contiguous(memory_format=torch.channels_last), of_gate]
-
-
-@scale_channels_grad.register_fake
-def _(gradient: Tensor, x: Tensor, gate: Tensor) -> list[Tensor]:
-    return [empty_map(*x.shape, like=x), x.new_empty(x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32))]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -261,50 +261,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
         sizes = out_sizes(args["x"], args["dw_weight"], args["stride"], args["padding"], args["dilation"])
         args["residual"] = draw.between((case["shape"][0], k, *sizes), *case.get("wider", (0, 0)))
     return args
-
-
-@torch.library.custom_op("kernelzoo::separable", mutates_args=())
-def separable(
-    x: Tensor,
-    dw_weight: Tensor,
-    dw_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    dw_act: str,
-    act: str,
-    pre_act: str,
-) -> Tensor:
-    """Compute `reference` by the kernel where it can run."""
-    (sh, sw), (top, bottom, left, right), (dh, dw) = stride, padding, dilation
-    options: dict[str, Any] = {
-        "stride": (sh, sw), "padding": (top, bottom, left, right), "dilation": (dh, dw), "dw_act": dw_act, "act": act, "pre_act": pre_act
-    }  # fmt: skip
-    if (x.is_cuda or not isinstance(separable_kernel, triton.JITFunction)) and not supports(
-        x, dw_weight, dw_bias, weight, bias, residual, **options
-    ):
-        return launch(x, pack(dw_weight), dw_bias, pack_pointwise(weight), bias, residual, **options)
-    y = reference(x, dw_weight, dw_bias, weight, bias, residual, **options)
-    return y.contiguous(memory_format=torch.channels_last)
-
-
-@separable.register_fake
-def _(
-    x: Tensor,
-    dw_weight: Tensor,
-    dw_bias: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    dw_act: str,
-    act: str,
-    pre_act: str,
-) -> Tensor:
-    (sh, sw), (top, bottom, left, right), (dh, dw) = stride, padding, dilation
-    return empty_map(x.shape[0], weight.shape[0], *out_sizes(x, dw_weight, (sh, sw), (top, bottom, left, right), (dh, dw)), x)

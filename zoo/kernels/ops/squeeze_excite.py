@@ -24,7 +24,7 @@ from zoo.kernels.ops._activation import ACTIVATIONS, activate
 from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._dense import product
 from zoo.kernels.ops._layout import DTYPES, vector_width
-from zoo.kernels.ops._overlap import begin, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """Relative error by dtype of the weights: where images share a tensor-core product, means and squeezed values are rounded to it."""
@@ -284,21 +284,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     args = {"pooled": draw.normal(n, s, c), "weight1": (draw.normal(r, c) / c**0.5).to(draw.dtype), "bias1": draw.normal(r)}
     args |= {"weight2": (draw.normal(c, r) / r**0.5).to(draw.dtype), "bias2": draw.normal(c)}
     return args | given(case, "act", "gate_act", "scale")
-
-
-@torch.library.custom_op("kernelzoo::squeeze_excite", mutates_args=())
-def squeeze_excite(
-    pooled: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, act: str, gate_act: str, scale: float = 1.0
-) -> Tensor:
-    """Compute `reference` by the kernels where they can run."""
-    options: dict[str, Any] = {"act": act, "gate_act": gate_act, "scale": scale}
-    if kernels_run(pooled) and not supports(pooled, weight1, bias1, weight2, bias2, **options):
-        return launch(pooled, _pad_rows(weight1), _pad_rows(bias1), _pad_columns(weight2), bias2, **options)
-    return reference(pooled, weight1, bias1, weight2, bias2, **options)
-
-
-@squeeze_excite.register_fake
-def _(
-    pooled: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor, act: str, gate_act: str, scale: float = 1.0
-) -> Tensor:
-    return pooled.new_empty((pooled.shape[0], pooled.shape[2]))

@@ -322,21 +322,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     weight = (draw.normal(cout, cin, kh, kw) / math.sqrt(cin * kh * kw)).to(draw.dtype)
     args = {"x": draw.normal(*case["x"]).to(draw.dtype), "weight": weight, **given(case, "stride", "padding", "act")}
     return args | {"bias": draw.normal(cout) if case.get("bias", True) else None}
-
-
-@torch.library.custom_op("kernelzoo::stem", mutates_args=())
-def stem(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], act: str, tf32: bool) -> Tensor:
-    """Convolve images as `reference` says; for `torch.compile` and `torch.export`."""
-    sh, sw = stride
-    top, bottom, left, right = padding
-    args: dict[str, Any] = {"stride": (sh, sw), "padding": (top, bottom, left, right), "act": act, "tf32": tf32}
-    if x.is_cuda or not isinstance(_stem, triton.JITFunction):
-        return launch(**prepare(x, weight, bias, **args))
-    return reference(x, weight, bias, **args).contiguous(memory_format=torch.channels_last)
-
-
-@stem.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], act: str, tf32: bool) -> Tensor:
-    sh, sw = stride
-    top, bottom, left, right = padding
-    return empty_map(*_shape(x, weight, (sh, sw), (top, bottom, left, right), None), like=x)

@@ -310,28 +310,3 @@ LARGE_CASES: list[dict[str, Any]] = [
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of `reference` for a case."""
     return {**stem.make(case, *how), **given(case, "pool_padding", "ceil_mode")}
-
-
-@torch.library.custom_op("kernelzoo::stem_pool", mutates_args=())
-def stem_pool(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], act: str,
-    pool_padding: int, ceil_mode: bool, tf32: bool,
-) -> Tensor:  # fmt: skip
-    """Convolve and pool images as `reference` says; for `torch.compile` and `torch.export`."""
-    sh, sw = stride
-    top, bottom, left, right = padding
-    args: dict[str, Any] = {"stride": (sh, sw), "padding": (top, bottom, left, right), "act": act, "tf32": tf32}
-    args |= {"pool_padding": pool_padding, "ceil_mode": ceil_mode}
-    if x.is_cuda or not isinstance(_stem_pool, triton.JITFunction):
-        return launch(**prepare(x, weight, bias, **args))
-    return reference(x, weight, bias, **args).contiguous(memory_format=torch.channels_last)
-
-
-@stem_pool.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], act: str,
-    pool_padding: int, ceil_mode: bool, tf32: bool,
-) -> Tensor:  # fmt: skip
-    sh, sw = stride
-    top, bottom, left, right = padding
-    return empty_map(*_shape(x, weight, (sh, sw), (top, bottom, left, right), pool_padding, ceil_mode, None), like=x)

@@ -10,7 +10,6 @@ read, and the bias's gradient is added there: nobody needs that map, for images 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from zoo.kernels.ops._dense import product
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, reachable, units, unreadable
 from zoo.kernels.ops._norm_grad import add
-from zoo.kernels.ops._overlap import begin, followed_by_ours, kernels_run, overlap
+from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""
@@ -236,36 +235,3 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
         kept = args["kept"] = draw.map((n, cout, *size), case.get("wide", 0))
         kept.copy_(ACTIVATIONS[act](4 * kept))
     return args | {"kernel": (c, kh, kw), "stride": stride, "act": act, "biased": case.get("biased", False)}
-
-
-@torch.library.custom_op("kernelzoo::stem_weight_grad", mutates_args=())
-def stem_weight_grad(
-    gradient: Tensor,
-    x: Tensor,
-    kept: Tensor | None,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    act: str = "none",
-    biased: bool = False,
-) -> list[Tensor]:
-    """Compute `reference` by the kernel where it can run."""
-    shape: dict[str, Any] = {"kernel": tuple(kernel), "stride": tuple(stride), "act": act, "biased": biased}
-    if kernels_run(x) and not supports(gradient, x, kept, **shape):
-        return list(launch(gradient, x, kept, **shape))
-    weight, *sums = reference(gradient, x, kept, **shape)
-    return [weight.contiguous(), *sums]
-
-
-@stem_weight_grad.register_fake
-def _(
-    gradient: Tensor,
-    x: Tensor,
-    kept: Tensor | None,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    act: str = "none",
-    biased: bool = False,
-) -> list[Tensor]:
-    (c, kh, kw), dtype = kernel, torch.promote_types(x.dtype, torch.float32)
-    shapes = ((gradient.shape[1], c, kh * kw), *(((gradient.shape[1],),) if biased else ()))
-    return [x.new_empty(shape, dtype=dtype) for shape in shapes]

@@ -76,7 +76,6 @@ def test_every_op_has_the_whole_interface(op: ModuleType) -> None:
     assert {"out", "config"} <= set(inspect.signature(op.launch).parameters)
     for cases in (op.CASES, op.LARGE_CASES):
         assert len({case["name"] for case in cases}) == len(cases)
-    assert callable(checking.registered(op))
     assert all(getattr(op, name).__doc__ for name in ("reference", "supports", "configs", "launch", "cost", "make"))
 
 
@@ -137,15 +136,16 @@ def test_memory_in_another_order_is_refused_or_read_right(op: ModuleType, device
 
 
 @every_op
-def test_the_fake_implementation_agrees_with_the_real_one(op: ModuleType, device: torch.device) -> None:
-    cases = [op.CASES[index] for index in cheap(op, device)[::4]]
-    every = [checking.complete(op, checking.draw(op, case, torch.float32, device)) for case in cases]
-    for args in every:
-        fakes, results = checking.outlines(op, args), checking.as_tuple(checking.registered(op)(**args))
-        for fake, result in zip(fakes, results, strict=True):
-            assert (fake.shape, fake.dtype) == (result.shape, result.dtype)
-            assert not result.numel() or strides(fake) == strides(result)
-    torch.library.opcheck(checking.registered(op), (), every[len(every) > 1], test_utils=("test_schema", "test_faketensor"))
+def test_what_an_op_makes_by_itself_lies_as_its_outlines_say(op: ModuleType, device: torch.device) -> None:
+    for index in cheap(op, device)[::4]:
+        args = drawn(op, index, torch.float32, device)
+        if not args:
+            continue
+        with torch.inference_mode():
+            results = checking.as_tuple(op.launch(**checking.packed(op, args)))
+        for outline, result in zip(checking.outlines(op, args), results, strict=True):
+            assert (outline.shape, outline.dtype) == (result.shape, result.dtype)
+            assert not result.numel() or strides(outline) == strides(result)
 
 
 @every_op
