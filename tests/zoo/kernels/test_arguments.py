@@ -77,11 +77,11 @@ def test_defaults_are_said_by_the_reference_alone(op: ModuleType) -> None:
         assert [name for name in said if name in names and said[name].default is not inspect.Parameter.empty] == []
 
 
-def test_passes_of_one_launch_are_tuned_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_of_one_launch_are_tuned_each_for_itself(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     op, found = OPS["pointwise_norm"], {}
     monkeypatch.setattr(_tuned, "_found", found)
     monkeypatch.setattr(_tuned, "_time", lambda run: 1.0)
-    args = checking.packed(op, checking.draw(op, op.CASES[0], torch.float32, "cpu"))
+    args = checking.packed(op, checking.draw(op, op.CASES[0], torch.float32, device))
     with _tuned.tuning():
         op.launch(**args)
     assert [key[0] for key in found] == ["moments", "pointwise_norm"]

@@ -1,6 +1,6 @@
 """The kernels of the dense convolution: an implicit matrix product over pixels, and a matrix-vector product for a few rows."""
 
-# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false, reportArgumentType=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 from __future__ import annotations
 
 import triton

@@ -4,9 +4,7 @@ Statistics of a block's channels are rows of counts, means and sums of squared d
 BatchNorms of many layers owe their channels' gradients is (2, C), a level and a tilt.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

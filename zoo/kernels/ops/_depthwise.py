@@ -1,7 +1,6 @@
 """The kernel of the depthwise convolution, and what it shares with the op that appends a 1x1 convolution."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -4,9 +4,7 @@ Both work on tiles of places by channels. The weight's gradient slides down stri
 next output row reads again in registers, has the next ones on their way while it multiplies, and holds one sum a tap.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

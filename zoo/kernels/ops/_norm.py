@@ -6,9 +6,7 @@ of Chan, Golub and LeVeque (1979), so a mean that is large beside the deviation 
 whole map: all programs advance together, and what was read last is still in the L2 cache when the next kernel begins there.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

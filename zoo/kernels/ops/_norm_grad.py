@@ -1,8 +1,6 @@
 """The kernels of the way back through BatchNorm with its activation in train mode: sums, then apply."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

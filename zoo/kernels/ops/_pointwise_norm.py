@@ -8,9 +8,7 @@ anyway; and the part of a's gradient that BatchNorm's own sums give is a small m
 Programs that sum over pixels take rows that are far apart, and their sums are added in a fixed order, so results repeat bit for bit.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

@@ -10,9 +10,7 @@ the product is turned, channels down and pixels across: tensor cores then leave 
 adds what it has to sums of its own, and those are joined once, at the end. Tiles further down are on their way meanwhile.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 

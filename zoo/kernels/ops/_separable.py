@@ -1,7 +1,6 @@
 """The kernel of the depthwise convolution followed by a 1x1 convolution."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

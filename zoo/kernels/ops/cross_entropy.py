@@ -1,8 +1,6 @@
 """Cross-entropy with smoothed labels and its gradient in one reading of the logits: a program holds an image's scores in registers."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

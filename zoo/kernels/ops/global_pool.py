@@ -3,8 +3,7 @@
 Where images are few and large, programs sum parts of the pixels and a second launch adds the parts, always in the same order.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ channels and writes zeros between them. The zeros cost arithmetic that the kerne
 Source: Xie et al., Aggregated Residual Transformations for Deep Neural Networks, 2017 (the layers; arXiv:1611.05431).
 """
 
-# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from collections.abc import Sequence

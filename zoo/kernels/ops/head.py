@@ -4,8 +4,7 @@ A program owns some classes and some input channels, and averages the pixels of 
 in the L2 cache. With several parts of the channels a second launch adds the parts, always in the same order.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Layer normalisation over the channels of every pixel (Ba et al., "Layer Normalization", 2016), as ConvNeXt and transformers have it."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Max pooling that remembers in one byte which tap of a window won, where PyTorch keeps eight; ties go to the first, NaN wins."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

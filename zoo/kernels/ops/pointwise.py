@@ -1,7 +1,6 @@
 """Everything that is done to each element by itself: affine, activation, gate, residual, cast, and the copy into a slice."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportCallIssue=false
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@ BatchNorms read the same channels, as in a DenseNet's block, the first part alon
 tilt is owed adds up beside it, two floats a channel, until somebody needs the gradient. So no layer reads its map a second time.
 """
 
-# pyright: reportCallIssue=false
-
 from __future__ import annotations
 
 from typing import Any

@@ -4,8 +4,8 @@ A lane owns a vector of channels and slides down `rows` output pixels: input row
 once and carried along, where the kernel exceeds the stride by one, or is 3 at stride 1.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 

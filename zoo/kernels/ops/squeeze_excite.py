@@ -7,8 +7,7 @@ them adds up partial means, which few programs, each with many images, would wai
 Source: Hu, Shen, Sun, "Squeeze-and-Excitation Networks", CVPR 2018, section 3.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
-# pyright: reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
