@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.comparing.precision import uncast
-from zoo.kernels.differentiable.maps import kept, pair, pooled_from, rows
+from zoo.kernels.differentiable.maps import Size, around, kept, outline, pair, pooled_from, rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import bias_act_grad, cudnn_conv, max_pool, max_pool_grad, pointwise
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
@@ -103,12 +103,9 @@ def _of_both(ctx: Any, gradient: Tensor, read: list[Any], weight: Tensor) -> tup
     """Return the gradients of a convolution's map and weight; `read` alone holds that map, which is let go before its gradient is made."""
     of_weight = None
     if ctx.needs_input_grad[1]:
-        shape, groups, only = (
-            ([*ctx.window[name]] for name in ("stride", "padding", "dilation")),
-            ctx.window["groups"][0],
-            [False, True, False],
-        )
-        of_weight = torch.ops.aten.convolution_backward(gradient, read[0], weight, None, *shape, False, [0, 0], groups, only)[1]
+        shape, groups = ([*ctx.window[name]] for name in ("stride", "padding", "dilation")), ctx.window["groups"][0]
+        how = (None, *shape, False, [0, 0], groups, [False, True, False])
+        of_weight = torch.ops.aten.convolution_backward(gradient, read[0], weight, *how)[1]
     read.clear()
     return _of_map(gradient, weight, ctx.window, ctx.size) if ctx.needs_input_grad[0] else None, of_weight
 
@@ -116,11 +113,9 @@ def _of_both(ctx: Any, gradient: Tensor, read: list[Any], weight: Tensor) -> tup
 def _made(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, window: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Run `_forward` in the way that was chosen."""
     config = chosen(
-        "conv_bias_act",
-        (x, weight, act, *window.values()),
-        lambda: _ways(x, weight, bias, act, window["groups"][0]),
+        "conv_bias_act", (x, weight, act, *window.values()), lambda: _ways(x, weight, bias, act, window["groups"][0]),
         lambda c: _forward(x, weight, bias, act, window, c),
-    )
+    )  # fmt: skip
     return _forward(x, weight, bias, act, window, config)
 
 
@@ -134,17 +129,9 @@ def _of_map(gradient: Tensor, weight: Tensor, window: dict[str, Any], size: Sequ
 
 
 def conv_bias_act(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    act: str = "none",
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    pool: dict[str, Any] | None = None,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, act: str = "none", stride: Size = 1, padding: Size = 0, dilation: Size = 1,
+    groups: int = 1, pool: dict[str, Any] | None = None,
+) -> Tensor:  # fmt: skip
     """Compute ``max_pool(act(conv(x) + bias))``, differentiably.
 
     Args:
@@ -195,13 +182,10 @@ def refused(
         return "a bias that is not one for each channel"
     if bias is None and act == "none":
         return "a convolution alone"
-    options = {"stride": window["stride"], "dilation": window["dilation"]}
-    options["padding"] = tuple(p for p in window["padding"] for _ in range(2))
-    oh, ow = cudnn_conv.sizes(x, weight, options)
+    oh, ow = cudnn_conv.sizes(x, weight, {**window, "padding": around(window["padding"])})
     if oh < 1 or ow < 1:
         return "a window larger than the image"
-    shape = (x.shape[0], weight.shape[0], oh, ow)
-    out = torch.empty(shape, dtype=x.dtype, device="meta").contiguous(memory_format=torch.channels_last)
+    out = outline((x.shape[0], weight.shape[0], oh, ow), x.dtype)
     if pool is not None:
         if act not in BY_OUTPUT:
             return f"a pool behind {act}, whose slope the pooled map doesn't tell"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.kernels.differentiable.maps import of_affine, rows
+from zoo.kernels.differentiable.maps import of_affine, outline, rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import batch_norm_act_grad, pointwise_stats, pointwise_stats_input_add, pointwise_stats_weight_grad
 from zoo.kernels.ops._dense_block import append, known, owe, settle
@@ -78,7 +78,7 @@ def refuses(x: Tensor, tensors: Sequence[Tensor | None], layers: Sequence[DenseL
         weight, bias, mean, var, kernel, weight2, bias2, mean2, var2, last = tensors[TENSORS * index : TENSORS * (index + 1)]
         assert kernel is not None
         assert last is not None
-        seen, made = _like((n, read, h, w), x), _like((n, len(kernel), h, w), x)
+        seen, made = outline((n, read, h, w), x.dtype), outline((n, len(kernel), h, w), x.dtype)
         flat, stats = torch.empty(kernel.shape, dtype=x.dtype, device="meta"), torch.empty((3, read), device="meta")
         reason = pointwise_stats_input_add.supports(made, flat, seen, stats, seen, weight, bias, act=layer.first.act)
         reason = reason or _norm_refuses(made, weight2, bias2, layer.second.act)
@@ -88,10 +88,6 @@ def refuses(x: Tensor, tensors: Sequence[Tensor | None], layers: Sequence[DenseL
             return reason
         read += len(last)
     return "" if n * read * h * w < 2**31 - 2**24 else "larger than 32-bit indices reach"
-
-
-def _like(size: tuple[int, ...], x: Tensor) -> Tensor:
-    return torch.empty(size, dtype=x.dtype, device="meta").contiguous(memory_format=torch.channels_last)
 
 
 def _norm_refuses(made: Tensor, weight: Tensor | None, bias: Tensor | None, act: str) -> str:

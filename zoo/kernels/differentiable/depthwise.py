@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import pair, rows
+from zoo.kernels.differentiable.maps import Size, around, outline, pair, rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import depthwise, depthwise_input_grad, depthwise_weight_grad
+from zoo.kernels.ops._arguments import fastest
 from zoo.kernels.ops._depthwise import pack
 from zoo.kernels.ops._overlap import kernels_run
-from zoo.kernels.ops._tuned import chosen
 
 
 def _depthwise_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -33,25 +32,11 @@ def _depthwise_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor |
 def _depthwise(ctx: Any, x: Tensor, weight: Tensor, window: dict[str, tuple[int, int]]) -> Tensor:
     ctx.save_for_backward(x, weight)
     ctx.window = window
-    (top, left), stride, dilation = window["padding"], window["stride"], window["dilation"]
-    around = (top, top, left, left)
-    packed, shape = pack(weight.to(x.dtype)), {"stride": stride, "padding": around, "dilation": dilation}
-    config = chosen(
-        "depthwise",
-        (x, packed, *shape.values()),
-        lambda: depthwise.configs(x, packed, None, **shape),
-        lambda c: depthwise.launch(x, packed, None, **shape, config=c),
-    )
-    return depthwise.launch(x, packed, None, **shape, config=config)
+    packed, shape = pack(weight.to(x.dtype)), {**window, "padding": around(window["padding"])}
+    return depthwise.launch(x, packed, None, **shape, config=fastest(depthwise, x, packed, None, **shape))
 
 
-def depthwise_conv(
-    x: Tensor,
-    weight: Tensor,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-) -> Tensor:
+def depthwise_conv(x: Tensor, weight: Tensor, stride: Size = 1, padding: Size = 0, dilation: Size = 1) -> Tensor:
     """Convolve each channel with its own kernel, differentiably.
 
     Args:
@@ -72,16 +57,12 @@ def depthwise_conv(
 
 
 def _depthwise_runs(x: Tensor, weight: Tensor, window: dict[str, tuple[int, int]]) -> bool:
-    (top, left), around = window["padding"], {}
     if not kernels_run(x) or weight.shape[:2] != (x.shape[1], 1):
         return False
-    around = {"padding": (top, top, left, left), "stride": window["stride"], "dilation": window["dilation"]}
-    taken = torch.empty(weight.shape, dtype=x.dtype, device="meta")
-    if depthwise.supports(x, taken, None, **around):
+    taken, shape = torch.empty(weight.shape, dtype=x.dtype, device="meta"), {**window, "padding": around(window["padding"])}
+    if depthwise.supports(x, taken, None, **shape):
         return False
-    out = torch.empty((*x.shape[:2], *depthwise.out_sizes(x, taken, **around)), dtype=x.dtype, device="meta").contiguous(
-        memory_format=torch.channels_last
-    )
+    out = outline((*x.shape[:2], *depthwise.out_sizes(x, taken, **shape)), x.dtype)
     return not (
         depthwise_input_grad.supports(out, taken, size=x.shape[2:], **window)
         or depthwise_weight_grad.supports(out, x, kernel=weight.shape[2:], **window)

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from zoo.kernels.ops._layout import pixel_stride
 
+Size = int | Sequence[int]
+"""Pixels down and right, or one number for both."""
+
 
 def rows(x: Tensor) -> Tensor:
     """Return a map whose pixels lie in rows, as kernels read it."""
@@ -31,6 +34,16 @@ def pooled_from(size: Sequence[int], pool: dict[str, Any]) -> dict[str, Any]:
     return {"size": size, **{name: pool[name] for name in ("kernel", "stride", "padding")}}
 
 
-def pair(value: int | Sequence[int]) -> tuple[int, int]:
+def around(padding: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return padding of both axes as that of all four sides."""
+    return padding[0], padding[0], padding[1], padding[1]
+
+
+def outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a channels_last map without data."""
+    return torch.empty([*shape], dtype=dtype, device="meta").contiguous(memory_format=torch.channels_last)
+
+
+def pair(value: Size) -> tuple[int, int]:
     """Return a size for both axes."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import pair, pooled_from, rows
+from zoo.kernels.differentiable.maps import Size, outline, pair, pooled_from, rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import avg_pool_grad, max_pool_grad
 from zoo.kernels.ops import max_pool as _pool
@@ -30,13 +28,7 @@ def _max_pool(ctx: Any, x: Tensor, window: dict[str, Any]) -> Tensor:
     return y
 
 
-def max_pool(
-    x: Tensor,
-    kernel: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    ceil_mode: bool = False,
-) -> Tensor:
+def max_pool(x: Tensor, kernel: Size, stride: Size | None = None, padding: Size = 0, ceil_mode: bool = False) -> Tensor:
     """Pool the maximum of windows, differentiably.
 
     Args:
@@ -66,7 +58,7 @@ def _avg_pool(ctx: Any, x: Tensor, kernel: tuple[int, int], ceil_mode: bool) -> 
     return _windows.launch(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
 
 
-def avg_pool(x: Tensor, kernel: int | Sequence[int], ceil_mode: bool = False) -> Tensor:
+def avg_pool(x: Tensor, kernel: Size, ceil_mode: bool = False) -> Tensor:
     """Average windows that lie side by side, differentiably.
 
     Args:
@@ -79,7 +71,7 @@ def avg_pool(x: Tensor, kernel: int | Sequence[int], ceil_mode: bool = False) ->
     """
     x, window = rows(x), pair(kernel)
     sizes = (-(-s // k) if ceil_mode else s // k for s, k in zip(x.shape[2:], window, strict=True))
-    made = torch.empty((*x.shape[:2], *sizes), dtype=x.dtype, device="meta").contiguous(memory_format=torch.channels_last)
+    made = outline((*x.shape[:2], *sizes), x.dtype)
     refused = _windows.supports(x, kind="avg", kernel=window, stride=window, ceil_mode=ceil_mode)
     if kernels_run(x) and not (refused or avg_pool_grad.supports(made, size=x.shape[2:], kernel=window)):
         return _avg_pool(x, window, ceil_mode)

@@ -6,26 +6,21 @@ made of three channels is the widest map of a network and the cheapest to make a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.differentiable.maps import kept, pair, pooled_from, rows
+from zoo.kernels.differentiable.maps import Size, around, kept, outline, pair, pooled_from, rows
 from zoo.kernels.differentiable.nodes import node
 from zoo.kernels.ops import bias_act_grad, image, max_pool, max_pool_grad, stem, stem_weight_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
+from zoo.kernels.ops._arguments import fastest
 from zoo.kernels.ops._layout import empty_map
 from zoo.kernels.ops._overlap import kernels_run
-from zoo.kernels.ops._tuned import chosen
 
 Pair = tuple[int, int]
-
-
-def _around(padding: Pair) -> tuple[int, int, int, int]:
-    return padding[0], padding[0], padding[1], padding[1]
 
 
 def _stem_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
@@ -64,16 +59,11 @@ def _stem_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
 def _stem(
     ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, options: dict[str, Any], pool: Any, again: bool
 ) -> Tensor:
-    act, stride, around = options["act"], options["stride"], _around(options["padding"])
-    packed = image.launch(x, padding=stem.packing(weight.shape, stride, around, x.shape)["padding"], dtype=dtype)
+    act, stride, padding = options["act"], options["stride"], around(options["padding"])
+    packed = image.launch(x, padding=stem.packing(weight.shape, stride, padding, x.shape)["padding"], dtype=dtype)
     parts = (packed, stem.pack_weight(weight.to(dtype), stride), None if bias is None else bias.float())
-    shape: dict[str, Any] = {"stride": stride, "size": stem.map_size(x, weight, stride, around), "act": act}
-    config = chosen(
-        "stem",
-        (*parts, tuple(packed.shape), tuple(parts[1].shape), *shape.values()),
-        lambda: stem.configs(*parts, **shape),
-        lambda c: stem.launch(*parts, **shape, config=c),
-    )
+    shape: dict[str, Any] = {"stride": stride, "size": stem.map_size(x, weight, stride, padding), "act": act}
+    config = fastest(stem, *parts, **shape)
     y = stem.launch(*parts, **shape, config=config)
     index, size = None, y.shape[2:]
     if pool is not None:
@@ -100,17 +90,9 @@ def _again(node: Any, packed: Tensor, *saved: Any) -> Tensor:
 
 
 def stem_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    act: str = "none",
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
-    dtype: torch.dtype | None = None,
-    pool: dict[str, Any] | None = None,
-    again: bool = False,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, act: str = "none", stride: Size = 1, padding: Size = 0,
+    dtype: torch.dtype | None = None, pool: dict[str, Any] | None = None, again: bool = False,
+) -> Tensor:  # fmt: skip
     """Compute ``max_pool(act(conv(x) + bias))`` of images, differentiably.
 
     Args:
@@ -138,15 +120,7 @@ def stem_conv(
 
 
 def refused(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    act: str,
-    stride: Pair,
-    padding: Pair,
-    dtype: torch.dtype,
-    pool: dict[str, Any] | None = None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, act: str, stride: Pair, padding: Pair, dtype: torch.dtype, pool: Any = None
 ) -> str:
     """Return "" where the kernels do this, else the reason why not; of shapes and dtypes alone. Arguments as of `stem_conv`."""
     if act not in BY_OUTPUT:
@@ -156,12 +130,12 @@ def refused(
     if bias is not None and bias.shape != weight.shape[:1]:
         return "a bias that is not one for each channel"
     read = torch.empty(x.shape, dtype=dtype, device="meta")
-    if reason := stem.supports(read, weight, bias, stride=stride, padding=_around(padding), act=act):
+    if reason := stem.supports(read, weight, bias, stride=stride, padding=around(padding), act=act):
         return reason
-    if reason := image.supports(x, padding=stem.packing(weight.shape, stride, _around(padding), x.shape)["padding"], dtype=dtype):
+    if reason := image.supports(x, padding=stem.packing(weight.shape, stride, around(padding), x.shape)["padding"], dtype=dtype):
         return reason
-    size = stem.map_size(x, weight, stride, _around(padding))
-    out = torch.empty((x.shape[0], weight.shape[0], *size), dtype=dtype, device="meta").contiguous(memory_format=torch.channels_last)
+    size = stem.map_size(x, weight, stride, around(padding))
+    out = outline((x.shape[0], weight.shape[0], *size), dtype)
     if pool is not None and (reason := max_pool.supports(out, **pool)):
         return reason
     return bias_act_grad.supports(out, None if act == "none" else out, act=act)

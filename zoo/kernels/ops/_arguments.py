@@ -14,6 +14,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -89,6 +90,13 @@ def launches(
         return call
 
     return decorate
+
+
+def fastest(op: ModuleType, *args: Any, **options: Any) -> Any:
+    """Return the launch parameters with which an op that is not tuned itself is the fastest at these arguments, if `_tuned` knows."""
+    run = functools.partial(op.launch, *args, **options)
+    name = op.__name__.rpartition(".")[2]
+    return chosen(name, (*args, *options.values()), lambda: op.configs(*args, **options), lambda config: run(config=config))
 
 
 def _part(given: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
