@@ -48,11 +48,7 @@ def _forward(
 
 def _conv_bias_act_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     *read, weight, bias, told = ctx.saved_tensors
-    of_bias, gradient, sums = ctx.needs_input_grad[2], rows(gradient), None
-    if of_bias or ctx.act != "none":
-        sums, *through = bias_act_grad.launch(gradient, kept(told), None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
-        gradient = through[0] if through else gradient
-    of_b = sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None
+    gradient, of_b = _through(ctx, gradient, told, bias, ctx.needs_input_grad[2])
     return *_of_both(ctx, gradient, read, weight), of_b, None, None
 
 
@@ -81,11 +77,7 @@ def _convolved(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, act: st
 def _pooled_back(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     pooled, index = ctx.saved_tensors
     of_map, of_bias = ctx.needs_input_grad[:2]
-    gradient, sums = rows(gradient), None
-    if of_bias or ctx.act != "none":
-        sums, *through = bias_act_grad.launch(gradient, kept(pooled), act=ctx.act)
-        gradient = through[0] if through else gradient
-    of_b = sums.to(ctx.of_bias) if of_bias and sums is not None else None
+    gradient, of_b = _through(ctx, gradient, pooled, None, of_bias)
     return max_pool_grad.launch(gradient, rows(index), **ctx.pool) if of_map else None, of_b, None, None
 
 
@@ -97,6 +89,15 @@ def _pooled(ctx: Any, convolved: Tensor, bias: Tensor | None, act: str, pool: di
     ctx.act, ctx.of_bias = act, None if bias is None else bias.dtype
     ctx.pool = pooled_from(convolved.shape[2:], pool)
     return y
+
+
+def _through(ctx: Any, gradient: Tensor, told: Tensor | None, bias: Tensor | None, of_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient before the activation, told by what was kept, and the bias's where it is needed."""
+    gradient, sums = rows(gradient), None
+    if of_bias or ctx.act != "none":
+        sums, *through = bias_act_grad.launch(gradient, kept(told), None if ctx.act in BY_OUTPUT else bias, act=ctx.act)
+        gradient = through[0] if through else gradient
+    return gradient, sums.to(ctx.of_bias) if ctx.of_bias is not None and of_bias and sums is not None else None
 
 
 def _of_both(ctx: Any, gradient: Tensor, read: list[Any], weight: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -161,9 +161,8 @@ LARGE_CASES: list[dict[str, Any]] = [
 
 def window_of(case: dict[str, Any]) -> dict[str, Any]:
     """Return a case's stride, padding and dilation."""
-    kernel, dilation = case.get("kernel", (3, 3)), case.get("dilation", (1, 1))
-    half = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
-    return {"stride": case.get("stride", (1, 1)), "padding": case.get("padding", half), "dilation": dilation}
+    window = depthwise.window_of(case)
+    return window | {"padding": case.get("padding", window["padding"][::2])}
 
 
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:

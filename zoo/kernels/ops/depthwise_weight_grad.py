@@ -14,13 +14,14 @@ import triton
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
+from zoo.kernels.ops import depthwise_input_grad
 from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._depthwise_grad import weight_kernel
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, out_size, units, unreadable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
-from zoo.kernels.ops.depthwise_input_grad import REAL, channels_of_tile, window_of
+from zoo.kernels.ops.depthwise_input_grad import channels_of_tile, window_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""
@@ -143,11 +144,7 @@ CASES: list[dict[str, Any]] = [
 ]
 """As those of `depthwise_input_grad`."""
 
-LARGE_CASES: list[dict[str, Any]] = [
-    {"name": f"{c} channels, {px} px, {k}x{k}, stride {s}, batch {n}", "shape": (n, c, px, px), "kernel": (k, k), "stride": (s, s)}
-    for n in (256, 32)
-    for c, px, s, k in REAL
-]
+LARGE_CASES = depthwise_input_grad.LARGE_CASES
 
 
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
-from zoo.kernels.ops._activation import SLOPES
+from zoo.kernels.ops._activation import affine
 from zoo.kernels.ops._arguments import Drawing, launches, of, partly
 from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable
 from zoo.kernels.ops._norm_grad import add
@@ -50,12 +49,9 @@ def reference(
         `total` plus the gradient of the normalised map times the BatchNorm's factor over its deviation, in the dtype of `total`; float32
         (2, C), the sums over pixels of the gradient of the normalised map and of its product with that map.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    mean, inverse = (row[:, None, None] for row in stats.to(wide)[:2])
-    normal = (x.to(wide) - mean) * inverse
-    scale, offset = (fill if p is None else p.to(wide)[:, None, None] for p, fill in ((factor, 1.0), (shift, 0.0)))
-    g = F.conv2d(gradient.to(wide), weight.flatten(1).t()[:, :, None, None].to(wide)) * SLOPES[act](normal * scale + offset)
-    return (total.to(wide) + g * (inverse * scale)).to(total.dtype), torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])
+    g, normal = pointwise_stats_input_grad.before_activation(gradient, weight, x, stats, factor, shift, act)
+    slanted = g * affine(stats[1].to(g.dtype)[:, None, None], factor, None)
+    return (total.to(g.dtype) + slanted).to(total.dtype), torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])
 
 
 @of(reference)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops import pointwise_stats
-from zoo.kernels.ops._activation import SLOPES
+from zoo.kernels.ops._activation import SLOPES, affine
 from zoo.kernels.ops._arguments import launches, named, of, partly
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable, units
@@ -49,13 +49,20 @@ def reference(
         The gradient of the normalised map (N, C, H, W) in the dtype of `gradient`; float32 (2, C) with its sums over pixels and those
         of its product with the normalised map: the gradients of bias and weight, and all that the gradient of `x` still needs.
     """
+    g, normal = before_activation(gradient, weight, x, stats, factor, shift, act)
+    g = g.to(gradient.dtype).to(normal.dtype)
+    return g.to(gradient.dtype), torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])
+
+
+def before_activation(
+    gradient: Tensor, weight: Tensor, x: Tensor, stats: Tensor, factor: Any, shift: Any, act: str
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient before the activation and the normalised map, in float32 (float64 for float64); arguments as in `reference`."""
     wide = torch.promote_types(x.dtype, torch.float32)
     mean, inverse = (row[:, None, None] for row in stats.to(wide)[:2])
     normal = (x.to(wide) - mean) * inverse
-    scale, offset = (fill if p is None else p.to(wide)[:, None, None] for p, fill in ((factor, 1.0), (shift, 0.0)))
-    g = F.conv2d(gradient.to(wide), weight.flatten(1).t()[:, :, None, None].to(wide)) * SLOPES[act](normal * scale + offset)
-    g = g.to(gradient.dtype).to(wide)
-    return g.to(gradient.dtype), torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])
+    g = F.conv2d(gradient.to(wide), weight.flatten(1).t()[:, :, None, None].to(wide))
+    return g * SLOPES[act](affine(normal, factor, shift)), normal
 
 
 @of(reference)
