@@ -68,9 +68,12 @@ def launches(
         names = tuple(inspect.signature(reference).parameters)
         op, key, names = function.__module__.rpartition(".")[2], by or names, (*names, *inspect.signature(configs).parameters)
 
+        listing = inspect.unwrap(configs)  # what is given here is bound already
+        ignores = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(listing).parameters.values())
+
         def best(given: dict[str, Any]) -> Any:
             if not tuned:
-                return configs(**_part(given, names))[0]
+                return listing(**(given if ignores else _part(given, names)))[0]
             if not given[names[0]].numel():
                 return None
             return chosen(
@@ -112,16 +115,14 @@ def _binder(reference: Callable[..., object], function: Callable[..., object], *
     known = {*(p.name for p in parameters), *own, *more}
 
     def bind(args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
-        if args:
-            if len(args) > len(places):
-                raise TypeError(f"{function.__name__} takes {len(places)} arguments by place, not {len(args)}")
-            placed = dict(zip(places, args, strict=False))
-            if not placed.keys().isdisjoint(given):
-                raise TypeError(f"{function.__name__} got {', '.join(placed.keys() & given)} by place and by name")
-            given = placed | given
+        placed = dict(zip(places, args, strict=False))
+        if len(args) > len(places):
+            raise TypeError(f"{function.__name__} takes {len(places)} arguments by place, not {len(args)}")
+        if args and not placed.keys().isdisjoint(given):
+            raise TypeError(f"{function.__name__} got {', '.join(placed.keys() & given)} by place and by name")
         if not known.issuperset(given):
             raise TypeError(f"{function.__name__} has no argument {', '.join(sorted(given.keys() - known))}")
-        return defaults | given
+        return {**defaults, **placed, **given}
 
     return bind
 

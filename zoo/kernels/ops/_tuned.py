@@ -33,13 +33,12 @@ def tuning(most: int = 6) -> Iterator[None]:
 
 def key(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return all that a launch's time depends on."""
-    return (name, *(_part(a) for a in args))
-
-
-def _part(a: Any) -> Any:
-    if isinstance(a, Tensor):
-        return str(a.device), a.dtype, tuple(a.shape), a.stride() if a.dim() == 4 else ()
-    return str(tuple(a) if isinstance(a, list | tuple) else a)  # a torch.Size, say
+    return name, *[
+        (str(a.device), a.dtype, a.shape, a.stride() if a.dim() == 4 else ())
+        if isinstance(a, Tensor)
+        else str(tuple(a) if isinstance(a, list | tuple) else a)  # a torch.Size is the tuple that it holds
+        for a in args
+    ]
 
 
 def chosen(name: str, args: tuple[Any, ...], candidates: Callable[[], list[Config]], run: Callable[[Config], object]) -> Config:
