@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zoo.kernels import checking
+from zoo.kernels.comparing import op_checks as checking
 from zoo.kernels.ops import _tuned, discover
 from zoo.kernels.ops._arguments import launches, of
 
