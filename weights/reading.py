@@ -25,6 +25,11 @@ SETTLED_S = 0.1
 """A file that changed so recently could change again within the same tick of its times: its stamp proves nothing yet."""
 
 
+def now() -> float:
+    """Return the time that files are dated by, in seconds."""
+    return time.time()
+
+
 def load(installed: Installed, verify: str = "load") -> memoryview:
     """Return the bytes of an installed safetensors file in private, writable memory.
 
@@ -57,7 +62,7 @@ def load(installed: Installed, verify: str = "load") -> memoryview:
             data = _read(fd, before.st_size, hasher, installed.path)
             if hasher.hexdigest() != wanted:
                 raise CorruptCache(f"{installed.path}: expected {hasher.name} {wanted}, got {hasher.hexdigest()}.")
-            if verify == "stamp" and stamp_of(os.fstat(fd)) == stamp_of(before) and time.time() - before.st_ctime > SETTLED_S:
+            if verify == "stamp" and stamp_of(os.fstat(fd)) == stamp_of(before) and now() - before.st_ctime > SETTLED_S:
                 cache.keep_stamp(installed.sha256, stamp_of(before))
         finally:
             os.close(fd)

@@ -23,12 +23,12 @@ from weights.errors import CorruptCache, SourceUnavailable
 
 
 @pytest.fixture
-def installed(tmp_path: Path, safetensors: Callable[..., bytes]) -> Installed:
-    """Five and a bit chunks, installed a moment ago."""
+def installed(tmp_path: Path, safetensors: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch) -> Installed:
+    """Five and a bit chunks, installed long enough ago, by a clock that the test owns."""
     path = tmp_path / "w.safetensors"
     path.write_bytes(safetensors(5 * reading.CHUNK + 12_345))
     found = weights.get(weights.adhoc("ResNet20", str(path)))
-    time.sleep(reading.SETTLED_S)
+    monkeypatch.setattr(reading, "now", lambda: time.time() + 2 * reading.SETTLED_S)
     return found
 
 
@@ -142,11 +142,18 @@ def test_a_copy_with_other_inode_is_checked_anew(installed: Installed) -> None:
         weights.load(installed, "stamp")
 
 
-def test_a_file_that_changed_just_now_gets_no_stamp(tmp_path: Path, safetensors: Callable[..., bytes]) -> None:
+def test_a_file_that_changed_just_now_gets_no_stamp(
+    tmp_path: Path, safetensors: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "w.safetensors").write_bytes(safetensors(10))
     found = weights.get(weights.adhoc("ResNet20", str(tmp_path / "w.safetensors")))
+    changed = found.path.stat().st_ctime
+    monkeypatch.setattr(reading, "now", lambda: changed + reading.SETTLED_S / 2)
     weights.load(found, "stamp")
     assert weights.Cache().stamp(found.sha256) is None
+    monkeypatch.setattr(reading, "now", lambda: changed + reading.SETTLED_S * 2)
+    weights.load(found, "stamp")
+    assert weights.Cache().stamp(found.sha256) is not None
 
 
 @pytest.mark.parametrize("stamp", ["", "{}", '{"stamp": [1, 2]}', '{"stamp": "x"}'])

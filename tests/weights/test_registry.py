@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import time
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +114,13 @@ def test_reading_one_model_reads_what_reading_all_does() -> None:
         assert weights.checkpoints(model) == tuple(row for row in rows if row.model == model)
 
 
-def test_finding_is_fast() -> None:
-    took = []
-    for _ in range(3):
-        registry._text.cache_clear()
-        registry._parse.cache_clear()
-        began = time.perf_counter()
-        weights.find("VGG19")
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.03  # 2 ms measured
+def test_finding_one_network_parses_the_files_that_name_it_alone() -> None:
+    """Parsing all takes a hundred times as long."""
+    registry._parse.cache_clear()
+    weights.find("VGG19")
+    one = registry._parse.cache_info().misses
+    weights.checkpoints()
+    assert 0 < 4 * one <= registry._parse.cache_info().misses
 
 
 def test_an_unknown_tag_lists_the_nearest_and_all() -> None:

@@ -1,20 +1,24 @@
-"""Networks that a short run leaves to the long one."""
+"""Networks that a short run leaves to the long one: of each kind the smallest variant is tried always, all of them by `-m long`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from zoo import CATALOGUE
+from zoo import CATALOGUE, Model
 
-DEEPER = {
-    *("ResNet44", "ResNet56", "ResNet101", "ResNet110", "ResNet152", "SEResNet101", "SEResNet152", "WideResNet101_2"),
-    *("ResNeXt101_32x8d", "ResNeXt101_64x4d", "DenseNet161", "DenseNet169", "DenseNet201", "DenseNet264"),
-    *("EfficientNetB2", "EfficientNetB3", "EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7"),
-}
-"""More, or wider, of the blocks that a smaller network has: what these compute at odd sizes, that computes too."""
+
+def kind(cls: type[Model]) -> tuple[Any, ...]:
+    """Return what a variant computes otherwise than its siblings, which are deeper, wider, or read larger images."""
+    switches = tuple(getattr(cls, name, False) for name in ("block", "squeeze_excite", "batch_norm", "table"))
+    return cls.family(), getattr(cls, "groups", 1) > 1, *map(str, switches)
+
+
+SMALLEST = {kind(cls): cls for cls in sorted(CATALOGUE.values(), key=lambda cls: -cls.params)}
 
 every_size = pytest.mark.parametrize(
     "cls",
-    [pytest.param(cls, marks=pytest.mark.long) if name in DEEPER else cls for name, cls in CATALOGUE.items()],
+    [cls if SMALLEST[kind(cls)] is cls else pytest.param(cls, marks=pytest.mark.long) for cls in CATALOGUE.values()],
     ids=CATALOGUE,
 )

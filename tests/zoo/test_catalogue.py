@@ -149,8 +149,8 @@ def test_stem_and_classifiers_are_the_layers_that_channels_and_classes_shape(cls
 def test_grey_images_of_odd_sizes_work(cls: type[Model], monkeypatch: pytest.MonkeyPatch) -> None:
     network = on_meta(cls, num_classes=7, in_channels=1).eval()
     maps: list[Tensor] = []
-    head = network.head
-    monkeypatch.setattr(network, "head", lambda x: (maps.append(x), head(x))[1])
+    head = network.forward_head
+    monkeypatch.setattr(network, "forward_head", lambda x: (maps.append(x), head(x))[1])
     assert network(torch.empty(3, 1, max(97, cls.min_size), max(65, cls.min_size), device="meta")).shape == (3, 7)
     assert [x.dim() for x in maps] == [4]
 

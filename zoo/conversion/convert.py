@@ -196,7 +196,7 @@ def _described(
         notes=notes,
         decision=decision,
         labels=foreign.labels,
-        filters=_filters(tensors.get(f"{foreign.network.stem}.weight")),
+        filters=_filters(tensors.get(f"{foreign.network.first_layer}.weight")),
     )
 
 

@@ -123,4 +123,4 @@ def _differ_inside(foreign: Foreign, made: Conversion) -> set[str]:
     """Name the layers whose own outputs differ by what was moved to the layer behind."""
     moved = set(foreign.adopted.moved)
     shifted = any(step.startswith("minus the mean") for told in made.transforms.values() for step in told.get("steps", ()))
-    return moved | {foreign.network.stem} if shifted else moved
+    return moved | {foreign.network.first_layer} if shifted else moved

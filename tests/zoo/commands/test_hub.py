@@ -111,7 +111,7 @@ def test_timms_names_and_a_new_head_work_from_the_hub(hub: HubServer, tmp_path: 
 
 def test_the_command_pulls_and_verifies(hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hub.repo("acme/wheels", {"model.safetensors": blob(ResNet20(), tmp_path / "w")})
-    command = [sys.executable, "-m", "zoo.commands.app", "pull", "ResNet20", "-w", "hf://acme/wheels", "--json"]
+    command = [sys.executable, "-m", "zoo", "pull", "ResNet20", "-w", "hf://acme/wheels", "--json"]
     pulled = subprocess.run(command, capture_output=True, text=True)
     assert pulled.returncode == 0, pulled.stderr
     assert "acme/wheels" in json.loads(pulled.stdout)["source"]
