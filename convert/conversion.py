@@ -64,8 +64,8 @@ def adopt(
         if not candidates:
             known = ", ".join(name for name, module in names.NAMINGS.items() if hasattr(module, "order"))
             raise ConvertError(
-                f"{source.path} keeps only an order of tensors, and no naming of a {source.format} file knows which; try --from with one "
-                f"of {known}"
+                f"{source.path} keeps only an order of tensors, and no naming of a {source.format} file knows which; try "
+                f"zoo convert --from with one of {known}"
             )
     best: Adopted | None = None
     for name in candidates:

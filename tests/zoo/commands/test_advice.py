@@ -22,6 +22,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+[a-z]")
 NAMED = re.compile(rf"\bzoo ({'|'.join(OPTIONS)})\b")
 SPEAKS_IN = {
     "convert/formats": ("convert",),  # of writing
+    "convert/_guard.py": ("convert",),
     "convert/evidence.py": ("convert",),
     "convert/sandbox.py:_Reader": ("convert",),  # who runs a framework there
     "weights/sbom.py": ("sbom",),

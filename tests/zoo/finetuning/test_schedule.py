@@ -23,7 +23,7 @@ def test_layers_are_blocks_and_every_parameter_is_in_one(name: str, count: int) 
     assert sorted(inside) == sorted(id(p) for p in model.parameters())
     far = depths(model)
     assert max(far.values()) + 1 == count
-    assert far[f"{model.stem}.weight"] == count - 1
+    assert far[f"{model.first_layer}.weight"] == count - 1
     assert far[f"{model.classifiers[0]}.weight"] == 0
 
 

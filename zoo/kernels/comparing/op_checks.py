@@ -109,6 +109,11 @@ def outlines(op: ModuleType, args: Arguments) -> tuple[Tensor, ...]:
     )
 
 
+def poison(dtype: torch.dtype) -> float:
+    """Return what no result of a kernel may leave behind: NaN, or the largest number of a type that holds integers."""
+    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
 def poisoned(like: Tensor, device: torch.device | str, *, sliced: bool = False) -> tuple[Tensor, Tensor]:
     """Return an `out` full of NaN, or of the largest number where it holds integers, and the buffer that it lies in.
 
@@ -121,14 +126,13 @@ def poisoned(like: Tensor, device: torch.device | str, *, sliced: bool = False) 
     Returns:
         `out` and the buffer, which is `out` itself where it is no slice.
     """
-    poison = torch.nan if like.dtype.is_floating_point else torch.iinfo(like.dtype).max
-    out = torch.empty_like(like, device=device).fill_(poison)
+    out = torch.empty_like(like, device=device).fill_(poison(like.dtype))
     if not sliced or out.dim() != 4 or not out.numel() or not out.is_contiguous(memory_format=torch.channels_last):
         return out, out
     n, c, h, w = out.shape
     wide = (n, BEFORE + c + AFTER, h, w)
     buffer = torch.empty(wide, dtype=out.dtype, device=device, memory_format=torch.channels_last).fill_(SENTINEL)
-    return buffer[:, BEFORE : BEFORE + c].fill_(poison), buffer
+    return buffer[:, BEFORE : BEFORE + c].fill_(poison(like.dtype)), buffer
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
