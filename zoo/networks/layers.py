@@ -10,13 +10,9 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": nn.ReLU,
-    "relu6": nn.ReLU6,
-    "leaky_relu_0.1": lambda: nn.LeakyReLU(0.1),
-    "hardswish": nn.Hardswish,
-    "silu": nn.SiLU,
-}
+from zoo.kernels import activations
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {name: one.layer for name, one in activations.ACTIVATIONS.items() if name != "none"}
 """Activations by the name that a checkpoint's record uses; a factory makes a fresh, never in-place, module."""
 
 

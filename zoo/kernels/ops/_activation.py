@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": torch.relu,
-    "relu6": F.relu6,
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
-    "silu": F.silu,
-    "sigmoid": torch.sigmoid,
-    "leaky_relu_0.1": lambda x: F.leaky_relu(x, 0.1),
-    "leaky_relu_0.01": lambda x: F.leaky_relu(x, 0.01),
-    "gelu": F.gelu,
-}
+from zoo.kernels import activations
+
+ACTIVATIONS = {name: one.function for name, one in activations.ACTIVATIONS.items()}
 """Activation by name; the kernels know the same names."""
 
 
@@ -57,16 +44,8 @@ def activate(x, ACT: tl.constexpr):
     return x
 
 
-SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": torch.ones_like,
-    "relu": lambda z: (z > 0).to(z.dtype),
-    "relu6": lambda z: ((z > 0) & (z < 6)).to(z.dtype),
-    "hardswish": lambda z: torch.where(z <= -3, 0, torch.where(z < 3, z / 3 + 0.5, 1)),
-    "silu": lambda z: torch.sigmoid(z) * (1 + z * (1 - torch.sigmoid(z))),
-    "leaky_relu_0.1": lambda z: torch.where(z > 0, torch.ones_like(z), 0.1),
-    "leaky_relu_0.01": lambda z: torch.where(z > 0, torch.ones_like(z), 0.01),
-}
-"""Derivatives by name, at the borders as PyTorch chooses; those that the kernels know."""
+SLOPES = {name: one.slope for name, one in activations.ACTIVATIONS.items() if one.slope is not None}
+"""Derivatives by name; those that the kernels know."""
 
 BY_OUTPUT = ("none", "relu", "relu6", "leaky_relu_0.1", "leaky_relu_0.01")
 """Those whose gradient their output tells as well as their input."""

@@ -6,7 +6,7 @@ A function that is named `…_refuses` says, of shapes and dtypes alone, why ker
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zoo.kernels import activations
 from zoo.kernels.training import shared
 
 Pair = tuple[int, int]
@@ -24,15 +25,8 @@ HALF = (torch.bfloat16, torch.float16)
 WIDER = 2
 """Times the channels that a 1x1 convolution reads: a BatchNorm behind it takes its sums of those where there are so many, or more."""
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
-    "none": None,
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "hardswish": F.hardswish,
-    "silu": F.silu,
-    "leaky_relu_0.1": lambda x: F.leaky_relu(x, 0.1),
-    "leaky_relu_0.01": F.leaky_relu,
-}
+ACTIVATIONS = {name: None if name == "none" else one.function for name, one in activations.ACTIVATIONS.items() if one.slope is not None}
+"""Those with a derivative that kernels know; None leaves a tensor as it is."""
 
 
 def on_kernels(device: torch.device) -> bool:

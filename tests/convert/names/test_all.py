@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from deeper import every_size
 from written import written
 
 import zoo
@@ -25,7 +26,7 @@ def shapes(state: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-@pytest.mark.parametrize("cls", zoo.CATALOGUE.values(), ids=zoo.CATALOGUE)
+@every_size
 def test_our_own_names_are_recognised_and_unchanged(cls: type[Model]) -> None:
     state = meta(cls)
     assert names.recognise(state, cls, state) == "torchvision"
@@ -35,7 +36,7 @@ def test_our_own_names_are_recognised_and_unchanged(cls: type[Model]) -> None:
 
 
 @pytest.mark.parametrize("naming", names.NAMINGS)
-@pytest.mark.parametrize("cls", zoo.CATALOGUE.values(), ids=zoo.CATALOGUE)
+@every_size
 def test_every_naming_leads_there_and_back(cls: type[Model], naming: str) -> None:
     """Their tensors are ours as a writer gets them; that no name collides and no tensor gets lost shows in the report."""
     state = meta(cls)
