@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import pydoc
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
@@ -86,6 +89,17 @@ def test_what_type_checkers_read_is_what_is_loaded_when_it_is_asked_for(api: Mod
     assert {name for _, name in read} == {*api.exported(zoo), "*"}
     for module, name in read - {("zoo.catalogue", "*")}:
         assert getattr(zoo, name) is getattr(importlib.import_module(str(module)), name)
+
+
+def test_a_type_checker_knows_each_network_by_its_class_and_no_other_name(tmp_path: Path) -> None:
+    (tmp_path / "used.py").write_text("from zoo import VGG19, VGG99, trained\nreveal_type(VGG19)\nreveal_type(trained(VGG19))\n")
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "used.py"]
+    found = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout)["generalDiagnostics"]
+    assert [one["message"] for one in found] == [
+        '"VGG99" is unknown import symbol',
+        'Type of "VGG19" is "type[VGG19]"',
+        'Type of "trained(VGG19)" is "VGG19"',
+    ]
 
 
 def test_a_star_gives_the_networks_too() -> None:

@@ -20,21 +20,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weights import NoPretrainedWeights, WeightsError, WeightsMismatch
+    from weights import NoPretrainedWeights as NoPretrainedWeights
+    from weights import WeightsError as WeightsError
+    from weights import WeightsMismatch as WeightsMismatch
     from zoo.catalogue import *  # noqa: F403
-    from zoo.catalogue import CATALOGUE
-    from zoo.embedding.run import embed
-    from zoo.extraction.features import Features, body, features, head, pyramid
-    from zoo.extraction.taps import UnknownTap
-    from zoo.finetuning.rates import find_rate
-    from zoo.finetuning.run import finetune
-    from zoo.kernels.api.fast import fast, plain, why
-    from zoo.kernels.api.network import Fast
-    from zoo.kernels.training.step import fast_step
-    from zoo.networks.model import Model
-    from zoo.prediction.predict import Prediction, predict
-    from zoo.pretrained.heads import reset_head
-    from zoo.pretrained.trained import trained
+    from zoo.catalogue import CATALOGUE as CATALOGUE
+    from zoo.embedding.run import embed as embed
+    from zoo.extraction.features import Features as Features
+    from zoo.extraction.features import body as body
+    from zoo.extraction.features import features as features
+    from zoo.extraction.features import head as head
+    from zoo.extraction.features import pyramid as pyramid
+    from zoo.extraction.taps import UnknownTap as UnknownTap
+    from zoo.finetuning.rates import find_rate as find_rate
+    from zoo.finetuning.run import finetune as finetune
+    from zoo.kernels.api.fast import fast as fast
+    from zoo.kernels.api.fast import plain as plain
+    from zoo.kernels.api.fast import why as why
+    from zoo.kernels.api.network import Fast as Fast
+    from zoo.kernels.training.step import fast_step as fast_step
+    from zoo.networks.model import Model as Model
+    from zoo.prediction.predict import Prediction as Prediction
+    from zoo.prediction.predict import predict as predict
+    from zoo.pretrained.heads import reset_head as reset_head
+    from zoo.pretrained.trained import trained as trained
 
 __version__ = "0.1.0"
 
@@ -57,22 +66,24 @@ _PLACES = {
 _PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first asked for; every network is one."""
-    from importlib import import_module
+if not TYPE_CHECKING:  # type checkers read the names above, and know of no others
 
-    if name == "__all__":
-        from zoo.variants import variants
+    def __getattr__(name: str) -> Any:
+        """Load a public name when it is first asked for; every network is one."""
+        from importlib import import_module
 
-        return [*sorted(_PLACE), *variants()]
-    if name not in _PLACE and not name[:1].isupper():  # a network's name begins with a capital
-        raise AttributeError(f"module 'zoo' has no attribute {name!r}")
-    found = getattr(import_module(_PLACE.get(name, "zoo.catalogue")), name, None)
-    if found is None:
-        raise AttributeError(f"module 'zoo' has no attribute {name!r}; zoo.CATALOGUE lists the networks")
-    if name in _PLACE:  # networks are left out: see __dir__
-        globals()[name] = found
-    return found
+        if name == "__all__":
+            from zoo.variants import variants
+
+            return [*sorted(_PLACE), *variants()]
+        if name not in _PLACE and not name[:1].isupper():  # a network's name begins with a capital
+            raise AttributeError(f"module 'zoo' has no attribute {name!r}")
+        found = getattr(import_module(_PLACE.get(name, "zoo.catalogue")), name, None)
+        if found is None:
+            raise AttributeError(f"module 'zoo' has no attribute {name!r}; zoo.CATALOGUE lists the networks")
+        if name in _PLACE:  # networks are left out: see __dir__
+            globals()[name] = found
+        return found
 
 
 def __dir__() -> list[str]:

@@ -14,8 +14,6 @@ from zoo.networks.squeezenet import SqueezeNet
 from zoo.networks.vgg import VGG
 from zoo.variants import spelt
 
-__all__ = ["CATALOGUE", "model_class"]
-
 
 def model_class(name: str) -> type[Model]:
     """Return the class of a network by its name, in any case.
