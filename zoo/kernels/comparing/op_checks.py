@@ -15,9 +15,6 @@ from torch import Tensor
 Arguments = dict[str, Any]
 Config = dict[str, Any]
 
-INTERFACE = ("reference", "supports", "configs", "launch", "cost", "make", "CASES", "LARGE_CASES", "TOLERANCE")
-"""What every op's module has; one that takes weights has `PACK` or `prepare` too."""
-
 BEFORE, AFTER = 3, 8
 """Channels beside a slice that a kernel writes: their odd sum leaves no alignment to rely on."""
 

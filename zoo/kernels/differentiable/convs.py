@@ -22,8 +22,6 @@ from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT
 from zoo.kernels.ops._overlap import kernels_run
 from zoo.kernels.ops._tuned import chosen
 
-Pair = tuple[int, int]
-
 
 def _ways(x: Tensor, weight: Tensor, bias: Tensor | None, act: str, groups: int) -> list[dict[str, Any]]:
     """Return the ways to convolve, the best guess first; cuDNN has ReLU alone."""

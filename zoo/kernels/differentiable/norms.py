@@ -42,7 +42,7 @@ def _batch_norm_act(
     ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
     residual: Tensor | None, options: dict[str, Any], group: Any, row: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """The kernels under autograd; running statistics move in place, which `torch.library` allows no operator with a gradient."""
+    """Normalise by the kernels, under autograd. Running statistics are updated in place."""
     tensors, act = (x, weight, bias, running_mean, running_var, residual), options["act"]
     if kernels_run(x) and not supports(*tensors, **options):
         y, stats = empty_map(*x.shape, like=x), torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)

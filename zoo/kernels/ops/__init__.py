@@ -4,7 +4,9 @@ Which steps an op may compute, and with which of their arguments, is said in `zo
 
 An op's module has
 
-    reference(...)               plain PyTorch, any floating dtype, any device: what the op means, and what its arguments are
+    reference(...)               plain PyTorch, any floating dtype, any device: what the op means, and what its arguments are. On the meta
+                                 device it tells the shapes and dtypes of what `launch` makes
+    OUT                          memory format of the results that have four dimensions, where it is not channels_last; few ops have it
     supports(**args)             "" where the kernel takes these arguments, else the reason why not
     configs(**args)              launch parameters to try, the best guess first; JSON-able dicts
     launch(**args, out, config)  runs the kernel; `out` may be a channel slice of a larger map; the first of `configs` if none is given

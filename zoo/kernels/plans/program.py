@@ -139,7 +139,7 @@ class Program:
         """Compute the network's flat outputs.
 
         Args:
-            inputs: for each tensor input its forms, in the order of `forms_of`; let go of when the last step that reads them has run.
+            inputs: for each tensor input its forms, in the order of `forms`; let go of when the last step that reads them has run.
             probe: is called with every computed step, its inputs and its value.
         """
         values = self._named(inputs)

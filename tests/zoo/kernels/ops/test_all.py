@@ -25,6 +25,8 @@ from zoo.kernels.ops import cublaslt, cudnn_conv, cudnn_graph, discover
 OPS = discover()
 CASES = [(name, index) for name, op in OPS.items() for index in range(len(op.CASES))]
 HALVES = (torch.bfloat16, torch.float16)
+INTERFACE = ("reference", "supports", "configs", "launch", "cost", "make", "CASES", "LARGE_CASES", "TOLERANCE")
+"""What every op's module has; one that takes weights has `PACK` or `prepare` too."""
 
 
 def label(value: Any) -> str | None:
@@ -70,7 +72,7 @@ def passed(outcome: checking.Outcome) -> None:
 
 @every_op
 def test_every_op_has_the_whole_interface(op: ModuleType) -> None:
-    assert [name for name in checking.INTERFACE if not hasattr(op, name)] == []
+    assert [name for name in INTERFACE if not hasattr(op, name)] == []
     assert hasattr(op, "PACK") or hasattr(op, "prepare") or "weight" not in inspect.signature(op.reference).parameters
     assert {torch.float32, torch.bfloat16, torch.float16} <= set(op.TOLERANCE)
     assert {"out", "config"} <= set(inspect.signature(op.launch).parameters)
@@ -135,10 +137,11 @@ def test_memory_in_another_order_is_refused_or_read_right(op: ModuleType, device
         return
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
 @every_op
-def test_what_an_op_makes_by_itself_lies_as_its_outlines_say(op: ModuleType, device: torch.device) -> None:
+def test_what_an_op_makes_by_itself_lies_as_its_outlines_say(op: ModuleType, dtype: torch.dtype, device: torch.device) -> None:
     for index in cheap(op, device)[::4]:
-        args = drawn(op, index, torch.float32, device)
+        args = drawn(op, index, dtype, device)
         if not args:
             continue
         with torch.inference_mode():
