@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What the command imports when it starts: compiled at once, where an environment forbids it later. All of torch would take minutes.
+STARTS := typer rich pydantic annotated_types typing_inspection markdown_it mdurl filelock platformdirs blake3
 
 .PHONY: demo test lint format docs docs-pages clean faults faults-files faults-network faults-long
 
@@ -9,6 +11,7 @@ $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kernelzoo needs Python 3.11 or newer; make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev,demo]'
+	-$(BIN)/python -m compileall -q zoo weights convert $(addprefix $(VENV)/lib/python3*/site-packages/,$(STARTS))
 	touch $@
 
 demo: $(BIN)/.installed
