@@ -6,18 +6,27 @@ keeps no more than its arguments and what it says; none waits for the device, so
 
 from zoo.kernels.differentiable.again import kept_of, made_again
 from zoo.kernels.differentiable.convs import conv_bias_act
+from zoo.kernels.differentiable.convs import refused as conv_bias_act_refused
 from zoo.kernels.differentiable.dense import dense_block, dense_layers
+from zoo.kernels.differentiable.dense import refuses as dense_block_refused
 from zoo.kernels.differentiable.depthwise import depthwise_conv
+from zoo.kernels.differentiable.depthwise import refused as depthwise_conv_refused
+from zoo.kernels.differentiable.gates import refused as scale_channels_refused
 from zoo.kernels.differentiable.gates import scale_channels
 from zoo.kernels.differentiable.losses import cross_entropy
-from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, norm_act_conv
-from zoo.kernels.differentiable.pools import avg_pool, max_pool
+from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, conv_stats_refused, norm_act_conv, norm_act_conv_refused
+from zoo.kernels.differentiable.norms import supports as batch_norm_act_refused
+from zoo.kernels.differentiable.pools import avg_pool, avg_pool_refused, max_pool, max_pool_refused
 from zoo.kernels.differentiable.shortcut import shortcut_conv
+from zoo.kernels.differentiable.stem import refused as stem_conv_refused
 from zoo.kernels.differentiable.stem import stem_conv
 from zoo.kernels.differentiable.widening import conv_norm_act
+from zoo.kernels.differentiable.widening import refused as conv_norm_act_refused
 from zoo.kernels.ops._tuned import tuning
 
 __all__ = [
-    "avg_pool", "batch_norm_act", "conv_bias_act", "conv_norm_act", "conv_stats", "cross_entropy", "dense_block", "dense_layers",
-    "depthwise_conv", "kept_of", "made_again", "max_pool", "norm_act_conv", "scale_channels", "shortcut_conv", "stem_conv", "tuning",
+    "avg_pool", "avg_pool_refused", "batch_norm_act", "batch_norm_act_refused", "conv_bias_act", "conv_bias_act_refused", "conv_norm_act",
+    "conv_norm_act_refused", "conv_stats", "conv_stats_refused", "cross_entropy", "dense_block", "dense_block_refused", "dense_layers",
+    "depthwise_conv", "depthwise_conv_refused", "kept_of", "made_again", "max_pool", "max_pool_refused", "norm_act_conv",
+    "norm_act_conv_refused", "scale_channels", "scale_channels_refused", "shortcut_conv", "stem_conv", "stem_conv_refused", "tuning",
 ]  # fmt: skip

@@ -51,19 +51,19 @@ def depthwise_conv(x: Tensor, weight: Tensor, stride: Size = 1, padding: Size = 
     """
     window = {"stride": pair(stride), "padding": pair(padding), "dilation": pair(dilation)}
     x = rows(x)
-    if _depthwise_runs(x, weight, window):
+    if kernels_run(x) and not refused(x, weight, window):
         return _depthwise(x, weight, window)
     return F.conv2d(x, weight.to(x.dtype), None, **window, groups=x.shape[1])
 
 
-def _depthwise_runs(x: Tensor, weight: Tensor, window: dict[str, tuple[int, int]]) -> bool:
-    if not kernels_run(x) or weight.shape[:2] != (x.shape[1], 1):
-        return False
+def refused(x: Tensor, weight: Tensor, window: dict[str, tuple[int, int]]) -> str:
+    """Return "" where the kernels do this, there and back, else the reason why not; of shapes and dtypes alone."""
+    if weight.shape[:2] != (x.shape[1], 1):
+        return "several output channels an input channel"
     taken, shape = torch.empty(weight.shape, dtype=x.dtype, device="meta"), {**window, "padding": around(window["padding"])}
-    if depthwise.supports(x, taken, None, **shape):
-        return False
+    if reason := depthwise.supports(x, taken, None, **shape):
+        return reason
     out = outline((*x.shape[:2], *depthwise.out_sizes(x, taken, **shape)), x.dtype)
-    return not (
-        depthwise_input_grad.supports(out, taken, size=x.shape[2:], **window)
-        or depthwise_weight_grad.supports(out, x, kernel=weight.shape[2:], **window)
+    return depthwise_input_grad.supports(out, taken, size=x.shape[2:], **window) or depthwise_weight_grad.supports(
+        out, x, kernel=weight.shape[2:], **window
     )

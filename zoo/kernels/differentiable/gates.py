@@ -35,6 +35,11 @@ def scale_channels(x: Tensor, gate: Tensor) -> Tensor:
         The map in the dtype of `x`. Kept for the way back are `x` and `gate`, both of whose gradients come from one pass.
     """
     x, factors = rows(x), gate.flatten(1).contiguous()
-    if kernels_run(x) and not scale_channels_grad.supports(x, x, factors):
+    if kernels_run(x) and not refused(x, factors):
         return _scale(x, factors)
     return x * factors[:, :, None, None].to(x.dtype)
+
+
+def refused(x: Tensor, gate: Tensor) -> str:
+    """Return "" where the kernels do this, else the reason why not; of shapes and dtypes alone."""
+    return scale_channels_grad.supports(x, x, gate.flatten(1).contiguous())

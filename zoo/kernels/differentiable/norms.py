@@ -168,9 +168,21 @@ def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
         The map (N, K, H, W) in the dtype of `x`, and float32 (3, K), its `row` for the BatchNorm behind it; None where no kernel runs.
     """
     x = rows(x)
-    if not kernels_run(x) or pointwise_stats.supports(x, torch.empty(kernel.shape, dtype=x.dtype, device="meta")):
+    if not kernels_run(x) or conv_stats_refused(x, kernel):
         return F.conv2d(x, kernel.to(x.dtype)), None
     return _conv_stats(x, None, None, kernel, None, "none", None)
+
+
+def conv_stats_refused(x: Tensor, kernel: Tensor, *norm: Tensor | None, act: str = "none") -> str:
+    """Return "" where a kernel does this, else the reason why not; of shapes and dtypes alone.
+
+    Args:
+        x: map (N, C, H, W).
+        kernel: (K, C, 1, 1).
+        norm: statistics, weight and bias of a BatchNorm on the way in, if there is one.
+        act: its activation.
+    """
+    return pointwise_stats.supports(x, torch.empty(kernel.shape, dtype=x.dtype, device="meta"), *norm, act=act)
 
 
 def norm_act_conv(
@@ -203,10 +215,7 @@ def norm_act_conv(
         ValueError: there is one value a channel, which has no variance, as PyTorch says.
     """
     x, options = rows(x), {"momentum": momentum, "eps": eps, "act": act, "training": training}
-    packed, marks = torch.empty(kernel.shape, dtype=x.dtype, device="meta"), torch.empty((3, x.shape[1]), device="meta")
-    refused = supports(x, weight, bias, running_mean, running_var, **options)
-    refused = refused or pointwise_stats.supports(x, packed, marks, weight, bias, act=act)
-    if not kernels_run(x) or refused:
+    if not kernels_run(x) or norm_act_conv_refused(x, weight, bias, running_mean, running_var, kernel, act=act, training=training):
         z = batch_norm_act(x, weight, bias, running_mean, running_var, **options, group=group, row=row)
         return F.conv2d(z, kernel.to(x.dtype)), None
     stats = torch.empty((3, x.shape[1]), dtype=torch.float32, device=x.device)
@@ -217,3 +226,11 @@ def norm_act_conv(
         if running and training:
             torch.autograd.graph.increment_version(running)
     return _conv_stats(x, weight, bias, kernel, stats, act, group if training else None)
+
+
+def norm_act_conv_refused(
+    x: Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, kernel: Tensor, *, act: str, training: bool = True
+) -> str:
+    """Return "" where kernels do this, else the reason why not; of shapes and dtypes alone."""
+    refused = supports(x, weight, bias, running_mean, running_var, act=act, training=training)
+    return refused or conv_stats_refused(x, kernel, torch.empty((3, x.shape[1]), device="meta"), weight, bias, act=act)

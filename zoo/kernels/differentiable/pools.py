@@ -14,6 +14,8 @@ from zoo.kernels.ops import max_pool as _pool
 from zoo.kernels.ops import pool as _windows
 from zoo.kernels.ops._overlap import kernels_run
 
+max_pool_refused = _pool.supports
+
 
 def _max_pool_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     (index,) = ctx.saved_tensors
@@ -43,7 +45,7 @@ def max_pool(x: Tensor, kernel: Size, stride: Size | None = None, padding: Size 
     """
     x = rows(x)
     window = {"kernel": pair(kernel), "stride": pair(stride or kernel), "padding": pair(padding), "ceil_mode": ceil_mode}
-    if kernels_run(x) and not _pool.supports(x, **window):
+    if kernels_run(x) and not max_pool_refused(x, **window):
         return _max_pool(x, window)
     return F.max_pool2d(x, kernel, stride, padding, ceil_mode=ceil_mode)  # pyright: ignore[reportArgumentType]
 
@@ -70,9 +72,14 @@ def avg_pool(x: Tensor, kernel: Size, ceil_mode: bool = False) -> Tensor:
         The map (N, C, OH, OW) in the dtype of `x`. Nothing is kept for the way back.
     """
     x, window = rows(x), pair(kernel)
-    sizes = (-(-s // k) if ceil_mode else s // k for s, k in zip(x.shape[2:], window, strict=True))
-    made = outline((*x.shape[:2], *sizes), x.dtype)
-    refused = _windows.supports(x, kind="avg", kernel=window, stride=window, ceil_mode=ceil_mode)
-    if kernels_run(x) and not (refused or avg_pool_grad.supports(made, size=x.shape[2:], kernel=window)):
+    if kernels_run(x) and not avg_pool_refused(x, window, ceil_mode):
         return _avg_pool(x, window, ceil_mode)
     return F.avg_pool2d(x, window, window, ceil_mode=ceil_mode)
+
+
+def avg_pool_refused(x: Tensor, kernel: tuple[int, int], ceil_mode: bool) -> str:
+    """Return "" where the kernels do this, there and back, else the reason why not; of shapes and dtypes alone."""
+    sizes = (-(-s // k) if ceil_mode else s // k for s, k in zip(x.shape[2:], kernel, strict=True))
+    made = outline((*x.shape[:2], *sizes), x.dtype)
+    refused = _windows.supports(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
+    return refused or avg_pool_grad.supports(made, size=x.shape[2:], kernel=kernel)

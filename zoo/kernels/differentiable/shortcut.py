@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.differentiable.maps import rows
 from zoo.kernels.differentiable.nodes import node
+from zoo.kernels.differentiable.norms import conv_stats_refused
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_weight_grad
 from zoo.kernels.ops._layout import pixel_stride
 from zoo.kernels.ops._overlap import kernels_run
@@ -83,7 +84,7 @@ def shortcut_conv(x: Tensor, kernel: Tensor, *, stats: bool = False) -> tuple[Te
         runs; and `x`.
     """
     x = rows(x)
-    if stats and (not kernels_run(x) or pointwise_stats.supports(x, torch.empty(kernel.shape, dtype=x.dtype, device="meta"))):
+    if stats and (not kernels_run(x) or conv_stats_refused(x, kernel)):
         y, again = _shortcut(x, kernel, False)
         return y, None, again  # pyright: ignore[reportReturnType]
     return _shortcut(x, kernel, stats)

@@ -12,14 +12,13 @@ from functools import partial
 from typing import Any
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import BATCH_NORM, CONV2D, SHARED_BATCH_NORM, activation_of, arguments, pair, plainly
+from zoo.kernels.training.calls import NORMS, Convolution, Norm, activation_of, arguments, convolution_of, norm_of, plainly
 from zoo.kernels.training.finder import Finder, Placed, in_order
 from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain, Step, Without
 
 _CAT = {"tensors": None, "dim": 0}
 _DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
-_NORMS = ("batch_norm", "shared_batch_norm")
 _CATS = ("cat", "concat", "concatenate")
 
 
@@ -40,7 +39,7 @@ def dense_blocks(finder: Finder, found: list[Placed], without: Without) -> list[
     finder.taken = set()
     layers: dict[int, _Layer] = {}
     for index, call in enumerate(finder.calls):
-        if call.name in _NORMS and (layer := _layer(finder, index)) is not None:
+        if call.name in NORMS and (layer := _layer(finder, index)) is not None:
             layers[layer.reads] = layer
     if len(layers) < 2:
         return found
@@ -81,65 +80,66 @@ def _parts(finder: Finder) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, 
 def _layer(finder: Finder, index: int) -> _Layer | None:
     """Return the layer that begins with a BatchNorm, if one does."""
     first = _norm(finder, index)
-    conv = first and _conv(finder, first["makes"])
-    if not first or not conv or finder.values[conv["kernel"]].shape[2:] != (1, 1):
+    conv = None if first is None else _conv(finder, first.makes)
+    second = None if conv is None else _norm(finder, finder.follower(conv[1].makes))
+    last = None if second is None else _conv(finder, second.makes)
+    if first is None or conv is None or second is None or last is None:
         return None
-    after = finder.follower(conv["makes"])
-    second = None if after is None or finder.calls[after].name not in _NORMS else _norm(finder, after)
-    last = second and _conv(finder, second["makes"])
-    if not second or not last or finder.values[last["makes"]].shape[2:] != finder.values[first["reads"]].shape[2:]:
+    (conv_index, narrow), (last_index, wide) = conv, last
+    values, read = finder.values, first.norm.reads[0]
+    if values[narrow.weight].shape[2:] != (1, 1) or values[wide.makes].shape[2:] != values[read].shape[2:]:
         return None
-    makes, indices = last["makes"], (*first["indices"], conv["index"], *second["indices"], last["index"])
-    reason = first["reason"] or second["reason"]
+    makes, indices = wide.makes, (*first.indices, conv_index, *second.indices, last_index)
+    reason = first.reason or second.reason
     after = finder.follower(makes)
     if after is not None and finder.calls[after].name == "dropout" and (given := arguments(finder.calls[after], _DROPOUT)) is not None:
         makes, indices = int(finder.calls[after].result), (*indices, after)
         reason = reason or ("dropout between its layers" if given["p"] and given["training"] else "")
-    kinds = {finder.values[number].dtype for number in (first["reads"], conv["makes"], last["makes"], makes)}
-    if len(kinds) > 1 or (conv["padding"], conv["dilation"]) != ((0, 0), (1, 1)):
+    kinds = {values[number].dtype for number in (read, narrow.makes, wide.makes, makes)}
+    if len(kinds) > 1 or (narrow.padding, narrow.dilation) != ((0, 0), (1, 1)):
         return None
-    tensors = (*first["tensors"], conv["kernel"], *second["tensors"], last["kernel"])
-    options = {"first": first["options"], "second": second["options"], "padding": last["padding"], "dilation": last["dilation"]}
-    return _Layer(first["reads"], makes, tensors, indices, options, reason)
+    tensors = (*first.norm.reads[1:], narrow.weight, *second.norm.reads[1:], wide.weight)
+    options = {"first": first.options, "second": second.options, "padding": wide.padding, "dilation": wide.dilation}
+    return _Layer(read, makes, tensors, indices, options, reason)
 
 
-def _norm(finder: Finder, index: int) -> dict[str, Any] | None:
-    """Return what a BatchNorm and the activation behind it read, make and compute with."""
-    call = finder.calls[index]
-    shared = call.name == "shared_batch_norm"
-    given = arguments(call, SHARED_BATCH_NORM if shared else BATCH_NORM)
-    names = ("input", "weight", "bias", "running_mean", "running_var")
-    if given is None or not plainly(call) or not isinstance(given["momentum"], float):
-        return None
-    x, *tensors = (given[name] for name in names)
-    if not all(isinstance(part, Ref) for part in (x, *tensors)) or len(finder.values[x].shape) != 4:
-        return None
-    after = finder.follower(int(call.result))
+@dataclass(frozen=True)
+class _Active:
+    """A BatchNorm and the activation behind it: both calls' places, and the value that they make."""
+
+    norm: Norm
+    act: str
+    indices: tuple[int, int]
+    makes: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"momentum": self.norm.options["momentum"], "eps": self.norm.options["eps"], "act": self.act}
+
+    @property
+    def reason(self) -> str:
+        """Why no block may have it; empty where one may."""
+        if not self.norm.training:
+            return "a BatchNorm in eval mode amid its layers"
+        return "its BatchNorms exchange statistics, which its kernels don't" if self.norm.shared else ""
+
+
+def _norm(finder: Finder, index: int | None) -> _Active | None:
+    norm = None if index is None else norm_of(finder.values, finder.calls[index])
+    after = None if index is None or norm is None else finder.follower(int(finder.calls[index].result))
     act = activation_of(finder.calls[after]) if after is not None and plainly(finder.calls[after]) else None
-    if after is None or act not in kernels.ACTIVATIONS:
+    if index is None or norm is None or after is None or act is None or act not in kernels.ACTIVATIONS:
         return None
-    reason = "its BatchNorms exchange statistics, which its kernels don't" if shared else ""
-    reason = reason if given["training"] else "a BatchNorm in eval mode amid its layers"
-    options = {"momentum": given["momentum"], "eps": given["eps"], "act": act}
-    return {
-        "reads": int(x), "tensors": tuple(map(int, tensors)), "makes": int(finder.calls[after].result), "indices": (index, after),
-        "options": options, "reason": reason,
-    }  # fmt: skip
+    return _Active(norm, act, (index, after), int(finder.calls[after].result))
 
 
-def _conv(finder: Finder, number: int) -> dict[str, Any] | None:
-    """Return a convolution that alone reads a value, if it keeps the map's size and has neither a bias nor groups."""
+def _conv(finder: Finder, number: int) -> tuple[int, Convolution] | None:
+    """Return a convolution that alone reads a value, by its place, if it strides over no pixels and has neither a bias nor groups."""
     index = finder.follower(number)
-    if index is None or finder.calls[index].name != "conv2d" or not plainly(finder.calls[index]):
+    conv = None if index is None else convolution_of(finder.values, finder.calls[index])
+    if index is None or conv is None or (conv.x, conv.bias, conv.groups, conv.stride) != (number, None, 1, (1, 1)):
         return None
-    given = arguments(finder.calls[index], CONV2D)
-    if given is None or given["bias"] is not None or given["groups"] != 1 or isinstance(given["padding"], str):
-        return None
-    if pair(given["stride"]) != (1, 1) or given["input"] != number or not isinstance(given["weight"], Ref):
-        return None
-    makes = int(finder.calls[index].result)
-    window = {"padding": pair(given["padding"]), "dilation": pair(given["dilation"])}
-    return {"index": index, "kernel": int(given["weight"]), "makes": makes, **window}
+    return index, conv
 
 
 def _block(finder: Finder, found: list[Placed], run: Sequence[_Layer], end: int, without: Without) -> list[Placed] | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from zoo.kernels.training.record import Call
+from zoo.kernels.training.record import Call, Ref, Value
 
 BATCH_NORM = {
     "input": None, "running_mean": None, "running_var": None, "weight": None, "bias": None,
     "training": False, "momentum": 0.1, "eps": 1e-5,
 }  # fmt: skip
 SHARED_BATCH_NORM = {**BATCH_NORM, "training": True, "group": None}
+NORMS = {"batch_norm": BATCH_NORM, "shared_batch_norm": SHARED_BATCH_NORM}
 CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
 
@@ -19,6 +22,58 @@ def arguments(call: Call, names: dict[str, Any]) -> dict[str, Any] | None:
     if len(call.args) > len(names) or not call.kwargs.keys() <= names.keys():
         return None
     return {**names, **dict(zip(names, call.args, strict=False)), **call.kwargs}
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A call of `conv2d`: the values that it reads and makes, and its window, down and right."""
+
+    x: int
+    weight: int
+    bias: int | None
+    makes: int
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+def convolution_of(values: Sequence[Value], call: Call) -> Convolution | None:
+    """Read a convolution of maps, padded by numbers, that is made plainly; None of another call."""
+    given = arguments(call, CONV2D) if call.name == "conv2d" and plainly(call) else None
+    if given is None or isinstance(given["padding"], str):
+        return None
+    x, weight, bias = (given[name] for name in ("input", "weight", "bias"))
+    if not all(isinstance(part, Ref) for part in (x, weight, call.result)) or len(values[x].shape) != 4:
+        return None
+    if bias is not None and not isinstance(bias, Ref):
+        return None
+    stride, padding, dilation = (pair(given[name]) for name in ("stride", "padding", "dilation"))
+    tensors = int(x), int(weight), None if bias is None else int(bias), int(call.result)
+    return Convolution(*tensors, stride, padding, dilation, given["groups"])
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A call of a BatchNorm with all its tensors: map, weight, bias, running mean and variance; and its `momentum`, `eps` and `group`."""
+
+    reads: tuple[int, ...]
+    options: dict[str, Any]
+    training: bool
+    shared: bool
+
+
+def norm_of(values: Sequence[Value], call: Call) -> Norm | None:
+    """Read a BatchNorm of maps, with a weight, a bias and statistics, that is made plainly; None of another call."""
+    names = NORMS.get(call.name)
+    given = arguments(call, names) if names is not None and plainly(call) else None
+    if given is None or not isinstance(given["momentum"], float):
+        return None
+    reads = tuple(given[name] for name in ("input", "weight", "bias", "running_mean", "running_var"))
+    if not all(isinstance(part, Ref) for part in reads) or len(values[reads[0]].shape) != 4:
+        return None
+    options = {"momentum": given["momentum"], "eps": given["eps"], "group": given.get("group")}
+    return Norm(tuple(map(int, reads)), options, given["training"], names is SHARED_BATCH_NORM)
 
 
 def activation_of(call: Call) -> str | None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from zoo.kernels.training import kernels
 from zoo.kernels.training.blocks import dense_blocks
-from zoo.kernels.training.calls import BATCH_NORM, CONV2D, SHARED_BATCH_NORM, activation_of, arguments, pair, plainly
-from zoo.kernels.training.convolutions import conv_bias_act, pooled, stems
+from zoo.kernels.training.calls import activation_of, arguments, convolution_of, norm_of, pair, plainly
+from zoo.kernels.training.convolutions import conv_bias_act, out_of, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
@@ -75,43 +75,29 @@ Found = Placed | None
 
 
 def _batch_norm(finder: Finder, index: int, call: Call) -> Found:
-    given = arguments(call, SHARED_BATCH_NORM if call.name == "shared_batch_norm" else BATCH_NORM)
-    if given is None or not plainly(call) or not isinstance(given["momentum"], float) or not given["training"]:
+    norm = norm_of(finder.values, call)
+    if norm is None or not norm.training:
         return None
-    names = ("input", "weight", "bias", "running_mean", "running_var")
-    x, weight, bias, mean, var = (given[name] for name in names)
-    if any(not isinstance(part, Ref) for part in (x, weight, bias, mean, var)) or len(finder.values[x].shape) != 4:
-        return None
+    reads, residual, act = norm.reads, None, "none"
     number, indices, inner = int(call.result), [index], []
-    residual, act = None, "none"
     if (after := finder.follower(number)) is not None and (other := _added(finder, finder.calls[after], number)) is not None:
         grown = [*indices, after], [*inner, number]
-        if finder.untouched([x, weight, bias, mean, var, other], grown[0]) and finder.hidden(grown[1], after):
-            (indices, inner), residual, number = grown, other, int(finder.calls[after].result)
+        if finder.untouched([*reads, other], grown[0]) and finder.hidden(grown[1], after):
+            (indices, inner), reads, residual, number = grown, (*reads, other), other, int(finder.calls[after].result)
     if (after := finder.follower(number)) is not None and plainly(finder.calls[after]):
         name = activation_of(finder.calls[after])
         grown = [*indices, after], [*inner, number]
-        reads = [x, weight, bias, mean, var, *([] if residual is None else [residual])]
         made = int(finder.calls[after].result)
         seen = name in kernels.ACTIVATIONS and finder.untouched(reads, grown[0]) and finder.hidden(grown[1], after)
         if seen and name is not None and (residual is None or name == "relu" or not finder.written(_kept(name, residual, made), after)):
             (indices, inner), act, number = grown, name, made
-    parameters: list[Tensor | None] = [finder.like(part) for part in (weight, bias, mean, var)]
-    other = None if residual is None else finder.like(residual)
-    if kernels.batch_norm_act_refuses(finder.device, finder.like(x), parameters, other, act):
+    if kernels.batch_norm_act_refuses(finder.device, *map(finder.like, reads), act=act):
         return None
-    run = partial(kernels.batch_norm_act, momentum=given["momentum"], eps=given["eps"], act=act, group=given.get("group"))
-    reads = (x, weight, bias, mean, var, *(() if residual is None else (residual,)))
-    options = {
-        "momentum": given["momentum"],
-        "eps": given["eps"],
-        "act": act,
-        "group": given.get("group"),
-        "residual": residual is not None,
-    }
+    options = {**norm.options, "act": act}
     words = call.name + ("" if residual is None else " + residual") + ("" if act == "none" else f" + {act}")
-    chain, indices = _chain(finder, words, run, reads, number, indices)
-    chain.norm, chain.fresh = options, residual is not None and act != "none" and len(chain.calls) > 1
+    chain, indices = _chain(finder, words, partial(kernels.batch_norm_act, **options), reads, number, indices)
+    chain.norm = {**options, "residual": residual is not None}
+    chain.fresh = residual is not None and act != "none" and len(chain.calls) > 1
     return chain, indices
 
 
@@ -133,19 +119,17 @@ def _added(finder: Finder, call: Call, number: int) -> int | None:
 
 
 def _depthwise(finder: Finder, index: int, call: Call) -> Found:
-    given = arguments(call, CONV2D)
-    if given is None or not plainly(call) or given["bias"] is not None or isinstance(given["padding"], str):
+    conv = convolution_of(finder.values, call)
+    if conv is None or conv.bias is not None:
         return None
-    x, weight = finder.values[given["input"]], finder.values[given["weight"]]
-    if len(x.shape) != 4 or not 1 < given["groups"] == x.shape[1] == weight.shape[0]:
+    x, weight, out = (finder.values[number] for number in (conv.x, conv.weight, conv.makes))
+    if not 1 < conv.groups == x.shape[1] == weight.shape[0]:
         return None
-    out = finder.values[call.result]
-    stride, padding, dilation = (pair(given[name]) for name in ("stride", "padding", "dilation"))
-    read, taken, made = (finder.like(number) for number in (given["input"], given["weight"], call.result))
-    if kernels.depthwise_conv_refuses(finder.device, read, taken, made, stride, padding, dilation):
+    window = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
+    if kernels.depthwise_conv_refuses(finder.device, kernels.stand_in(x.shape, out.dtype), finder.like(conv.weight), window):
         return None
-    run = partial(_run_depthwise, dtype=out.dtype, stride=stride, padding=padding, dilation=dilation)
-    return _chain(finder, f"depthwise {weight.shape[2]}x{weight.shape[3]}", run, (given["input"], given["weight"]), call.result, [index])
+    run = partial(_run_depthwise, dtype=out.dtype, **window)
+    return _chain(finder, f"depthwise {out_of(finder, conv.weight)}", run, (conv.x, conv.weight), conv.makes, [index])
 
 
 def _run_depthwise(x: Tensor, weight: Tensor, *, dtype: torch.dtype, stride: Any, padding: Any, dilation: Any) -> Tensor:
@@ -185,7 +169,7 @@ def _avg_pool(finder: Finder, index: int, call: Call) -> Found:
     kernel, ceil_mode = pair(given["kernel_size"]), bool(given["ceil_mode"])
     if len(finder.values[given["input"]].shape) != 4 or (given["stride"] and pair(given["stride"]) != kernel):
         return None
-    if kernels.avg_pool_refuses(finder.device, finder.like(given["input"]), finder.like(call.result), kernel, ceil_mode):
+    if kernels.avg_pool_refuses(finder.device, finder.like(given["input"]), kernel, ceil_mode):
         return None
     run = partial(kernels.avg_pool, kernel=kernel, ceil_mode=ceil_mode)
     return _chain(finder, f"avg_pool {kernel[0]}x{kernel[1]}", run, (given["input"],), call.result, [index])

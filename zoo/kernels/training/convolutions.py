@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 from torch import Tensor
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import CONV2D, activation_of, arguments, pair, plainly
+from zoo.kernels.training.calls import activation_of, convolution_of, plainly
 from zoo.kernels.training.finder import Finder, Placed, in_order, placed
-from zoo.kernels.training.record import Call, Ref
+from zoo.kernels.training.record import Call
 from zoo.kernels.training.replay import Chain, Without
 
 
 def conv_bias_act(finder: Finder, index: int, call: Call) -> Placed | None:
     """Return a convolution with bias, and the activation behind it if there is one, as one chain."""
-    given = arguments(call, CONV2D)
-    if given is None or not plainly(call) or isinstance(given["padding"], str) or not isinstance(call.result, Ref):
+    conv = convolution_of(finder.values, call)
+    if conv is None or conv.bias is None or prod(finder.values[conv.makes].shape[2:]) <= 1:  # which leaves little to gain
         return None
-    x, weight, bias = reads = [given[name] for name in ("input", "weight", "bias")]
-    if any(not isinstance(part, Ref) for part in reads) or len(finder.values[x].shape) != 4:
-        return None
-    number, indices, act = int(call.result), [index], "none"
+    reads, number, indices, act = (conv.x, conv.weight, conv.bias), conv.makes, [index], "none"
     if (after := finder.follower(number)) is not None and plainly(finder.calls[after]):
         name, grown = activation_of(finder.calls[after]), [index, after]
         if name in kernels.ACTIVATIONS and finder.untouched(reads, grown) and finder.hidden([number], after):
             indices, act, number = grown, name, int(finder.calls[after].result)
     if act not in ("none", "relu") and finder.written(number, indices[-1]):
         return None  # what is kept for the way back would be changed, where PyTorch has kept something else
-    options = {"act": act, **{name: pair(given[name]) for name in ("stride", "padding", "dilation")}, "groups": given["groups"]}
-    out = finder.like(int(call.result))
-    if kernels.conv_bias_act_refuses(finder.device, finder.like(x), finder.like(weight), finder.like(bias), out, **options):
+    dtype = finder.values[conv.makes].dtype
+    options = {"act": act, "stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups}
+    if _refused(finder, reads, dtype, options):
         return None
-    words = f"conv {out_of(finder, weight)} + bias" + ("" if act == "none" else f" + {act}")
-    run = partial(_run, dtype=out.dtype, **options)
+    words = f"conv {out_of(finder, conv.weight)} + bias" + ("" if act == "none" else f" + {act}")
     calls = tuple(finder.calls[i] for i in indices)
-    return Chain(words, run, (int(x), int(weight), int(bias)), number, calls), tuple(indices)
+    return Chain(words, partial(_run, dtype=dtype, **options), reads, number, calls), tuple(indices)
+
+
+def _refused(finder: Finder, reads: Sequence[int], dtype: Any, options: dict[str, Any], pool: dict[str, Any] | None = None) -> str:
+    x, weight = (kernels.stand_in(finder.values[number].shape, dtype) for number in reads[:2])
+    window = {name: options[name] for name in ("stride", "padding", "dilation")} | {"groups": (options["groups"],)}
+    return kernels.conv_bias_act_refuses(finder.device, x, weight, finder.like(reads[2]), options["act"], window, pool)
 
 
 def out_of(finder: Finder, weight: int) -> str:
@@ -64,10 +68,10 @@ def pooled(finder: Finder, found: list[Placed], without: Without) -> list[Placed
         seen = finder.hidden(inner, together[-1]) and finder.untouched(chain.reads, together)
         if not seen or (options["act"] != "none" and finder.written(behind[0].makes, together[-1])):
             continue
-        parts = [finder.like(part) for part in (*chain.reads, int(chain.calls[0].result))]
-        if kernels.conv_bias_act_refuses(finder.device, *parts, **options, pool=pool):
+        dtype = finder.values[chain.makes].dtype
+        if _refused(finder, chain.reads, dtype, options, pool):
             continue
-        run = partial(_run, dtype=finder.values[chain.makes].dtype, **options, pool=pool)
+        run = partial(_run, dtype=dtype, **options, pool=pool)
         calls, makes = (*chain.calls, *behind[0].calls), behind[0].makes
         made = Chain(f"{chain.op} + {behind[0].op}", run, chain.reads, makes, calls, pieces=(chain, behind[0]), rank=1)
         if made.key not in without:
@@ -110,21 +114,14 @@ def _stem_of(finder: Finder, call: Call, chain: Chain) -> Chain | None:
 
 def _bare_stem(finder: Finder, call: Call) -> Chain | None:
     """Return a convolution of images without a bias as a chain."""
-    given = arguments(call, CONV2D)
-    if given is None or not plainly(call) or isinstance(given["padding"], str) or not isinstance(call.result, Ref):
+    conv = convolution_of(finder.values, call)
+    if conv is None or (conv.bias, conv.groups, conv.dilation) != (None, 1, (1, 1)) or not _images(finder, conv.x):
         return None
-    x, weight = given["input"], given["weight"]
-    if given["bias"] is not None or given["groups"] != 1 or pair(given["dilation"]) != (1, 1):
+    told = {"act": "none", "stride": conv.stride, "padding": conv.padding, "dtype": finder.values[conv.makes].dtype, "pool": None}
+    if kernels.stem_conv_refuses(finder.device, finder.like(conv.x), finder.like(conv.weight), None, **told):
         return None
-    if not isinstance(x, Ref) or not isinstance(weight, Ref) or not _images(finder, x):
-        return None
-    told = {"act": "none", **{name: pair(given[name]) for name in ("stride", "padding")}}
-    told |= {"dtype": finder.values[call.result].dtype, "pool": None}
-    if kernels.stem_conv_refuses(finder.device, finder.like(x), finder.like(weight), None, **told):
-        return None
-    return Chain(
-        f"stem conv {out_of(finder, weight)}", partial(kernels.stem_conv, **told), (int(x), int(weight)), int(call.result), (call,)
-    )
+    words = f"stem conv {out_of(finder, conv.weight)}"
+    return Chain(words, partial(kernels.stem_conv, **told), (conv.x, conv.weight), conv.makes, (call,))
 
 
 def _images(finder: Finder, number: int) -> bool:

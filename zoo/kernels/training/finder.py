@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import NORMS
 from zoo.kernels.training.record import Recording, Ref
 from zoo.kernels.training.replay import Chain, Without
 
@@ -68,7 +69,7 @@ class Finder:
             if index in indices:
                 continue
             call = self.calls[index]
-            if call.writes & memory or (call.name in ("batch_norm", "shared_batch_norm") and buffers & set(call.reads)):
+            if call.writes & memory or (call.name in NORMS and buffers & set(call.reads)):
                 return False
         return True
 

@@ -11,8 +11,9 @@ from functools import partial
 from itertools import count
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import Convolution, convolution_of
 from zoo.kernels.training.finder import Finder, Placed, in_order
-from zoo.kernels.training.record import Call, Ref
+from zoo.kernels.training.record import Call
 from zoo.kernels.training.replay import Chain, Without
 
 
@@ -25,9 +26,9 @@ def join(finder: Finder, found: list[Placed], without: Without) -> list[Placed]:
     joined = list(found)
     theirs = {index for chain, indices in found if not chain.norm for index in indices}
     for index, call in enumerate(finder.calls):
-        if index in theirs or not pointwise(finder, call):
+        if index in theirs or (conv := pointwise(finder, call)) is None:
             continue
-        x, kernel, makes = int(call.args[0]), int(call.args[1]), int(call.result)
+        x, kernel, makes = conv.x, conv.weight, conv.makes
         norm = norms.get(x)
         if norm is not None and (place := _normalised(finder, norm, index, kernel, makes)) is not None:
             if (makes, 0) not in without:
@@ -69,14 +70,10 @@ def _normalised(finder: Finder, norm: Placed, index: int, kernel: int, makes: in
     ), together
 
 
-def pointwise(finder: Finder, call: Call) -> bool:
-    """Tell a 1x1 convolution in half precision whose kernels could be joined with a BatchNorm."""
-    if call.name != "conv2d" or call.kwargs or not call.grad or call.autocast is not None or len(call.args) < 2:
-        return False
-    defaults = [None, 1, 0, 1, 1]
-    bias, stride, padding, dilation, groups = [*call.args[2:], *defaults[len(call.args) - 2 :]]
-    if bias is not None or groups != 1 or not all(isinstance(arg, Ref) for arg in call.args[:2]):
-        return False
-    plain = all(value in (want, (want, want), [want, want]) for value, want in ((stride, 1), (padding, 0), (dilation, 1)))
-    x, kernel, out = (finder.values[number] for number in (*call.args[:2], call.result))
-    return plain and kernel.shape[2:] == (1, 1) and len(x.shape) == 4 and x.dtype == out.dtype and out.dtype in kernels.HALF
+def pointwise(finder: Finder, call: Call) -> Convolution | None:
+    """Return a 1x1 convolution in half precision whose kernels could be joined with a BatchNorm; None of another call."""
+    conv = convolution_of(finder.values, call)
+    if conv is None or (conv.bias, conv.groups, conv.stride, conv.padding, conv.dilation) != (None, 1, (1, 1), (0, 0), (1, 1)):
+        return None
+    x, kernel, out = (finder.values[number] for number in (conv.x, conv.weight, conv.makes))
+    return conv if kernel.shape[2:] == (1, 1) and x.dtype == out.dtype and out.dtype in kernels.HALF else None

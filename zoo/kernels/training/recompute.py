@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.comparing.precision import uncast
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import CONV2D, arguments, pair, plainly
+from zoo.kernels.training.calls import CONV2D, arguments, convolution_of, pair
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.rounding import to_round
 
@@ -119,19 +119,13 @@ def _widens(recording: Recording, call: Call, together: set[int]) -> bool:
 
     Where autocast casts for it alone, PyTorch keeps that copy, and whoever changes the original meanwhile may.
     """
-    given = arguments(call, CONV2D) if call.name == "conv2d" and plainly(call) and isinstance(call.result, Ref) else None
-    if (
-        given is None
-        or given["bias"] is not None
-        or given["groups"] != 1
-        or not all(isinstance(given[n], Ref) for n in ("input", "weight"))
-    ):
+    conv = convolution_of(recording.values, call)
+    if conv is None or (conv.bias, conv.groups, conv.padding) != (None, 1, (0, 0)):
         return False
-    out, fewer, *kernel = recording.values[given["weight"]].shape
-    padded = isinstance(given["padding"], str) or pair(given["padding"]) != (0, 0)
-    x, weight, dtype = recording.values[given["input"]], recording.values[given["weight"]], recording.values[call.result].dtype
-    cast = x.dtype != dtype or (weight.dtype != dtype and weight.number not in together)
-    return kernel == [1, 1] and not padded and not cast and out >= kernels.WIDER * fewer and len(x.shape) == 4
+    x, weight, dtype = recording.values[conv.x], recording.values[conv.weight], recording.values[conv.makes].dtype
+    out, fewer, *kernel = weight.shape
+    cast = x.dtype != dtype or (weight.dtype != dtype and conv.weight not in together)
+    return kernel == [1, 1] and not cast and out >= kernels.WIDER * fewer
 
 
 def _norm_alone(step: Any) -> bool:

@@ -48,14 +48,15 @@ def _handing_on(
     call, owner = finder.calls[index], owners.get(index)
     if len(finder.readers.get(x, [])) != 2 or x in finder.outputs or finder.values[x].place is not None:
         return None
-    if not pointwise(finder, call) or int(call.args[0]) != x or kernels.shortcut_conv_refuses(finder.device):
+    conv = pointwise(finder, call)
+    if conv is None or conv.x != x or kernels.shortcut_conv_refuses(finder.device):
         return None
     if owner is not None and owner[0].op != "1x1, statistics":
         return None
     run = partial(kernels.shortcut_conv, stats=owner is not None)
     pieces, rank = ((), 2) if owner is None else ((owner[0],), 1)
     words = "1x1 + shortcut" if owner is None else "1x1, statistics + shortcut"
-    joined = Chain(words, run, (x, int(call.args[1])), int(call.result), (call,), pieces=pieces, rank=rank)
+    joined = Chain(words, run, (x, conv.weight), conv.makes, (call,), pieces=pieces, rank=rank)
     if joined.key in without:
         made.append(placed(joined, (), without))
         return None

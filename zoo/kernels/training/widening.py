@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import Convolution
 from zoo.kernels.training.finder import Finder, Placed, in_order, placed
 from zoo.kernels.training.joins import pointwise
 from zoo.kernels.training.replay import Chain, Without
@@ -20,9 +21,9 @@ def widened(finder: Finder, found: list[Placed], without: Without) -> list[Place
     finder.taken = set()
     theirs = {index for chain, indices in found if not chain.note and not chain.norm for index in indices}
     for index, call in enumerate(finder.calls):
-        if index in theirs or not pointwise(finder, call) or (place := norms.get(int(call.result))) is None:
+        if index in theirs or (conv := pointwise(finder, call)) is None or (place := norms.get(conv.makes)) is None:
             continue
-        chain = _together(finder, index, place)
+        chain = _together(finder, index, conv, place)
         if chain is None:
             continue
         if chain.key not in without:
@@ -31,14 +32,15 @@ def widened(finder: Finder, found: list[Placed], without: Without) -> list[Place
     return in_order(made)
 
 
-def _together(finder: Finder, index: int, place: Placed) -> Chain | None:
+def _together(finder: Finder, index: int, conv: Convolution, place: Placed) -> Chain | None:
     """Return a convolution and the chain of a BatchNorm as one, if nobody else reads what is between them."""
     norm, indices = place
     call, options = finder.calls[index], norm.norm
     if options is None or options["group"] is not None or finder.follower(norm.reads[0]) != indices[0]:
         return None
-    x, kernel = int(call.args[0]), int(call.args[1])
-    together, reads = (index, *indices), (x, kernel, *norm.reads[1:])
+    if finder.values[conv.weight].shape[0] < kernels.WIDER * finder.values[conv.x].shape[1]:
+        return None  # no more channels than come in, or hardly more
+    together, reads = (index, *indices), (conv.x, conv.weight, *norm.reads[1:])
     inner = [number for i in together[:-1] for number in finder.calls[i].makes]
     if not finder.untouched(reads, together) or not finder.hidden(inner, together[-1]):
         return None
