@@ -49,13 +49,6 @@ class Verdict:
     errors: dict[str, Parity] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Results:
-    """What a step makes, in the order of `KINDS`."""
-
-    groups: tuple[list[Tensor], ...]
-
-
 _LADDER = ((0.0, True), (0.0, False), (0.25, True), (0.5, True), (1.0, False))
 """What is tried until the whole is right: the share of the chains that goes, the worst first, for it may be worse though no chain alone
 is; and whether what is done beside chains stays."""
@@ -125,8 +118,8 @@ class Check:
                 leaves.append(leaf)
         return leaves
 
-    def _results(self, twin: nn.Module, call: Callable[[list[Any]], Any], leaves: list[Any], seed: int) -> _Results:
-        """Run a step with a fixed gradient of the outputs, which no loss rounds."""
+    def _results(self, twin: nn.Module, call: Callable[[list[Any]], Any], leaves: list[Any], seed: int) -> list[list[Tensor]]:
+        """Run a step with a fixed gradient of the outputs, which no loss rounds; return what it makes, in the order of `KINDS`."""
         outputs = [out for out in pytree.tree_leaves(call(leaves)) if isinstance(out, Tensor) and out.requires_grad]
         generator = torch.Generator().manual_seed(100 + seed)
         gradients = [torch.randn(out.shape, generator=generator).to(out.device, out.dtype) for out in outputs]
@@ -136,7 +129,7 @@ class Check:
         of_inputs, of_parameters = found[: len(asked)], found[len(asked) :]
         statistics = [buffer for buffer in twin.buffers() if buffer.is_floating_point()]
         groups = [[out.detach() for out in outputs], list(of_inputs), list(of_parameters), statistics]
-        return _Results(tuple([t if t is not None else torch.zeros(()) for t in group] for group in groups))
+        return [[t if t is not None else torch.zeros(()) for t in group] for group in groups]
 
     def _whole(self, without: Without, beside: bool = True) -> tuple[dict[str, Parity], str]:
         """Return the errors of the replay and of the plain network by kind, over more and more sets of images until they pass.
@@ -173,7 +166,7 @@ class Check:
             count = next((leaf.shape[0] for leaf in self._leaves(None, 0) if isinstance(leaf, Tensor) and leaf.dim()), 1) * (draw + 1)
             wrong = ""
             for index, kind in enumerate(KINDS):
-                logs[kind].append(tuple(_logs(of.groups[index], right.groups[index]) for of in (got, usual)))  # pyright: ignore[reportArgumentType]
+                logs[kind].append((_logs(got[index], right[index]), _logs(usual[index], right[index])))
                 ours, plain = ([sum(column) / (draw + 1) for column in zip(*rows, strict=True)] for rows in zip(*logs[kind], strict=True))
                 if not ours:
                     continue

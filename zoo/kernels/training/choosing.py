@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times
             if chain.whole and (apart := list(_apart(pieces))) != list(pieces):  # chains in it that would fall back make it no faster
                 theirs = min(theirs, clock(_there_and_back(recording, apart, *parts)))
             if chain.row_out is not None and behind is not None:
-                saved = _statistics_us(recording, chain, behind, clock)
+                saved = _statistics_us(recording, behind, clock)
                 ours -= saved
                 theirs -= saved if any(isinstance(piece, Chain) and piece.row_out is not None for piece in pieces) else 0.0
             if chain.pieces:  # which may be slower than PyTorch themselves
@@ -217,17 +218,13 @@ def _map(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def _statistics_us(recording: Recording, chain: Chain, behind: Chain, clock: Timer) -> float:
+def _statistics_us(recording: Recording, behind: Chain, clock: Timer) -> float:
     """Return what the BatchNorm behind saves where its statistics are there."""
     given = [_made_up(recording, number) for number in behind.reads]
     row = torch.rand((3, given[0].shape[1]), device=recording.device) + 0.5
-    del chain
 
-    def call(**options: Any) -> Callable[[], object]:
-        def run() -> object:
-            with torch.no_grad():
-                return behind.run(*given, **options)
+    def run(**options: Any) -> object:
+        with torch.no_grad():
+            return behind.run(*given, **options)
 
-        return run
-
-    return max(0.0, clock(call()) - clock(call(row=row)))
+    return max(0.0, clock(run) - clock(partial(run, row=row)))

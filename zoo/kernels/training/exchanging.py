@@ -35,7 +35,9 @@ class Exchange:
             return "it exchanges gradients late, or in another dtype"
         if model.find_unused_parameters or model.parameters_to_ignore:
             return "not all parameters learn in all processes"
-        if any(getattr(module, "sparse", False) for module in model.modules()) or not all(map(_gapless, model.parameters())):
+        if any(getattr(module, "sparse", False) for module in model.modules()) or not all(
+            map(torch.ops.aten.is_non_overlapping_and_dense, model.parameters())
+        ):
             return "gradients are sparse, or parameters have gaps"
         return Exchange.hooked(model)
 
@@ -107,17 +109,6 @@ def quiet(model: nn.Module, on: bool) -> Any:
     if callable(setter := getattr(model, "set_requires_gradient_sync", None)):  # FSDP's
         setter(not on)
     return nullcontext()
-
-
-def _gapless(parameter: Tensor) -> bool:
-    """Tell whether a parameter's elements fill its memory, in whichever order."""
-    spans = sorted((stride, size) for stride, size in zip(parameter.stride(), parameter.size(), strict=True) if size > 1)
-    expected = 1
-    for stride, size in spans:
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:

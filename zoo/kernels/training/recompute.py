@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from zoo.kernels.comparing.precision import uncast
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import CONV2D, arguments, convolution_of, pair
-from zoo.kernels.training.record import Call, Recording, Ref
+from zoo.kernels.training.record import Call, Recording, Ref, saved_tensor_hooks
 from zoo.kernels.training.rounding import to_round
 
 SHARE = 0.25
@@ -267,7 +267,7 @@ def _kept(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def _packed_elsewhere() -> bool:
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(False)  # pyright: ignore[reportAttributeAccessIssue]
+    top = saved_tensor_hooks()
     return top is not None and top[0] is not as_is
 
 

@@ -219,7 +219,7 @@ class _Recorder(TorchFunctionMode):
         self._makers: dict[int, type] = {}
         self._alive: list[Tensor] = []
         self._casts = self._autocast()
-        self._saving = _saved_tensor_hooks()
+        self._saving = saved_tensor_hooks()
 
     def _autocast(self) -> tuple[bool, torch.dtype]:
         return torch.is_autocast_enabled(self.device), torch.get_autocast_dtype(self.device)
@@ -267,7 +267,7 @@ class _Recorder(TorchFunctionMode):
         written = [tensor for tensor, version in zip(given, versions, strict=True) if tensor._version != version]
         if not made and not written:
             return result  # a size, a dtype
-        if _saved_tensor_hooks() != self._saving:
+        if saved_tensor_hooks() != self._saving:
             raise Untraceable(f"{self._where()}tensors are saved by hooks, as torch.utils.checkpoint does")
         reads: list[int] = []
 
@@ -302,6 +302,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
 
-def _saved_tensor_hooks() -> Any:
+def saved_tensor_hooks() -> Any:
+    """Return the hooks that pack what is saved now; None where there are none."""
     top = getattr(getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None)
     return None if top is None else top(False)
