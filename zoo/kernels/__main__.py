@@ -32,6 +32,8 @@ QUICK = 6
 """Configs of a large case that are tried unless all are asked for."""
 
 PIPE_WIDTH = 200
+DO_NOT_FIT = ("OutOfResources", "cudnnGraphNotSupportedError")
+"""Errors, by name, of configs that a device has no room for."""
 
 
 @dataclass
@@ -189,7 +191,7 @@ def _check_configs(op: ModuleType, args: checking.Arguments, dtype: torch.dtype,
                 try:
                     outcome = checking.check(op, args, dtype, config=config, sliced=sliced, references=references)
                 except Exception as error:
-                    if index and _does_not_fit(error):  # tuning leaves such a config out; the first guess must run everywhere
+                    if index and type(error).__name__ in DO_NOT_FIT:  # tuning leaves such a config out; the first guess must run everywhere
                         continue
                     raise
                 if worst is None or not outcome.ok or outcome.error > worst.error:
@@ -199,10 +201,6 @@ def _check_configs(op: ModuleType, args: checking.Arguments, dtype: torch.dtype,
     except Exception as error:  # a table of all ops is worth more than the first traceback
         return _broken(op, dtype, error)
     return worst or checking.Outcome(0.0, op.TOLERANCE[dtype])
-
-
-def _does_not_fit(error: Exception) -> bool:
-    return type(error).__name__ in ("OutOfResources", "cudnnGraphNotSupportedError")
 
 
 @dataclass

@@ -106,7 +106,7 @@ class Fast(nn.Module):
             RuntimeError: a gradient is asked for.
         """
         # Behind each call of a few milliseconds this finds cold caches, so that it costs several times what it does in a loop.
-        if not kwargs and _only_tensors(args):
+        if not kwargs and all(isinstance(arg, Tensor) for arg in args):
             leaves, tensors, spec = list(args), list(args), None
         else:
             leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -350,16 +350,11 @@ def _key(leaf: Any) -> Any:
     return type(leaf).__name__, repr(leaf)
 
 
-def _as_input(leaf: Tensor, dtype: torch.dtype) -> Tensor:
-    cast = leaf.to(dtype) if leaf.is_floating_point() else leaf
-    return cast.contiguous(memory_format=torch.channels_last) if cast.dim() == 4 else cast
-
-
 def _answer(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-    args, kwargs = pytree.tree_map(lambda leaf: _as_input(leaf, dtype) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    def given(leaf: Tensor) -> Tensor:
+        cast = leaf.to(dtype) if leaf.is_floating_point() else leaf
+        return cast.contiguous(memory_format=torch.channels_last) if cast.dim() == 4 else cast
+
+    args, kwargs = pytree.tree_map_only(Tensor, given, (args, kwargs))
     with torch.no_grad():
         return network(*args, **kwargs)
-
-
-def _only_tensors(args: tuple[Any, ...]) -> bool:
-    return all(isinstance(arg, Tensor) for arg in args)

@@ -81,17 +81,14 @@ def refuses(x: Tensor, tensors: Sequence[Tensor | None], layers: Sequence[DenseL
         seen, made = outline((n, read, h, w), x.dtype), outline((n, len(kernel), h, w), x.dtype)
         flat, stats = torch.empty(kernel.shape, dtype=x.dtype, device="meta"), torch.empty((3, read), device="meta")
         reason = pointwise_stats_input_add.supports(made, flat, seen, stats, seen, weight, bias, act=layer.first.act)
-        reason = reason or _norm_refuses(made, weight2, bias2, layer.second.act)
+        made_stats = torch.empty((3, len(kernel)), device="meta")
+        reason = reason or batch_norm_act_grad.supports(made, made, weight2, bias2, made_stats, act=layer.second.act)
         if any(p is not None and not p.is_contiguous() for p in (mean, var, mean2, var2)):
             reason = reason or "running statistics are not one for each channel"
         if reason:
             return reason
         read += len(last)
     return "" if n * read * h * w < 2**31 - 2**24 else "larger than 32-bit indices reach"
-
-
-def _norm_refuses(made: Tensor, weight: Tensor | None, bias: Tensor | None, act: str) -> str:
-    return batch_norm_act_grad.supports(made, made, weight, bias, torch.empty((3, made.shape[1]), device="meta"), act=act)
 
 
 class _Maps:

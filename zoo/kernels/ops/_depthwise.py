@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zoo.kernels.ops import _layout
 from zoo.kernels.ops._activation import activate
-from zoo.kernels.ops._layout import out_size
 from zoo.kernels.ops._overlap import begin
 
 
@@ -34,8 +34,7 @@ def out_sizes(
     x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int, int, int], dilation: tuple[int, int]
 ) -> tuple[int, int]:
     """Return (OH, OW) of a depthwise convolution, its weight packed or not."""
-    (kh, kw), (top, bottom, left, right) = kernel_size(weight), padding
-    return out_size(x.shape[2], kh, stride[0], top, bottom, dilation[0]), out_size(x.shape[3], kw, stride[1], left, right, dilation[1])
+    return _layout.out_sizes(x, kernel_size(weight), stride, padding, dilation)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -87,3 +88,11 @@ def per_channel(x: Tensor, *vectors: Tensor | None, dtypes: tuple[torch.dtype, .
 def out_size(size: int, kernel: int, stride: int, before: int, after: int, dilation: int = 1) -> int:
     """Return the pixels that a window leaves of `size` pixels padded by `before` and `after`."""
     return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def out_sizes(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int] = (1, 1)
+) -> tuple[int, int]:
+    """Return (OH, OW) that windows (KH, KW) leave of a map padded at (top, bottom, left, right)."""
+    (_, _, h, w), (top, bottom, left, right) = x.shape, padding
+    return out_size(h, kernel[0], stride[0], top, bottom, dilation[0]), out_size(w, kernel[1], stride[1], left, right, dilation[1])

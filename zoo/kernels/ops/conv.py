@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ._activation import ACTIVATIONS
 from ._arguments import Drawing, given, launches, of
 from ._dense import COUNTERS, conv_kernel, row_kernel
-from ._layout import DTYPES, LARGEST, empty_map, out_size, pixel_stride, reachable
+from ._layout import DTYPES, LARGEST, empty_map, out_sizes, pixel_stride, reachable
 from ._overlap import overlap
 from ._tiles import by_image, rowwise, tiled
 
@@ -69,10 +69,7 @@ def reference(
     x = ACTIVATIONS[pre_act](x)
     if gate is not None:
         x = (x * gate[:, :, None, None]).to(x.dtype)
-    top, bottom, left, right = padding
-    even = (top, left) == (bottom, right)
-    x = x if even else F.pad(x, (left, right, top, bottom))
-    y = F.conv2d(x, weight, None, tuple(stride), (top, left) if even else (0, 0), tuple(dilation))
+    y = convolved(x, weight, None, stride, padding, dilation)
     if bias is not None:
         y = y + bias[:, None, None].to(y.dtype)
     if residual is not None:
@@ -80,11 +77,14 @@ def reference(
     return ACTIVATIONS[act](y).to(out_dtype).contiguous(memory_format=torch.channels_last)
 
 
-def _sizes(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> tuple[int, int]:
-    _, _, h, w = x.shape
-    kh, kw = weight.shape[2:]
+def convolved(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int = 1
+) -> Tensor:
+    """Convolve in PyTorch, whose padding of opposite sides is the same: another is a pass of its own."""
     top, bottom, left, right = padding
-    return out_size(h, kh, stride[0], top, bottom, dilation[0]), out_size(w, kw, stride[1], left, right, dilation[1])
+    even = (top, left) == (bottom, right)
+    x = x if even else F.pad(x, (left, right, top, bottom))
+    return F.conv2d(x, weight, bias, tuple(stride), (top, left) if even else (0, 0), tuple(dilation), groups)
 
 
 @of(reference)
@@ -92,7 +92,7 @@ def supports(x, weight, bias, residual, scale, shift, gate, stride, padding, dil
     """Return "" where the kernel takes these arguments (see `reference`), else the reason why not."""
     n, c, _, _ = x.shape
     k, wc, kh, kw = weight.shape
-    ho, wo = _sizes(x, weight, stride, padding, dilation)
+    ho, wo = out_sizes(x, weight.shape[2:], stride, padding, dilation)
     vectors = ((bias, k), (scale, c), (shift, c))
     reasons = (
         (x.dtype not in DTYPES or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
@@ -117,7 +117,7 @@ def supports(x, weight, bias, residual, scale, shift, gate, stride, padding, dil
 def configs(x, weight, residual, scale, gate, stride, padding, dilation, tf32, **_) -> list[Config]:
     """Return launch parameters to try, the most promising first by a model of the machine."""
     k, c, kh, kw = weight.shape
-    ho, wo = _sizes(x, weight, stride, padding, dilation)
+    ho, wo = out_sizes(x, weight.shape[2:], stride, padding, dilation)
     m = x.shape[0] * ho * wo
     exact = x.dtype == torch.float32 and not tf32
     fold = kh * kw > 1 and _folds(scale, c, 64)
@@ -190,7 +190,7 @@ def launch(
     """
     n, _, h, w = x.shape
     k, c, kh, kw = weight.shape
-    ho, wo = _sizes(x, weight, stride, padding, dilation)
+    ho, wo = out_sizes(x, weight.shape[2:], stride, padding, dilation)
     out = empty_map(n, k, ho, wo, x, out_dtype) if out is None else out
     rows = n * ho * wo
     if rows == 0:
@@ -235,15 +235,20 @@ def launch(
 @of(reference)
 def cost(x, weight, residual, stride, padding, dilation, out_dtype, **_) -> tuple[int, int]:
     """Return floating-point operations and bytes: each map and weight read once, the output written once."""
-    k, c, kh, kw = weight.shape
-    ho, wo = _sizes(x, weight, stride, padding, dilation)
-    n, _, h, w = x.shape
-    outputs = n * k * ho * wo
+    return work(x, weight, residual, out_sizes(x, weight.shape[2:], stride, padding, dilation), out_dtype)
+
+
+def work(
+    x: Tensor, weight: Tensor, residual: Tensor | None, sizes: tuple[int, int], out_dtype: torch.dtype | None = None
+) -> tuple[int, int]:
+    """Return the cost of a convolution, maybe in groups, whose output has these sizes."""
+    (n, c, h, w), taps = x.shape, weight.shape[2:].numel()
+    pixels = n * math.prod(sizes)
+    outputs = pixels * weight.shape[0]
     # A strided 1x1 kernel never sees the pixels between.
-    seen = n * c * (ho * wo if kh * kw == 1 else h * w)
-    item = x.element_size()
-    read = (seen + weight.numel()) * item + (0 if residual is None else outputs * residual.element_size())
-    return 2 * outputs * c * kh * kw, read + outputs * (out_dtype or x.dtype).itemsize
+    seen = c * (pixels if taps == 1 else n * h * w)
+    read = (seen + weight.numel()) * x.element_size() + (0 if residual is None else outputs * residual.element_size())
+    return 2 * outputs * weight.shape[1] * taps, read + outputs * (out_dtype or x.dtype).itemsize
 
 
 def _case(name: str, n: int, c: int, k: int, size: int | tuple[int, int], kernel: int | tuple[int, int] = 1, **options: Any) -> Config:
@@ -345,5 +350,5 @@ def make(case: Config, *how: Any) -> dict[str, Any]:
         options["gate"] = draw.normal(n, c).sigmoid()
     if case.get("residual"):
         window = (options.get(name, usual) for name, usual in (("stride", (1, 1)), ("padding", (0,) * 4), ("dilation", (1, 1))))
-        options["residual"] = draw.map((n, k, *_sizes(options["x"], options["weight"], *window)))
+        options["residual"] = draw.map((n, k, *out_sizes(options["x"], kernel, *window)))
     return options

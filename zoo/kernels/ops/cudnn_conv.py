@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from ._activation import ACTIVATIONS
 from ._arguments import Drawing, given, of, partly
-from ._layout import DTYPES, empty_map, out_size
+from ._layout import DTYPES, empty_map, out_sizes
+from .conv import convolved, work
 
 Config = dict[str, Any]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -83,19 +84,14 @@ def reference(
     Returns:
         (N, K, output height, output width), channels_last; products accumulate in float32.
     """
-    top, bottom, left, right = padding
-    even = (top, left) == (bottom, right)
-    x = x if even else F.pad(x, (left, right, top, bottom))
-    inside = (top, left) if even else (0, 0)
-    y = F.conv2d(x, weight, None if bias is None else bias.to(x.dtype), tuple(stride), inside, tuple(dilation), groups)
+    y = convolved(x, weight, None if bias is None else bias.to(x.dtype), stride, padding, dilation, groups)
     y = y if residual is None else y + residual
     return ACTIVATIONS[act](y).contiguous(memory_format=torch.channels_last)
 
 
 def sizes(x: Tensor, weight: Tensor, options: dict[str, Any]) -> tuple[int, int]:
     """Return the height and width of a convolution's result, by the `stride`, `padding` and `dilation` of its options."""
-    (top, bottom, left, right), (sh, sw), (dh, dw) = options["padding"], options["stride"], options["dilation"]
-    return out_size(x.shape[2], weight.shape[2], sh, top, bottom, dh), out_size(x.shape[3], weight.shape[3], sw, left, right, dw)
+    return out_sizes(x, weight.shape[2:], options["stride"], options["padding"], options["dilation"])
 
 
 @of(reference)
@@ -195,12 +191,7 @@ def launch(
 @of(reference)
 def cost(x, weight, residual, **options) -> tuple[int, int]:
     """Return floating-point operations and bytes: each map and weight read once, the output written once."""
-    ho, wo = sizes(x, weight, options)
-    n, c, h, w = x.shape
-    outputs = n * weight.shape[0] * ho * wo
-    seen = n * c * (ho * wo if weight.shape[2:].numel() == 1 else h * w)
-    moved = seen + weight.numel() + outputs * (1 if residual is None else 2)
-    return 2 * outputs * weight.shape[1:].numel(), moved * x.element_size()
+    return work(x, weight, residual, sizes(x, weight, options))
 
 
 def _case(name: str, n: int, c: int, k: int, size: tuple[int, int], kernel: tuple[int, int], **options: Any) -> Config:

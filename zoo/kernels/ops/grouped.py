@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from . import conv as dense
 from ._activation import ACTIVATIONS
 from ._arguments import launches, of
-from ._layout import DTYPES, LARGEST, pixel_stride, reachable
+from ._layout import DTYPES, LARGEST, out_sizes, pixel_stride, reachable
 from ._tiles import tiled
 
 Config = dict[str, Any]
@@ -103,7 +103,7 @@ def supports(x, weight, bias, residual, groups, stride, padding, dilation, act, 
         return f"{c} input and {k} output channels"
     if each not in (2, 4, 8, 16, 32, WIDEST) or groups % together(each):
         return f"{groups} groups of {each} channels"
-    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
+    ho, wo = out_sizes(x, weight.shape[2:], stride, padding, dilation)
     reasons = (
         (x.dtype not in DTYPES or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
         (act not in ACTIVATIONS, f"activation {act}"),
@@ -121,7 +121,7 @@ def supports(x, weight, bias, residual, groups, stride, padding, dilation, act, 
 def configs(x, weight, residual, groups, stride, padding, dilation, tf32, **_) -> list[Config]:
     """Return launch parameters to try, the most promising first by a model of the machine."""
     k, _, kh, kw = weight.shape
-    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
+    ho, wo = out_sizes(x, weight.shape[2:], stride, padding, dilation)
     wide = x.shape[1] // groups * together(x.shape[1] // groups)
     how = {"fold": kh * kw > 1, "residual": residual is not None, "exact": x.dtype == torch.float32 and not tf32}
     return tiled(max(x.shape[0] * ho * wo, 1), k, wide, kh * kw, x.element_size(), **how, block=wide)[:16]
@@ -158,13 +158,7 @@ def launch(x, weight, groups, config, out: Tensor | None = None, workspace: Tens
 @of(reference)
 def cost(x, weight, residual, stride, padding, dilation, **_) -> tuple[int, int]:
     """Return floating-point operations, zeros between groups not counted, and bytes: each map once."""
-    k, each, kh, kw = weight.shape
-    ho, wo = dense._sizes(x, weight, stride, padding, dilation)
-    n, c, h, w = x.shape
-    outputs = n * k * ho * wo
-    seen = n * c * (ho * wo if kh * kw == 1 else h * w)
-    elements = seen + weight.numel() + outputs * (1 if residual is None else 2)
-    return 2 * outputs * each * kh * kw, elements * x.element_size()
+    return dense.work(x, weight, residual, out_sizes(x, weight.shape[2:], stride, padding, dilation))
 
 
 def _case(name: str, n: int, c: int, groups: int, size: tuple[int, int], kernel: int = 3, **options: Any) -> Config:

@@ -21,7 +21,7 @@ from . import image
 from ._activation import ACTIVATIONS, activate
 from ._arguments import Drawing, given, launches, named, of, partly
 from ._dense import product
-from ._layout import empty_map, out_size, pixel_stride, reachable
+from ._layout import empty_map, out_size, out_sizes, pixel_stride, reachable
 from ._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -99,9 +99,7 @@ def prepare(x, weight, bias, stride, padding, **how) -> dict[str, Any]:
 
 def map_size(x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int, int, int]) -> tuple[int, int]:
     """Return (OH, OW) of plain images and weights."""
-    top, bottom, left, right = padding
-    kh, kw = weight.shape[2:]
-    return out_size(x.shape[2], kh, stride[0], top, bottom), out_size(x.shape[3], kw, stride[1], left, right)
+    return out_sizes(x, weight.shape[2:], stride, padding)
 
 
 def _shape(x: Tensor, weight: Tensor, stride: tuple[int, int], padding: Any, size: tuple[int, int] | None) -> tuple[int, int, int, int]:

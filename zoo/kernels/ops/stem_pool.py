@@ -22,6 +22,7 @@ from ._arguments import given, launches, named, of, partly
 from ._dense import product
 from ._layout import empty_map, pixel_stride, reachable
 from ._overlap import begin, overlap
+from .pool import pooled_size
 
 TOLERANCE = stem.TOLERANCE
 
@@ -57,13 +58,6 @@ def reference(
     return F.max_pool2d(y, 3, 2, pool_padding, ceil_mode=ceil_mode)
 
 
-def pooled_size(size: int, padding: int, ceil_mode: bool) -> int:
-    """Return the windows of 3 at stride 2 over `size` rows or columns, as PyTorch counts them."""
-    room = size + 2 * padding - 3
-    count = (math.ceil(room / 2) if ceil_mode else room // 2) + 1
-    return count - 1 if ceil_mode and (count - 1) * 2 >= size + padding else count
-
-
 @of(reference)
 def prepare(x, weight, bias, stride, padding, **how) -> dict[str, Any]:
     """Return the arguments of `launch` for those of `reference`: packed images and weights, and the sizes of both maps.
@@ -80,8 +74,9 @@ def _shape(
     pool_padding: int, ceil_mode: bool, map_size: tuple[int, int] | None,
 ) -> tuple[int, int, int, int]:  # fmt: skip
     """Return N, Cout, PH, PW from plain arguments, or from packed ones, which bring `map_size`."""
-    oh, ow = map_size or stem.map_size(x, weight, stride, padding)
-    return x.shape[0], weight.shape[0], pooled_size(oh, pool_padding, ceil_mode), pooled_size(ow, pool_padding, ceil_mode)
+    sizes = map_size or stem.map_size(x, weight, stride, padding)
+    ph, pw = (pooled_size(size, 3, 2, pool_padding, pool_padding, ceil_mode) for size in sizes)
+    return x.shape[0], weight.shape[0], ph, pw
 
 
 @of(reference)

@@ -185,7 +185,7 @@ def _squeeze_excite(graph: Graph, node: Node, users: Users) -> None:
         "weight1": first.attrs["weight"].flatten(1), "bias1": first.attrs["bias"], "act": first.attrs["act"],
         "weight2": second.attrs["weight"].flatten(1), "bias2": second.attrs["bias"], "gate_act": second.attrs["act"],
     }  # fmt: skip
-    if not all(_reads_gate(reader, second) for reader in users[second]):
+    if not all(reader is not OUTSIDE and reader.argument("gate") is second for reader in users[second]):
         return
     step = Node("squeeze_excite", [node.inputs[0]], attrs, second.shape, second.dtype, ["x"], joined(node, first, second))
     graph.nodes.insert(graph.nodes.index(second), step)
@@ -195,7 +195,3 @@ def _squeeze_excite(graph: Graph, node: Node, users: Users) -> None:
 
 def _is_dense(node: Node) -> bool:
     return is_pointwise(node) and node.shape[2:] == (1, 1) and len(node.inputs) == 1 and node.attrs.get("scale") is None
-
-
-def _reads_gate(reader: Node, gate: Node) -> bool:
-    return reader is not OUTSIDE and reader.argument("gate") is gate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,18 +65,19 @@ def _like(node: Node, op: str, inputs: list[Node], roles: list[str], shape: tupl
     return Node(op, inputs, attrs, node.shape if shape is None else shape, node.dtype, roles, node.layers)
 
 
-def _pair(values: list[int]) -> tuple[int, int]:
-    return (values[0], values[-1])
+def _both(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
 def _conv(
     node: Node, x: Node, weight: Node, bias: Node | None, stride: Any, padding: Any, dilation: Any, transposed: bool, _: Any, groups: int
 ) -> Node | None:
-    w, b = const_value(weight), None if bias is None else const_value(bias)
-    if transposed or w is None or w.dim() != 4 or len(x.shape) != 4 or (bias is not None and b is None):
+    held = _held(weight, bias)
+    if transposed or held is None or held[0].dim() != 4 or len(x.shape) != 4:
         return None
-    top, left = _pair(padding)
-    made = conv_node(node, x, w, b, _pair(stride), (top, top, left, left), _pair(dilation), groups)
+    top, left = _both(padding)
+    w, b = held
+    made = conv_node(node, x, w, b, _both(stride), (top, top, left, left), _both(dilation), groups)
     made.attrs["source"] = weight.attrs["name"]
     return made
 
@@ -106,18 +108,20 @@ def _transpose(node: Node, x: Node, first: int, second: int) -> Node | None:
     return source if {first % count, second % count} == {dim % count for dim in dims} else None
 
 
-def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, eps: float) -> Node | None:
-    values = [None if n is None else const_value(n) for n in (weight, bias, mean, var)]
-    if (
-        values[2] is None
-        or values[3] is None
-        or len(x.shape) not in (2, 4)
-        or any(n is not None and v is None for n, v in zip((weight, bias), values, strict=False))
-    ):
+def _held(*nodes: Node | None) -> list[Any] | None:
+    """Return the tensors of constants, None for one that is not there; None where one is no constant."""
+    values = [None if node is None else const_value(node) for node in nodes]
+    return None if any(n is not None and v is None for n, v in zip(nodes, values, strict=True)) else values
+
+
+def _batch_norm(
+    node: Node, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, momentum: float, eps: float
+) -> Node | None:
+    values = _held(weight, bias, mean, var)
+    if values is None or values[2] is None or values[3] is None or len(x.shape) not in (2, 4):
         return None
-    w, b, m, v = (None if value is None else value.double() for value in values)
-    assert m is not None
-    assert v is not None
+    wide: list[Any] = [None if value is None else value.double() for value in values]
+    w, b, m, v = wide
     scale = torch.rsqrt(v + eps) if w is None else w * torch.rsqrt(v + eps)
     shift = -m * scale if b is None else b - m * scale
     if len(x.shape) == 2:
@@ -129,15 +133,7 @@ def _batch_norm(node: Node, x: Node, weight: Node | None, bias: Node | None, mea
 def _running_batch_norm(
     node: Node, x: Node, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, *_: Any
 ) -> Node | None:
-    return None if training else _batch_norm(node, x, weight, bias, mean, var, eps)
-
-
-def _inference_batch_norm(node: Node, x: Node, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Node | None:
-    return _batch_norm(node, x, weight, bias, mean, var, eps)
-
-
-def _act(name: str) -> Callable[..., Node | None]:
-    return lambda node, x, *_: _apply(node, x, name)
+    return None if training else _batch_norm(node, x, weight, bias, mean, var, momentum, eps)
 
 
 def _apply(node: Node, x: Node, name: str) -> Node | None:
@@ -196,9 +192,8 @@ def _add(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
 
 def _layer_norm(node: Node, x: Node, normalized: list[int], weight: Node | None, bias: Node | None, eps: float) -> Node | None:
     """A norm over the last dimension, of the channels of a map that shows them last, or of a map of one pixel."""
-    values = [None if n is None else const_value(n) for n in (weight, bias)]
-    lost = any(n is not None and v is None for n, v in zip((weight, bias), values, strict=True))
-    if lost or len(normalized) != 1 or len(x.shape) not in (2, 3, 4):
+    values = _held(weight, bias)
+    if values is None or len(normalized) != 1 or len(x.shape) not in (2, 3, 4):
         return None
     scale, shift = (None if v is None else v.float() for v in values)
     flat_map = len(x.shape) == 2
@@ -274,10 +269,6 @@ def _pool_shape(shape: tuple[int, ...], kernel: Any, stride: Any, padding: Any, 
     return tuple(torch.nn.functional.max_pool2d(empty, kernel, stride, padding, ceil_mode=ceil_mode).shape)
 
 
-def _both(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[-1])
-
-
 def _mean(node: Node, x: Node, dims: Any = None, keepdim: bool = False, dtype: Any = None) -> Node | None:
     if len(x.shape) != 4 or dims is None or {d % 4 for d in dims} != {2, 3} or dtype is not None:
         return None
@@ -305,10 +296,10 @@ def _in_rows(node: Node, made: Node) -> Node | None:
 
 
 def _addmm(node: Node, bias: Node, x: Node, weight_t: Node, beta: Any = 1, alpha: Any = 1) -> Node | None:
-    w, b = const_value(weight_t), const_value(bias)
-    if w is None or b is None or beta != 1 or alpha != 1 or b.shape != (node.shape[-1],):
+    held = _held(weight_t, bias)
+    if held is None or beta != 1 or alpha != 1 or held[1].shape != (node.shape[-1],):
         return None
-    return _dense(node, x, w.t(), b, weight_t.attrs["name"])
+    return _dense(node, x, held[0].t(), held[1], weight_t.attrs["name"])
 
 
 def _mm(node: Node, x: Node, weight_t: Node) -> Node | None:
@@ -317,10 +308,8 @@ def _mm(node: Node, x: Node, weight_t: Node) -> Node | None:
 
 
 def _linear(node: Node, x: Node, weight: Node, bias: Node | None = None) -> Node | None:
-    w, b = const_value(weight), None if bias is None else const_value(bias)
-    if w is None or (bias is not None and b is None):
-        return None
-    return _dense(node, x, w, b, weight.attrs["name"])
+    held = _held(weight, bias)
+    return None if held is None else _dense(node, x, held[0], held[1], weight.attrs["name"])
 
 
 def _bmm(node: Node, x: Node, weights: Node) -> Node | None:
@@ -372,7 +361,7 @@ def _pad(node: Node, x: Node, amounts: Any, value: Any = 0) -> Node | None:
 _RULES: Mapping[Any, Callable[..., Node | None]] = {
     aten.convolution.default: _conv,
     aten.native_batch_norm.default: _running_batch_norm,
-    aten._native_batch_norm_legit_no_training.default: _inference_batch_norm,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._native_batch_norm_legit.default: _running_batch_norm,
     aten.native_layer_norm.default: _layer_norm,
     aten.hardtanh.default: _hardtanh, aten.hardtanh_.default: _hardtanh,
@@ -390,4 +379,4 @@ _RULES: Mapping[Any, Callable[..., Node | None]] = {
     aten.squeeze.dims: _view, aten.squeeze.dim: _view, aten.unsqueeze.default: _view,
     aten.addmm.default: _addmm, aten.mm.default: _mm, aten.bmm.default: _bmm, aten.linear.default: _linear,
     aten.constant_pad_nd.default: _pad, aten.permute.default: _permute, aten.transpose.int: _transpose,
-} | {func: _act(name) for func, name in _ACTS.items()}  # fmt: skip
+} | {func: partial(_apply, name=name) for func, name in _ACTS.items()}  # fmt: skip

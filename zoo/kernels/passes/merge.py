@@ -113,15 +113,9 @@ def _separable(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[
     if after is OUTSIDE or not plain_pointwise(after) or after.inputs[0] is not node:
         return
     d, p = node.attrs, after.attrs
-    attrs = {
-        "dw_weight": d["weight"],
-        "dw_bias": d["bias"],
-        "dw_act": d["act"],
-        "stride": d["stride"],
-        "padding": d["padding"],
-        "dilation": d["dilation"],
-    }
-    attrs |= {"weight": p["weight"], "bias": p["bias"], "act": p["act"], "pre_act": "none"}
+    attrs = {name: d[name] for name in ("stride", "padding", "dilation")} | {"pre_act": "none"}
+    for name in ("weight", "bias", "act"):
+        attrs |= {f"dw_{name}": d[name], name: p[name]}
     new = Node("separable", [node.inputs[0], *after.inputs[1:]], attrs, after.shape, after.dtype, list(after.roles), joined(node, after))
     yield Merge([node, after], new, after)
 

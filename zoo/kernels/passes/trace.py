@@ -127,7 +127,7 @@ def _recorded(
 
 def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder, pure: bool = False) -> Any:
     """Run the copy on tensors without data like `leaves`, under a recorder, and return what comes out."""
-    meta = [_to_meta(leaf) for leaf in leaves]
+    meta = [torch.empty(leaf.shape, dtype=leaf.dtype, device="meta") if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     for index, (leaf, original) in enumerate(zip(meta, leaves, strict=True)):
         if isinstance(leaf, Tensor):
             recorder.define(leaf, Node("input", [], {"index": index}, tuple(leaf.shape), original.dtype))
@@ -238,30 +238,13 @@ def _meta_copy(network: nn.Module, constants: dict[int, tuple[str, Tensor]]) -> 
     return twin.eval()
 
 
-def _to_meta(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
-
-
 def _name_layers(twin: nn.Module, recorder: _Recorder) -> list[Any]:
     hooks: list[Any] = []
     for name, module in twin.named_modules():
         if name:
-            hooks.append(module.register_forward_pre_hook(_enter(recorder, name)))
-            hooks.append(module.register_forward_hook(_leave(recorder), always_call=True))
+            hooks.append(module.register_forward_pre_hook(recorder.enter(name)))
+            hooks.append(module.register_forward_hook(recorder.leave, always_call=True))
     return hooks
-
-
-def _enter(recorder: _Recorder, name: str) -> Callable[..., None]:
-    return lambda *_: recorder.layer.append(name)
-
-
-def _leave(recorder: _Recorder) -> Callable[..., None]:
-    def leave(*_: object) -> None:
-        recorder.layer.pop()
-
-    return leave
 
 
 class _Recorder(TorchDispatchMode):
@@ -277,6 +260,12 @@ class _Recorder(TorchDispatchMode):
         self.stale: dict[int, str] = {}
         self.storage: dict[int, set[int]] = {}
         self.alive: list[Tensor] = []
+
+    def enter(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.layer.append(name)
+
+    def leave(self, *_: object) -> None:
+        self.layer.pop()
 
     def where(self) -> str:
         """Name the layer that is running, for the beginning of a message."""

@@ -19,7 +19,7 @@ from zoo.kernels.measuring.stopwatch import stopwatch
 from zoo.kernels.memory.workspaces import give_back
 from zoo.kernels.reports.report import PlanReport, Report, named
 from zoo.kernels.training.choosing import Timer, timer
-from zoo.kernels.training.planning import Checked, Known, checked, device_of
+from zoo.kernels.training.planning import Known, checked, device_of
 from zoo.kernels.training.recompute import as_is
 from zoo.kernels.training.replay import Moved, Places, Replay
 
@@ -141,7 +141,7 @@ class FastTraining(nn.Module):
                 # what the check saves is not for a checkpoint around this call
                 with torch.inference_mode(False), hooks, stopwatch() as seconds:
                     found = checked(self.network, args, kwargs, self._known, self._clock(args, kwargs))
-                plan = _Plan(found.replay, found.replay.at(self.network), _report(shapes, found))
+                plan = _Plan(found.replay, found.replay.at(self.network), PlanReport(shapes, found.rows, found.parity, found.notes))
                 plan.report.seconds = seconds
             except Untraceable as error:
                 plan = _Plan(None, None, PlanReport(shapes, notes=[f"runs unchanged: {error}"]), str(error))
@@ -269,7 +269,3 @@ def _casting(arguments: Any) -> str:
     """Say which dtype autocast computes in, "" without it."""
     kind = device_of(arguments).type
     return f", autocast {str(torch.get_autocast_dtype(kind)).removeprefix('torch.')}" if torch.is_autocast_enabled(kind) else ""
-
-
-def _report(shapes: list[tuple[int, ...]], found: Checked) -> PlanReport:
-    return PlanReport(shapes, found.rows, found.parity, found.notes)

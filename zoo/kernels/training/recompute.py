@@ -234,7 +234,8 @@ def without_keeping(
     """
 
     def step(slots: list[Any]) -> None:
-        how = {} if _packed_elsewhere() else _how(slots, numbers)
+        made = [] if _packed_elsewhere() else [(slots[number], kernels.kept_of(slots[number])) for number in numbers]
+        how = {(value.data_ptr(), value.shape, value.dtype): node for value, node in made if node is not None}
         if widened is not None:
             value, recipe, slots[widened[1]] = slots[widened[0]], slots[widened[1]], None
             if recipe is not None:
@@ -269,11 +270,6 @@ def _kept(tensor: Tensor) -> tuple[Tensor, int]:
 def _packed_elsewhere() -> bool:
     top = saved_tensor_hooks()
     return top is not None and top[0] is not as_is
-
-
-def _how(slots: list[Any], numbers: tuple[int, ...]) -> dict[Any, Any]:
-    made = [(slots[number], kernels.kept_of(slots[number])) for number in numbers]
-    return {(value.data_ptr(), value.shape, value.dtype): node for value, node in made if node is not None}
 
 
 def _unpacked(kept: Any) -> Tensor:

@@ -258,7 +258,8 @@ def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_
     for number, index in last.items():
         if number not in wanted and number not in keep:
             gone.setdefault(index, []).append(number)
-    return [_Bound(_runner(step), tuple(gone.get(index, ()))) for index, step in enumerate(steps)]
+    runners = (_chain_runner(step) if isinstance(step, Chain) else _call_runner(step) for step in steps)
+    return [_Bound(run, tuple(gone.get(index, ()))) for index, run in enumerate(runners)]
 
 
 def values_of(chain: Chain) -> tuple[int, ...]:
@@ -270,12 +271,6 @@ def _reads(step: Step) -> tuple[int, ...]:
     if isinstance(step, Chain):
         return step.reads if step.branch_in is None else (*step.reads[:-1], step.branch_in)
     return step.moved.reads if isinstance(step, Beside) else step.reads
-
-
-def _runner(step: Step) -> Callable[[list[Any]], None]:
-    if isinstance(step, Chain):
-        return _chain_runner(step)
-    return _call_runner(step.moved if isinstance(step, Beside) else step)
 
 
 def _chain_runner(chain: Chain) -> Callable[[list[Any]], None]:
@@ -298,10 +293,13 @@ def _chain_runner(chain: Chain) -> Callable[[list[Any]], None]:
 
 
 def _call_runner(call: Call) -> Callable[[list[Any]], None]:
+    call = call.moved if isinstance(call, Beside) else call
     func, result = call.func, call.result
     flat, spec = pytree.tree_flatten((call.args, call.kwargs))
     refs = [(index, int(leaf)) for index, leaf in enumerate(flat) if isinstance(leaf, Ref)]
-    simple = not call.kwargs and all(not isinstance(arg, tuple | list | dict) or not _has_ref(arg) for arg in call.args)
+    simple = not call.kwargs and all(
+        isinstance(arg, Ref) or not any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(arg)) for arg in call.args
+    )
     template = list(call.args)
     if simple:
         refs = [(index, int(arg)) for index, arg in enumerate(call.args) if isinstance(arg, Ref)]
@@ -340,10 +338,6 @@ def _call_runner(call: Call) -> Callable[[list[Any]], None]:
             step(slots)
 
     return inside
-
-
-def _has_ref(argument: Any) -> bool:
-    return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(argument))
 
 
 def counters(recording: Recording) -> tuple[dict[int, list[int]], set[int]]:

@@ -32,7 +32,8 @@ def shortcuts(finder: Finder, found: list[Placed], without: Without) -> list[Pla
             free += 1
     for x, readers in finder.readers.items():
         for index, beside in (readers, readers[::-1]) if len(readers) == 2 else ():
-            if beside in owners or _hands_on(made, x) or not _fresh(finder, finder.calls[beside], x) or not _movable(finder, index, beside):
+            handed = any(chain.branch_out is not None and chain.reads[0] == x for chain, _ in made)
+            if handed or beside in owners or not _fresh(finder, finder.calls[beside], x) or not _movable(finder, index, beside):
                 continue
             joined = _handing_on(finder, x, index, owners, without, made, free)
             if joined is not None:
@@ -66,10 +67,6 @@ def _handing_on(
     joined.branch_out = free
     made.append((joined, (index,)))
     return joined
-
-
-def _hands_on(made: list[Placed], x: int) -> bool:
-    return any(chain.branch_out is not None and chain.reads[0] == x for chain, _ in made)
 
 
 def _movable(finder: Finder, index: int, beside: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ def bind(
     module = ops.load(name)
     static = arguments(node, name, setting, out_dtype)
     if plain:
-        return _reference_caller(module, list(node.roles), {name: _dense(value) for name, value in static.items()})
+        roles, static = list(node.roles), {name: _dense(value) for name, value in static.items()}
+        return lambda inputs, out: _into(out, module.reference(**named(roles, inputs), **static))
     image = candidate.op in IMAGE_OPS
     static = _packed_stem(candidate.op, node, static, weights) if image else packed(module, node, static, weights)
     if candidate.op in ("cudnn_conv", "cudnn_graph", "cublaslt") and static["bias"] is not None:
@@ -95,15 +97,8 @@ def packed(module: Any, node: Node, static: dict[str, Any], weights: Weights | N
             continue
         pack = packs.get(name)
         made = value if pack is None else pack(value)
-        key = (
-            node.layers,
-            node.attrs.get("source", ""),
-            name,
-            tuple(value.shape),
-            value.dtype,
-            getattr(pack, "__qualname__", ""),
-            module.__name__ if pack else "",
-        )
+        form = (getattr(pack, "__qualname__", ""), module.__name__ if pack else "")
+        key = (node.layers, node.attrs.get("source", ""), name, tuple(value.shape), value.dtype, *form)
         result[name] = made if weights is None else weights.get(key, made)
     return result
 
@@ -163,10 +158,6 @@ def _packed_stem(op: str, node: Node, static: dict[str, Any], weights: Weights |
     return result
 
 
-def _reference_caller(module: Any, roles: list[str], static: dict[str, Any]) -> Bound:
-    return lambda inputs, out: _into(out, module.reference(**named(roles, inputs), **static))
-
-
 def _caller(module: Any, roles: list[str], static: dict[str, Any], candidate: Candidate, workspace: Workspace) -> Bound:
     config = candidate.config or None
     size: int = module.workspace(config) if config and hasattr(module, "workspace") else 0
@@ -199,17 +190,13 @@ def _bind_squeeze(node: Node, candidate: Candidate, setting: Setting, weights: W
     pool, squeeze = ops.load("global_pool"), ops.load("squeeze_excite")
     static = arguments(node, "squeeze_excite", setting)
     if candidate.op == ATEN:
-
-        def plain(inputs: list[Any], out: Any) -> Any:
-            pooled = pool.reference(inputs[0], pre_act="none", out_dtype=torch.float32).flatten(1).unsqueeze(1)
-            return _as_map(squeeze.reference(pooled, **static))
-
-        return plain
-    static = packed(squeeze, node, static, weights)
+        average, gate = pool.reference, partial(squeeze.reference, **static)
+    else:
+        config = candidate.config or None
+        average, gate = pool.launch, partial(squeeze.launch, **packed(squeeze, node, static, weights), config=config)
 
     def run(inputs: list[Any], out: Any) -> Any:
-        pooled = pool.launch(inputs[0], pre_act="none", out_dtype=torch.float32).flatten(1).unsqueeze(1)
-        return _as_map(squeeze.launch(pooled, **static, config=candidate.config or None))
+        return _as_map(gate(average(inputs[0], pre_act="none", out_dtype=torch.float32).flatten(1).unsqueeze(1)))
 
     return run
 

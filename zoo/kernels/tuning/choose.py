@@ -52,9 +52,8 @@ def choose(
     Returns:
         The decisions for the steps that the graph then has.
     """
-    possible = merges(graph, places)
+    possible, keys = _considered(graph, places, setting)
     decision = Decision()
-    keys = {node: describe(node, places, setting) for node in _considered(graph, possible)}
     if level != "none":
         levels = _levels(keys, possible, level)
         missing = _missing(keys, levels, choices)
@@ -85,16 +84,18 @@ def kernels(graph: Graph, places: dict[Node, Place], setting: Setting, level: st
     """
     if level == "none":
         return []
-    possible = merges(graph, places)
-    keys = {node: describe(node, places, setting) for node in _considered(graph, possible)}
+    possible, keys = _considered(graph, places, setting)
     levels = _levels(keys, possible, level)
     missing = _missing(keys, levels, choices)
     found = contenders(missing, places, setting, levels, foreign=False)
     return [task for _, task in ranked(missing, found, places, setting)]
 
 
-def _considered(graph: Graph, possible: list[Merge]) -> list[Node]:
-    return [node for node in graph.steps() if node.op in COMPUTED] + [merge.node for merge in possible]
+def _considered(graph: Graph, places: dict[Node, Place], setting: Setting) -> tuple[list[Merge], dict[Node, str]]:
+    """Return the merges that are possible, and the keys of all steps that could be timed, those merged ones included."""
+    possible = merges(graph, places)
+    nodes = [node for node in graph.steps() if node.op in COMPUTED] + [merge.node for merge in possible]
+    return possible, {node: describe(node, places, setting) for node in nodes}
 
 
 def _levels(keys: dict[Node, str], possible: list[Merge], level: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.comparing import op_checks as checking
 from zoo.kernels.ops import image, stem, stem_pool
+from zoo.kernels.ops.pool import pooled_size
 
 KERNELS = [(7, 2, 3), (3, 2, 1), (3, 1, 1), (11, 4, 2), (7, 2, 0), (3, 2, 0), (5, 3, 2), (1, 1, 0)]
 
@@ -99,7 +100,7 @@ def test_pooled_sizes_are_those_of_pytorch(ceil_mode: bool) -> None:
     for padding in (0, 1):
         for size in range(3, 40):
             expected = F.max_pool2d(torch.zeros(1, 1, size, 3), 3, 2, padding, ceil_mode=ceil_mode).shape[2]
-            assert stem_pool.pooled_size(size, padding, ceil_mode) == expected
+            assert pooled_size(size, 3, 2, padding, padding, ceil_mode) == expected
 
 
 @pytest.mark.parametrize("act", ["silu", "hardswish", "gelu"])
