@@ -4,7 +4,6 @@ Any device and any memory format is taken; maps come back in channels_last memor
 keeps no more than its arguments and what it says; none waits for the device, so a step that calls them can be captured as a CUDA graph.
 """
 
-from zoo.kernels.differentiable.again import kept_of, made_again
 from zoo.kernels.differentiable.convs import conv_bias_act
 from zoo.kernels.differentiable.convs import refused as conv_bias_act_refused
 from zoo.kernels.differentiable.dense import dense_block, dense_layers
@@ -14,6 +13,7 @@ from zoo.kernels.differentiable.depthwise import refused as depthwise_conv_refus
 from zoo.kernels.differentiable.gates import refused as scale_channels_refused
 from zoo.kernels.differentiable.gates import scale_channels
 from zoo.kernels.differentiable.losses import cross_entropy
+from zoo.kernels.differentiable.nodes import kept_of, made_again
 from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, conv_stats_refused, norm_act_conv, norm_act_conv_refused
 from zoo.kernels.differentiable.norms import supports as batch_norm_act_refused
 from zoo.kernels.differentiable.pools import avg_pool, avg_pool_refused, max_pool, max_pool_refused

@@ -167,13 +167,8 @@ def refused(
 ) -> str:  # fmt: skip
     """Return "" where kernels do this, else the reason why not; of shapes and dtypes alone.
 
-    Args:
-        x: map (N, C, H, W).
-        weight: (K, C / groups, KH, KW) in the dtype of `x`.
-        bias: (K,) or None.
-        act: a name of an activation.
-        window: `stride`, `padding`, `dilation` and `groups`, a tuple each.
-        pool: the window of a max pool, or None.
+    Arguments as of `conv_bias_act`, but the weight is in the dtype of `x`, and `window` holds `stride`, `padding`, `dilation` and `groups`,
+    a tuple each.
     """
     if x.dim() != 4 or weight.dim() != 4 or weight.dtype != x.dtype:
         return "maps and weights that don't fit each other"

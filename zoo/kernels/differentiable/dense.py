@@ -8,15 +8,17 @@ grows with the number of layers, not with its square, and what is computed again
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from zoo.kernels.differentiable.maps import of_affine, outline, rows
 from zoo.kernels.differentiable.nodes import node
+from zoo.kernels.differentiable.norms import batch_norm_act
 from zoo.kernels.ops import batch_norm_act_grad, pointwise_stats, pointwise_stats_input_add, pointwise_stats_weight_grad
 from zoo.kernels.ops._dense_block import append, known, owe, settle
 from zoo.kernels.ops._exchange import row_of
@@ -91,105 +93,42 @@ def refuses(x: Tensor, tensors: Sequence[Tensor | None], layers: Sequence[DenseL
     return "" if n * read * h * w < 2**31 - 2**24 else "larger than 32-bit indices reach"
 
 
-class _Maps:
-    """The steps of a block, by kernels where they run, else by their references."""
+Running = tuple[Tensor, Tensor] | None
+"""Running mean and variance of a BatchNorm, where there are some."""
 
-    def __init__(self, runs: bool) -> None:
-        self.runs = runs
 
-    def append(self, new: Tensor, out: Tensor) -> Tensor:
-        """Copy a map into a channel slice, and return (R, 3, C): counts, means and sums of squared deviations of parts of its pixels."""
-        new = rows(new)
-        if self.runs:
-            return append(new, out)
-        out.copy_(new)
-        return row_of(new)
+def _stats(partials: Tensor, row: Tensor, old: int, running: Running, norm: Norm) -> Tensor:
+    """Add the channels behind `old` to the row; return means, 1 / deviations and 1 / pixels of all, whose running ones move."""
+    stats = torch.empty((3, old + partials.shape[2]), dtype=torch.float32, device=row.device)
+    with followed_by_ours(True):
+        known(partials, row, old, stats, running, norm.eps, norm.momentum)
+    return stats
 
-    def stats(self, partials: Tensor, row: Tensor, old: int, running: tuple[Any, Any], norm: Norm) -> Tensor:
-        """Add the channels behind `old` to the row; return means, 1 / deviations and 1 / pixels of all, whose running ones move."""
-        channels, there = old + partials.shape[2], None if running[0] is None or running[1] is None else running
-        if self.runs:
-            stats = torch.empty((3, channels), dtype=torch.float32, device=row.device)
-            with followed_by_ours(True):
-                known(partials, row, old, stats, there, norm.eps, norm.momentum)
-            return stats
-        row[:, old:channels] = partials[0]
-        return self._of_row(row[:, :channels], there, norm)
 
-    def last_stats(self, partials: Tensor, row: Tensor, old: int) -> None:
-        """Add the channels behind `old` to the row, whom nobody of the block reads."""
-        if self.runs:
-            known(partials, row, old, None, None, 0.0, 0.0)
-        else:
-            row[:, old:] = partials[0]
+def _product(x: Tensor, kernel: Tensor, stats: Tensor, affine: Affine, act: str, running: Running, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Return the 1x1 convolution of the normalised and activated map, and the statistics of what it gives for the next BatchNorm."""
+    y = empty_map(x.shape[0], len(kernel), *x.shape[2:], like=x)
+    with followed_by_ours(True):
+        partials = pointwise_stats.partial_product(x, kernel, stats, *affine, act=act, out=y)
+        return y, join(partials, torch.empty((3, len(kernel)), device=x.device), running, running or (), norm.eps, norm.momentum)
 
-    def _of_row(self, row: Tensor, running: Any, norm: Norm) -> Tensor:
-        count, mean, squares = row
-        if running is not None:
-            running[0].lerp_(mean.to(running[0].dtype), norm.momentum)
-            running[1].lerp_((squares / (count - 1)).to(running[1].dtype), norm.momentum)
-        return torch.stack([mean, (squares / count + norm.eps).rsqrt(), 1 / count])
 
-    def product(
-        self, x: Tensor, kernel: Tensor, stats: Tensor, affine: Affine, act: str, running: Any, norm: Norm
-    ) -> tuple[Tensor, Tensor]:
-        """Return the 1x1 convolution of the normalised and activated map, and the statistics of what it gives for the next BatchNorm."""
-        there = None if running[0] is None or running[1] is None else running
-        if not self.runs:
-            y, row = pointwise_stats.reference(x, kernel, stats, *affine, act=act)
-            return rows(y), self._of_row(row, there, norm)
-        y = empty_map(x.shape[0], len(kernel), *x.shape[2:], like=x)
-        with followed_by_ours(True):
-            partials = pointwise_stats.partial_product(x, kernel, stats, *affine, act=act, out=y)
-            return y, join(partials, torch.empty((3, len(kernel)), device=x.device), there, there or (), norm.eps, norm.momentum)
+def _applied(x: Tensor, stats: Tensor, affine: Affine, act: str) -> Tensor:
+    """Return the normalised and activated map."""
+    out = empty_map(*x.shape, like=x)
+    apply(x, None, stats, *affine, act, out, norm_configs(x)[0])
+    return out
 
-    def applied(self, x: Tensor, stats: Tensor, affine: Affine, act: str) -> Tensor:
-        """Return the normalised and activated map."""
-        if not self.runs:
-            return pointwise_stats.normalised(x, stats, *affine, act).to(x.dtype)
-        out = empty_map(*x.shape, like=x)
-        apply(x, None, stats, *affine, act, out, norm_configs(x)[0])
-        return out
 
-    def norm_back(self, gradient: Tensor, x: Tensor, affine: Affine, stats: Tensor, act: str, of_x: bool) -> tuple[Tensor, Tensor]:
-        """Return the gradient of a normalised map's input, and the sums that are those of bias and weight."""
-        of_map, sums = batch_norm_act_grad.gradients(rows(gradient), x, *affine, stats, None, act=act, of_x=of_x)
-        return of_map, sums
-
-    def kernel_back(self, gradient: Tensor, x: Tensor, stats: Tensor, affine: Affine, act: str, kind: torch.dtype) -> Tensor:
-        """Return the gradient of a 1x1 kernel."""
-        out = torch.empty((gradient.shape[1], x.shape[1], 1, 1), dtype=kind, device=x.device)
-        if self.runs:
-            pointwise_stats_weight_grad.launch(gradient, x, stats, *affine, act=act, out=out.view(len(out), -1))
-            return out
-        return out.copy_(pointwise_stats_weight_grad.reference(gradient, x, stats, *affine, act=act)[:, :, None, None])
-
-    def add_back(
-        self, gradient: Tensor, kernel: Tensor, x: Tensor, stats: Tensor, maps: Any, affine: Affine, act: str, owed: Tensor
-    ) -> Tensor:
-        """Write the first of `maps` plus what needs no sums of the gradient of x to the second; return the sums, and note what they owe."""
-        total, to = maps
-        parts = (gradient, kernel, x, stats, total, *affine)
-        if self.runs:
-            return owe(pointwise_stats_input_add.partial_add(*parts, act=act, out=to), owed, stats, affine[0])
-        added, sums = pointwise_stats_input_add.reference(*parts, act=act)
-        to.copy_(added)
-        slant = stats[1] * stats[2] if affine[0] is None else stats[1] * stats[2] * affine[0]
-        owed[:, : x.shape[1]] += sums * torch.stack([slant, slant * stats[1]])
-        return sums
-
-    def settled(self, total: Tensor, x: Tensor, mean: Tensor, owed: Tensor) -> Tensor:
-        """Return a part of the gradients less the levels and tilts that its channels owe."""
-        if self.runs:
-            return settle(total, x, mean, owed, empty_map(*x.shape, like=total))
-        level, tilt = owed[:, :, None, None]
-        return (total - (level + (x - mean[:, None, None]) * tilt)).to(total.dtype)
+def _settled(total: Tensor, x: Tensor, mean: Tensor, owed: Tensor) -> Tensor:
+    """Return a part of the gradients less the levels and tilts that its channels owe."""
+    return settle(total, x, mean, owed, empty_map(*x.shape, like=total))
 
 
 def _dense_block_back(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
     whole, row, *kept = ctx.saved_tensors
     whole = rows(whole)  # hooks may lay out anew what was saved
-    ends, maps, count = ctx.ends, _Maps(ctx.runs), len(ctx.layers)
+    ends, count = ctx.ends, len(ctx.layers)
     of_x_needed, _, *needed = ctx.needs_input_grad
     found: list[Any] = [None] * (TENSORS * count)
     n, _, h, w = whole.shape
@@ -206,64 +145,79 @@ def _dense_block_back(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:
         layer, affine, affine2 = ctx.layers[index], (affine[0], affine[1]), (affine[2], affine[3])
         read, part = slice(ends[index]), slice(ends[index], ends[index + 1])
         results: list[Any] = [None] * TENSORS
-        of_new = maps.settled(total[:, part], whole[:, part], row[1, part], owed[:, part])
-        z = maps.applied(y, stats2, affine2, layer.second.act) if last_needed else y
+        of_new = _settled(total[:, part], whole[:, part], row[1, part], owed[:, part])
+        z = _applied(y, stats2, affine2, layer.second.act) if last_needed else y
         of_z, of_last, _ = torch.ops.aten.convolution_backward(
             of_new, z, packed, None, [1, 1], layer.padding, layer.dilation, False, [0, 0], 1, [inner, last_needed, False]
         )
         del z, of_new
         results[9] = of_last.to(ctx.kinds[index][1]) if last_needed else None
         if inner:
-            of_y, sums = maps.norm_back(of_z, y, affine2, stats2, layer.second.act, first_needed or kernel_needed)
+            of_y, sums = batch_norm_act_grad.gradients(
+                rows(of_z), y, *affine2, stats2, None, act=layer.second.act, of_x=first_needed or kernel_needed
+            )
             results[5], results[6] = of_affine(sums, affine2, second_needed)
             del of_z
             if kernel_needed:
-                results[4] = maps.kernel_back(of_y, whole[:, read], stats, affine, layer.first.act, ctx.kinds[index][0])
+                results[4] = torch.empty((len(flat), ends[index], 1, 1), dtype=ctx.kinds[index][0], device=y.device)
+                to = results[4].view(flat.shape)
+                pointwise_stats_weight_grad.launch(of_y, whole[:, read], stats, *affine, act=layer.first.act, out=to)
             if first_needed:
                 there = total[:, read]
                 to = there if index < count - 1 else empty_map(n, ends[index], h, w, whole)  # nobody's gradient is written into
-                sums = maps.add_back(of_y, flat, whole[:, read], stats, (there, to), affine, layer.first.act, owed)
-                results[0], results[1] = of_affine(sums, affine, (weight_needed, bias_needed))
+                parts = (of_y, flat, whole[:, read], stats, there, *affine)
+                partials = pointwise_stats_input_add.partial_add(*parts, act=layer.first.act, out=to)
+                results[0], results[1] = of_affine(owe(partials, owed, stats, affine[0]), affine, (weight_needed, bias_needed))
                 total = to
             del of_y
         found[TENSORS * index : TENSORS * (index + 1)] = results
     first = slice(ends[0])
-    of_x = maps.settled(total[:, first], whole[:, first], row[1, first], owed[:, first]) if of_x_needed else None
+    of_x = _settled(total[:, first], whole[:, first], row[1, first], owed[:, first]) if of_x_needed else None
     return of_x, None, *found
 
 
 @node(_dense_block_back)
 def _dense_block(ctx: Any, x: Tensor, layers: tuple[DenseLayer, ...], *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-    maps, ends = _Maps(kernels_run(x) and not refuses(x, tensors, layers)), _ends(x.shape[1], tensors)
+    ends = _ends(x.shape[1], tensors)
     n, _, h, w = x.shape
     whole = empty_map(n, ends[-1], h, w, x)
-    row = torch.empty((3, ends[-1]), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    row = torch.empty((3, ends[-1]), dtype=torch.float32, device=x.device)
     # Rounded before the first kernel of ours: each of those is launched early, right behind another one.
     rounded = [
         (kernel.flatten(1).to(x.dtype).contiguous(), last.to(x.dtype, memory_format=torch.channels_last))
         for kernel, last in zip(*_kernels(tensors), strict=True)
     ]
-    partials, old = maps.append(x, whole[:, : ends[0]]), 0
+    partials, old = append(rows(x), whole[:, : ends[0]]), 0
     kept: list[Tensor | None] = []
     moved: list[Tensor] = []
     for index, layer in enumerate(layers):
         weight, bias, mean, var, _, weight2, bias2, mean2, var2, _ = _of(tensors, index)
         (flat, packed), read = rounded[index], whole[:, : ends[index]]
-        stats = maps.stats(partials, row, old, (mean, var), layer.first)
-        y, stats2 = maps.product(read, flat, stats, (weight, bias), layer.first.act, (mean2, var2), layer.second)
-        z = maps.applied(y, stats2, (weight2, bias2), layer.second.act)
+        running, running2 = (None if m is None or v is None else (m, v) for m, v in ((mean, var), (mean2, var2)))
+        stats = _stats(partials, row, old, running, layer.first)
+        y, stats2 = _product(read, flat, stats, (weight, bias), layer.first.act, running2, layer.second)
+        z = _applied(y, stats2, (weight2, bias2), layer.second.act)
         new = torch.ops.aten.convolution(z, packed, None, [1, 1], layer.padding, layer.dilation, False, [0, 0], 1)
-        partials, old = maps.append(new, whole[:, ends[index] : ends[index + 1]]), ends[index]
+        partials, old = append(rows(new), whole[:, ends[index] : ends[index + 1]]), ends[index]
         del z, new
         kept += [stats, y, stats2, flat, packed, weight, bias, weight2, bias2]
         moved += [t for t in (mean, var, mean2, var2) if t is not None]
-    maps.last_stats(partials, row, old)
+    known(partials, row, old, None, None, 0.0, 0.0)  # of the last channels, whom nobody of the block reads
     torch.autograd.graph.increment_version(moved)
     ctx.save_for_backward(whole, row, *kept)
-    ctx.layers, ctx.ends, ctx.runs = layers, ends, maps.runs
+    ctx.layers, ctx.ends = layers, ends
     ctx.kinds = [(kernel.dtype, last.dtype) for kernel, last in zip(*_kernels(tensors), strict=True)]
     ctx.mark_non_differentiable(row)
     return whole, row
+
+
+def _layer_by_layer(x: Tensor, layers: Sequence[DenseLayer], tensors: Sequence[Any]) -> Tensor:
+    for index, layer in enumerate(layers):
+        weight, bias, mean, var, kernel, weight2, bias2, mean2, var2, last = _of(tensors, index)
+        y = F.conv2d(batch_norm_act(x, weight, bias, mean, var, **asdict(layer.first)), kernel.to(x.dtype))
+        y = batch_norm_act(y, weight2, bias2, mean2, var2, **asdict(layer.second))
+        x = torch.cat([x, F.conv2d(y, last.to(x.dtype), None, 1, layer.padding, layer.dilation)], 1)
+    return x
 
 
 def _of(tensors: Sequence[Any], index: int) -> Sequence[Any]:
@@ -292,11 +246,15 @@ def dense_block(x: Tensor, *tensors: Tensor | None, layers: Sequence[DenseLayer]
 
     Returns:
         The map (N, C + all G, H, W) in channels_last memory, in the dtype of `x`; float32 (3, C + all G), its row for the BatchNorm behind
-        it: count, means and sums of squared deviations. Kept for the way back are that map and what the 1x1 convolutions gave.
+        it: count, means and sums of squared deviations. By kernels only that map is kept for
+        the way back, and what the 1x1 convolutions gave.
 
     Raises:
         ValueError: there is one value a channel, which has no variance, as PyTorch says.
     """
     if x.shape[0] * x.shape[2] * x.shape[3] == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
-    return _dense_block(x, tuple(layers), *tensors)
+    if kernels_run(x) and not refuses(x, tensors, layers):
+        return _dense_block(x, tuple(layers), *tensors)
+    whole = rows(_layer_by_layer(x, layers, tensors))
+    return whole, row_of(whole.detach())[0]

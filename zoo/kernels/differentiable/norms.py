@@ -174,14 +174,7 @@ def conv_stats(x: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def conv_stats_refused(x: Tensor, kernel: Tensor, *norm: Tensor | None, act: str = "none") -> str:
-    """Return "" where a kernel does this, else the reason why not; of shapes and dtypes alone.
-
-    Args:
-        x: map (N, C, H, W).
-        kernel: (K, C, 1, 1).
-        norm: statistics, weight and bias of a BatchNorm on the way in, if there is one.
-        act: its activation.
-    """
+    """Return "" where a kernel does this, behind a BatchNorm if there is one, else the reason why not; of shapes and dtypes alone."""
     return pointwise_stats.supports(x, torch.empty(kernel.shape, dtype=x.dtype, device="meta"), *norm, act=act)
 
 

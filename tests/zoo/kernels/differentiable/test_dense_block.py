@@ -92,7 +92,7 @@ def test_half_precision_is_as_near_to_float64_as_torch_is(dtype: torch.dtype, de
         assert off(mine[name], exact[name]) < factor * spread + 0.05 * torch.finfo(dtype).eps, name
 
 
-def test_the_reference_has_the_gradient_of_its_values() -> None:
+def test_what_no_kernel_takes_has_the_gradient_of_its_values() -> None:
     x, tensors = block(2, dtype=torch.float64, size=3)
     learnt: list[Any] = [t.requires_grad_() if place % TENSORS not in RUNNING else None for place, t in enumerate(tensors)]
     assert torch.autograd.gradcheck(lambda *given: ours(*given, layers=layers(2, "silu")), [x.requires_grad_(), *learnt], fast_mode=True)
