@@ -28,18 +28,7 @@ def by_image(pixels: int, bm: int) -> bool:
 
 
 def spent(m: int, n: int, channels: int, taps: int, item: int, config: dict[str, Any], fold: bool, residual: bool) -> float:
-    """Estimate the clocks that a launch takes; only the order of the estimates matters.
-
-    Args:
-        m: output pixels.
-        n: output channels.
-        channels: input channels.
-        taps: kernel height times width.
-        item: bytes of an element.
-        config: the launch parameters.
-        fold: whether k runs over taps and channels as one.
-        residual: whether a residual is read.
-    """
+    """Estimate the clocks that a launch takes, for arguments as of `tiled`; only the order of the estimates matters."""
     bm, bn, bk, split, warps, stages = (config[name] for name in ("BM", "BN", "BK", "SPLIT", "warps", "stages"))
     steps = ceil(taps * channels / bk) if fold else taps * ceil(channels / bk)
     mine = ceil(steps / split)

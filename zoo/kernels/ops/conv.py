@@ -251,53 +251,54 @@ def work(
     return 2 * outputs * weight.shape[1] * taps, read + outputs * (out_dtype or x.dtype).itemsize
 
 
-def _case(name: str, n: int, c: int, k: int, size: int | tuple[int, int], kernel: int | tuple[int, int] = 1, **options: Any) -> Config:
+def case(name: str, n: int, c: int, k: int, size: int | tuple[int, int], kernel: int | tuple[int, int] = 1, **options: Any) -> Config:
+    """Return a case of a convolution from c to k channels."""
     sizes = (size, size) if isinstance(size, int) else size
     kernels = (kernel, kernel) if isinstance(kernel, int) else kernel
     return {"name": name, "n": n, "c": c, "k": k, "size": sizes, "kernel": kernels, **options}
 
 
 CASES: list[Config] = [
-    _case("pointwise", 2, 32, 16, (5, 7), bias=True, act="relu"),
-    _case("pointwise_narrow", 1, 24, 144, 5, bias=True, act="relu6"),
-    _case("pointwise_odd_channels", 2, 13, 7, (3, 5), residual=True, act="none"),
-    _case("pointwise_stride2_even", 2, 16, 24, 6, stride=(2, 2), bias=True),
-    _case("pointwise_stride2_odd", 1, 16, 24, (7, 5), stride=(2, 2), residual=True, act="relu"),
-    _case("pointwise_padded", 1, 8, 8, 3, padding=(1, 1, 1, 1), bias=True, act="sigmoid"),
-    _case("linear_one_row", 1, 96, 40, 1, bias=True, act="hardswish"),
-    _case("linear_one_row_odd", 1, 37, 11, 1, bias=True, residual=True, act="gelu"),
-    _case("linear_rows", 5, 48, 10, 1, bias=True, out_dtype="float32"),
-    _case("empty", 0, 16, 16, 4, 3, padding=(1, 1, 1, 1), bias=True),
-    _case("three", 2, 32, 16, (6, 5), 3, padding=(1, 1, 1, 1), bias=True, act="relu"),
-    _case("three_of_one_pixel", 2, 16, 16, 1, 3, padding=(1, 1, 1, 1), bias=True, act="silu"),
-    _case("three_stride2_even", 1, 16, 24, 6, 3, stride=(2, 2), padding=(0, 1, 0, 1), bias=True, act="relu"),
-    _case("three_stride2_odd", 1, 16, 24, (7, 9), 3, stride=(2, 2), padding=(1, 1, 1, 1), residual=True, act="relu"),
-    _case("three_unpadded", 2, 24, 8, 5, 3, bias=True, act="leaky_relu_0.1"),
-    _case("three_of_three_channels", 1, 3, 8, (8, 7), 3, padding=(1, 1, 1, 1), bias=True, act="leaky_relu_0.01"),
-    _case("three_dilated", 1, 16, 8, 7, 3, padding=(2, 2, 2, 2), dilation=(2, 2), act="hardsigmoid"),
-    _case("three_long_k", 1, 64, 32, 4, 3, padding=(1, 1, 1, 1), bias=True, residual=True, act="relu"),
-    _case("five", 1, 24, 16, 6, 5, padding=(2, 2, 2, 2), bias=True, act="relu"),
-    _case("seven_stride2", 1, 8, 8, 9, 7, stride=(2, 2), padding=(3, 3, 3, 3), bias=True, act="relu"),
-    _case("one_by_seven", 1, 16, 16, (5, 9), (1, 7), padding=(0, 0, 3, 3), bias=True, act="relu"),
-    _case("seven_by_one", 1, 16, 16, (9, 5), (7, 1), padding=(3, 3, 0, 0), bias=True, act="relu"),
-    _case("slice_in", 2, 32, 16, 4, 3, padding=(1, 1, 1, 1), wide=(64, 16), bias=True, act="relu"),
-    _case("slice_in_pointwise", 2, 32, 16, 4, wide=(96, 32), bias=True),
-    _case("affine", 2, 48, 16, 4, affine=True, pre_act="relu", wide=(80, 0), bias=True, act="relu"),
-    _case("affine_padded", 1, 16, 8, 5, 3, padding=(1, 1, 1, 1), affine=True, pre_act="relu"),
-    _case("affine_narrow_padded", 1, 12, 8, 5, 3, padding=(1, 1, 1, 1), affine=True, pre_act="sigmoid"),
-    _case("gate", 3, 40, 24, (3, 5), gate=True, bias=True, residual=True),
-    _case("gate_stride2", 2, 16, 8, 4, gate=True, stride=(2, 2)),
-    _case("gate_of_images_apart", 3, 40, 24, (9, 11), gate=True, bias=True, residual=True, act="relu"),
-    _case("gate_of_images_apart_even", 2, 64, 40, 13, gate=True, stride=(2, 2)),
-    _case("gate_of_tiny_images", 20, 24, 16, (2, 3), gate=True, bias=True),
-    _case("gate_one_row", 1, 40, 24, 1, gate=True, bias=True),
-    _case("affine_one_row", 1, 40, 24, 1, affine=True, pre_act="relu", bias=True),
+    case("pointwise", 2, 32, 16, (5, 7), bias=True, act="relu"),
+    case("pointwise_narrow", 1, 24, 144, 5, bias=True, act="relu6"),
+    case("pointwise_odd_channels", 2, 13, 7, (3, 5), residual=True, act="none"),
+    case("pointwise_stride2_even", 2, 16, 24, 6, stride=(2, 2), bias=True),
+    case("pointwise_stride2_odd", 1, 16, 24, (7, 5), stride=(2, 2), residual=True, act="relu"),
+    case("pointwise_padded", 1, 8, 8, 3, padding=(1, 1, 1, 1), bias=True, act="sigmoid"),
+    case("linear_one_row", 1, 96, 40, 1, bias=True, act="hardswish"),
+    case("linear_one_row_odd", 1, 37, 11, 1, bias=True, residual=True, act="gelu"),
+    case("linear_rows", 5, 48, 10, 1, bias=True, out_dtype="float32"),
+    case("empty", 0, 16, 16, 4, 3, padding=(1, 1, 1, 1), bias=True),
+    case("three", 2, 32, 16, (6, 5), 3, padding=(1, 1, 1, 1), bias=True, act="relu"),
+    case("three_of_one_pixel", 2, 16, 16, 1, 3, padding=(1, 1, 1, 1), bias=True, act="silu"),
+    case("three_stride2_even", 1, 16, 24, 6, 3, stride=(2, 2), padding=(0, 1, 0, 1), bias=True, act="relu"),
+    case("three_stride2_odd", 1, 16, 24, (7, 9), 3, stride=(2, 2), padding=(1, 1, 1, 1), residual=True, act="relu"),
+    case("three_unpadded", 2, 24, 8, 5, 3, bias=True, act="leaky_relu_0.1"),
+    case("three_of_three_channels", 1, 3, 8, (8, 7), 3, padding=(1, 1, 1, 1), bias=True, act="leaky_relu_0.01"),
+    case("three_dilated", 1, 16, 8, 7, 3, padding=(2, 2, 2, 2), dilation=(2, 2), act="hardsigmoid"),
+    case("three_long_k", 1, 64, 32, 4, 3, padding=(1, 1, 1, 1), bias=True, residual=True, act="relu"),
+    case("five", 1, 24, 16, 6, 5, padding=(2, 2, 2, 2), bias=True, act="relu"),
+    case("seven_stride2", 1, 8, 8, 9, 7, stride=(2, 2), padding=(3, 3, 3, 3), bias=True, act="relu"),
+    case("one_by_seven", 1, 16, 16, (5, 9), (1, 7), padding=(0, 0, 3, 3), bias=True, act="relu"),
+    case("seven_by_one", 1, 16, 16, (9, 5), (7, 1), padding=(3, 3, 0, 0), bias=True, act="relu"),
+    case("slice_in", 2, 32, 16, 4, 3, padding=(1, 1, 1, 1), wide=(64, 16), bias=True, act="relu"),
+    case("slice_in_pointwise", 2, 32, 16, 4, wide=(96, 32), bias=True),
+    case("affine", 2, 48, 16, 4, affine=True, pre_act="relu", wide=(80, 0), bias=True, act="relu"),
+    case("affine_padded", 1, 16, 8, 5, 3, padding=(1, 1, 1, 1), affine=True, pre_act="relu"),
+    case("affine_narrow_padded", 1, 12, 8, 5, 3, padding=(1, 1, 1, 1), affine=True, pre_act="sigmoid"),
+    case("gate", 3, 40, 24, (3, 5), gate=True, bias=True, residual=True),
+    case("gate_stride2", 2, 16, 8, 4, gate=True, stride=(2, 2)),
+    case("gate_of_images_apart", 3, 40, 24, (9, 11), gate=True, bias=True, residual=True, act="relu"),
+    case("gate_of_images_apart_even", 2, 64, 40, 13, gate=True, stride=(2, 2)),
+    case("gate_of_tiny_images", 20, 24, 16, (2, 3), gate=True, bias=True),
+    case("gate_one_row", 1, 40, 24, 1, gate=True, bias=True),
+    case("affine_one_row", 1, 40, 24, 1, affine=True, pre_act="relu", bias=True),
 ]  # fmt: skip
 """Awkward shapes, small enough for the interpreter."""
 
 _SAME = {"padding": (1, 1, 1, 1), "bias": True, "act": "relu"}
 LARGE_CASES: list[Config] = [
-    _case(f"{name}_b{n}", n, c, k, size, kernel, **options)
+    case(f"{name}_b{n}", n, c, k, size, kernel, **options)
     for n in (256, 1)
     for name, c, k, size, kernel, options in (
         ("reduce_256_64_56", 256, 64, 56, 1, {"bias": True, "act": "relu"}),

@@ -17,6 +17,7 @@ from torch import Tensor
 from . import cudnn_conv
 from ._arguments import of, partly
 from ._layout import empty_map, pixel_stride
+from .conv import case as _case
 from .cudnn_conv import TOLERANCE, Config, activate_, cost, make, reference
 
 __all__ = ["CASES", "LARGE_CASES", "PACK", "TOLERANCE", "configs", "cost", "launch", "make", "prepare", "reference", "supports"]
@@ -113,10 +114,6 @@ def launch(x, weight, bias, residual, act, tf32, out: Tensor | None = None, conf
             torch.addmm(bias, rows, factor, out=result)
     activate_(result, act)
     return out
-
-
-def _case(name: str, n: int, c: int, k: int, size: int, **options: Any) -> Config:
-    return {"name": name, "n": n, "c": c, "k": k, "size": (size, size), "kernel": (1, 1), **options}
 
 
 CASES: list[Config] = [

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from ._activation import ACTIVATIONS
 from ._arguments import Drawing, given, of, partly
 from ._layout import DTYPES, empty_map, out_sizes
+from .conv import case as _case
 from .conv import convolved, work
 
 Config = dict[str, Any]
@@ -192,10 +193,6 @@ def launch(
 def cost(x, weight, residual, **options) -> tuple[int, int]:
     """Return floating-point operations and bytes: each map and weight read once, the output written once."""
     return work(x, weight, residual, sizes(x, weight, options))
-
-
-def _case(name: str, n: int, c: int, k: int, size: tuple[int, int], kernel: tuple[int, int], **options: Any) -> Config:
-    return {"name": name, "n": n, "c": c, "k": k, "size": size, "kernel": kernel, **options}
 
 
 CASES: list[Config] = [

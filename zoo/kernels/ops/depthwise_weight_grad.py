@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from zoo.kernels.ops import depthwise_input_grad
-from zoo.kernels.ops._arguments import Drawing, launches, of
+from zoo.kernels.ops._arguments import Drawing, launches, named, of
 from zoo.kernels.ops._depthwise_grad import weight_kernel
 from zoo.kernels.ops._fold import SMS
 from zoo.kernels.ops._layout import DTYPES, out_size, units, unreadable
@@ -89,12 +89,9 @@ def configs(gradient, kernel, **_) -> list[dict[str, int]]:
     columns = sorted({min(cols, ow) for cols in wanted}, key=lambda cols: (triton.cdiv(ow, cols) * cols, -cols))
     widths = (channels_of_tile(c, 64), channels_of_tile(c, 32))
     rows = min(oh, 28 if n * c * oh * ow > 20_000_000 else 14)
-    found: list[dict[str, int]] = []
-    for cols, (warps, vector, blocks), width in itertools.product(columns, ((4, 2, 4), (4, 2, 8), (8, 2, 3), (4, 4, 3)), widths):
-        config = {"channels": width, "cols": cols, "rows": rows, "warps": warps, "vector": vector, "programs": SMS * blocks}
-        if config not in found:
-            found.append(config)
-    return found[:12]
+    tried = itertools.product(columns, ((4, 2, 4), (4, 2, 8), (8, 2, 3), (4, 4, 3)), widths)
+    sizes = ((width, cols, rows, warps, vector, SMS * blocks) for cols, (warps, vector, blocks), width in tried)
+    return named("channels cols rows warps vector programs", sizes)[:12]
 
 
 @launches(reference, configs, tuned=True)

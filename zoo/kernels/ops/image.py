@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from ._arguments import launches, of
+from ._arguments import Drawing, launches, of
 from ._layout import reachable
 from ._overlap import begin, overlap
 
@@ -162,17 +162,14 @@ LARGE_CASES: list[dict[str, Any]] = [
 ]
 
 
-def make(case: dict[str, Any], dtype: torch.dtype, device: torch.device | str, generator: torch.Generator) -> dict[str, Any]:
-    """Return the arguments of a case; `dtype` is that of the packed images, and of the given ones unless the case names another."""
-    n, c, h, w = case["shape"]
-    layout = case.get("layout", "planes")
+def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
+    """Return the arguments of a case; the packed images have the drawn dtype, and the given ones too unless the case names another."""
+    draw, (n, c, h, w), layout = Drawing(*how), case["shape"], case.get("layout", "planes")
     if layout == "strided":
-        x = torch.randn((n, c, h, 2 * w), generator=generator, device=device)[:, :, :, ::2]
-    elif layout == "expanded":
-        x = torch.randn((1, c, h, w), generator=generator, device=device).expand(n, c, h, w)
+        x = draw.normal(n, c, h, 2 * w)[:, :, :, ::2]
     else:
-        x = torch.randn((n, c, h, w), generator=generator, device=device)
-    x = x.to(getattr(torch, case["source"]) if "source" in case else dtype)
+        x = draw.normal(1, c, h, w).expand(n, c, h, w) if layout == "expanded" else draw.normal(n, c, h, w)
+    x = x.to(getattr(torch, case["source"]) if "source" in case else draw.dtype)
     if layout == "channels_last":
         x = x.contiguous(memory_format=torch.channels_last)
-    return {"x": x, "padding": case["padding"], "dtype": dtype}
+    return {"x": x, "padding": case["padding"], "dtype": draw.dtype}

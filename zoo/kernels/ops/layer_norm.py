@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops._arguments import Drawing, launches, of
+from zoo.kernels.ops._arguments import Drawing, launches, named, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
 from zoo.kernels.ops._overlap import begin, overlap
 
@@ -89,11 +89,8 @@ def _layer_norm(
 def configs(x, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: pixels of a program, and its warps."""
     pixels, block = x.shape[0] * x.shape[2] * x.shape[3], triton.next_power_of_2(x.shape[1])
-    found = []
-    for values, warps in ((2048, 4), (1024, 4), (1024, 2), (4096, 4), (4096, 8), (512, 1)):
-        config = {"pixels": max(1, values // block), "warps": max(warps, min(16, block // 1024))}
-        if config not in found:
-            found.append(config)
+    wanted = ((2048, 4), (1024, 4), (1024, 2), (4096, 4), (4096, 8), (512, 1))
+    found = named("pixels warps", ((max(1, values // block), max(warps, min(16, block // 1024))) for values, warps in wanted))
     return sorted(found, key=lambda config: config["pixels"] > 1 and pixels < PROGRAMS * config["pixels"])
 
 

@@ -93,6 +93,13 @@ def supports(x, weight, stats, factor, shift, act) -> str:
     return unreadable(x, small=max(wide, x.numel()) < 2**31 - 2**24)
 
 
+def strange(gradient: Tensor, x: Tensor) -> str:
+    """Return why kernels of the way back can't take a gradient beside the input `x`, "" where they can."""
+    if gradient.dim() != 4 or gradient.dtype not in DTYPES or (gradient.shape[0], *gradient.shape[2:]) != (x.shape[0], *x.shape[2:]):
+        return "a gradient of other pixels, or not of float32, bfloat16 or float16"
+    return unreadable(gradient)
+
+
 @of(reference)
 def configs(x, weight, **_) -> list[dict[str, Any]]:
     """Return launch parameters, the best guess first: a tile's pixels, outputs and depth, warps, stages, programs, a thread's registers.

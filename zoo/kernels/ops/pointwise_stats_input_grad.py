@@ -15,7 +15,7 @@ from zoo.kernels.ops import pointwise_stats
 from zoo.kernels.ops._activation import SLOPES, affine
 from zoo.kernels.ops._arguments import launches, named, of, partly
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import DTYPES, empty_map, pixel_stride, reachable, units
+from zoo.kernels.ops._layout import empty_map, units
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import input_kernel
@@ -68,12 +68,10 @@ def before_activation(
 @of(reference)
 def supports(gradient, weight, x, stats, **norm) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not; the weight packed or not."""
-    if gradient.dim() != 4 or gradient.dtype not in DTYPES or (gradient.shape[0], *gradient.shape[2:]) != (x.shape[0], *x.shape[2:]):
-        return "a gradient of other pixels, or not of float32, bfloat16 or float16"
+    if refused := pointwise_stats.strange(gradient, x):
+        return refused
     if gradient.shape[1] != weight.shape[0] or gradient.dtype != weight.dtype:
         return "a gradient of other channels or another type than the weight"
-    if pixel_stride(gradient) is None or not reachable(gradient):
-        return "not in channels_last memory, or larger than 32-bit indices reach"
     return pointwise_stats.supports(x, weight, stats, **norm)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo.kernels.ops import pointwise_stats, pointwise_stats_input_grad
 from zoo.kernels.ops._arguments import launches, named, of
 from zoo.kernels.ops._fold import SMS
-from zoo.kernels.ops._layout import DTYPES, pixel_stride, reachable, units
+from zoo.kernels.ops._layout import units
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import followed_by_ours, overlap
 from zoo.kernels.ops._pointwise_stats import weight_kernel
@@ -53,12 +53,10 @@ def reference(
 @of(reference)
 def supports(gradient, x, **norm) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
-    if gradient.dim() != 4 or gradient.dtype not in DTYPES or (gradient.shape[0], *gradient.shape[2:]) != (x.shape[0], *x.shape[2:]):
-        return "a gradient of other pixels, or not of float32, bfloat16 or float16"
+    if refused := pointwise_stats.strange(gradient, x):
+        return refused
     if gradient.dtype != x.dtype:
         return "maps of several types"
-    if pixel_stride(gradient) is None or not reachable(gradient):
-        return "not in channels_last memory, or larger than 32-bit indices reach"
     return pointwise_stats.supports(x, x.new_empty((gradient.shape[1], x.shape[1]), device="meta"), **norm)
 
 

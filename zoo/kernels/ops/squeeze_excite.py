@@ -24,6 +24,7 @@ from zoo.kernels.ops._arguments import Drawing, given, launches, of
 from zoo.kernels.ops._dense import product
 from zoo.kernels.ops._layout import DTYPES, vector_width
 from zoo.kernels.ops._overlap import begin, overlap
+from zoo.kernels.ops.global_pool import add_parts
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 """Relative error by dtype of the weights: where images share a tensor-core product, means and squeezed values are rounded to it."""
@@ -94,20 +95,6 @@ def _mean(x, n, k, batch, size, parts, scale, PARTS: tl.constexpr):
         for s in tl.static_range(PARTS):
             total += tl.load(at + (first + s) * size, mask=here & (0 * k + first + s < parts), other=0.0)
     return total * scale
-
-
-@triton.jit
-def _add_parts(x, out, groups, parts, scale, V: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr, OVERLAP: tl.constexpr):
-    """Add up the parts of BK channels of one image."""
-    begin(OVERLAP)
-    size = groups * V
-    n = tl.program_id(1)
-    k = tl.program_id(0) * BK + tl.arange(0, BK)[None, :]
-    rows = tl.arange(0, PARTS)[:, None]
-    total = tl.zeros([PARTS, BK], tl.float32)
-    for first in range(0, parts, PARTS):
-        total += tl.load(x + (n * parts + first + rows) * size + k, mask=(first + rows < parts) & (k < size), other=0.0)
-    tl.store(out + n * size + k, tl.sum(total, axis=0, keep_dims=True) * scale, mask=k < size)
 
 
 @triton.jit
@@ -233,8 +220,7 @@ def launch(pooled, weight1, bias1, weight2, bias2, act, gate_act, scale, config,
     options: dict[str, Any] = {"num_warps": config["warps"], **overlap(pooled)}
     if config["launches"] == 3 and parts > 1:
         means = torch.empty((n, 1, c), dtype=torch.float32, device=pooled.device)
-        at_once = min(triton.next_power_of_2(parts), 16)
-        _add_parts[(triton.cdiv(c, 128), n)](pooled, means, c // v, parts, scale, V=v, BK=128, PARTS=at_once, **options)
+        add_parts(pooled, means, c, scale)
         pooled, parts, scale = means, 1, 1.0
     options["PARTS"] = 1 if parts == 1 else 8 if images == 1 else 4
     if config["launches"] == 1:
