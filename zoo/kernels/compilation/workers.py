@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import IO, Any, Protocol
 
 import torch
@@ -248,35 +249,20 @@ def _send(pipe: IO[bytes], value: Any) -> None:
     pipe.flush()
 
 
-class _Absent:
-    """What Triton asks of a driver before it compiles, answered for a GPU that this process doesn't use."""
-
-    def __init__(self, capability: int) -> None:
-        from triton.backends.compiler import GPUTarget
-
-        self._target = GPUTarget("cuda", capability, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return self._target
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-
 def stop_at_launch(capability: int) -> None:
     """Make every launch of this process compile for a GPU of this capability, and do no more."""
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     from zoo.kernels.ops import _overlap
 
-    absent: Any = _Absent(capability)
+    absent: Any = SimpleNamespace(  # answers what Triton asks of a driver before it compiles
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device=None: 0,
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_active_torch_device=lambda: torch.device("cpu"),
+    )
     driver.set_active(absent)
     _overlap.assume(capability >= 90)
     launched = JITFunction.run

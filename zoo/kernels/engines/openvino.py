@@ -89,7 +89,7 @@ class _Requests:
         if self.parts == 1:
             request = self._request(arrays)
             request.infer()
-            made = [self._output(request, position).copy() for position in self.outputs]  # its next call overwrites its own
+            made = [request.get_output_tensor(position).data.copy() for position in self.outputs]  # its next call overwrites its own
             self.idle.append(request)  # not after an error: what state it is in then is not known
         else:
             made = self._together(arrays)
@@ -104,9 +104,6 @@ class _Requests:
             request.set_input_tensor(position, self.tensor(array, shared_memory=True))
         return request
 
-    def _output(self, request: Any, position: int) -> Any:
-        return request.get_output_tensor(position).data
-
     def _together(self, arrays: list[tuple[int, Any]]) -> list[Any]:
         """Compute all parts, some at once, and lay their outputs behind each other."""
         parted = [(position, np.split(array, self.parts)) for position, array in arrays]
@@ -116,7 +113,7 @@ class _Requests:
         def finish(part: int) -> None:
             request = running[0]
             request.wait()
-            outputs = [self._output(request, position) for position in self.outputs]
+            outputs = [request.get_output_tensor(position).data for position in self.outputs]
             if not made:
                 made.extend(np.empty((self.parts, *output.shape), output.dtype) for output in outputs)
             for whole, output in zip(made, outputs, strict=True):

@@ -59,15 +59,16 @@ def _graph_time_us(call: Call, stream: torch.cuda.Stream, repeats: int | None, t
     call()  # compiles, loads, creates handles
     launched = _between(call, stream)
     if repeats is None and launched >= LONG_US:
-        us = median(_replays(_record(call, 1)[0], stream, LONG_REPLAYS))
+        us = median(_replays(_record(call, 1), stream, LONG_REPLAYS))
         if us >= LONG_US / 2:  # else it was the CPU that took so long
             return us
-    graph, count = _record(call, repeats or max(2, min(MOST_LAUNCHES, round(LEAST_REPLAY_US / max(launched, 1.0)))))
+    count = repeats or max(2, min(MOST_LAUNCHES, round(LEAST_REPLAY_US / max(launched, 1.0))))
+    graph = _record(call, count)
     graph.replay()
     once = _between(graph.replay, stream)
     if repeats is None and count < MOST_LAUNCHES and once < LEAST_REPLAY_US / 2:  # Python's launch cost hid how short the call is
-        more = min(MOST_LAUNCHES, round(count * LEAST_REPLAY_US / max(once, 1.0)))
-        graph, count = _record(call, more)
+        count = min(MOST_LAUNCHES, round(count * LEAST_REPLAY_US / max(once, 1.0)))
+        graph = _record(call, count)
         graph.replay()
         once = _between(graph.replay, stream)
     times = _replays(graph, stream, max(3, min(60, round(1000 * target_ms / max(once, 1.0)))))
@@ -88,7 +89,7 @@ def event_time_us(call: Call, *, target_ms: float = 200.0, warmups: int = 3) -> 
     stream = torch.cuda.current_stream()
     for _ in range(warmups):
         call()
-    inner = _inner(call, stream)
+    inner = calls_of_a_sample(_between(call, stream))
     samples = max(5, min(100, round(1000 * target_ms / max(_between(call, stream, inner), 1.0))))
     return median(_between(call, stream, inner) / inner for _ in range(samples))
 
@@ -109,7 +110,7 @@ def alternate(calls: Mapping[str, Call], rounds: int = 20, *, warmups: int = 3) 
     for name, call in calls.items():
         for _ in range(warmups):
             call()
-        inner[name] = _inner(call, stream)
+        inner[name] = calls_of_a_sample(_between(call, stream))
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     for _ in range(rounds):
@@ -129,11 +130,6 @@ def _between(call: Call, stream: torch.cuda.Stream, count: int = 1) -> float:
     after.record(stream)
     after.synchronize()
     return 1000 * before.elapsed_time(after)
-
-
-def _inner(call: Call, stream: torch.cuda.Stream) -> int:
-    """Choose how many calls make a sample."""
-    return calls_of_a_sample(_between(call, stream))
 
 
 def calls_of_a_sample(us: float) -> int:
@@ -160,7 +156,7 @@ def _replays(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, count: int)
     return [1000 * before.elapsed_time(after) for before, after in itertools.pairwise(events)]
 
 
-def _record(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
+def _record(call: Call, count: int) -> torch.cuda.CUDAGraph:
     """Capture `count` calls on the current stream; where there is no room, once more with all that other streams have kept."""
     try:
         return _captured(call, count)
@@ -185,7 +181,7 @@ def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     graph.capture_end()
 
 
-def _captured(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
+def _captured(call: Call, count: int) -> torch.cuda.CUDAGraph:
     """Capture `count` calls on the current stream.
 
     Not by `torch.cuda.graph`, which collects garbage and empties the allocator's cache each time: tuning captures hundreds.
@@ -198,4 +194,4 @@ def _captured(call: Call, count: int) -> tuple[torch.cuda.CUDAGraph, int]:
                 call()
     except (RuntimeError, ValueError, TypeError) as error:
         raise NotCapturable(f"can't be captured into a CUDA graph: {str(error).splitlines()[0] if str(error) else error!r}") from error
-    return graph, count
+    return graph

@@ -25,12 +25,12 @@ def test_a_capture_without_room_is_tried_again_with_all_that_is_kept(failures: i
     def captured(call: Any, count: int) -> Any:
         if next(left, None) is not None:
             raise timing.NotCapturable("no room") from torch.OutOfMemoryError("no room")
-        return "graph", count
+        return f"graph of {count}"
 
     monkeypatch.setattr(timing, "_captured", captured)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
     with pytest.raises(timing.NotCapturable) if failures == 2 else contextlib.nullcontext():
-        assert timing._record(lambda: None, 3) == ("graph", 3)
+        assert timing._record(lambda: None, 3) == "graph of 3"
     assert len(done) == emptied
 
 
@@ -79,7 +79,7 @@ def test_a_long_call_is_replayed_but_a_few_times(us: float, launches: int, repla
 
     def record(call: Any, count: int) -> Any:
         assert count == launches
-        return Graph(), count
+        return Graph()
 
     def several(graph: Graph, on: Any, count: int) -> list[float]:
         assert (on, count) == (stream, replays)
@@ -106,7 +106,7 @@ def test_a_short_call_for_which_the_cpu_took_long_is_launched_often(monkeypatch:
 
     def record(call: Any, count: int) -> Any:
         counts.append(count)
-        return Graph(), count
+        return Graph()
 
     monkeypatch.setattr(timing, "_record", record)
     monkeypatch.setattr(timing, "_replays", lambda graph, stream, count: [20.0 * counts[-1]] * count)
