@@ -1,6 +1,11 @@
 """What `fast` raises and catches; a file of its own, so that catching it loads no pass."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; "" where it has none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
 class Untraceable(RuntimeError):
     """The network can't be written down as a fixed sequence of operators; the message says where and why.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.errors import Untraceable
+from zoo.kernels.errors import Untraceable, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
     from zoo.kernels.reports.built_plan import Built
@@ -267,8 +267,8 @@ class Fast(nn.Module):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever the network raises
-            name, said = type(self.core).__name__, str(error).strip().splitlines() or [""]
-            raise ValueError(f"{name} does not take this example: {type(error).__name__}: {said[0]}") from error
+            name = type(self.core).__name__
+            raise ValueError(f"{name} does not take this example: {type(error).__name__}: {first_line(error)}") from error
 
     def prepare_part(self, name: str, reason: str) -> None:
         """Let one child run fast, and the rest unchanged for a reason."""

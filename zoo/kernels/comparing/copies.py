@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,11 @@ def in_own_dtype(network: nn.Module, values: Any) -> Any:
     return pytree.tree_map(lambda leaf: leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, values)
 
 
+def tensors_of(values: Any) -> list[Tensor]:
+    """Return the tensors in any structure, in order."""
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
 def groups(network: nn.Module) -> dict[int, Any]:
     """Return the groups of processes that modules hold by their ids, as a memo for `copy.deepcopy`, which can't copy them."""
     if not dist.is_available():
@@ -29,16 +35,18 @@ def groups(network: nn.Module) -> dict[int, Any]:
     return {id(v): v for module in network.modules() for v in module.__dict__.values() if isinstance(v, dist.ProcessGroup)}
 
 
+def with_tensors(network: nn.Module, made: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Copy the modules, with what is `made` of each parameter and buffer in its place; parameters ask for no gradients."""
+    memo: dict[int, Any] = {}
+    for tensor in (*network.parameters(), *network.buffers()):
+        new = made(tensor.detach())
+        memo[id(tensor)] = nn.Parameter(new, requires_grad=False) if isinstance(tensor, nn.Parameter) else new
+    return copy.deepcopy(network, memo)
+
+
 def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
     """Return a copy of the network in eval mode on a device, without a second copy on the way."""
-    memo: dict[int, Any] = {}
-    tensors = [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]
-    for _, tensor in tensors:
-        if id(tensor) not in memo:
-            wanted = dtype if tensor.is_floating_point() else None
-            moved = tensor.detach().to(device, wanted, copy=True)
-            memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if isinstance(tensor, nn.Parameter) else moved
-    twin = copy.deepcopy(network, memo)
+    twin = with_tensors(network, lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True))
     if any(isinstance(module, torch.jit.ScriptModule) for module in twin.modules()):  # whose copies don't heed the memo
         twin = twin.to(device, dtype)
     return twin.eval()

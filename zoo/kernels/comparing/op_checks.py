@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.kernels.comparing.precision import products
+
 Arguments = dict[str, Any]
 Config = dict[str, Any]
 
@@ -67,13 +69,8 @@ def tolerance(op: ModuleType, args: Arguments, dtype: torch.dtype) -> float:
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
     """Keep TF32 out of float32 convolutions and products on the GPU, for a reference; they may use it by default."""
-    before = torch.get_float32_matmul_precision()
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=False), torch.inference_mode():
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+    with products(tf32=False), torch.inference_mode():
+        yield
 
 
 def expected(op: ModuleType, args: Arguments) -> tuple[Tensor, ...]:

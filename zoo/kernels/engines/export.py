@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import threading
 import warnings
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.comparing.copies import with_tensors
 from zoo.kernels.passes.attention import of_itself
 
 OPSET = 17
@@ -145,14 +145,8 @@ def recast(network: nn.Module, dtype: torch.dtype, change: Callable[[Tensor], Te
     Returns:
         The copy, whose parameters ask for no gradients.
     """
-    memo: dict[int, Any] = {}
-    for tensor in (*network.parameters(), *network.buffers()):
-        made = tensor.detach()
-        if made.is_floating_point():
-            made = made.to(dtype)
-            made = change(made) if change else made
-        memo[id(tensor)] = nn.Parameter(made, requires_grad=False) if isinstance(tensor, nn.Parameter) else made
-    return copy.deepcopy(network, memo)
+    change = change or (lambda tensor: tensor)
+    return with_tensors(network, lambda tensor: change(tensor.to(dtype)) if tensor.is_floating_point() else tensor)
 
 
 def as_array(tensor: Tensor) -> Any:

@@ -59,10 +59,6 @@ def fold(network: nn.Module, example: tuple[Tensor, ...]) -> nn.Module:
 
     What reads what is seen by running the network, so that any network will do; a branch that the example does not take stays unfolded.
 
-    Args:
-        network: in eval mode; not changed.
-        example: its inputs.
-
     Returns:
         A copy in float32, which shares the weights that are float32 already and not folded.
     """

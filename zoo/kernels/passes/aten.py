@@ -40,15 +40,10 @@ def run_aten(node: Node, inputs: list[Tensor], device: torch.device) -> Any:
         args = (args[0].contiguous(), *args[1:])
     if isinstance(out := kwargs.get("out"), Tensor):
         kwargs = dict(kwargs, out=torch.empty_like(out))
-    if writes_in_place(func):
+    alias = _alias(func)
+    if alias is not None and alias.is_write:
         args = (args[0].clone(), *args[1:])
     return func(*args, **kwargs)
-
-
-def writes_in_place(func: Any) -> bool:
-    """Tell whether an operator changes its first argument."""
-    alias = _alias(func)
-    return alias is not None and bool(alias.is_write)
 
 
 def is_view(func: Any) -> bool:

@@ -20,11 +20,7 @@ def understand(
 ) -> tuple[Graph, dict[Node, Place]]:
     """Trace, lower, fold, fuse and place: everything that needs no device and no clock.
 
-    Args:
-        network: any module; it is neither run nor changed.
-        args: positional arguments; of tensors only shape and dtype matter.
-        kwargs: keyword arguments, likewise.
-        device: where the graph's constants are put; the network's own device if None.
+    Args: as of `trace`.
 
     Returns:
         The steps, and where the parts of its concatenations lie.

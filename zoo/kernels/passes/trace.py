@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.kernels.errors import Untraceable
+from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.passes.attention import Whole
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.state import Signs
@@ -145,7 +145,7 @@ def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder, 
             raise Untraceable(
                 f"{where}forward asks for a value, as of a branch or `.item()`, which a plan would keep for ever", anyway=True
             ) from error
-        raise Untraceable(f"{where}{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}") from error
+        raise Untraceable(f"{where}{type(error).__name__}: {first_line(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -340,7 +340,9 @@ class _Recorder(TorchDispatchMode):
             raise Untraceable(f"{self.where()}{packet} changes {own} in every call", anyway=True)
         attrs = {"func": func, "args": noted_args, "kwargs": noted_kwargs}
         if isinstance(result, Tensor):
-            self._wrote(writes, layers, packet)
+            for tensor in writes:
+                for other in self.storage.get(tensor.untyped_storage()._cdata, set()) - {id(tensor)}:
+                    self.stale[other] = f"{layers[0]} ({packet})" if layers else packet
             self.define(result, Node("aten", inputs, attrs, tuple(result.shape), result.dtype, layers=layers))
         elif isinstance(result, tuple | list):
             if written:
@@ -354,12 +356,6 @@ class _Recorder(TorchDispatchMode):
         elif result is not None:
             raise Untraceable(f"{packet} reads a value")
         return result
-
-    def _wrote(self, writes: list[Tensor], layers: tuple[str, ...], packet: str) -> None:
-        for tensor in writes:
-            for other in self.storage.get(tensor.untyped_storage()._cdata, set()):
-                if other != id(tensor):
-                    self.stale[other] = f"{layers[0]} ({packet})" if layers else packet
 
 
 def _moves_nothing(x: Tensor, size: Any, stride: Any, storage_offset: int | None = None) -> bool:

@@ -234,11 +234,7 @@ def left_to_allocator(pieces: list[Piece], held: int = 0) -> set[int]:
     """Return by `born` which of our pieces lie best in the room that libraries need for theirs at other times.
 
     One after the other is taken out whose absence makes the most bytes of ours that are there together fewest, or least often so many.
-    The first is each of the best few in turn, for the best one of all may bar better ones.
-
-    Args:
-        pieces: of the run.
-        held: see `layouts`.
+    The first is each of the best few in turn, for the best one of all may bar better ones. Arguments as of `layouts`.
     """
     end = 1 + max((piece.born for piece in pieces), default=0)
     theirs, ours = (_there([piece for piece in pieces if piece.ours == mine], end) for mine in (False, True))

@@ -90,11 +90,8 @@ def _together(shapes: list[torch.Size], setting: Setting) -> list[Tensor]:
 def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequence[list[Tensor]]], setting: Setting) -> Means:
     """Measure what the weights of all convolutions are multiplied by, on average over images and pixels.
 
-    Args:
-        graph: fused and placed, with the weights as they were.
-        places: of the graph.
-        kinds: for each kind of picture what the network is given, of the graph's shapes, several times.
-        setting: of the plan.
+    The graph is fused and placed, with the weights as they were; `kinds` holds for each kind of picture what the network is given, of the
+    graph's shapes, several times.
     """
     exact = Setting(setting.device, torch.float32)
     program = Program(graph, places, {}, exact, Weights())
@@ -136,13 +133,7 @@ def _taps(node: Node, inputs: list[Any]) -> Tensor:
 
 
 def rounded(weight: Tensor, means: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to the nearest, but for a few weights of each output, which go the other way so that its mean stays.
-
-    Args:
-        weight: float32 (K, C / groups, KH, KW).
-        means: see `Means`.
-        dtype: bfloat16 or float16.
-    """
+    """Round to the nearest of a half type, but for a few weights of each output, which go the other way so that its mean stays."""
     groups, depth = means.shape[1] // weight.shape[1], weight[0].numel()
     flat, known = weight.reshape(groups, weight.shape[0] // groups, depth), means.reshape(len(means), groups, depth).transpose(0, 1)
     result = torch.empty_like(flat, dtype=dtype)

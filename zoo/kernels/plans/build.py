@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.comparing.copies import in_own_dtype
+from zoo.kernels.comparing.copies import in_own_dtype, tensors_of
 from zoo.kernels.comparing.parity import Reference
 from zoo.kernels.comparing.sample_images import natural_images, noise_like
 from zoo.kernels.compilation.workers import Compilers
-from zoo.kernels.errors import Untraceable
+from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.measuring.fresh_thread import elsewhere
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.memory.workspaces import give_back
@@ -27,7 +27,7 @@ from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.balance import Means, balance, mean_inputs
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
-from zoo.kernels.plans.proving import Unlike, captured, checked, tensors_of
+from zoo.kernels.plans.proving import Unlike, captured, checked
 from zoo.kernels.plans.rows import rows, untimed
 from zoo.kernels.reports.built_plan import Built, Options, empty
 from zoo.kernels.reports.progress_bar import bar
@@ -143,10 +143,8 @@ def _as_untraceable(network: nn.Module) -> Iterator[None]:
     except (Untraceable, ValueError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()
-        raise Untraceable(
-            f"{type(network).__name__} could not be planned: {type(error).__name__}: {reason[0] if reason else ''}", lasting=False
-        ) from error
+        reason = f"{type(network).__name__} could not be planned: {type(error).__name__}: {first_line(error)}"
+        raise Untraceable(reason, lasting=False) from error
 
 
 def _batches(typed: Any, tensors: list[Tensor], device: torch.device) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:

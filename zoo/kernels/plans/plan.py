@@ -186,12 +186,8 @@ class Plan:
     def _taken(self, stream: torch.cuda.Stream, way: Way, fails: bool) -> float | None:
         """Record the run, anew, and return the bytes that it holds; None, and nothing is recorded, where it can't be.
 
-        In an arena it can't where a kernel keeps memory from call to call, and in any way where there is no room.
-
-        Args:
-            stream: to record on.
-            way: of having memory.
-            fails: lets the error out that says why it can't.
+        In an arena it can't where a kernel keeps memory from call to call, and in any way where there is no room. The error that says why
+        is let out if it `fails`.
         """
         if self._graph is not None:
             self._forget()

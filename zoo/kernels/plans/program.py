@@ -163,13 +163,7 @@ class Program:
         }
 
     def _result(self, leaf: Node, values: dict[Any, Any]) -> Any:
-        value: Tensor = (
-            values[leaf]["map", "{}"]
-            if leaf.op == "input"
-            else values[leaf]
-            if leaf.op != "const"
-            else leaf.attrs["tensor"].to(self.setting.device)
-        )
+        value: Tensor = leaf.attrs["tensor"].to(self.setting.device) if leaf.op == "const" else self._read(leaf, values, None)
         return value.to(leaf.dtype) if value.is_floating_point() and leaf.dtype.is_floating_point else value
 
     def _read(self, source: Node, values: dict[Any, Any], how: str | None) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from zoo.kernels.comparing.copies import tensors_of
 from zoo.kernels.comparing.parity import Parity, Reference
-from zoo.kernels.errors import Untraceable
+from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.measuring.fresh_thread import Do, elsewhere
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Place
@@ -69,7 +69,7 @@ def checked(
         except StepFailed as failure:
             if decision.chosen[failure.node].op == ATEN:
                 raise
-            _fall_back(failure.node, str(failure).splitlines()[0], decision, choices, notes)
+            _fall_back(failure.node, first_line(failure), decision, choices, notes)
             choices.save()
             continue
         parity = reference.compare(outputs)
@@ -108,7 +108,7 @@ def captured(
         try:
             tried.capture(arena)
         except Exception as error:  # a step that synchronises, or a library that allocates
-            fault = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            fault = f"{type(error).__name__}: {first_line(error)}"
             tried = None  # its buffers are made before the next one's otherwise
         if tried is None:
             if not arena:
@@ -162,8 +162,3 @@ def _culprits(plan: Plan, decision: Decision, setting: Setting, batch: Any) -> d
     worst = sorted(found, key=lambda node: found[node][0], reverse=True)
     bad = [node for node in worst if found[node][0] > 1.1] or worst[:1]
     return {node: f"error {found[node][1]:.1e}, ATen's {found[node][2]:.1e}" for node in bad}
-
-
-def tensors_of(batch: Any) -> list[Tensor]:
-    """Return the tensors among arguments."""
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]

@@ -24,15 +24,7 @@ def begin(
     tune: str,
     recompute: bool | None = None,
 ) -> FastTraining:
-    """Make a model train fast, checked under the autocast that it will run under.
-
-    Args:
-        model: any module.
-        device: None, or where the model is.
-        dtype: of the autocast; None for the caller's, or the usual one of the device.
-        example: as `fast` takes it.
-        tune: "none" times no chain.
-        recompute: as `fast` takes it.
+    """Make a model train fast, checked under the autocast that it will run under; arguments as `fast` takes them.
 
     Raises:
         ValueError: the model is on another device, or refuses the example.

@@ -32,9 +32,7 @@ _MUL = {"mul", "mul_", "__mul__", "__imul__", "__rmul__"}
 def steps_of(recording: Recording, without: Without) -> tuple[list[Step], list[Chain], dict[int, list[int]]]:
     """Replace chains of a recording's calls by steps of one kernel each.
 
-    Args:
-        recording: of a network.
-        without: chains to leave as they are, by their `key`, and why.
+    Those in `without` are left as they are, by their `key`, for the reason there.
 
     Returns:
         the steps in order; all chains that were found, those left as they are with a note; buffers that only count.

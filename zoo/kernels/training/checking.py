@@ -17,7 +17,7 @@ from zoo.kernels.comparing.copies import groups
 from zoo.kernels.comparing.parity import ALLOWED, FLOAT32_FLOOR, Parity
 from zoo.kernels.comparing.precision import products
 from zoo.kernels.comparing.sample_images import natural_images
-from zoo.kernels.errors import Untraceable
+from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.recompute import WORTH, Remade, remade
@@ -273,7 +273,7 @@ class Check:
             usual = results(plain, None)
             got = results(ours, None)
         except Exception as error:  # a kernel that doesn't compile, say
-            return math.inf, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            return math.inf, f"{type(error).__name__}: {first_line(error)}"
         ratio = 0.0
         floor = FLOAT32_FLOOR if self.dtype == torch.float32 else SHARE * torch.finfo(self.dtype).eps
         spread = [c for what, c in zip(compared, right, strict=True) if what == "statistic running_var"]

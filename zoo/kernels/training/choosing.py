@@ -84,12 +84,8 @@ def timer(device: torch.device) -> Timer | None:
 def slower(recording: Recording, without: Without, known: Times, clock: Timer, most: int = 0) -> Without:
     """Return the chains that are no faster than PyTorch, or than the smaller chains in them, by their `key`, and why.
 
-    Args:
-        recording: of a network, at the shapes that count.
-        without: chains that are not used anyway.
-        known: earlier measurements; new ones are added.
-        clock: measures.
-        most: launch parameters to try for each kernel first; 0 takes the first guesses.
+    Those in `without` are not used anyway. What is measured is added to `known`, after up to `most` launch parameters of each kernel were
+    tried; 0 takes the first guesses.
     """
     found: Without = {}
     done: set[tuple[int, str]] = set()
@@ -107,16 +103,7 @@ def slower(recording: Recording, without: Without, known: Times, clock: Timer, m
 
 
 def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times, clock: Timer, most: int = 0) -> tuple[float, float]:
-    """Return the microseconds of a chain, and of what it would be divided into.
-
-    Args:
-        recording: of the network.
-        chain: the chain.
-        behind: the BatchNorm that reads what it makes, for which it takes the statistics if it can.
-        known: earlier measurements.
-        clock: measures.
-        most: launch parameters to try first.
-    """
+    """Return the microseconds of a chain, and of what it would be divided into; for the BatchNorm `behind` it takes the statistics."""
     key = _key(recording, chain)
     if (found := known.get(key)) is None:
         pieces: Sequence[Step] = chain.pieces or chain.calls

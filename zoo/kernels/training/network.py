@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.comparing.copies import tensors_of
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring.stopwatch import stopwatch
 from zoo.kernels.memory.workspaces import give_back
@@ -135,7 +136,7 @@ class FastTraining(nn.Module):
         with self._lock:
             if (plan := self._plans.get(key)) is not None:
                 return plan
-            shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            shapes = [tuple(tensor.shape) for tensor in tensors_of((args, kwargs))]
             try:
                 hooks = torch.autograd.graph.saved_tensors_hooks(as_is, as_is)
                 # what the check saves is not for a checkpoint around this call

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.parity import Parity
-from zoo.kernels.errors import Untraceable
+from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.reports.report import Row
 from zoo.kernels.training import choosing, shared
@@ -58,12 +58,8 @@ def checked(
 ) -> Checked:
     """Record a network, and replace of its chains those that compute what they should and are faster.
 
-    Args:
-        network: in the mode to be recorded, under the autocast to be recorded.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        known: what was found before; what is found is added.
-        clock: times chains, so that none stays that is slower than PyTorch; None times nothing.
+    The network is in the mode to be recorded, under the autocast to be recorded. What is found is added to `known`. The `clock` times
+    chains, so that none stays that is slower than PyTorch; None times nothing.
 
     Raises:
         Untraceable: it can't be recorded, or without any chain a replay still computes something else; here or in another process.
@@ -88,8 +84,7 @@ def checked(
     except Untraceable as error:
         verdict, outcome = Verdict(), error
     except (RuntimeError, ValueError, TypeError) as error:  # a kernel that fails at another shape, or no room for the copies
-        first = next(iter(str(error).splitlines()), "")
-        verdict, outcome = Verdict(), Untraceable(f"it can't be checked: {type(error).__name__}: {first}")
+        verdict, outcome = Verdict(), Untraceable(f"it can't be checked: {type(error).__name__}: {first_line(error)}")
     verdict.without, slow = shared.agreed(recording.calls, outcome)
     known.verdicts[key], known.slow[shapes] = verdict, slow
     steps, found, counted = steps_of(recording, slow | verdict.without)

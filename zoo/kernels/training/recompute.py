@@ -196,8 +196,8 @@ def noting(
     """Return a convolution that leaves in a slot what it makes its map from; nothing where that is no gain.
 
     Args:
-        run: the convolution.
-        call: it.
+        run: runs the convolution.
+        call: the convolution.
         how: the slot.
         dtype: of what it makes.
         again: of its input, too, no more is kept than how it is made.
@@ -225,12 +225,8 @@ def without_keeping(
 ) -> Callable[[list[Any]], None]:
     """Return a step that keeps, of the maps with these numbers, how to make them again.
 
-    Where somebody packs what is saved, a checkpoint or one who moves it elsewhere, everything is theirs.
-
-    Args:
-        run: the step.
-        numbers: of maps that can be made again.
-        widened: the number of what a convolution made, and of the slot that says how, which is empty behind the step.
+    Where somebody packs what is saved, a checkpoint or one who moves it elsewhere, everything is theirs. `widened` are the number of what a
+    convolution made, and of the slot that says how, which is empty behind the step.
     """
 
     def step(slots: list[Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.comparing.copies import groups
-from zoo.kernels.errors import Untraceable
+from zoo.kernels.comparing.copies import groups, tensors_of
+from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.training import shared
 
 _STOPS = {
@@ -132,8 +132,7 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
         raise
     except Exception as error:
         where = f"{recorder.layers[-1] if recorder.layers else type(network).__name__}: "
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        raise Untraceable(f"{where}{type(error).__name__}: {first}") from error
+        raise Untraceable(f"{where}{type(error).__name__}: {first_line(error)}") from error
     if changed := next((name for name, value in _state(twin).items() if before.get(name, ()) != value), None):
         raise Untraceable(f"forward changes {changed}, which a recording would not")
     if drawn != random.getstate():
@@ -195,17 +194,6 @@ def _state(twin: nn.Module) -> dict[str, Any]:
     return found
 
 
-def tensors_in(*arguments: Any) -> Iterator[Tensor]:
-    """Yield the tensors in a call's arguments."""
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            yield argument
-        elif isinstance(argument, tuple | list):
-            yield from tensors_in(*argument)
-        elif isinstance(argument, dict):
-            yield from tensors_in(*argument.values())
-
-
 class _Recorder(TorchFunctionMode):
     """Writes down a call for every function that reads or makes tensors."""
 
@@ -260,10 +248,10 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if (name := name_of(func)) in _STOPS:
             raise Untraceable(f"{self._where()}{name} can't be recorded")
-        given = list(tensors_in(args, kwargs))
+        given = tensors_of((args, kwargs))
         versions = [tensor._version for tensor in given]
         result = func(*args, **kwargs)
-        made = list(tensors_in(result))
+        made = tensors_of(result)
         written = [tensor for tensor, version in zip(given, versions, strict=True) if tensor._version != version]
         if not made and not written:
             return result  # a size, a dtype

@@ -244,10 +244,7 @@ def _slot(network: nn.Module, path: str, name: str) -> tuple[dict[str, Any], str
 def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_Bound]:
     """Make steps quick to run: arguments prepared, and each value let go behind its last reader, as a forward's variables go.
 
-    Args:
-        steps: in order.
-        wanted: values to be there at the end.
-        keep: values that are not let go.
+    Those that are `wanted` at the end, or to `keep`, are not let go.
     """
     last: dict[int, int] = {}
     for index, step in enumerate(steps):

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.comparing.copies import tensors_of
+from zoo.kernels.errors import first_line
 from zoo.kernels.memory.graph_pool import growing
 from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.training.exchanging import Exchange, quiet
@@ -142,7 +144,7 @@ class FastStep:
                 torch.cuda.synchronize(self.device)
                 self._graphs.popitem(last=False)
         else:
-            for own, given in zip(captured.given, _tensors(leaves), strict=True):
+            for own, given in zip(captured.given, tensors_of(leaves), strict=True):
                 own.copy_(given, non_blocking=True)
         self._graphs.move_to_end(key)
         for parameter, gradient in zip(self._parameters(), captured.gradients, strict=True):
@@ -221,7 +223,7 @@ class FastStep:
                 loss = self._plainly(parts)
         finally:  # whoever catches an error finds everything written
             torch.cuda.current_stream(self.device).wait_stream(stream)
-        for tensor in _tensors(pytree.tree_leaves(parts)):
+        for tensor in tensors_of(parts):
             if tensor.is_cuda:
                 tensor.record_stream(stream)
         return loss
@@ -245,12 +247,13 @@ class FastStep:
                     self._clip()
                     self.optimizer.step()
         except Exception as error:  # compilers of kernels have errors of their own; the end of the capture may have one above the first
-            self._give_up(_first_line(error.__context__ or error))
+            cause = error.__context__ or error
+            self._give_up(first_line(cause) or type(cause).__name__)
             return None
         finally:
             clear_workspaces()
         loss.fill_(UNTOUCHED)
-        return _Graph(graph, _tensors(own), loss, [p.grad for p in self._parameters()])
+        return _Graph(graph, tensors_of(own), loss, [p.grad for p in self._parameters()])
 
     def _never(self, parts: Parts) -> Tensor:
         """Give a graph up that does nothing, and do the step as it is."""
@@ -285,10 +288,6 @@ class FastStep:
         self._pool = None  # nobody's any more, so the allocator refuses to take it up again
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
 def _leaves(parts: Parts) -> tuple[list[Any], Any]:
     """Return what is in the parts, in order, and their structure; of tensors alone, which is usual, without asking what there could be."""
     leaves = [leaf for part in parts for leaf in part]
@@ -296,10 +295,6 @@ def _leaves(parts: Parts) -> tuple[list[Any], Any]:
         return leaves, len(parts)
     leaves, spec = pytree.tree_flatten(parts)
     return leaves, repr(spec)
-
-
-def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _outside(reason: str) -> str:

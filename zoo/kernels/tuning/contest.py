@@ -76,12 +76,8 @@ SEARCHES = "cudnn_conv"
 """The op whose first call searches, for this thread alone: it is made where the next ones are, or would be made twice."""
 
 
-class _Threads(threading.local):
-    stream: torch.cuda.Stream | None = None
-    """A thread's own; None of the one that times."""
-
-
-_threads = _Threads()
+_threads = threading.local()
+"""A thread's own `stream`; the one that times has none."""
 
 
 def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:
@@ -131,13 +127,10 @@ def tune(
     Right means a relative error against the float32 reference of at most `STEP_SLACK` times ATen's own. All kernels are
     compiled first, for that takes longer than everything else; then one after the other is timed.
 
-    Args:
+    Args: as of `choose.choose`, and
+
         nodes: the steps by their keys.
-        places: where maps lie in larger ones.
-        setting: device, dtype.
         levels: how much to try of each, by its key: one of `LIMITS`.
-        compilers: compile.
-        progress: called with (done, total, step).
     """
     seconds = None if "full" in levels.values() else QUICK_S
     schedule = _Schedule(len(nodes), seconds)
@@ -395,7 +388,7 @@ def _first_call(trial: _Trial) -> bool:
     """
     start, fits = time.perf_counter(), True
     try:
-        with torch.no_grad(), torch.cuda.stream(_threads.stream):
+        with torch.no_grad(), torch.cuda.stream(getattr(_threads, "stream", None)):
             trial.call()
     except Exception as error:
         trial.failure, fits = f"{type(error).__name__}: {error}", not isinstance(error, torch.OutOfMemoryError)

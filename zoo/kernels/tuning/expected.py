@@ -46,14 +46,7 @@ class Expected:
 
 
 def errors(node: Node, inputs: list[Tensor], setting: Setting, values: Sequence[Any]) -> list[float]:
-    """Return the largest relative error of each of several results of a step, over all images.
-
-    Args:
-        node: the step; each image's value follows from that image alone.
-        inputs: in the plan's dtype.
-        setting: device, dtype.
-        values: what the step has computed, in one way and another.
-    """
+    """Return the largest relative error of each of several results of a step, over all images; arguments as of `Expected`."""
     few = _fitting(node, inputs)
     parts: list[Part] = [...] if few is None else [slice(first, first + few) for first in range(0, _number(node), few)]
     norms: list[list[Norms]] = [[] for _ in values]
