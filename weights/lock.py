@@ -31,6 +31,7 @@ from weights.errors import BadLock, NoSuchFile
 from weights.part import fresh, sweep
 from weights.registry import user_folder
 from weights.regular import read_regular
+from weights.whole import write_whole
 
 NAME = "weights.lock"
 SHIPPED_LOCK = Path(__file__).parent / NAME
@@ -143,15 +144,7 @@ class Lock:
         except BadLock as error:
             raise BadLock(f"{path} stays as it is, what would be written can't be read again: {str(error).removesuffix(_TODO)}") from error
         sweep(path.parent)
-        temporary = fresh(path.parent, _digest(str(path)), "json")
-        try:
-            with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, text, sync=True, by=fresh(path.parent, _digest(str(path)), "json"))
 
 
 def parse(text: str, path: Path) -> Lock:

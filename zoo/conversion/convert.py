@@ -23,9 +23,10 @@ from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
+from weights.cache import stamp_of
 from weights.errors import ConvertError
 from zoo.catalogue import model_class
-from zoo.conversion.export import check_same, export, stamp
+from zoo.conversion.export import check_same, export
 from zoo.conversion.fold_input import fold_input as fold
 from zoo.conversion.foreign import Foreign
 from zoo.conversion.notes import NOTES, file_sha256
@@ -133,7 +134,7 @@ def convert(
             )
             told = partial(_progress, progress, destination.name)
             safetensors.save_stored(tensors, ours, metadata(made, room=True), told)
-            settled = stamp(ours)
+            settled = stamp_of(ours.stat())
             network = made.network = _loaded(foreign, ours)
             if prove:
                 progress("proving that it computes the same")

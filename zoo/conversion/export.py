@@ -19,6 +19,7 @@ from convert.core import COUNTER
 from convert.source import Convention, Source, Stored
 from convert.writing import parts
 from weights import Preprocessing
+from weights.cache import stamp_of
 from weights.errors import ConvertError
 from zoo.conversion.foreign import Foreign, load
 from zoo.conversion.namings import adopted
@@ -55,7 +56,7 @@ def export(
         if unlike := _unlike(chosen, foreign):
             made.notes.append(f"the networks that {chosen} names have {unlike}: in those these weights compute something else")
         write_network(network, path, writer, chosen, to_convention, metadata(made), foreign.layers)
-    settled = stamp(path)
+    settled = stamp_of(path.stat())
     try:
         added = _read_back(foreign, network, path, name, state, to_convention, made, inside, isolated)
     finally:
@@ -192,15 +193,9 @@ def naming_for(format: str, to_naming: str, model: type[Model], network: Model) 
     return usual if rows and not lost else "torchvision"
 
 
-def stamp(path: Path) -> tuple[int, ...]:
-    """Tell a file from whatever another program makes of it."""
-    status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def check_same(path: Path, settled: tuple[int, ...]) -> None:
-    """See that nobody wrote to a file since it was settled: what is proven must be what is kept."""
-    if not path.exists() or stamp(path) != settled:
+def check_same(path: Path, settled: list[int]) -> None:
+    """See that nobody wrote to a file since it had the stamp `settled`: what is proven must be what is kept."""
+    if not path.exists() or stamp_of(path.stat()) != settled:
         raise ConvertError(
             f"{path.name} was changed in {path.parent} while it was being proven, by another program. Nothing was kept. Convert it into a "
             "folder of your own."
