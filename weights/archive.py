@@ -191,7 +191,9 @@ class Reader:
             same = False
         if not same:
             raise MalformedFile(f"{self._place} is no bundle of kernelzoo{_other(found)}: it begins with something else than {name}.")
-        return self._body(name, size)
+        data = self._read(size, name)
+        self._zeros(padding(size), f"the end of {name}")
+        return data
 
     def member(self, name: str, size: int) -> Iterator[bytes]:
         """Read a member piece by piece.
@@ -229,11 +231,6 @@ class Reader:
         self._zeros(2 * BLOCK, "the end of the archive")
         if self._file.read(1):
             raise MalformedFile(f"{self._place} has more behind its end. It was changed.")
-
-    def _body(self, name: str, size: int) -> bytes:
-        data = self._read(size, name)
-        self._zeros(padding(size), f"the end of {name}")
-        return data
 
     def _zeros(self, count: int, where: str) -> None:
         if (found := self._read(count, where)).count(0) != count:

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,8 +131,12 @@ def convert(
                 if writer is safetensors and to_naming in ("auto", "torchvision")
                 else temporary.with_name(f"{destination.name}.network")
             )
-            told = partial(_progress, progress, destination.name)
-            safetensors.save_stored(tensors, ours, metadata(made, room=True), told)
+            safetensors.save_stored(
+                tensors,
+                ours,
+                metadata(made, room=True),
+                lambda done, total: progress(f"writing {destination.name}, {done >> 20} of {total >> 20} MB"),
+            )
             settled = stamp_of(ours.stat())
             network = made.network = _loaded(foreign, ours)
             if prove:
@@ -152,10 +155,6 @@ def convert(
                     raise not_proven(made)
                 ours.unlink()
         return made
-
-
-def _progress(progress: Callable[[str], None], name: str, done: int, total: int) -> None:
-    progress(f"writing {name}, {done >> 20} of {total >> 20} MB")
 
 
 def format_or_naming(word: str) -> tuple[str, str]:

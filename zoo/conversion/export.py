@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from weights.cache import stamp_of
 from weights.errors import ConvertError
 from zoo.conversion.foreign import Foreign, load
 from zoo.conversion.namings import adopted
-from zoo.conversion.notes import NOTES
+from zoo.conversion.notes import NOTES, accepted
 from zoo.conversion.proof import TOLERANCE
 from zoo.conversion.proof_images import Pictures, natural, prepared
 from zoo.conversion.result import Conversion, metadata, not_proven
@@ -80,7 +79,8 @@ def _read_back(
     """Compare what was written with what was to be written, and let its framework run it."""
     with sandbox.read(path, name, isolated=isolated) as written:
         said, headless = _convention_of(written, to_convention), isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
-        again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **_constructor(foreign, network))
+        built = {**foreign.options, "num_classes": network.num_classes, "in_channels": network.in_channels}
+        again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **built)
         differing = _differing(again.adopted.tensors, state)
         if not differing:
             detail = f"the {name} file read again gives every one of {len(state)} tensors bit for bit"
@@ -118,8 +118,7 @@ def _there(written: Foreign, network: Model, made: Conversion, isolated: bool) -
 
 def _unlike(naming: str, foreign: Foreign) -> str:
     """Say in which constructor keywords a naming's own network differs from the one at hand; "" where in none."""
-    bases = [base.__init__ for base in foreign.model.__mro__ if "__init__" in vars(base)]
-    here = {name: p.default for init in reversed(bases) for name, p in inspect.signature(init).parameters.items()} | foreign.options
+    here = accepted(foreign.model) | foreign.options
     eps = {layer.eps for layer in foreign.layers if layer.kind == "norm"}
     here |= {"norm_eps": eps.pop()} if len(eps) == 1 else {}
     usual = names.fact(naming, "options", foreign.model)
@@ -135,10 +134,6 @@ def _convention_of(written: Source, wanted: Convention | None) -> Convention | N
             f"every reader takes kernels in a {written.format} file for those of {written.conventions.pop()}: leave --to-convention out"
         )
     return None
-
-
-def _constructor(foreign: Foreign, network: Model) -> dict[str, Any]:
-    return {**foreign.options, "num_classes": network.num_classes, "in_channels": network.in_channels}
 
 
 def _differing(found: Mapping[str, Stored], state: Mapping[str, Tensor]) -> str:
