@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 import weights
 from convert import certificate, formats, names, sandbox
 from convert._guard import correlation_only
 from convert.certificate import Certificate
-from convert.core import COUNTER
 from convert.evidence import Decision
 from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, Stored, meant
@@ -24,15 +22,15 @@ from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.cache import stamp_of
 from weights.errors import ConvertError
+from weights.reading import read_file
 from zoo.catalogue import model_class
 from zoo.conversion.export import check_same, export
 from zoo.conversion.fold_input import fold_input as fold
-from zoo.conversion.foreign import Foreign
+from zoo.conversion.foreign import Foreign, filled
 from zoo.conversion.notes import NOTES, file_sha256
 from zoo.conversion.proof import decided, proven
 from zoo.conversion.proof_images import Pictures, steps
 from zoo.conversion.result import Conversion, metadata, not_proven
-from zoo.networks.assignment import assign
 from zoo.networks.model import Model
 
 
@@ -236,17 +234,7 @@ def _loaded(foreign: Foreign, path: Path) -> Model:
 
     Into private memory, since it lies in a folder of the user's: whoever cut a mapped file short would end this process.
     """
-    memory = np.empty(path.stat().st_size, np.uint8)
-    with path.open("rb", buffering=0) as file:
-        done = 0
-        while count := file.readinto(memory.data[done:]):
-            done += count
-    state = safetensors.tensors(memory.data[:done])  # which says it if there is less now than was written
-    for name, like in foreign.network.state_dict().items():
-        if name.endswith(COUNTER) and name not in state:
-            state[name] = torch.zeros((), dtype=torch.int64)
-        state[name] = state[name].to(like.dtype)
-    return assign(foreign.network, state).eval()
+    return filled(foreign.network, safetensors.tensors(read_file(path)[1]))  # which says it if there is less now than was written
 
 
 def _reference(path: Path, isolated: bool) -> tuple[np.ndarray, np.ndarray]:
