@@ -171,7 +171,7 @@ def verify(what: Installed | Checkpoint) -> Verified:
     cache = Cache()
     if isinstance(what, Installed):
         return _rehash(cache, what.source, what.path, what.sha256)
-    if installed := cache.lookup(what):
+    if (installed := cache.lookup(what)) is not None:
         return _rehash(cache, _title(what), installed.path, installed.sha256)
     aside, gave = cache.aside(), map(cache.ref, what.sources)
     lost = next((_lost(aside[ref["sha256"]], ref["source_sha256"]) for ref in gave if ref and ref["sha256"] in aside), "")
