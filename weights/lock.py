@@ -274,7 +274,7 @@ def _wrong(name: str, value: Any) -> str | None:
     kind, pattern = _KINDS[name]
     if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
         return f"{name} is a {kind.__name__}, got {value!r}"
-    if kind is list and (not value or not all(isinstance(one, str) for one in value)):
+    if kind is list and not _are_texts(value):
         return f"{name} is a list of at least one URL, got {value!r}"
     if isinstance(value, str) and not re.fullmatch(pattern, value):
         if name not in ("sha256", "fingerprint"):
@@ -282,6 +282,10 @@ def _wrong(name: str, value: Any) -> str | None:
         hint = "; a prefix is called sha256_prefix, and proves nothing" if name == "sha256" else ""
         return f"{name} is 64 lower-case hex digits, got {len(value)} characters, {value[:70]!r}{hint}"
     return None
+
+
+def _are_texts(values: Any) -> bool:
+    return bool(values) and all(isinstance(one, str) for one in values)
 
 
 def _compare(lock: Lock, lines: list[str], checksum: object) -> None:
