@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import fields
@@ -13,6 +12,7 @@ from typing import Any, cast
 from weights.cache import Cache
 from weights.errors import BadRecord, NotLocked, UnknownWeights
 from weights.install import Converter, get, renew
+from weights.lock import quoted
 from weights.part import disk
 from weights.pinning import frozen_by
 from weights.places import at_home
@@ -108,7 +108,7 @@ def to_toml(row: Checkpoint) -> str:
     """Write a record as the table that the registry reads back as the same record."""
     facts = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("model", "tag")}
     lines = [f"{name} = {_value(value)}" for name, value in facts.items() if value is not None and value is not False and value != {}]
-    return "\n".join([f"[{_text(row.model)}.{_text(row.tag)}]", *lines, ""])
+    return "\n".join([f"[{quoted(row.model)}.{quoted(row.tag)}]", *lines, ""])
 
 
 def _value(value: Any) -> str:
@@ -116,14 +116,9 @@ def _value(value: Any) -> str:
         return _value({f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None})
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)  # of options or metrics, whose keys are names
-        return "{ " + ", ".join(f"{_text(name)} = {_value(v)}" for name, v in table.items()) + " }"
+        return "{ " + ", ".join(f"{quoted(name)} = {_value(v)}" for name, v in table.items()) + " }"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_value, cast('Iterable[Any]', value)))}]"
     if isinstance(value, bool):
         return str(value).lower()
-    return _text(value) if isinstance(value, str) else repr(value)
-
-
-def _text(value: str) -> str:
-    """Quote as JSON does, which TOML reads the same but for the delete character, that it wants escaped."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return quoted(value) if isinstance(value, str) else repr(value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +24,7 @@ from weights.errors import (
     WeightsError,
 )
 from weights.part import FULL
+from weights.whole import whole
 
 BLOCK = 512
 CHUNK = 1 << 20
@@ -78,22 +78,15 @@ def atomic(path: Path) -> Generator[IO[bytes]]:
     Raises:
         NoSpace, CacheNotWritable: the folder can't take it.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with whole(path, sync=True) as temporary, temporary.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except WeightsError:
         raise
     except OSError as error:
         if error.errno in FULL:
             raise NoSpace(f"the disk of {path} is full ({error.strerror}): free some, or write elsewhere. Nothing was written.") from error
         raise CacheNotWritable(f"{path} can't be written ({error.strerror or error}): name a place that can.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 class Writer:
@@ -198,7 +191,9 @@ class Reader:
             same = False
         if not same:
             raise MalformedFile(f"{self._place} is no bundle of kernelzoo{_other(found)}: it begins with something else than {name}.")
-        return self._body(name, size)
+        data = self._read(size, name)
+        self._zeros(padding(size), f"the end of {name}")
+        return data
 
     def member(self, name: str, size: int) -> Iterator[bytes]:
         """Read a member piece by piece.
@@ -236,11 +231,6 @@ class Reader:
         self._zeros(2 * BLOCK, "the end of the archive")
         if self._file.read(1):
             raise MalformedFile(f"{self._place} has more behind its end. It was changed.")
-
-    def _body(self, name: str, size: int) -> bytes:
-        data = self._read(size, name)
-        self._zeros(padding(size), f"the end of {name}")
-        return data
 
     def _zeros(self, count: int, where: str) -> None:
         if (found := self._read(count, where)).count(0) != count:

@@ -38,6 +38,7 @@ from weights.errors import CacheNotWritable, NoSpace
 from weights.part import disk, fresh, newest, sweep
 from weights.places import cache_folder
 from weights.regular import read_regular
+from weights.whole import write_whole
 from weights.wording import clause
 
 if TYPE_CHECKING:
@@ -322,17 +323,7 @@ class Cache:
 
     def _write(self, path: Path, text: str) -> None:
         with disk(self.root):
-            temporary = fresh(self.partial, key(path.name), "json")
-            try:
-                with temporary.open("w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-                raise
+            write_whole(path, text, sync=True, by=fresh(self.partial, key(path.name), "json"))
             _fsync_folder(path.parent)
 
 

@@ -91,7 +91,8 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     projects = list(_projects(cache))
     locks = tuple(dict.fromkeys([*_locks(), *(one.path for one in projects if one.there)]))
     away = [one for one in projects if one.kept]
-    named = set[str]().union(*map(_hashes, locks), *(one.hashes for one in away), _own_records())
+    own = {one.row.sha256 for one in located() if one.row.sha256 and one.path.parent != SHIPPED}  # of many this cache has the only copy
+    named = own.union(*map(_hashes, locks), *(one.hashes for one in away))
     sources = _made_of(cache)
     removed: list[Removed] = []
     now, locked, kept_bytes = time.time(), 0, 0
@@ -176,11 +177,6 @@ def _projects(cache: Cache) -> Iterator[_Project]:
 def _list(facts: dict[str, Any], name: str) -> list[Any] | None:
     found = facts.get(name)
     return cast("list[Any]", found) if isinstance(found, list) else None
-
-
-def _own_records() -> set[str]:
-    """Name what the user's own registry and those of ZOO_REGISTRY have: of many of them this cache holds the only copy."""
-    return {one.row.sha256 for one in located() if one.row.sha256 and one.path.parent != SHIPPED}
 
 
 def _made_of(cache: Cache) -> dict[str, set[str]]:

@@ -244,9 +244,7 @@ def _receive(client: httpx2.Client, remote: Remote, part: Part, expected: Expect
         else:
             part.restart()
             if answer.headers.get("content-type", "").startswith("text/html"):
-                raise ProtocolError(
-                    f"{remote.source}: expected weights, got a web page; it looks like a login page. Log in to the network first."
-                )
+                raise _web_page(remote)
         total = _announced(remote, part, expected, answer)
         _check_most(remote, expected, total)
         part.remember(answer.headers.get("etag"), total)
@@ -255,6 +253,10 @@ def _receive(client: httpx2.Client, remote: Remote, part: Part, expected: Expect
             watchdog.check()  # an end that we made ourselves says nothing about the file's
     if total is not None and part.size != total:
         raise Again(f"the answer ended after {part.size:,} of {total:,} bytes")
+
+
+def _web_page(remote: Remote) -> ProtocolError:
+    return ProtocolError(f"{remote.source}: expected weights, got a web page; it looks like a login page. Log in to the network first.")
 
 
 def _check_range(part: Part, answer: httpx2.Response) -> None:
@@ -297,9 +299,7 @@ def _stream(
         raise SizeMismatch(f"{remote.source}: announces {limit:,} bytes, more than the {limits.most_bytes:,} that are accepted.")
     for data in answer.iter_raw():
         if not part.size and data.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
-            raise ProtocolError(
-                f"{remote.source}: expected weights, got a web page; it looks like a login page. Log in to the network first."
-            )
+            raise _web_page(remote)
         _check_most(remote, expected, part.size + len(data))
         if part.size + len(data) > limit:
             raise SizeMismatch(f"{remote.source}: sends more than the {limit:,} bytes that were expected. Nothing was installed.")

@@ -169,14 +169,13 @@ def verify(what: Installed | Checkpoint) -> Verified:
         What was found; of a checkpoint that is not installed too, which is no damage.
     """
     cache = Cache()
-    name = _title(what) if isinstance(what, Checkpoint) else what.source
-    installed = cache.lookup(what) if isinstance(what, Checkpoint) else what
-    if installed is None:
-        aside = cache.aside() if isinstance(what, Checkpoint) else {}
-        gave = (cache.ref(source) for source in what.sources) if isinstance(what, Checkpoint) else ()
-        lost = next((_lost(aside[ref["sha256"]], ref["source_sha256"]) for ref in gave if ref and ref["sha256"] in aside), "")
-        return Verified(name, not cache.quarantined and not lost, "; ".join(cache.quarantined) or lost or "not installed")
-    return _rehash(cache, name, installed.path, installed.sha256)
+    if isinstance(what, Installed):
+        return _rehash(cache, what.source, what.path, what.sha256)
+    if (installed := cache.lookup(what)) is not None:
+        return _rehash(cache, _title(what), installed.path, installed.sha256)
+    aside, gave = cache.aside(), map(cache.ref, what.sources)
+    lost = next((_lost(aside[ref["sha256"]], ref["source_sha256"]) for ref in gave if ref and ref["sha256"] in aside), "")
+    return Verified(_title(what), not cache.quarantined and not lost, "; ".join(cache.quarantined) or lost or "not installed")
 
 
 def verify_all() -> list[Verified]:

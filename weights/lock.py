@@ -20,7 +20,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
@@ -31,6 +31,7 @@ from weights.errors import BadLock, NoSuchFile
 from weights.part import fresh, sweep
 from weights.registry import user_folder
 from weights.regular import read_regular
+from weights.whole import write_whole
 
 NAME = "weights.lock"
 SHIPPED_LOCK = Path(__file__).parent / NAME
@@ -54,6 +55,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "status": (str, ".+"),
     "check": (str, r"[0-9a-f]{16}"),
 }
+"""Of each value, in the order in which they are written: its type, and the pattern of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +129,11 @@ class Lock:
 
     def render(self) -> str:
         """Write it in its one form."""
-        rows = [_row(self.entries[key]) for key in sorted(self.entries)]
-        return f"{HEAD}{_top(self.serial, rows)}" + "".join(f"\n{row}" for row in rows)
+        bodies = [_body(self.entries[key]) for key in sorted(self.entries)]
+        rows = [f'{body}check = "{_check(body)}"\n' for body in bodies]
+        checksum = _digest(f"{VERSION} {self.serial}\n" + "\n".join(rows))
+        top = f'version = {VERSION}\nserial = {self.serial}\nchecksum = "{checksum}"\n'
+        return f"{HEAD}{top}" + "".join(f"\n{row}" for row in rows)
 
     def write(self, path: Path) -> None:
         """Replace the file at once or not at all.
@@ -143,15 +148,7 @@ class Lock:
         except BadLock as error:
             raise BadLock(f"{path} stays as it is, what would be written can't be read again: {str(error).removesuffix(_TODO)}") from error
         sweep(path.parent)
-        temporary = fresh(path.parent, _digest(str(path)), "json")
-        try:
-            with temporary.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, text, sync=True, by=fresh(path.parent, _digest(str(path)), "json"))
 
 
 def parse(text: str, path: Path) -> Lock:
@@ -314,30 +311,20 @@ def _line(lines: list[str], name: str, start: int) -> int:
     return start or 1
 
 
-def _top(serial: int, rows: Iterable[str]) -> str:
-    checksum = _digest(f"{VERSION} {serial}\n" + "\n".join(rows))
-    return f'version = {VERSION}\nserial = {serial}\nchecksum = "{checksum}"\n'
-
-
-def _row(entry: Entry) -> str:
-    body = _body(entry)
-    return f'{body}check = "{_check(body)}"\n'
-
-
 def _body(entry: Entry) -> str:
-    order = ("key", "sha256", "sha256_prefix", "size_bytes", "format", "sources", "license", "tensors", "fingerprint", "status")
-    facts = ((name, getattr(entry, name)) for name in order)
-    return "[[weights]]\n" + "".join(f"{name} = {''.join(_value(value))}\n" for name, value in facts if value is not None)
+    facts = ((name, getattr(entry, name)) for name in _KINDS if name != "check")
+    return "[[weights]]\n" + "".join(f"{name} = {_value(value)}\n" for name, value in facts if value is not None)
 
 
-def _value(value: Any) -> Iterator[str]:
+def _value(value: Any) -> str:
     if isinstance(value, tuple):
-        yield "[\n"
-        for one in cast("tuple[Any, ...]", value):
-            yield f"    {''.join(_value(one))},\n"
-        yield "]"
-    else:
-        yield str(value) if isinstance(value, int) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return "[\n" + "".join(f"    {_value(one)},\n" for one in cast("tuple[Any, ...]", value)) + "]"
+    return str(value) if isinstance(value, int) else quoted(value)
+
+
+def quoted(text: str) -> str:
+    """Quote as JSON does, which TOML reads the same but for the delete character, that it wants escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _check(body: str) -> str:

@@ -25,6 +25,7 @@ from weights.cache import Cache
 from weights.errors import BadRecord, NoSuchFile, SourceUnavailable
 from weights.mirror import INDEX, VERSION, index
 from weights.places import at_home
+from weights.regular import open_regular
 
 log = logging.getLogger("weights")
 CHUNK = 1 << 20
@@ -196,14 +197,12 @@ def _part(asked: str, size: int) -> tuple[int, int] | None:
 @contextlib.contextmanager
 def _opened(one: Served) -> Generator[int | None]:
     """Open a regular file of the size in the index; None if it is anything else."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        fd = os.open(one.path, flags)
+        fd = open_regular(one.path)
     except OSError:
         yield None
         return
     try:
-        status = os.fstat(fd)
-        yield fd if stat.S_ISREG(status.st_mode) and status.st_size == one.size_bytes else None
+        yield fd if os.fstat(fd).st_size == one.size_bytes else None
     finally:
         os.close(fd)

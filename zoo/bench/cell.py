@@ -15,7 +15,7 @@ import torch
 
 from zoo.bench.machine import facts, today
 from zoo.bench.peers import OURS, Way
-from zoo.bench.subject import tf32
+from zoo.kernels.comparing.precision import products
 from zoo.networks.model import Model
 
 FEWEST = 5
@@ -60,10 +60,8 @@ def measured(plan: Plan, name: str, size: int, batch: int, act: Callable[[dict[s
     """Return a cell that `act` fills; where it fails, all ways say so. The device and its settings are left as they were."""
     start = time.monotonic()
     cell: dict[str, Any] = {"model": name, "batch": batch, "size": size, "date": today(), "ways": {}}
-    benchmark = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True  # stock PyTorch at its best: cuDNN may choose by timing
-    try:
-        with current(plan.device), tf32(False):  # a way that uses TF32 says so call by call
+    try:  # stock PyTorch at its best: cuDNN may choose by timing; a way that uses TF32 says so call by call
+        with current(plan.device), products(tf32=False, benchmark=True):
             act(cell)
     except Exception as error:
         cell["failed"] = words(error)
@@ -72,7 +70,6 @@ def measured(plan: Plan, name: str, size: int, batch: int, act: Callable[[dict[s
                 cell["ways"][way.name] = {"failed": f"the cell failed: {words(error)}"}
         cell["device_lost"] = isinstance(error, DeviceLost)
     finally:
-        torch.backends.cudnn.benchmark = benchmark
         forget(plan.device)
     cell["seconds"] = round(time.monotonic() - start, 1)
     return cell

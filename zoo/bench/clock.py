@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from zoo.kernels.engines.race import SETTLE
@@ -78,15 +79,8 @@ def _span(call: Callable[[], object], count: int, wait: Callable[[], object]) ->
 
 def median_and_spread(samples: list[float]) -> tuple[float, float, float]:
     """Return the median, the 10th and the 90th percentile, interpolated linearly between samples."""
-    ordered = sorted(samples)
-
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-    return at(0.5), at(0.1), at(0.9)
+    middle, low, high = np.percentile(samples, (50, 10, 90)).tolist()
+    return middle, low, high
 
 
 class Memory:

@@ -357,13 +357,9 @@ def _here(table: dict[str, Way], device: torch.device, dtype: torch.dtype) -> di
 
 
 def _usual(here: dict[str, Way], dtype: torch.dtype) -> list[Way]:
-    return [way for way in here.values() if way.standard and _fits(way, dtype)]
+    return [way for way in here.values() if way.standard and (way.name != "onnxruntime" or dtype == torch.float32)]
 
 
 def _missing(way: Way) -> list[str]:
     """Return the packages that a way needs and that are not installed."""
     return [package for package in way.needs if importlib.util.find_spec(package) is None]
-
-
-def _fits(way: Way, dtype: torch.dtype) -> bool:
-    return way.name != "onnxruntime" or dtype == torch.float32

@@ -18,7 +18,8 @@ from convert.match import match as derive
 from convert.network import Layer, layers
 from convert.source import Source
 from zoo.conversion.foreign import Foreign
-from zoo.conversion.options import Asked, accepted, options_of
+from zoo.conversion.notes import accepted
+from zoo.conversion.options import Asked, options_of
 from zoo.networks.model import Model
 
 M = TypeVar("M", bound=Model)

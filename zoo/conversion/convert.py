@@ -6,33 +6,31 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 import weights
 from convert import certificate, formats, names, sandbox
 from convert._guard import correlation_only
 from convert.certificate import Certificate
-from convert.core import COUNTER
 from convert.evidence import Decision
 from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
+from weights.cache import stamp_of
 from weights.errors import ConvertError
+from weights.reading import read_file
 from zoo.catalogue import model_class
-from zoo.conversion.export import check_same, export, stamp
+from zoo.conversion.export import check_same, export
 from zoo.conversion.fold_input import fold_input as fold
-from zoo.conversion.foreign import Foreign
+from zoo.conversion.foreign import Foreign, filled
 from zoo.conversion.notes import NOTES, file_sha256
 from zoo.conversion.proof import decided, proven
 from zoo.conversion.proof_images import Pictures, steps
 from zoo.conversion.result import Conversion, metadata, not_proven
-from zoo.networks.assignment import assign
 from zoo.networks.model import Model
 
 
@@ -131,9 +129,13 @@ def convert(
                 if writer is safetensors and to_naming in ("auto", "torchvision")
                 else temporary.with_name(f"{destination.name}.network")
             )
-            told = partial(_progress, progress, destination.name)
-            safetensors.save_stored(tensors, ours, metadata(made, room=True), told)
-            settled = stamp(ours)
+            safetensors.save_stored(
+                tensors,
+                ours,
+                metadata(made, room=True),
+                lambda done, total: progress(f"writing {destination.name}, {done >> 20} of {total >> 20} MB"),
+            )
+            settled = stamp_of(ours.stat())
             network = made.network = _loaded(foreign, ours)
             if prove:
                 progress("proving that it computes the same")
@@ -151,10 +153,6 @@ def convert(
                     raise not_proven(made)
                 ours.unlink()
         return made
-
-
-def _progress(progress: Callable[[str], None], name: str, done: int, total: int) -> None:
-    progress(f"writing {name}, {done >> 20} of {total >> 20} MB")
 
 
 def format_or_naming(word: str) -> tuple[str, str]:
@@ -236,17 +234,7 @@ def _loaded(foreign: Foreign, path: Path) -> Model:
 
     Into private memory, since it lies in a folder of the user's: whoever cut a mapped file short would end this process.
     """
-    memory = np.empty(path.stat().st_size, np.uint8)
-    with path.open("rb", buffering=0) as file:
-        done = 0
-        while count := file.readinto(memory.data[done:]):
-            done += count
-    state = safetensors.tensors(memory.data[:done])  # which says it if there is less now than was written
-    for name, like in foreign.network.state_dict().items():
-        if name.endswith(COUNTER) and name not in state:
-            state[name] = torch.zeros((), dtype=torch.int64)
-        state[name] = state[name].to(like.dtype)
-    return assign(foreign.network, state).eval()
+    return filled(foreign.network, safetensors.tensors(read_file(path)[1]))  # which says it if there is less now than was written
 
 
 def _reference(path: Path, isolated: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,11 @@ from convert.core import COUNTER
 from convert.source import Convention, Source, Stored
 from convert.writing import parts
 from weights import Preprocessing
+from weights.cache import stamp_of
 from weights.errors import ConvertError
 from zoo.conversion.foreign import Foreign, load
 from zoo.conversion.namings import adopted
-from zoo.conversion.notes import NOTES
+from zoo.conversion.notes import NOTES, accepted
 from zoo.conversion.proof import TOLERANCE
 from zoo.conversion.proof_images import Pictures, natural, prepared
 from zoo.conversion.result import Conversion, metadata, not_proven
@@ -55,7 +55,7 @@ def export(
         if unlike := _unlike(chosen, foreign):
             made.notes.append(f"the networks that {chosen} names have {unlike}: in those these weights compute something else")
         write_network(network, path, writer, chosen, to_convention, metadata(made), foreign.layers)
-    settled = stamp(path)
+    settled = stamp_of(path.stat())
     try:
         added = _read_back(foreign, network, path, name, state, to_convention, made, inside, isolated)
     finally:
@@ -79,7 +79,8 @@ def _read_back(
     """Compare what was written with what was to be written, and let its framework run it."""
     with sandbox.read(path, name, isolated=isolated) as written:
         said, headless = _convention_of(written, to_convention), isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
-        again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **_constructor(foreign, network))
+        built = {**foreign.options, "num_classes": network.num_classes, "in_channels": network.in_channels}
+        again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **built)
         differing = _differing(again.adopted.tensors, state)
         if not differing:
             detail = f"the {name} file read again gives every one of {len(state)} tensors bit for bit"
@@ -117,8 +118,7 @@ def _there(written: Foreign, network: Model, made: Conversion, isolated: bool) -
 
 def _unlike(naming: str, foreign: Foreign) -> str:
     """Say in which constructor keywords a naming's own network differs from the one at hand; "" where in none."""
-    bases = [base.__init__ for base in foreign.model.__mro__ if "__init__" in vars(base)]
-    here = {name: p.default for init in reversed(bases) for name, p in inspect.signature(init).parameters.items()} | foreign.options
+    here = accepted(foreign.model) | foreign.options
     eps = {layer.eps for layer in foreign.layers if layer.kind == "norm"}
     here |= {"norm_eps": eps.pop()} if len(eps) == 1 else {}
     usual = names.fact(naming, "options", foreign.model)
@@ -134,10 +134,6 @@ def _convention_of(written: Source, wanted: Convention | None) -> Convention | N
             f"every reader takes kernels in a {written.format} file for those of {written.conventions.pop()}: leave --to-convention out"
         )
     return None
-
-
-def _constructor(foreign: Foreign, network: Model) -> dict[str, Any]:
-    return {**foreign.options, "num_classes": network.num_classes, "in_channels": network.in_channels}
 
 
 def _differing(found: Mapping[str, Stored], state: Mapping[str, Tensor]) -> str:
@@ -192,15 +188,9 @@ def naming_for(format: str, to_naming: str, model: type[Model], network: Model) 
     return usual if rows and not lost else "torchvision"
 
 
-def stamp(path: Path) -> tuple[int, ...]:
-    """Tell a file from whatever another program makes of it."""
-    status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def check_same(path: Path, settled: tuple[int, ...]) -> None:
-    """See that nobody wrote to a file since it was settled: what is proven must be what is kept."""
-    if not path.exists() or stamp(path) != settled:
+def check_same(path: Path, settled: list[int]) -> None:
+    """See that nobody wrote to a file since it had the stamp `settled`: what is proven must be what is kept."""
+    if not path.exists() or stamp_of(path.stat()) != settled:
         raise ConvertError(
             f"{path.name} was changed in {path.parent} while it was being proven, by another program. Nothing was kept. Convert it into a "
             "folder of your own."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -118,11 +119,11 @@ def load(foreign: Foreign, network: Model | None = None) -> Model:
     from convert.formats._torch import as_tensor
 
     target = network if network is not None else foreign.network
-    wanted = target.state_dict()
-    state: dict[str, Tensor] = {}
-    for name, like in wanted.items():
-        if name in foreign.adopted.tensors:
-            state[name] = as_tensor(foreign.adopted.tensors[name].array()).to(like.dtype).contiguous()
-        elif name.endswith(COUNTER):
-            state[name] = torch.zeros((), dtype=torch.int64)
-    return assign(target, state).eval()
+    found = foreign.adopted.tensors
+    return filled(target, {name: as_tensor(found[name].array()).contiguous() for name in target.state_dict() if name in found})
+
+
+def filled(network: Model, tensors: Mapping[str, Tensor]) -> Model:
+    """Give a network tensors by its own names, in its dtypes, in eval mode; step counters that are missing are 0."""
+    counters = {name: torch.zeros((), dtype=torch.int64) for name in network.state_dict() if name.endswith(COUNTER)}
+    return assign(network, {**counters, **tensors}).eval()

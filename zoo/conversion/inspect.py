@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,7 @@ def inspect(path: Path, format: str = "auto", *, isolated: bool = True) -> Inspe
 
 def recognise(source: Source) -> list[Likely]:
     """Name the networks whose shapes are most like the file's: first among those of its size, then among all."""
-    count = sum(_count(stored.stored_shape) for stored in source.tensors.values())
+    count = sum(math.prod(stored.stored_shape) for stored in source.tensors.values())
     known = variants()
     near = {name: one.lineage for name, one in known.items() if abs(count - one.params) <= NEAR * one.params}
     found = likely(source, shapes(near), near)
@@ -94,7 +95,7 @@ def show(found: Inspection, out: Console, *, tensors: bool = False) -> None:
         out.print(f"  {name:15}{escape(value)}", soft_wrap=True)
     for note in found.notes:
         out.print(f"  [dim]{escape(note)}[/dim]", soft_wrap=True)
-    out.print(_table(found) if tensors else _tree(found))
+    out.print(_table(found) if tensors else _grown(Tree(f"[dim]{'modules' if found.tensors else 'no tensors'}[/dim]"), found.tree()))
 
 
 def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
@@ -141,13 +142,7 @@ def _network(one: Likely) -> str:
     return f"{one.name} {one.confidence:.0%}" + (f", named as {one.naming} does" if one.naming else "")
 
 
-def _tree(found: Inspection) -> Tree:
-    root = Tree("[dim]modules[/dim]" if found.tensors else "[dim]no tensors[/dim]")
-    _grow(root, found.tree())
-    return root
-
-
-def _grow(tree: Tree, modules: Mapping[str, Any]) -> None:
+def _grown(tree: Tree, modules: Mapping[str, Any]) -> Tree:
     for name, inner in modules.items():
         if isinstance(inner, Tensor):
             tree.add(f"{escape(name)} [dim]{_leaf(inner)}[/dim]")
@@ -155,7 +150,8 @@ def _grow(tree: Tree, modules: Mapping[str, Any]) -> None:
             leaves = ", ".join(f"{escape(leaf)} {_leaf(tensor)}" for leaf, tensor in inner.items())
             tree.add(f"{escape(name)} [dim]{leaves}[/dim]")
         else:
-            _grow(tree.add(escape(name)), inner)
+            _grown(tree.add(escape(name)), inner)
+    return tree
 
 
 def _leaf(tensor: Tensor) -> str:
@@ -169,13 +165,6 @@ def _table(found: Inspection) -> Table:
         cells = (tensor.name, tensor.origin, *shapes, tensor.dtype, tensor.convention or "", "; ".join(tensor.steps))
         table.add_row(*(escape(cell) for cell in cells))
     return table
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count
 
 
 def _short(value: str) -> str:

@@ -23,13 +23,8 @@ def open_foreign(
     model: type[Model],
     *,
     format: str = "auto",
-    naming: str = "auto",
-    match: bool = False,
-    convention: Convention | None = None,
-    spatial: Spatial | None = None,
-    headless: bool = False,
     isolated: bool = True,
-    **options: Any,
+    **chosen: Any,
 ) -> Foreign:
     """Read a file of any format as the weights of `model`.
 
@@ -37,21 +32,15 @@ def open_foreign(
         path: the file, or the folder of a format that is one.
         model: a class of the catalogue.
         format: one of `convert.formats`, "keras"; "auto" asks the content.
-        naming: a table of `convert.names`; "auto" finds the one that explains the file.
-        match: derive the mapping from topology, shapes and names instead of a table.
-        convention: of the kernels, where the file doesn't say or says it wrongly.
-        spatial: "hw" or "wh", likewise.
-        headless: whether the file may lack the classifier: the network then ends in what its classifier reads.
         isolated: False reads the file in this process, see `convert.sandbox`.
-        **options: constructor keywords; they win over the file's and the naming's.
+        **chosen: see `adopted`.
 
     Raises:
         WeightsMismatch: the file's tensors are not the network's; both names and shapes are listed.
         Undecided: the file doesn't say the kernel convention, and it was not given.
         ConvertError: the file can't be read.
     """
-    source = sandbox.read(Path(path), format, isolated=isolated)
-    return adopted(source, model, naming=naming, match=match, convention=convention, spatial=spatial, headless=headless, **options)
+    return adopted(sandbox.read(Path(path), format, isolated=isolated), model, **chosen)
 
 
 def adopted(
@@ -66,7 +55,15 @@ def adopted(
     known: Checkpoint | None = None,
     **options: Any,
 ) -> Foreign:
-    """Give the tensors of an open file to `model`; as `open_foreign`."""
+    """Give the tensors of an open file to `model`; errors as of `open_foreign`.
+
+    Args:
+        source: the file.
+        model: a class of the catalogue.
+        naming: a table of `convert.names`; "auto" finds the one that explains the file.
+        match, convention, spatial, headless, known: see `Asked`.
+        **options: constructor keywords; they win over the file's and the naming's.
+    """
     asked = Asked(match, convention, spatial, headless, known, options)
     candidates = ["auto"] if match else names.of_format(source.format) if naming == "auto" else [naming]
     best: Foreign | None = None

@@ -41,13 +41,18 @@ def notes(facts: Mapping[str, str], model: type[Model]) -> dict[str, Any]:
 
 def _suited(model: type[Model], options: dict[str, Any]) -> dict[str, Any]:
     """Check that noted options are of their defaults' types: a network would take others, and fail when it computes."""
-    bases = [base.__init__ for base in model.__mro__ if "__init__" in vars(base)]
-    usual = {name: parameter.default for init in bases for name, parameter in inspect.signature(init).parameters.items()}
+    usual = accepted(model)
     for name, value in options.items():
         kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}.get(type(usual.get(name)), (bool, int, float, str))
         if type(value) not in kinds:
             raise TypeError(f"the option {name} can't be {str(value)[:100]!r}")
     return options
+
+
+def accepted(model: type[Model]) -> dict[str, Any]:
+    """Return the keywords that a class and its bases take, with their defaults; a subclass's win."""
+    bases = [base.__init__ for base in reversed(model.__mro__) if "__init__" in vars(base)]
+    return {name: parameter.default for init in bases for name, parameter in inspect.signature(init).parameters.items()}
 
 
 def file_sha256(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from convert import names
 from convert.source import Convention, Source, Spatial
 from weights import Checkpoint
-from zoo.conversion.notes import notes
+from zoo.conversion.notes import accepted, notes
 from zoo.networks.model import Model
 
 ACTIVATIONS = {"leaky_relu": "leaky_relu_0.1"}
@@ -48,11 +47,6 @@ def options_of(source: Source, model: type[Model], naming: str, asked: Asked) ->
     return {k: v for k, v in suggested.items() if k in taken} | dict(asked.options)
 
 
-def accepted(model: type[Model]) -> set[str]:
-    """Name the keywords that a class and its bases take."""
-    return {name for base in model.__mro__ if "__init__" in vars(base) for name in inspect.signature(base.__init__).parameters}
-
-
 def _of_graph(source: Source) -> dict[str, Any]:
     """Say which constructor keywords the file's own graph asks for."""
     if source.graph is None:
@@ -74,11 +68,7 @@ def _of_graph(source: Source) -> dict[str, Any]:
     if len(used) == 1:
         found["activation"] = used.pop()
     last = next((node for node in reversed(source.graph.nodes) if node.op == "conv"), None)
-    if last is not None and tuple(last.attrs.get("pads", ())) == (1, 1, 1, 1) and _kernel(source, last.name) == (1, 1):
+    weight = None if last is None else source.tensors.get(f"{last.name}.weight")
+    if last and weight and weight.shape[2:] == (1, 1) and tuple(last.attrs.get("pads", ())) == (1, 1, 1, 1):
         found["classifier_padding"] = 1
     return found
-
-
-def _kernel(source: Source, module: str) -> tuple[int, ...]:
-    stored = source.tensors.get(f"{module}.weight")
-    return stored.shape[2:] if stored is not None else ()

@@ -16,10 +16,10 @@ from torch import Tensor
 import weights
 from weights import Preprocessing
 from zoo.images.preprocess import BadImage, preprocess, with_channels
+from zoo.images.source import SUFFIXES
 from zoo.labels import TABLES, labels
 from zoo.networks.model import Model
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif")
 MOST = 1000
 """Photographs that are taken from a folder, evenly over all of them."""
 PROOF_IMAGES = 2

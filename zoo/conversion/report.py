@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from convert.report import Facts, Sample, Transform
 from convert.report import write_report as write_page
 from zoo.conversion.proof_images import Pictures
-from zoo.conversion.result import Conversion
+from zoo.conversion.result import Conversion, origin
 from zoo.images.preprocess import BadImage, open_image, preprocess
 from zoo.labels import TABLES, labels
 
@@ -27,15 +27,10 @@ def write_report(made: Conversion, path: Path, images: Path | None = None) -> No
         path: the HTML file.
         images: a folder of photographs to show predictions on.
     """
-    diagnosis = made.diagnosis
     facts = Facts(
         title=f"{made.model.__name__} from {made.source.path.name}",
         source={
-            "file": made.source.path.name,
-            "sha256": made.sha256,
-            "format": made.source.format,
-            "framework": made.source.framework,
-            "naming": made.naming,
+            **origin(made),
             "kernels": made.kernels,
             "options": made.options,
             "preprocessing": asdict(made.preprocessing),
@@ -57,7 +52,7 @@ def write_report(made: Conversion, path: Path, images: Path | None = None) -> No
         filters=made.filters,
         samples=_samples(made, images),
         decision="" if made.decision is None else str(made.decision),
-        diagnosis={} if diagnosis is None else asdict(diagnosis) if is_dataclass(diagnosis) else {"said": str(diagnosis)},
+        diagnosis={} if made.diagnosis is None else asdict(made.diagnosis),
         notes=made.notes,
     )
     write_page(path, facts)

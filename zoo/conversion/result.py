@@ -115,14 +115,7 @@ def told(made: Conversion) -> dict[str, Any]:
         "options": made.options,
         "preprocessing": asdict(made.preprocessing),
         "labels": made.labels,
-        "source": {
-            "file": made.source.path.name,
-            "sha256": made.sha256,
-            "format": made.source.format,
-            "framework": made.source.framework,
-            "naming": made.naming,
-            **({"facts": made.source.facts} if made.source.format != "safetensors" else {}),
-        },
+        "source": origin(made) | ({"facts": made.source.facts} if made.source.format != "safetensors" else {}),
         "convention": "correlation",
         "transforms": made.transforms,
         "notes": made.notes,
@@ -130,6 +123,13 @@ def told(made: Conversion) -> dict[str, Any]:
         "parity": made.certificate.to_json(),
         "versions": versions(),
     }
+
+
+def origin(made: Conversion) -> dict[str, Any]:
+    """Say which file was read, and as what."""
+    source = made.source
+    facts = {"file": source.path.name, "sha256": made.sha256, "format": source.format, "framework": source.framework}
+    return facts | {"naming": made.naming}
 
 
 def versions() -> dict[str, str]:

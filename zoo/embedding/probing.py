@@ -208,37 +208,29 @@ def _folds(y: Tensor, folds: int) -> Tensor:
 def _cross_validated(x: Tensor, y: Tensor, folds: int, classes: int) -> tuple[float, float]:
     fold = _folds(y, folds)
     penalty = _penalty(x[fold != 0], y[fold != 0], classes)
-    right = sum(_one_fold(x, y, fold == number, classes, penalty) for number in range(folds))
+    parts = [fold == number for number in range(folds) if (fold == number).any()]
+    right = sum(_learnt(x[~held], y[~held], x[held], y[held], classes, penalty) * int(held.sum()) for held in parts)
     return 100 * right / len(y), penalty
 
 
 def _held_out(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor, classes: int) -> tuple[float, float]:
-    mean, std = _scale(x)
     penalty = _penalty(x, y, classes)
-    weights = _fitted((x - mean) / std, y, classes, penalty)
-    return 100 * _right((tx - mean) / std, ty, weights), penalty
-
-
-def _one_fold(x: Tensor, y: Tensor, held: Tensor, classes: int, penalty: float) -> float:
-    if not held.any():
-        return 0.0
-    mean, std = _scale(x[~held])
-    weights = _fitted((x[~held] - mean) / std, y[~held], classes, penalty)
-    return _right((x[held] - mean) / std, y[held], weights) * int(held.sum())
+    return 100 * _learnt(x, y, tx, ty, classes, penalty), penalty
 
 
 def _penalty(x: Tensor, y: Tensor, classes: int) -> float:
     held = _folds(y, FOLDS) == 0
     if not held.any() or held.all():
         return PENALTIES[len(PENALTIES) // 2]
-    mean, std = _scale(x[~held])
-    learnt, asked = (x[~held] - mean) / std, (x[held] - mean) / std
-    scores = [_right(asked, y[held], _fitted(learnt, y[~held], classes, penalty)) for penalty in PENALTIES]
-    return PENALTIES[max(range(len(PENALTIES)), key=lambda i: (scores[i], PENALTIES[i]))]
+    scores = {penalty: _learnt(x[~held], y[~held], x[held], y[held], classes, penalty) for penalty in PENALTIES}
+    return max(PENALTIES, key=lambda penalty: (scores[penalty], penalty))
 
 
-def _scale(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
+def _learnt(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor, classes: int, penalty: float) -> float:
+    """Return the share of `tx` that is right by what is learnt from `x`, both scaled as `x` is."""
+    mean, std = x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
+    weights = _fitted((x - mean) / std, y, classes, penalty)
+    return float((((tx - mean) / std @ weights[:-1] + weights[-1]).argmax(1) == ty).float().mean())
 
 
 def _fitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> Tensor:
@@ -256,7 +248,3 @@ def _fitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> Tensor:
     with torch.enable_grad():
         optimiser.step(loss)
     return weights.detach()
-
-
-def _right(x: Tensor, y: Tensor, weights: Tensor) -> float:
-    return float(((x @ weights[:-1] + weights[-1]).argmax(1) == y).float().mean())

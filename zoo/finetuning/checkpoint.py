@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from weights.whole import whole as written_whole
 from zoo.finetuning.average import Average
 from zoo.finetuning.distributed import fill, own, whole
 from zoo.pretrained.run_folder import CONFIG, LABELS, ROW, WEIGHTS, save_tensors
@@ -100,22 +101,16 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any],
 
     The best one appears first: a run that is killed in between goes on from before it and finds the same best again.
     """
-    unfinished = folder / f".{LAST}.{os.getpid()}"
-    try:
+    with written_whole(folder / LAST) as unfinished:
         save_tensors(tensors, unfinished, {"format": "pt", KEY: json.dumps(facts)})
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         if best:
-            copy = folder / f".{BEST}.{os.getpid()}"
-            copy.unlink(missing_ok=True)
-            try:
-                os.link(unfinished, copy)
-            except OSError:  # a file system without links
-                shutil.copyfile(unfinished, copy)
-            copy.replace(folder / BEST)
-        unfinished.replace(folder / LAST)
-    finally:
-        unfinished.unlink(missing_ok=True)
+            with written_whole(folder / BEST) as copy:
+                try:
+                    os.link(unfinished, copy)
+                except OSError:  # a file system without links
+                    shutil.copyfile(unfinished, copy)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -47,10 +47,6 @@ class World:
         dist.all_gather_object(found, value)
         return found
 
-    def any(self, value: bool) -> bool:
-        """Tell whether it is true in any process."""
-        return any(self.gather(value)) if self.size > 1 else value
-
     def barrier(self) -> None:
         """Wait for all."""
         if self.size > 1:

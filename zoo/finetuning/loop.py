@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ class Stopped(KeyboardInterrupt):
     """Somebody stopped the run; its state is saved, and the message says how it goes on."""
 
 
+@dataclass(eq=False)
 class Trainer:
     """A run between its first and its last step.
 
@@ -66,27 +68,24 @@ class Trainer:
         replayed: steps that a CUDA graph has replayed.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        train: Batches,
-        val: Batches | None,
-        settings: Settings,
-        plan: Plan,
-        here: World,
-        folder: Path,
-        unreadable: Unreadable,
-        tell: Tell,
-        busy: Busy,
-    ) -> None:
-        self.model, self.train, self.val, self.settings, self.plan, self.here = model, train, val, settings, plan, here
-        self.folder, self.unreadable, self._tell, self._busy = folder, unreadable, tell, busy
-        self.half = in_half(settings, here)
-        if here.size > 1 and not settings.freeze_norm:
-            share_norms(model)
-        if settings.fsdp:
-            spread(model, here, layers(model), True)
-        self.average = Average(model, settings.ema) if settings.ema else None
+    model: Model
+    train: Batches
+    val: Batches | None
+    settings: Settings
+    plan: Plan
+    here: World
+    folder: Path
+    unreadable: Unreadable
+    tell: Tell
+    busy: Busy
+
+    def __post_init__(self) -> None:
+        self.half = in_half(self.settings, self.here)
+        if self.here.size > 1 and not self.settings.freeze_norm:
+            share_norms(self.model)
+        if self.settings.fsdp:
+            spread(self.model, self.here, layers(self.model), True)
+        self.average = Average(self.model, self.settings.ema) if self.settings.ema else None
         self.step, self.since, self.done = 0, 0, False
         self.best: dict[str, float] | None = None
         self._pending: list[float] = []
@@ -147,7 +146,7 @@ class Trainer:
         stepper = Stepper(self.model, self.optimizer, self.settings, self.here, dtype, end - self.step, not head_only)
         images = torch.empty(self.plan.batch // (self.here.size * self.settings.accumulate), self.model.in_channels, side, side)
         if not stepper.reason:
-            self._busy("preparing kernels")
+            self.busy("preparing kernels")
         self._preparing = True
         try:
             stepper.prepare(self._laid_out(images.to(self.here.device)))
@@ -156,7 +155,7 @@ class Trainer:
             raise self._stopped() from None
         finally:
             self._preparing = False
-            self._busy("")
+            self.busy("")
             self._flushed = (time.monotonic(), self.step)
         return stepper
 
@@ -230,7 +229,7 @@ class Trainer:
                     {"kind": "train", "step": step, "epoch": round(step / self.plan.per_epoch, 4), "loss": mean, "lr": rate, "time": now_s}
                 )
         speed = (self.step - before[1]) * self.plan.batch / max(1e-9, now - before[0])
-        self._tell(self.step, values[-1], speed)
+        self.tell(self.step, values[-1], speed)
 
     def _judge(self) -> None:
         """Measure, keep the state, and decide whether it is the best and whether to stop."""
@@ -262,7 +261,8 @@ class Trainer:
         self.model.eval()
         size = max(1, min(256, 2 * self.plan.batch // self.here.size))
         inside = self.average.inside(self.model) if self.average is not None else nullcontext()
-        with inside, torch.no_grad(), nullcontext() if precise else self._casting():
+        casting = torch.autocast(self.here.device.type, torch.bfloat16, enabled=self.half and not precise)
+        with inside, torch.no_grad(), casting:
             measured = evaluate(self.model, self.val, self.here, size, self._laid_out)
         if not np.isfinite(measured.probabilities).all():
             raise NotFinite(self._not_finite(self.step, math.nan))
@@ -284,9 +284,6 @@ class Trainer:
             for reasons in self.here.gather(self.unreadable.reasons):
                 for key, reason in reasons.items():
                     self.unreadable.add(key, reason)
-
-    def _casting(self) -> Any:
-        return torch.autocast(self.here.device.type, torch.bfloat16, enabled=self.half)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if channels_last(self.settings, self.here) else x

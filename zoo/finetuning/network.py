@@ -101,9 +101,8 @@ def subject(
     if (steps.crop or 0) < network.min_size:
         raise ValueError(f"{type(network).__name__} needs images of at least {network.min_size} pixels, got size={steps.crop}")
     known = inspect.signature(type(network)).parameters
-    told = {name: value for name, value in {**options, "in_channels": network.in_channels}.items() if name in known}
+    told = {name: value for name, value in options.items() if name in known and name != "in_channels"}  # which the weights tell
     _check_rebuilt(network, told)
-    told = {name: value for name, value in told.items() if name != "in_channels"}  # the weights tell
     began = None if base is None else {"name": f"{base.model} {base.tag}", "sha256": base.sha256, "license": base.license}
     return Subject(network, ordered or list(classes), steps, told, began, not kept and base is not None)
 
@@ -165,10 +164,8 @@ def _fitting(network: Model, classes: Sequence[str]) -> list[str] | None:
 
 def _check_rebuilt(network: Model, options: Mapping[str, Any]) -> None:
     cls = type(network)
-    known = inspect.signature(cls).parameters
-    counts = {"num_classes": network.num_classes} if "num_classes" in known else {}
     with torch.device("meta"):
-        again = cls(**counts, **options)
+        again = rebuilt(cls, {"num_classes": network.num_classes, "in_channels": network.in_channels, "options": options})
     for ours, theirs in zip(repr(network).splitlines(), repr(again).splitlines(), strict=False):
         if ours != theirs:
             raise ValueError(

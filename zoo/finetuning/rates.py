@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zoo.finetuning.batches import Batches, Unreadable, in_memory
+from zoo.finetuning.batches import Unreadable
 from zoo.finetuning.chance import seed_of
 from zoo.finetuning.distributed import world
 from zoo.finetuning.drawing import Curve, chart
@@ -21,7 +21,7 @@ from zoo.finetuning.loop import in_half
 from zoo.finetuning.losses import loss_of
 from zoo.finetuning.network import subject
 from zoo.finetuning.plan import plan_of
-from zoo.finetuning.run import quiet_random
+from zoo.finetuning.run import batches_of, quiet_random
 from zoo.finetuning.schedule import make_optimizer, set_rate, training_mode
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import classes_of, open_data, split
@@ -98,9 +98,8 @@ def find_rate(
         )
         part, _ = split(train, measured, built.classes, wanted)
         unreadable = Unreadable(len(part), wanted.max_unreadable)
-        part, images = in_memory(part, built.steps, wanted, unreadable) or (part, None)
-        batches = Batches(part, built.steps, wanted, here, np.ones(len(part), dtype=np.float32), unreadable, images)
-        plan = plan_of(wanted, len(part), 1, built)
+        batches = batches_of(part, built, wanted, here, unreadable)
+        plan = plan_of(wanted, len(batches), 1, built)
         network = built.network.to(here.device)
         for parameter in network.parameters():
             parameter.requires_grad_(True)

@@ -165,8 +165,8 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool 
     if settings.fsdp and here.size == 1:
         raise ValueError("fsdp divides a network among processes: start them with torchrun --nproc-per-node N -m zoo finetune …")
     unreadable = Unreadable(len(ready.train) + len(ready.val or ()), settings.max_unreadable)
-    train = _batches(ready.train, built, settings, here, unreadable)
-    val = None if ready.val is None else _batches(ready.val, built, settings, here, unreadable)
+    train = batches_of(ready.train, built, settings, here, unreadable)
+    val = None if ready.val is None else batches_of(ready.val, built, settings, here, unreadable)
     counts = np.bincount(train.part.targets, minlength=len(built.classes))
     gone = [name for name, count in zip(built.classes, counts, strict=True) if not count]
     if gone:
@@ -273,7 +273,8 @@ def _known(path: Path) -> tuple[dict[str, Any], Preprocessing]:
         raise ValueError(f"{path} is damaged ({why}), and it says what the run is: bring it back, or {checkpoint.AFRESH}") from None
 
 
-def _batches(part: Split, built: Subject, settings: Settings, here: World, unreadable: Unreadable) -> Batches:
+def batches_of(part: Split, built: Subject, settings: Settings, here: World, unreadable: Unreadable) -> Batches:
+    """Make the batches of a split, from memory where its images fit."""
     kept = in_memory(part, built.steps, settings, unreadable)
     part, images = kept or (part, None)
     weights = class_weights(part) if settings.balance else np.ones(len(part), dtype=np.float32)
