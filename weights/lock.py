@@ -40,11 +40,13 @@ HEAD = "# Which bytes a name means. Written by `zoo lock`, checked at every read
 FULL = "full hash"
 PREFIX = "prefix; full hash pinned on first sight in your lock"
 NOTHING = "no hash published; pinned on first sight in your lock"
+REPORTED = "full hash that others reported; pinned on first sight in your lock"
 UNSEEN = ", tensors not seen yet"
 _KINDS: dict[str, tuple[type, str]] = {
     "key": (str, r"\S(.*\S)?"),
     "sha256": (str, r"[0-9a-f]{64}"),
     "sha256_prefix": (str, r"[0-9a-f]{6,63}"),
+    "sha256_reported": (str, r"[0-9a-f]{64}"),
     "size_bytes": (int, ""),
     "format": (str, r"\w+"),
     "sources": (list, ""),
@@ -67,6 +69,7 @@ class Entry:
         license: SPDX identifier, or "unstated".
         sha256: of the file that the sources serve, where all of it is known.
         sha256_prefix: its first hex digits, where only those are.
+        sha256_reported: what others found who had the file; in the lock that ships alone.
         size_bytes: of that file.
         tensors: how many the safetensors file has, that was made of it or that it is.
         fingerprint: of those tensors, see `weights.fingerprint`.
@@ -81,11 +84,12 @@ class Entry:
     size_bytes: int | None = None
     tensors: int | None = None
     fingerprint: str | None = None
+    sha256_reported: str | None = None
 
     @property
     def status(self) -> str:
         """Say in words what is known of the bytes; only a full hash proves any."""
-        known = FULL if self.sha256 else PREFIX if self.sha256_prefix else NOTHING
+        known = FULL if self.sha256 else REPORTED if self.sha256_reported else PREFIX if self.sha256_prefix else NOTHING
         return known + (UNSEEN if self.sha256 and not self.fingerprint else "")
 
     @property
@@ -325,7 +329,8 @@ def _row(entry: Entry) -> str:
 
 
 def _body(entry: Entry) -> str:
-    order = ("key", "sha256", "sha256_prefix", "size_bytes", "format", "sources", "license", "tensors", "fingerprint", "status")
+    hashes = ("sha256", "sha256_prefix", "sha256_reported")
+    order = ("key", *hashes, "size_bytes", "format", "sources", "license", "tensors", "fingerprint", "status")
     facts = ((name, getattr(entry, name)) for name in order)
     return "[[weights]]\n" + "".join(f"{name} = {''.join(_value(value))}\n" for name, value in facts if value is not None)
 

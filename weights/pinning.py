@@ -114,6 +114,8 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
             pin = Pin(held[0], path, checkpoint.sha256 is not None, path == (project or path))
     if cache.root.is_dir() and (serial := shipped_serial()):
         check_serial(cache, SHIPPED_LOCK, serial, switch)
+    if switch and pin is None and checkpoint.sha256_reported:
+        return replace(checkpoint, sha256=checkpoint.sha256_reported, sha256_reported=None, reported_by=None), None
     if switch and pin is None and checkpoint.sha256 is None:
         part = f", only the prefix {checkpoint.sha256_prefix}" if checkpoint.sha256_prefix else ""
         raise NotLocked(f"no lock has a full hash of {name}{part}, and {switch} admits nothing new. Once without it: zoo lock {name}")
