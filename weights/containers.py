@@ -40,12 +40,17 @@ def containers(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
 
 
 def get_any(
-    checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, progress: bool = True, frozen: bool | None = None
+    checkpoint: Checkpoint,
+    *,
+    to_safetensors: Converter | None = None,
+    progress: bool = True,
+    frozen: bool | None = None,
+    own_first: bool = False,
 ) -> tuple[Checkpoint, Installed]:
     """Get a checkpoint in its own container, or, where that can't be reached, in the first alternative that can.
 
-    What is installed already comes first, so that a machine without a network uses what it has. Where two containers are installed, their
-    numbers are compared.
+    What is installed already comes first, so that nothing is asked of the network. With `own_first` the own container is fetched even where
+    another is installed. The numbers of whatever is fetched are compared with those of the containers that are installed.
 
     Returns:
         The record of the container that was used, and what `get` returns.
@@ -55,7 +60,7 @@ def get_any(
         WeightsError: whatever `get` raises; of several that can't be reached, the error of the first.
     """
     rows, cache = list(containers(checkpoint)), Cache()
-    here = next((row for row in rows if cache.lookup(row)), None)
+    here = next((row for row in rows if cache.lookup(row) and (row is checkpoint or not own_first)), None)
     failed: SourceUnavailable | ProtocolError | None = None
     for row in [here] if here else rows:
         try:
@@ -97,7 +102,7 @@ def _compare(cache: Cache, rows: list[Checkpoint], row: Checkpoint, installed: I
         if other is row or (found := cache.lookup(other)) is None:
             continue
         if _numbers(load(installed)) != _numbers(load(found)):
-            todo = "One of the publishers changed it: look which, and remove the other, zoo gc --all lists them"
+            todo = "One of the publishers changed its file: find out which, and name the other by its address"
             raise HashMismatch(f"{row.sources[0]} and {other.sources[0]} should hold the same weights, and don't. {todo}.")
 
 

@@ -39,7 +39,8 @@ MOST_BYTES = 16 << 20
 HEAD = "# Which bytes a name means. Written by `zoo lock`, checked at every reading; an edit by hand is refused.\n"
 FULL = "full hash"
 PREFIX = "prefix; full hash pinned on first sight in your lock"
-NOTHING = "no hash published; pinned on first sight in your lock"
+ANNOUNCED = "no hash recorded, the Hub announces it when asked; pinned on first sight in your lock"
+NOTHING = "no hash recorded; pinned on first sight in your lock"
 REPORTED = "full hash that others reported; pinned on first sight in your lock"
 UNSEEN = ", tensors not seen yet"
 _KINDS: dict[str, tuple[type, str]] = {
@@ -89,7 +90,10 @@ class Entry:
     @property
     def status(self) -> str:
         """Say in words what is known of the bytes; only a full hash proves any."""
-        known = FULL if self.sha256 else REPORTED if self.sha256_reported else PREFIX if self.sha256_prefix else NOTHING
+        if self.sha256 or self.sha256_reported or self.sha256_prefix:
+            known = FULL if self.sha256 else REPORTED if self.sha256_reported else PREFIX
+        else:
+            known = ANNOUNCED if any(source.startswith("hf://") for source in self.sources) else NOTHING
         return known + (UNSEEN if self.sha256 and not self.fingerprint else "")
 
     @property

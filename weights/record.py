@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -126,6 +126,10 @@ class Checkpoint:
     sha256_reported: str | None = None
     reported_by: str | None = None
     alternatives: tuple[Alternative, ...] = ()
+
+    def hashed(self, sha256: str) -> Checkpoint:
+        """Return the record of a file whose bytes are known: what others reported says nothing more."""
+        return replace(self, sha256=sha256, sha256_reported=None, reported_by=None)
 
 
 _FIELDS = {f.name: f for f in fields(Checkpoint) if f.name not in ("model", "tag")}

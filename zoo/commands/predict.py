@@ -49,10 +49,18 @@ def predict(
     from zoo.catalogue import model_class
     from zoo.images.preprocess import BadImage
     from zoo.prediction.predict import predict as classify
+    from zoo.pretrained.offline import usual
     from zoo.pretrained.run_folder import named
     from zoo.pretrained.trained import trained
 
-    model, tag, why = (*named(model, tag), "") if model else _usual(tag)
+    why = ""
+    if model is not None:
+        model, tag = named(model, tag)
+    elif tag is not None:
+        raise typer.BadParameter("--weights names a checkpoint of a network: name that too, --model NETWORK")
+    else:
+        record, why = usual()
+        model, tag = record.model, record.tag
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, frozen=frozen or None, **build_options(option, cls))
     record = network.checkpoint
@@ -79,16 +87,6 @@ def predict(
     codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
     if codes:
         raise typer.Exit(min(codes))
-
-
-def _usual(tag: str | None) -> tuple[str, str, str]:
-    """Choose network and tag where nobody named one, and say why."""
-    from zoo.pretrained.offline import usual
-
-    if tag is not None:
-        raise typer.BadParameter("--weights names a checkpoint of a network: name that too, --model NETWORK")
-    record, why = usual()
-    return record.model, record.tag, why
 
 
 def _print_predictions(found: list[tuple[Path, list[Prediction]]], by: str, sheet: Path | None) -> None:

@@ -187,4 +187,4 @@ def _recognised(unknown: Checkpoint, sha256: str) -> Checkpoint:
     if known is not None and known.model == unknown.model:
         return known
     log.warning("%s is in no registry: %s", unknown.sources[0], unknown.provenance.partition("; ")[2])
-    return replace(unknown, sha256=sha256)
+    return unknown.hashed(sha256)
