@@ -148,7 +148,6 @@ LAW: dict[str, set[str]] = {
         "zoo.kernels.ops",
         "zoo.kernels.passes",
     },
-    "zoo.prediction": {"weights", "zoo.images", "zoo.kernels", "zoo.labels", "zoo.networks"},
     "zoo.kernels.engines": {
         "zoo.kernels.comparing",
         "zoo.kernels.errors",
@@ -233,6 +232,7 @@ LAW: dict[str, set[str]] = {
         "zoo.networks",
         "zoo.variants",
     },
+    "zoo.prediction": {"weights", "zoo.catalogue", "zoo.images", "zoo.kernels", "zoo.labels", "zoo.networks", "zoo.pretrained"},
     "zoo.embedding": {
         "convert.formats",
         "weights",

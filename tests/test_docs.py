@@ -261,4 +261,5 @@ def test_what_is_counted_is_counted_right() -> None:
     assert f"{len(zoo.CATALOGUE)} networks" in documents.read(ROOT / "README.md")
     assert f"({full} rows)" in text
     assert f"({prefix} rows)" in text
+    assert f"({sum(row.sha256_reported is not None for row in rows)} rows)" in text
     assert f"({len(rows) - full - prefix} rows)" in text

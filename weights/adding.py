@@ -16,7 +16,7 @@ from weights.lock import quoted
 from weights.part import disk
 from weights.pinning import frozen_by
 from weights.places import at_home
-from weights.record import Checkpoint, Preprocessing
+from weights.record import Alternative, Checkpoint, Preprocessing
 from weights.registry import TAG, adhoc, checkpoints, located, named_folder, user_folder
 from weights.whole import write_whole
 
@@ -67,7 +67,7 @@ def add(
     if local and (switch := frozen_by()):
         raise NotLocked(f"{source} is not added: its bytes are in no lock, and {switch} admits nothing new. Add it once without.")
     installed = (renew if local else get)(row, to_safetensors=to_safetensors)
-    row = dataclasses.replace(row, sha256=installed.source_sha256)
+    row = row.hashed(installed.source_sha256)
     if origin is not None:
         row = dataclasses.replace(row, sources=(at_home(origin).absolute().as_uri(),))
         Cache().rename(installed, row.sources[0])
@@ -107,12 +107,12 @@ def remove(model: str, tag: str) -> Path:
 def to_toml(row: Checkpoint) -> str:
     """Write a record as the table that the registry reads back as the same record."""
     facts = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("model", "tag")}
-    lines = [f"{name} = {_value(value)}" for name, value in facts.items() if value is not None and value is not False and value != {}]
+    lines = [f"{name} = {_value(value)}" for name, value in facts.items() if value not in (None, False, {}, ())]
     return "\n".join([f"[{quoted(row.model)}.{quoted(row.tag)}]", *lines, ""])
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, Preprocessing):
+    if isinstance(value, (Preprocessing, Alternative)):
         return _value({f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None})
     if isinstance(value, dict):
         table = cast("dict[str, Any]", value)  # of options or metrics, whose keys are names

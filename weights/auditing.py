@@ -124,7 +124,7 @@ def _record(entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:
     if known and not (entry.sha256 or entry.sha256_prefix or "").startswith(known):
         yield Difference(entry.key, "record sha256", entry.sha256 or entry.sha256_prefix, known)
     pairs: Iterable[tuple[str, object, object]] = (
-        ("record size", entry.size_bytes, row.size_bytes or entry.size_bytes),
+        ("record size", entry.size_bytes or row.size_bytes, row.size_bytes or entry.size_bytes),
         ("record format", entry.format, row.format),
         ("record license", entry.license, row.license),
         ("record sources", tuple(map(place_of, entry.sources)), tuple(map(place_of, row.sources))),

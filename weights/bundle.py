@@ -276,7 +276,7 @@ def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
             sources.append(kept)
             why = "it may hold a key, and a bundle goes to others"
             log.warning("%s %s: the query of %s is left out, since %s", row.model, row.tag, public(source), why)
-    return replace(row, sources=tuple(dict.fromkeys(sources)), sha256=installed.source_sha256, default=False)
+    return replace(row.hashed(installed.source_sha256), sources=tuple(dict.fromkeys(sources)), default=False)
 
 
 def _licences(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:

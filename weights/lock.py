@@ -40,12 +40,15 @@ MOST_BYTES = 16 << 20
 HEAD = "# Which bytes a name means. Written by `zoo lock`, checked at every reading; an edit by hand is refused.\n"
 FULL = "full hash"
 PREFIX = "prefix; full hash pinned on first sight in your lock"
-NOTHING = "no hash published; pinned on first sight in your lock"
+ANNOUNCED = "no hash recorded, the Hub announces it when asked; pinned on first sight in your lock"
+NOTHING = "no hash recorded; pinned on first sight in your lock"
+REPORTED = "full hash that others reported; pinned on first sight in your lock"
 UNSEEN = ", tensors not seen yet"
 _KINDS: dict[str, tuple[type, str]] = {
     "key": (str, r"\S(.*\S)?"),
     "sha256": (str, r"[0-9a-f]{64}"),
     "sha256_prefix": (str, r"[0-9a-f]{6,63}"),
+    "sha256_reported": (str, r"[0-9a-f]{64}"),
     "size_bytes": (int, ""),
     "format": (str, r"\w+"),
     "sources": (list, ""),
@@ -69,6 +72,7 @@ class Entry:
         license: SPDX identifier, or "unstated".
         sha256: of the file that the sources serve, where all of it is known.
         sha256_prefix: its first hex digits, where only those are.
+        sha256_reported: what others found who had the file; in the lock that ships alone.
         size_bytes: of that file.
         tensors: how many the safetensors file has, that was made of it or that it is.
         fingerprint: of those tensors, see `weights.fingerprint`.
@@ -83,11 +87,15 @@ class Entry:
     size_bytes: int | None = None
     tensors: int | None = None
     fingerprint: str | None = None
+    sha256_reported: str | None = None
 
     @property
     def status(self) -> str:
         """Say in words what is known of the bytes; only a full hash proves any."""
-        known = FULL if self.sha256 else PREFIX if self.sha256_prefix else NOTHING
+        if self.sha256 or self.sha256_reported or self.sha256_prefix:
+            known = FULL if self.sha256 else REPORTED if self.sha256_reported else PREFIX
+        else:
+            known = ANNOUNCED if any(source.startswith("hf://") for source in self.sources) else NOTHING
         return known + (UNSEEN if self.sha256 and not self.fingerprint else "")
 
     @property

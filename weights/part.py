@@ -30,7 +30,7 @@ ABANDONED_S = 3600.0
 CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME = re.compile(
-    r"(?P<key>[0-9a-f]{64})\.(?P<scope>[0-9a-f]{12})\.(?P<pid>\d+)\.(?P<start>\d+)\.[0-9a-f]{8}\.(?P<kind>part|made|json)(?P<note>\.json)?"
+    r"(?P<key>[0-9a-f]{64})\.(?P<scope>[0-9a-f]{12})\.(?P<pid>\d+)\.(?P<start>\d+)\.[0-9a-f]{8}\.(?P<kind>part|made|json|wheel)(?P<note>\.json)?"
 )
 
 
@@ -85,7 +85,9 @@ def sweep(folder: Path, spare: str | None = None, done: str | None = None) -> No
             if not name or name["key"] == spare or lives(path, name):
                 continue
             part = path.with_suffix("") if name["note"] else path
-            if name["kind"] != "part" or name["key"] == done or not part.exists() or not _resumable(part):
+            if name["kind"] == "wheel":
+                shutil.rmtree(path, ignore_errors=True)
+            elif name["kind"] != "part" or name["key"] == done or not part.exists() or not _resumable(part):
                 path.unlink(missing_ok=True)
 
 

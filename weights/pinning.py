@@ -114,10 +114,12 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
             pin = Pin(held[0], path, checkpoint.sha256 is not None, path == (project or path))
     if cache.root.is_dir() and (serial := shipped_serial()):
         check_serial(cache, SHIPPED_LOCK, serial, switch)
+    if switch and pin is None and checkpoint.sha256_reported:
+        return checkpoint.hashed(checkpoint.sha256_reported), None
     if switch and pin is None and checkpoint.sha256 is None:
         part = f", only the prefix {checkpoint.sha256_prefix}" if checkpoint.sha256_prefix else ""
         raise NotLocked(f"no lock has a full hash of {name}{part}, and {switch} admits nothing new. Once without it: zoo lock {name}")
-    return (replace(checkpoint, sha256=pin.entry.sha256) if pin else checkpoint), pin
+    return (checkpoint.hashed(pin.entry.sha256) if pin and pin.entry.sha256 else checkpoint), pin
 
 
 def _agree(path: Path, held: list[Entry], known: str, name: str) -> None:

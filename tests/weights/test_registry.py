@@ -60,9 +60,20 @@ def test_a_table_becomes_a_record() -> None:
         ({"sources": []}, "at least one entry, got []"),
         ({"sources": "https://example.org/w"}, "sources is a tuple[str, ...], got 'https://example.org/w'"),
         ({"sources": [1]}, "sources is a tuple[str, ...] with at least one entry, got [1]"),
-        ({"sources": ["ftp://example.org/w"]}, "a source starts with hf://, https:// or file://, got 'ftp://example.org/w'"),
-        ({"sources": ["package:w.pth"]}, "ships with the package and must be safetensors"),
-        ({"sources": ["package:w"], "format": "safetensors"}, "ships with the package and needs its sha256"),
+        ({"sources": ["ftp://example.org/w"]}, "a source starts with hf://, https://, pypi:// or file://, got 'ftp://example.org/w'"),
+        ({"sources": ["package:w.pth"]}, "ships with the package, must be safetensors and needs its sha256"),
+        ({"sources": ["package:w"], "format": "safetensors"}, "ships with the package, must be safetensors and needs its sha256"),
+        ({"sources": ["pypi://lite0/w.pth"]}, "a file of a package is pypi://NAME==VERSION/path/in/the/wheel, got 'pypi://lite0/w.pth'"),
+        ({"sources": ["pypi://lite0==1.0/a/../w.pth"]}, "a file of a package is pypi://NAME==VERSION/path/in/the/wheel"),
+        ({"sha256_reported": "0" * 64}, "sha256_reported and reported_by belong together"),
+        ({"sha256_reported": "0" * 63, "reported_by": "two sources"}, "sha256_reported is 64 lower-case hex digits"),
+        ({"sha256_prefix": "abcdef", "sha256_reported": "0" * 64, "reported_by": "two"}, "that begin with sha256_prefix"),
+        ({"sha256": "0" * 64, "sha256_reported": "0" * 64, "reported_by": "two"}, "keep one of them"),
+        ({"alternatives": ["https://example.org/w.pth"]}, "alternatives[0] is a table with source and format"),
+        ({"alternatives": [{"source": "https://example.org/w.pth"}]}, "alternatives[0].format missing"),
+        ({"alternatives": [{"source": "ftp://example.org/w", "format": "pytorch"}]}, "a source starts with"),
+        ({"alternatives": [{"source": "https://example.org/w", "format": "pytorch", "sha": "0"}]}, r"unknown key 'alternatives[0].sha'"),
+        ({"alternatives": [{"source": "https://example.org/w", "format": "pytorch", "sha256": "0"}]}, "alternatives[0].sha256 is 64"),
         ({"format": "onnx"}, "format is one of safetensors, pytorch, got 'onnx'"),
         ({"num_classes": "10"}, "num_classes is a int, got '10'"),
         ({"num_classes": True}, "num_classes is a int, got True"),
@@ -257,7 +268,7 @@ def test_an_adhoc_record_says_what_it_does_not_know(tmp_path: Path, monkeypatch:
     assert {source: weights.adhoc("Net", source).format for source in kinds} == kinds
     monkeypatch.chdir(tmp_path)
     assert weights.adhoc("Net", "a b#c.pth").sources == ((tmp_path / "a b#c.pth").as_uri(),)
-    with pytest.raises(BadRecord, match=r"the record of s3://bucket/w: a source starts with hf://, https:// or file://, got"):
+    with pytest.raises(BadRecord, match=r"the record of s3://bucket/w: a source starts with hf://, https://, pypi:// or file://, got"):
         weights.adhoc("Net", "s3://bucket/w")
     with pytest.raises(BadRecord, match="did you mean 'num_classes'"):
         weights.adhoc("Net", "x.pth", num_clases=3)

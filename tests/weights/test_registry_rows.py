@@ -83,6 +83,27 @@ def test_the_bytes_are_hashed_or_announced_by_the_hub(row: Checkpoint) -> None:
 
 
 @each_row
+def test_a_reported_hash_says_by_whom_and_a_pinned_commit_leaves_the_branch_behind_it(row: Checkpoint) -> None:
+    if row.sha256_reported:
+        assert row.sha256 is None
+        assert re.search(r"source|table|torch\.hub", row.reported_by or "")
+    pinned = [source for source in row.sources if re.match(r"hf://[^@]+@[0-9a-f]{40}/", source)]
+    assert all(re.sub("@[0-9a-f]{40}", "", source) == row.sources[-1] for source in pinned)  # so that a wrong commit costs nobody the file
+
+
+@each_row
+def test_an_alternative_is_a_pickle_whose_name_has_its_hash(row: Checkpoint) -> None:
+    for other in row.alternatives:
+        assert other.format == "pytorch"
+        assert f"-{other.sha256_prefix}." in other.source or other.sha256_prefix in other.source
+        assert other.source not in row.sources
+
+
+def test_as_many_rows_have_a_full_hash_as_the_notes_say() -> None:
+    assert sum(bool(row.sha256 or row.sha256_reported) for row in ROWS) == 62
+
+
+@each_row
 def test_licence_naming_labels_and_metrics_are_stated(row: Checkpoint) -> None:
     assert row.license in (*SPDX, "unstated")
     assert row.names in names.NAMINGS
@@ -152,8 +173,9 @@ def test_torchvisions_checkpoints_are_all_there_as_it_states_them(model: str, ar
         meta: dict[str, Any] = entry.meta
         transforms = entry.transforms()
         steps = row.preprocessing
-        assert row.sources == (entry.url,)
-        assert f"-{row.sha256_prefix}." in entry.url
+        assert row.sources[0] == entry.url
+        assert all(source.startswith("pypi://") and source.endswith(entry.url.rpartition("/")[2]) for source in row.sources[1:])
+        assert f"-{row.sha256_prefix or (row.sha256 or '')[:8]}." in entry.url
         assert (steps.resize, steps.crop) == (transforms.resize_size[0], transforms.crop_size[0])
         assert steps.interpolation == transforms.interpolation.value
         assert (steps.mean, steps.std) == (tuple(transforms.mean), tuple(transforms.std))
@@ -179,7 +201,7 @@ def test_torchvision_has_no_network_of_ours_that_the_table_above_forgets() -> No
 def test_timms_checkpoints_are_as_it_states_them(row: Checkpoint) -> None:
     from timm.models import get_pretrained_cfg
 
-    name = row.sources[0].split("/")[3] if row.sources[0].startswith("hf:") else "legacy_xception.tf_in1k"
+    name = row.sources[-1].split("/")[3] if row.sources[0].startswith("hf:") else "legacy_xception.tf_in1k"
     config = get_pretrained_cfg(name)
     assert config is not None
     steps = row.preprocessing
@@ -189,7 +211,7 @@ def test_timms_checkpoints_are_as_it_states_them(row: Checkpoint) -> None:
     assert (steps.interpolation, steps.mean, steps.std) == (config.interpolation, tuple(config.mean), tuple(config.std))
     assert (row.num_classes, row.license.lower(), config.crop_mode) == (config.num_classes, config.license, "center")
     assert row.tag == ("tf_" if name.startswith("tf_") else "") + name.split(".")[1]
-    assert row.sources[0] in (f"hf://timm/{name}/model.safetensors", config.url)
+    assert row.sources[-1] in (f"hf://timm/{name}/model.safetensors", config.url)
 
 
 @pytest.mark.reference
@@ -201,6 +223,6 @@ def test_no_checkpoint_of_timms_for_our_networks_is_forgotten() -> None:
         "resnet50.bamboo",  # has no classifier
         "efficientnet_b5.sw_in12k_ft_in1k",  # measured on squashed images, which a record can't say
     }
-    ours = {row.sources[0].split("/")[3] for row in ROWS if row.sources[0].startswith("hf://timm/")} | {"legacy_xception.tf_in1k"}
+    ours = {row.sources[-1].split("/")[3] for row in ROWS if row.sources[0].startswith("hf://timm/")} | {"legacy_xception.tf_in1k"}
     archs = {name.split(".")[0] for name in ours}
     assert {name for name in list_pretrained() if name.split(".")[0] in archs} - ours == left_out

@@ -120,7 +120,7 @@ def test_an_entry_is_one_line_under_its_papers_link() -> None:
             lines[line.removeprefix("class ").partition("(")[0]] = link
     assert list(lines) == list(CATALOGUE)
     for name, cls in CATALOGUE.items():
-        assert re.fullmatch(r"https://arxiv\.org/abs/\d{4}\.\d{4,5}", lines[name])
+        assert re.fullmatch(r"https://(arxiv\.org/abs/\d{4}\.\d{4,5}|github\.com/tensorflow/tpu/tree/[\w/]+)", lines[name])
         # relatives of ResNet have papers of their own, and one family's class
         assert cls.paper == lines[name] or issubclass(cls, zoo.ResNet), name
 

@@ -13,6 +13,7 @@ import weights
 from weights import Checkpoint
 from weights.cache import Cache
 from weights.collecting import KEEP_DAYS
+from weights.containers import get_any
 from weights.pinning import admit
 from weights.wording import counted
 from zoo.commands.console import (
@@ -42,7 +43,7 @@ def pull(
     """Download a checkpoint into the cache and check it."""
     network = spelt(model)
     record = find_record(network, tag)
-    installed = weights.get(record, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
+    record, installed = get_any(record, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None, own_first=True)
     if as_json:
         print_json({"network": network, "tag": record.tag, **asdict(installed), "proof": _proof(record)})
         return
@@ -56,10 +57,11 @@ def pull(
 def _proof(record: Checkpoint) -> str:
     """Say what the hash of a download was compared with; a prefix is no proof."""
     if record.sha256:
-        return "as published"
+        return "as its record says"
     _, pin = admit(Cache(), record)
     held = f"as pinned in {pin.path}" if pin else "in no lock, so another time it may be another"
-    return f"{held}; published is {f'only {record.sha256_prefix}…' if record.sha256_prefix else 'none'}"
+    reported = f"; reported as {record.sha256_reported[:8]}… by {record.reported_by}" if record.sha256_reported else ""
+    return f"{held}; published is {f'only {record.sha256_prefix}…' if record.sha256_prefix else 'none'}{reported}"
 
 
 def verify(

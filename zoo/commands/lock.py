@@ -37,6 +37,14 @@ def lock(
     ] = False,
     diff: Annotated[Path | None, typer.Option(metavar="OTHER", help="Show what another lock says differently; exit 1 if it does.")] = None,
     renewed: Annotated[bool, typer.Option("--update", help="Pin what the sources serve today instead of what was pinned.")] = False,
+    ask_hub: Annotated[
+        bool, typer.Option("--ask-hub", help="Pin what the Hub announces of these names, or of all on it, without downloading a file.")
+    ] = False,
+    contribute: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what this machine has seen and the registry lacks, for its keepers. --by WHO."),
+    ] = None,
+    by: Annotated[str, typer.Option(metavar="WHO", help="Who saw it, for --contribute: a name or an address.")] = "",
     remove: Annotated[bool, typer.Option("--remove", help="Take these names out of the lock.")] = False,
     file: Annotated[Path | None, typer.Option(help="The lock; the nearest weights.lock upwards, else ./weights.lock.")] = None,
     shipped: Annotated[Path | None, typer.Option(hidden=True, help="Write the lock that ships into this folder.")] = None,
@@ -47,6 +55,7 @@ def lock(
     names = names or []
     command, others = (names[0], names[1:]) if names[:1] == ["diff"] else ("", names)
     given = {"--check": check, "--diff": diff is not None, "diff": bool(command), "--update": renewed, "--remove": remove}
+    given |= {"--ask-hub": ask_hub, "--contribute": contribute is not None}
     asked = [option for option, there in (given | {"--shipped": shipped is not None}).items() if there]
     if len(asked) > 1:
         raise typer.BadParameter(f"{' and '.join(asked)} are different things to do: one at a time")
@@ -55,6 +64,12 @@ def lock(
             raise typer.BadParameter("--shipped FOLDER writes the lock of the registry, all of it")
         made = write_shipped(shipped)
         out.print(f"{counted(len(made.entries), 'entry', 'entries')}, serial {made.serial}")
+    elif contribute is not None:
+        if names or not by.strip():
+            raise typer.BadParameter("--contribute FILE takes no names, and --by says who saw it: --by 'Ada Lovelace'")
+        writable(contribute)
+        count = locking.contribute(contribute, by.strip())
+        out.print(f"{counted(count, 'checkpoint')} in {escape(str(contribute))}", soft_wrap=True)
     elif check:
         _check(locking.check([file] if file else find_locks(), names), as_json)
     elif diff is not None or command:
@@ -69,9 +84,12 @@ def lock(
             raise NotLocked(f"{path} is not changed: {switch} admits no new entries; zoo lock --check compares.")
         writable(path)
         old = Lock.read(path).entries if path.exists() else {}
-        if not names and (remove or not old):
+        if not names and not ask_hub and (remove or not old):
             raise typer.BadParameter(f"name what the project {'no longer ' * remove}uses: ResNet50, hf://org/repo, https://…")
-        written = locking.remove(path, names) if remove else locking.write(path, names, renewed=renewed, progress=not quiet)
+        if ask_hub:
+            written = locking.ask_hub(path, names)
+        else:
+            written = locking.remove(path, names) if remove else locking.write(path, names, renewed=renewed, progress=not quiet)
         _show(path, old, written, as_json)
 
 
@@ -126,7 +144,7 @@ def _show(path: Path, old: Mapping[str, Entry], written: Written, as_json: bool)
         entries = {key: asdict(entry) | {"state": states[key]} for key, entry in new.items()}
         print_json({"path": str(path), "entries": entries, "failed": failed})
     else:
-        for key in sorted(states):
+        for key in sorted(states.keys() & (new.keys() | old.keys())):
             entry = new.get(key) or old[key]
             out.print(f"{states[key]:10}{escape(key)}  [dim]sha256 {entry.sha256}[/dim]", soft_wrap=True)
         out.print(f"[dim]{escape(str(path))}: {counted(len(new), 'entry', 'entries')}[/dim]", soft_wrap=True)

@@ -108,12 +108,14 @@ def _facts(c: Checkpoint) -> dict[str, str]:
         f"centre crop {p.crop} px" if p.crop else "",
     ]
     scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"
-    published = f"{c.sha256_prefix}… (prefix;" if c.sha256_prefix else "(none published;"
+    published = f"{c.sha256_prefix}… (prefix;" if c.sha256_prefix else "(none recorded;"
     known = c.sha256 or f"{published} the full hash is pinned on first sight in your lock)"
+    known += f"\n{c.sha256_reported} reported by {c.reported_by}" if c.sha256_reported else ""
     facts = {
         "accuracy": ", ".join(f"{k} {v:g} %" for k, v in c.metrics.items()) + (f" on {c.metrics_data}" if c.metrics_data else ""),
         "preprocessing": "; ".join(s for s in (*steps, scale) if s),
         "sources": "\n".join(c.sources),
+        "else": "\n".join(f"{other.source} ({other.format})" for other in c.alternatives),
         "sha256": known,
         "licence": c.license,
         "options": ", ".join(f"{k}={v!r}" for k, v in c.options.items()),

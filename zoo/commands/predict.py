@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from zoo.images.preprocess import BadImage
     from zoo.prediction.predict import Prediction
 
-PREDICTS = "The network, or a run's folder; ResNet20, of CIFAR-10's ten classes, comes with the package and needs no download."
+PREDICTS = "The network, or a run's folder; if left out, the best ImageNet checkpoint that is on this machine."
 
 
 def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures to classify.")],
-    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help=PREDICTS)] = "ResNet20",
+    model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=PREDICTS)] = None,
     tag: WeightsOption = None,
     option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
@@ -49,10 +49,18 @@ def predict(
     from zoo.catalogue import model_class
     from zoo.images.preprocess import BadImage
     from zoo.prediction.predict import predict as classify
+    from zoo.pretrained.offline import usual
     from zoo.pretrained.run_folder import named
     from zoo.pretrained.trained import trained
 
-    model, tag = named(model, tag)
+    why = ""
+    if model is not None:
+        model, tag = named(model, tag)
+    elif tag is not None:
+        raise typer.BadParameter("--weights names a checkpoint of a network: name that too, --model NETWORK")
+    else:
+        record, why = usual()
+        model, tag = record.model, record.tag
     cls = model_class(model)
     network = trained(cls, tag, progress=not quiet, frozen=frozen or None, **build_options(option, cls))
     record = network.checkpoint
@@ -74,7 +82,8 @@ def predict(
     if as_json:
         print_json([{"image": str(p), "network": called, "predictions": [asdict(x) for x in row]} for p, row in found])
     else:
-        _print_predictions(found, f"{called}, which knows {counted(network.num_classes, 'class', 'classes')}", sheet if found else None)
+        knows = why or f"which knows {counted(network.num_classes, 'class', 'classes')}"
+        _print_predictions(found, f"{called}, {knows}", sheet if found else None)
     codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
     if codes:
         raise typer.Exit(min(codes))
@@ -97,28 +106,39 @@ def demo(
     ] = None,
     sheet: Annotated[Path, typer.Option("--sheet", callback=png, help="Where the contact sheet goes.")] = Path("demo.png"),
 ) -> None:
-    """Classify pictures with the embedded checkpoint, offline, and draw a contact sheet."""
+    """Classify photographs offline, by the best ImageNet checkpoint that is on this machine, and draw a contact sheet."""
     from zoo.bench import load
     from zoo.catalogue import CATALOGUE
-    from zoo.commands.demo import HEADING, classify, pictures
+    from zoo.commands.demo import pictures
     from zoo.prediction.contact_sheet import contact_sheet
+    from zoo.prediction.predict import predict as classify
+    from zoo.pretrained.offline import usual
     from zoo.pretrained.trained import trained
 
-    network = trained(CATALOGUE["ResNet20"])
-    shown = classify(network, [*pictures(required=not files), *(files or [])])
+    shown = [*pictures(required=not files), *(files or [])]
+    record, why = usual()
+    network = trained(CATALOGUE[record.model], record.tag)
+    by = f"{record.model}:{record.tag}, {why}"
+    found = classify(network, shown, top=3)
     table = Table(box=None, header_style="bold")
     for heading in ("picture", "label", "%", "then"):
         table.add_column(heading, justify="right" if heading == "%" else "left")
-    for title, _, row in shown:
-        rest = ", ".join(f"{x.label} {100 * x.probability:.0f}" for x in row[1:])
-        table.add_row(escape(title), row[0].label, f"{100 * row[0].probability:.1f}", f"[dim]{rest}[/dim]")
+    for file, row in zip(shown, found, strict=True):
+        first, rest = row[0], ", ".join(f"{x.label} {100 * x.probability:.0f}" for x in row[1:])
+        said = f"uncertain: {first.label}" if first.uncertain else first.label
+        table.add_row(escape(file.stem), said, f"{100 * first.probability:.1f}", f"[dim]{rest}[/dim]")
     out.print(table)
-    contact_sheet([(view, row) for _, view, row in shown], sheet, titles=[t for t, _, _ in shown], heading=HEADING, columns=4)
-    top1 = network.checkpoint.metrics["top1"] if network.checkpoint else 0
-    out.print(f"\n{HEADING}. It has {top1:.2f} % of CIFAR-10's test images right.", soft_wrap=True)
+    contact_sheet(
+        list(zip(shown, found, strict=True)),
+        sheet,
+        titles=[file.stem for file in shown],
+        heading=f"{record.model}:{record.tag}, which knows {network.num_classes} classes",
+    )
+    top1 = record.metrics.get("top1")
+    out.print(f"\nBy {escape(by)}." + (f" It has {top1:.1f} % of {record.metrics_data} right." if top1 else ""), soft_wrap=True)
     out.print("\nA ResNet50 from its file, ready to use (random weights, warm cache):")
     for timing in load(CATALOGUE["ResNet50"], rounds=3, with_timm=False):
         out.print(f"  {1000 * timing.seconds:7.1f} ms  {timing.way}{f', {timing.ratio:.1f}x faster' if timing.ratio > 1 else ''}")
     command = escape("zoo" if shutil.which("zoo") else sys.argv[0])
     out.print(f"\nDrawn in [bold]{escape(str(sheet))}[/bold].", soft_wrap=True)
-    out.print(f"Next: {command} list, {command} info VGG19, {command} predict PHOTO --model ResNet50", soft_wrap=True)
+    out.print(f"Next: {command} list, {command} info VGG19, {command} predict PHOTO", soft_wrap=True)

@@ -36,6 +36,12 @@ class EfficientNet(Model):
     norm_eps: ClassVar[float] = 1e-5
     """Default eps of BatchNorm: what torchvision's files of this variant were trained with."""
     norm_momentum: ClassVar[float] = 0.1
+    padding: ClassVar[str] = "symmetric"
+    activation: ClassVar[str] = "silu"
+    gated: ClassVar[bool] = True
+    """Whether squeeze and excitation stands in each block."""
+    scaled_ends: ClassVar[bool] = True
+    """Whether the stem's and the head's channels and the first and the last stage's repeats are multiplied, too."""
 
     def __init__(
         self,
@@ -43,7 +49,7 @@ class EfficientNet(Model):
         in_channels: int = 3,
         dropout: float | None = None,
         stochastic_depth: float = 0.2,
-        padding: str = "symmetric",
+        padding: str | None = None,
         norm_eps: float | None = None,
     ) -> None:
         """Build the network untrained.
@@ -53,7 +59,7 @@ class EfficientNet(Model):
             in_channels: channels of the images.
             dropout: probability before the dense layer; None is the variant's own.
             stochastic_depth: probability of dropping the last block's branch; it grows linearly from 0 at the first block.
-            padding: "symmetric", or "same" as TensorFlow and Keras pad.
+            padding: "symmetric", or "same" as TensorFlow and Keras pad; None is the family's own, for EfficientNet "symmetric".
             norm_eps: added to the variances (TensorFlow's and Keras's files: 0.001); None is the variant's own.
 
         Raises:
@@ -63,31 +69,35 @@ class EfficientNet(Model):
         self.num_classes, self.in_channels = num_classes, in_channels
         layer = partial(
             conv_norm_act,
-            act="silu",
-            padding=padding,
+            act=self.activation,
+            padding=self.padding if padding is None else padding,
             norm_eps=self.norm_eps if norm_eps is None else norm_eps,
             norm_momentum=self.norm_momentum,
         )
-        width = divisible(32 * self.width)
+        ends = self.width if self.scaled_ends else 1.0
+        width = divisible(32 * ends)
         layers = [layer(in_channels, width, 3, stride=2)]
         repeats = [math.ceil(count * self.depth) for *_, count in B0]
+        if not self.scaled_ends:
+            repeats[0], repeats[-1] = B0[0][-1], B0[-1][-1]
         done, total = 0, sum(repeats)
         for (expansion, kernel, first_stride, channels, _), count in zip(B0, repeats, strict=True):
             out = divisible(channels * self.width)
             stage = nn.Sequential()
             for index in range(count):
                 expanded = width * expansion
-                gate = SqueezeExcitation(expanded, width // 4, activation=nn.SiLU())
+                gate = SqueezeExcitation(expanded, width // 4, activation=nn.SiLU()) if self.gated else None
                 stride = first_stride if index == 0 else 1
                 stage.append(InvertedResidual(layer, width, expanded, out, kernel, stride, gate, stochastic_depth * done / total))
                 width, done = out, done + 1
             layers.append(stage)
-        layers.append(layer(width, 4 * width, 1))
+        head = 4 * divisible(320 * ends)
+        layers.append(layer(width, head, 1))
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Sequential(
             nn.Dropout(type(self).dropout if dropout is None else dropout),
-            nn.Linear(4 * width, num_classes),
+            nn.Linear(head, num_classes),
         )
         self.initialise()
 
@@ -103,3 +113,17 @@ class EfficientNet(Model):
             bound = layer.out_features**-0.5
             nn.init.uniform_(layer.weight, -bound, bound)
             nn.init.zeros_(layer.bias)
+
+
+class EfficientNetLite(EfficientNet):
+    """Google's EfficientNet for phones (Liu 2020): no gates, ReLU6, and a stem and a head that are never scaled.
+
+    Its files were trained with TensorFlow's SAME padding and an eps of 0.001, so both are the defaults here.
+    """
+
+    paper = "https://github.com/tensorflow/tpu/tree/master/models/official/efficientnet/lite"
+    norm_eps = 1e-3
+    padding = "same"
+    activation = "relu6"
+    gated = False
+    scaled_ends = False

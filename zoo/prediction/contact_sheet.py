@@ -23,7 +23,7 @@ GAP, PAD, UNDER, ROW, TITLE, HEADING = 16, 12, 6, 33, 24, 48
 SHOWN = 3
 """Predictions under a picture."""
 PAGE, CARD, FRAME, EDGE, TRACK = "#f1f3f5", "#ffffff", "#e3e7eb", "#d5dade", "#e9ecef"
-INK, FAINT, BEST, OTHER = "#1b1f23", "#59636e", "#1a7f4b", "#8c97a3"
+INK, FAINT, BEST, GUESS, OTHER = "#1b1f23", "#59636e", "#1a7f4b", "#b35900", "#8c97a3"
 
 
 def contact_sheet(
@@ -103,9 +103,10 @@ def _drawn(entries: Sequence[tuple[Any, Sequence[Prediction]]], titles: Sequence
 def _row(draw: ImageDraw, x: int, y: int, prediction: Prediction, *, best: bool) -> None:
     percent = f"{prediction.probability:.1%}"
     room = WIDTH - font(14).getlength(percent)
-    ink, bar = (INK, BEST) if best else (FAINT, OTHER)
+    guess = best and prediction.uncertain
+    ink, bar = (INK, GUESS if guess else BEST) if best else (FAINT, OTHER)
     _text(draw, x + room, y + 12, percent, 14, ink, WIDTH)
-    _text(draw, x, y + 12, prediction.label, 14, ink, room - 8)
+    _text(draw, x, y + 12, f"uncertain: {prediction.label}" if guess else prediction.label, 14, ink, room - 8)
     draw.rectangle((x, y + 22, x + WIDTH - 1, y + 26), fill=TRACK)
     if length := round(WIDTH * prediction.probability):
         draw.rectangle((x, y + 22, x + length - 1, y + 26), fill=bar)

@@ -27,6 +27,7 @@ from weights import (
     WeightsMismatch,
     header,
 )
+from weights.containers import open_any
 from weights.finite import check_values
 from weights.places import at_home
 from zoo.networks.model import Model
@@ -82,7 +83,7 @@ def find(
             tensors = safetensors.tensors(buffer)
         return noted or _recognised(record, sha256), _finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
-    buffer = weights.open_weights(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
+    record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes:
         record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
     return record, safetensors.tensors(buffer)
@@ -186,4 +187,4 @@ def _recognised(unknown: Checkpoint, sha256: str) -> Checkpoint:
     if known is not None and known.model == unknown.model:
         return known
     log.warning("%s is in no registry: %s", unknown.sources[0], unknown.provenance.partition("; ")[2])
-    return replace(unknown, sha256=sha256)
+    return unknown.hashed(sha256)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import weights
 from weights import BadLock, Checkpoint, HashMismatch, UnknownWeights, WeightsError
+from weights.asking import announced, contribution, seen_here, without_tensors
 from weights.auditing import Audit
 from weights.auditing import check as check_lock
 from weights.cache import Cache
@@ -19,6 +20,7 @@ from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.pinning import changed, entry_of, key_of, pins, repinned
 from weights.places import public
 from weights.serials import update
+from weights.whole import write_whole
 from zoo.pretrained.records import record_of, to_safetensors
 
 
@@ -67,6 +69,60 @@ def write(path: Path, names: Sequence[str] = (), *, renewed: bool = False, progr
         update(cache, user_lock(), lambda entries: repinned(entries, made))
     found = {entry.key: entry for _, entry in made}
     return Written(update(cache, path, lambda entries: {**(repinned(entries, made) if renewed else entries), **found}).entries, failed)
+
+
+def ask_hub(path: Path, names: Sequence[str] = ()) -> Written:
+    """Write into a lock what the Hub announces of its files, without fetching one.
+
+    Args:
+        path: of the lock, which need not exist.
+        names: as `write` takes them; none takes every checkpoint of the registry that is on the Hub.
+
+    Raises:
+        UnknownWeights: a name means nothing.
+        ChangedUpstream: the lock pins another file; it stays as it was.
+        WeightsError: of a named checkpoint, whatever `weights.asking.announced` raises; of the rest it goes into `failed`.
+    """
+    old = Lock.read(path).entries if path.exists() else {}
+    rows = [_record(name, old) for name in names] or [
+        row for row in weights.checkpoints() if any(s.startswith("hf://") for s in row.sources)
+    ]
+    found: dict[str, Entry] = {}
+    failed: dict[str, str] = {}
+    for row in rows:
+        try:
+            entry = announced(row)
+        except WeightsError as error:
+            if names:
+                raise
+            failed[key_of(row)] = str(error)
+            continue
+        for one in pins(old, row):
+            if one.sha256 != entry.sha256:
+                raise changed(f"{path} pins {one.key} to", one.sha256 or "", entry.sha256, "and the Hub now announces", one.key)
+        found[entry.key] = without_tensors(entry, old.get(entry.key))
+    return Written(update(Cache(), path, lambda entries: {**entries, **found}).entries, failed)
+
+
+def contribute(path: Path, by: str) -> int:
+    """Write what this machine has seen of checkpoints whose hash the registry lacks, as rows that the registry can take.
+
+    Args:
+        path: of the file, which is replaced.
+        by: who saw it, a name or an address.
+
+    Returns:
+        How many checkpoints are in it.
+
+    Raises:
+        UnknownWeights: this machine has seen none; nothing is written.
+        OSError: the file can't be written.
+    """
+    seen = list(seen_here(weights.checkpoints()))
+    if not seen:
+        raise UnknownWeights("this machine has fetched no checkpoint whose hash the registry lacks: zoo pull NAME fetches one")
+    write_whole(path, contribution(seen, by))
+    return len(seen)
 
 
 def remove(path: Path, names: Sequence[str]) -> Written:

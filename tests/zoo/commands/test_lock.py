@@ -143,8 +143,8 @@ def test_trained_is_frozen_by_keyword_variable_and_option(
         trained(ResNet20, "hf://acme/wheels", frozen=True)
     monkeypatch.setenv("ZOO_FROZEN", "0")  # and put back afterwards: the option sets it
     assert main(["pull", "ResNet20", "-w", "hf://acme/wheels", "--frozen"]) == 3
-    assert main(["--frozen", "pull", "VGG19"]) == 3
-    assert "no lock has a full hash of VGG19:imagenet1k_v1, only the prefix dcbb9e9d" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["--frozen", "pull", "DenseNet169"]) == 3
+    assert "no lock has a full hash of DenseNet169:imagenet1k_v1, only the prefix b2777c0a" in capsys.readouterr().err.replace("\n", " ")
     assert main(["lock", "hf://acme/wheels"]) == 3
     assert hub.log == []
     monkeypatch.setenv("ZOO_FROZEN", "0")
@@ -162,7 +162,7 @@ def test_trained_refuses_what_changed_and_pull_calls_only_a_published_hash_publi
     assert main(["pull", "ResNet20", "-w", "hf://acme/wheels"]) == 0
     assert f"(as pinned in {user_lock()}; published is none)" in capsys.readouterr().out
     assert main(["pull", "ResNet20"]) == 0
-    assert "(as published)" in capsys.readouterr().out
+    assert "(as its record says)" in capsys.readouterr().out
     assert main(["lock", "hf://acme/wheels"]) == 0
     hub.repo("acme/wheels", {"model.safetensors": wheels(tmp_path / "w")})
     del hub.repos["acme/wheels"][commit]
@@ -517,3 +517,64 @@ def test_frozen_a_bundle_goes_in_by_the_way_that_its_refusal_names(
     (here / "weights.lock").write_bytes((there / "weights.lock").read_bytes())
     assert frozen("unbundle", "../there/zoo.tar", "-q") == 0
     assert frozen("pull", "ResNet20", "-w", "mine") == 0
+
+
+def test_the_hub_is_asked_for_hash_commit_and_size_and_sends_no_file(
+    hub: HubServer, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = wheels(tmp_path / "w")
+    commit = hub.repo("acme/wheels", {"model.safetensors": data})
+    assert main(["lock", "--ask-hub", "hf://acme/wheels/model.safetensors"]) == 0
+    entry = Lock.read(project).entries["hf://acme/wheels/model.safetensors"]
+    assert (entry.sha256, entry.size_bytes) == (hashlib.sha256(data).hexdigest(), len(data))
+    assert entry.sources == (f"hf://acme/wheels@{commit}/model.safetensors",)
+    assert entry.status == "full hash, tensors not seen yet"
+    assert not [line for line in hub.log if "blobs" in str(line)]
+    assert main(["lock", "hf://acme/wheels/model.safetensors"]) == 0  # the tensors follow when the file comes
+    seen = Lock.read(project).entries["hf://acme/wheels/model.safetensors"]
+    assert seen.fingerprint
+    assert main(["lock", "--ask-hub", "hf://acme/wheels/model.safetensors"]) == 0
+    assert Lock.read(project).entries["hf://acme/wheels/model.safetensors"].fingerprint == seen.fingerprint
+    hub.repo("acme/wheels", {"model.safetensors": data[:-1] + b"\1"})
+    capsys.readouterr()
+    assert main(["lock", "--ask-hub", "hf://acme/wheels/model.safetensors"]) != 0
+    assert "and the Hub now announces" in capsys.readouterr().err
+    assert Lock.read(project).entries["hf://acme/wheels/model.safetensors"] == seen
+
+
+def test_the_hub_is_not_asked_for_what_is_elsewhere(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lock", "--ask-hub", "VGG19:imagenet1k_v1"]) != 0
+    assert "VGG19:imagenet1k_v1 is not on the Hub" in capsys.readouterr().err
+    assert not project.exists()
+
+
+def test_all_rows_of_the_hub_are_asked_and_those_that_fail_are_named(
+    hub: HubServer, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repo("timm/resnet18.a1_in1k", {"model.safetensors": wheels(tmp_path / "w")})
+    rows = [weights.find("ResNet18", "a1_in1k"), weights.find("ResNet18", "a2_in1k"), weights.find("VGG19", "imagenet1k_v1")]
+    rows[0] = replace(rows[0], sha256_reported=None, reported_by=None)
+    monkeypatch.setattr(weights, "checkpoints", lambda model=None: tuple(rows))
+    assert main(["lock", "--ask-hub"]) == 1
+    assert list(Lock.read(project).entries) == ["ResNet18:a1_in1k"]
+    assert "failed hf://timm/resnet18.a2_in1k" in capsys.readouterr().err
+
+
+def test_what_this_machine_saw_becomes_rows_with_who_and_when(
+    hub: HubServer, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tomllib
+
+    data = wheels(tmp_path / "w")
+    row = replace(
+        weights.adhoc("ResNet20", hub.file("w-0.safetensors", data), tag="seen"), sha256_prefix=hashlib.sha256(data).hexdigest()[:8]
+    )
+    monkeypatch.setattr(weights, "checkpoints", lambda model=None: (row,))
+    assert main(["lock", "--contribute", "seen.toml", "--by", "Ada <ada@example.org>"]) == 3 or not Path("seen.toml").exists()
+    assert "has fetched no checkpoint" in capsys.readouterr().err
+    weights.get(row, progress=False)
+    assert main(["lock", "--contribute", "seen.toml"]) == 2
+    assert main(["lock", "--contribute", "seen.toml", "--by", "Ada <ada@example.org>"]) == 0
+    table = tomllib.loads(Path("seen.toml").read_text())["ResNet20"]["seen"]
+    assert (table["sha256_reported"], table["size_bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
+    assert table["reported_by"].startswith("Ada <ada@example.org>, 20")

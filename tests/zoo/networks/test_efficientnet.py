@@ -59,3 +59,23 @@ def test_stochastic_depth_grows_linearly_and_may_be_none() -> None:
     assert set(probabilities(stochastic_depth=0.0)) == {0.0}
     with pytest.raises(ValueError, match="0 <= p < 1"):
         EfficientNetB0(stochastic_depth=20.0)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("number", [n if n == 0 else pytest.param(n, marks=pytest.mark.long) for n in range(5)])
+def test_lite_networks_equal_timms(number: int) -> None:
+    assert_equal(
+        lambda: CATALOGUE[f"EfficientNetLite{number}"](dropout=0, stochastic_depth=0),
+        lambda: timm.create_model(f"tf_efficientnet_lite{number}"),
+        65,
+        by_order=True,
+    )
+
+
+def test_of_lite_networks_stem_head_and_ends_are_never_scaled() -> None:
+    with torch.device("meta"):
+        largest = CATALOGUE["EfficientNetLite4"]()
+    assert largest.features[0][0].out_channels == 32
+    assert (largest.features[8][0].in_channels, largest.features[8][0].out_channels) == (448, 1280)
+    assert [len(stage) for stage in largest.features[1:8]] == [1, 4, 4, 6, 6, 8, 1]
+    assert {type(layer).__name__ for layer in largest.modules()}.isdisjoint({"SqueezeExcitation", "SiLU"})

