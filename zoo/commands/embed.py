@@ -216,16 +216,15 @@ def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path,
     from zoo.embedding.neighbours import pictures
     from zoo.images import decode
     from zoo.images.preprocess import open_image
-    from zoo.prediction.contact_sheet import contact_sheet
-    from zoo.prediction.predict import Prediction
+    from zoo.prediction.contact_sheet import Line, contact_sheet
 
     files = pictures(known, found, data)
     if not all(files):
         missing = next(n.key for n, file in zip(found, files, strict=True) if not file)
         raise FileNotFoundError(f"{missing} is no longer where it was embedded from; say with --data where the images are now")
-    entries: list[tuple[Any, list[Prediction]]] = [(open_image(image), [])]
+    entries: list[tuple[Any, list[Line]]] = [(open_image(image), [])]
     for neighbour, file in zip(found, files, strict=True):
-        label = neighbour.label if neighbour.label is not None else "cosine"
-        entries.append((decode(file or b""), [Prediction(label, None, max(0.0, neighbour.similarity), neighbour.index)]))
+        line = Line(neighbour.label or "", f"cosine {neighbour.similarity:.3f}", max(0.0, neighbour.similarity))
+        entries.append((decode(file or b""), [line]))
     titles = [f"asked: {image.name}", *(neighbour.key for neighbour in found)]
-    contact_sheet(entries, picture, titles=titles, heading=f"most like {image.name}, by cosine")
+    contact_sheet(entries, picture, titles=titles, heading=f"most like {image.name}, by the cosine of their vectors")

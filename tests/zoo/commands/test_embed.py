@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from zoo.commands import app as cli
 from zoo.embedding import nearest, read
 from zoo.embedding.report import Report
 from zoo.networks.model import Model
+from zoo.prediction import contact_sheet
 
 FAST = ["--no-fast", "--workers", "0", "--batch-size", "16"]
 
@@ -92,6 +94,18 @@ def test_search_finds_the_image_itself_first_and_draws_a_sheet(
     assert found[0]["similarity"] == pytest.approx(1, abs=1e-5)
     assert len(found) == 5
     assert [f["similarity"] for f in found] == sorted((f["similarity"] for f in found), reverse=True)
+
+
+def test_a_cosine_is_called_a_cosine_in_the_picture_too(
+    embedded: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(contact_sheet, "write", lambda _draw, _x, _y, text, *_: texts.append(text))
+    assert cli.main(["search", str(embedded), str(photos / "square/004.jpg"), "-k", "3", "--picture", str(tmp_path / "s.png")]) == 0
+    assert texts[0] == "most like 004.jpg, by the cosine of their vectors"
+    assert "cosine 1.000" in texts
+    assert sum(bool(re.fullmatch(r"cosine -?\d\.\d{3}", text)) for text in texts) == 3
+    assert not any("%" in text for text in texts)
 
 
 def test_a_sheet_of_images_that_moved_says_how_to_find_them(
