@@ -200,10 +200,14 @@ def _dtype(name: str | None) -> Any:
 
 
 def _show(report: Report) -> None:
+    from zoo.images.kinds import endings
+
     columns = ", ".join(f"{tap} ({width:,})" for tap, width in report.widths.items())
     out.print(f"wrote {escape(str(report.path))}: {counted(report.rows, 'row')} of {escape(columns)}", soft_wrap=True)
     if report.copies:
         out.print(f"left out {counted(len(report.copies), 'copy', 'copies')}, listed in {escape(str(report.listed))}", soft_wrap=True)
+    if report.others:
+        out.print(f"left alone {endings(report.others)}", soft_wrap=True)
     resumed = f", {report.resumed:,} were there" if report.resumed else ""
     out.print(f"{counted(report.computed, 'image')} in {report.seconds:,.1f} s{resumed}", soft_wrap=True)
     if report.limit:

@@ -123,9 +123,12 @@ def _has(path: Path, letter: str) -> bool:
     return letter == " " or _picture(path, letter) != _picture(path, ABSENT)
 
 
-def _picture(path: Path, letter: str) -> tuple[tuple[int, int], bytes]:
-    mask = _font(path, PROBE).getmask(letter, "L")
-    return mask.size, bytes(mask)
+def _picture(path: Path, letter: str) -> bytes:
+    from PIL import Image, ImageDraw
+
+    page = Image.new("L", (4 * PROBE, 3 * PROBE))
+    ImageDraw.Draw(page).text((PROBE, 2 * PROBE), letter, 255, _font(path, PROBE), anchor="ls")
+    return page.tobytes()
 
 
 @cache
@@ -175,7 +178,7 @@ def _shapes() -> bool:
     """Tell whether this Pillow joins Arabic letters and orders text that runs from right to left: it needs FriBiDi for that."""
     from PIL import features
 
-    return features.check("raqm")
+    return bool(features.check("raqm"))
 
 
 def _is_complex(text: str) -> bool:
