@@ -29,6 +29,9 @@ PACKAGES = {
 """What fsspec needs to read URLs of a scheme."""
 
 
+SPECIAL = "it is a pipe, a socket or a device, which is never opened"
+
+
 class StoreFailed(OSError):
     """A remote store did not answer: the network's trouble, and no property of the file."""
 
@@ -100,7 +103,7 @@ def walk(folder: str, left_out: list[tuple[str, str]] | None = None) -> Iterator
         except OSError as error:
             if not prefix:
                 raise
-            refused.append((prefix, _why(error, "folder")))
+            refused.append((prefix, reason(error, "folder")))
             continue
         for entry in entries:
             name = prefix + entry.name
@@ -115,9 +118,9 @@ def walk(folder: str, left_out: list[tuple[str, str]] | None = None) -> Iterator
                 elif stat.S_ISREG(state.st_mode):
                     yield Found(entry.path, name, (state.st_size, state.st_mtime_ns))
                 else:
-                    refused.append((name, "it is a pipe, a socket or a device, which is never opened"))
+                    refused.append((name, SPECIAL))
             except OSError as error:
-                refused.append((name, _why(error, "link" if entry.is_symlink() else "file")))
+                refused.append((name, reason(error, "link" if entry.is_symlink() else "file")))
 
 
 def _walk_remote(folder: str) -> Iterator[Found]:
@@ -129,8 +132,10 @@ def _walk_remote(folder: str) -> Iterator[Found]:
             yield Found(fs.unstrip_protocol(path), name, _remote_stamp(info))
 
 
-def _why(error: OSError, what: str) -> str:
-    """Say why a file, a link or a folder is left out."""
+def reason(error: OSError, what: str) -> str:
+    """Say why a file, a link or a folder can't be used, after the system refused it."""
+    if error.errno == errno.EINVAL:  # from `open_regular`
+        return SPECIAL
     if error.errno == errno.ELOOP:
         return "it is a link to itself"
     if isinstance(error, FileNotFoundError):

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 from weights.regular import open_regular
 from zoo.images import kinds
+from zoo.images.files import reason
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,9 +45,10 @@ def opened_file(path: Path, name: str) -> Iterator[Image]:
         todo = "download it first" if "://" in name else "check the path" if path.is_absolute() else f"the path is relative to {Path.cwd()}"
         raise NoSuchImage(f"{name}: there is no such file; {todo}") from None
     except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
-        todo = "give its files, for example sorted(Path(folder).glob('*.jpg'))" if os.path.isdir(path) else "check the file"  # noqa: PTH112
-        why = getattr(error, "strerror", None) or error
-        raise BadImage(f"{name}: it can't be opened ({why}); {todo}") from error
+        if os.path.isdir(path):  # noqa: PTH112  (it never raises)
+            raise BadImage(f"{name}: it is a folder; give its files, for example sorted(Path(folder).glob('*.jpg'))") from error
+        why = reason(error, "file") if isinstance(error, OSError) else f"it can't be opened ({error})"
+        raise BadImage(f"{name}: {why}; name an image's file") from error
     with file:
         yield parsed(file, name)
 

@@ -109,7 +109,10 @@ def test_a_pipe_or_an_eps_that_is_called_an_image_is_refused(
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "eps.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
     words = [str(embedded) if word == "EMBEDDED" else word for word in command]
-    for name, why in (("pipe.jpg", "It is no regular file"), ("eps.jpg", "the file is EPS or PostScript, which is not decoded")):
+    for name, why in (
+        ("pipe.jpg", "it is a pipe, a socket or a device, which is never opened"),
+        ("eps.jpg", "the file is EPS or PostScript, which is not decoded"),
+    ):
         assert cli.main([*words, str(tmp_path / name)]) == 1
         assert why in " ".join(capsys.readouterr().err.split())
 

@@ -168,7 +168,7 @@ def test_a_pipe_that_is_named_is_not_waited_for(tmp_path: Path, link: bool) -> N
     if link:
         (tmp_path / "link.jpg").symlink_to(pipe)
         pipe = tmp_path / "link.jpg"
-    with pytest.raises(BadImage, match=r"\.jpg: it can't be opened \(It is no regular file\)"):
+    with pytest.raises(BadImage, match=r"\.jpg: it is a pipe, a socket or a device, which is never opened; name an image's file"):
         open_image(pipe)
     picture(tmp_path / "a.png")
     (tmp_path / "list.txt").write_text(f"{pipe}\na.png\n")
