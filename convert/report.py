@@ -21,6 +21,8 @@ SCALE = 6
 """Pixels that one number of a filter is drawn with."""
 FLOOR, CEILING = 1e-16, 1.0
 """Relative errors between which a bar grows from nothing to its full length, by their logarithm."""
+TICKS = 5
+"""Marks of the bars' axis, the first at `FLOOR` and the last at `CEILING`."""
 GOOD, POOR = 1e-4, 1e-2
 """Relative errors up to which a bar is green, and from which on it is red."""
 
@@ -43,6 +45,10 @@ code { font: .92em ui-monospace, monospace; } td code { white-space: nowrap; }
 .bar { display: inline-block; width: 7rem; height: .55rem; background: var(--line); border-radius: .3rem; overflow: hidden; }
 .bar i { display: block; height: 100%; } .good { background: var(--good); } .fair { background: var(--fair); }
 .poor { background: var(--poor); }
+.errors.bar, .axis { display: block; width: 16rem; } .axis { position: relative; height: 1.4em; }
+.axis span { position: absolute; transform: translateX(-50%); } .axis span:first-child { transform: none; }
+.axis span:last-child { transform: translateX(-100%); }
+.errors.bar { margin-top: .35rem; background: repeating-linear-gradient(90deg, var(--dim) 0 1px, var(--line) 1px 25%); border-radius: 0; }
 .side { display: flex; flex-wrap: wrap; gap: 2rem; } figure { margin: .5rem 0; } figcaption { color: var(--dim); font-size: .85rem; }
 img { image-rendering: pixelated; max-width: 100%; } img.photograph { image-rendering: auto; max-height: 9rem; border-radius: .3rem; }
 details { margin-top: .5rem; } summary { cursor: pointer; color: var(--dim); }
@@ -184,7 +190,8 @@ def _evidence(certificate: Mapping[str, Any]) -> str:
         layers = one.get("layers") or ()
         if layers:
             rows = "".join(_layer(layer) for layer in layers)
-            heads = "<th>theirs</th><th>ours</th><th>shape</th><th>largest difference</th><th>relative</th><th></th>"
+            heads = f"<th>theirs</th><th>ours</th><th>shape</th><th>largest difference</th><th>relative</th><th>{_axis()}</th>"
+            parts.append(f"<p>Bars show the relative difference on a logarithmic axis: green up to {GOOD:g}, red above {POOR:g}.</p>")
             parts.append(f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>')
     return _section("Evidence, layer by layer", "\n".join(parts))
 
@@ -205,12 +212,20 @@ def _error(value: float) -> str:
     return "0" if value == 0 else "∞" if math.isinf(value) else f"{value:.2e}"
 
 
+def _axis() -> str:
+    """Write the numbers of the bars' axis, each over its mark."""
+    low, high = math.log10(FLOOR), math.log10(CEILING)
+    places = [index / (TICKS - 1) for index in range(TICKS)]
+    marks = (f'<span style="left:{100 * place:g}%">{10 ** (low + place * (high - low)):g}</span>' for place in places)
+    return f'<span class="axis">{"".join(marks)}</span>'
+
+
 def _bar(relative: float) -> str:
-    """Draw an error as a bar on a logarithmic scale."""
+    """Draw an error as a bar on the logarithmic axis."""
     inside = min(max(relative, FLOOR), CEILING)
     width = round(100 * (math.log10(inside) - math.log10(FLOOR)) / (math.log10(CEILING) - math.log10(FLOOR)), 1)
     colour = "good" if relative <= GOOD else "fair" if relative <= POOR else "poor"
-    return f'<span class="bar" title="{_error(relative)}"><i class="{colour}" style="width:{width}%"></i></span>'
+    return f'<span class="errors bar" title="{_error(relative)}"><i class="{colour}" style="width:{width}%"></i></span>'
 
 
 def _transforms(transforms: Sequence[Transform]) -> str:

@@ -11,10 +11,11 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from scipy.signal import convolve, correlate
 
 from convert.steps import flip
+from zoo.images.lettering import write
 
 KERNEL = np.array(
     [
@@ -28,7 +29,7 @@ KERNEL = np.array(
 )
 SIDE = 21
 TILE, GAP, CAPTION, MARGIN = 210, 34, 46, 20
-PAPER, INK, DIM = (255, 255, 255), (28, 28, 30), (106, 106, 112)
+PAPER, INK, DIM = "#ffffff", "#1c1c1e", "#6a6a70"
 DARK, BRIGHT = np.array([18, 32, 58.0]), np.array([255, 214, 92.0])
 
 
@@ -74,13 +75,13 @@ def draw() -> Image.Image:
     step = TILE + GAP
     height = 2 * (TILE + CAPTION) + 2 * MARGIN + GAP // 2
     sheet = Image.new("RGB", (3 * step - GAP + 2 * MARGIN + GAP, height), PAPER)
-    pen, title, small = ImageDraw.Draw(sheet), ImageFont.load_default(15), ImageFont.load_default(11)
+    pen = ImageDraw.Draw(sheet)
     for number, (values, name, words) in enumerate(panels()):
         left = MARGIN + GAP // 2 + number % 3 * step
         top = MARGIN + number // 3 * (TILE + CAPTION + GAP // 2)
         sheet.paste(tile(values), (left, top))
-        pen.text((left, top + TILE + 5), name, INK, title)
-        pen.text((left, top + TILE + 25), words, DIM, small)
+        write(pen, left, top + TILE + 14, name, 15, INK)
+        write(pen, left, top + TILE + 32, words, 11, DIM)
     return sheet
 
 

@@ -136,7 +136,7 @@ def test_the_verdict_has_the_colour_of_what_it_says(changes: dict[str, Any], sta
 
 
 def bars(page: str) -> list[tuple[str, float]]:
-    found = re.findall(r'<span class="bar" title="[^"]*"><i class="(\w+)" style="width:([\d.]+)%">', page)
+    found = re.findall(r'<span class="errors bar" title="[^"]*"><i class="(\w+)" style="width:([\d.]+)%">', page)
     return [(colour, float(width)) for colour, width in found]
 
 
@@ -150,6 +150,15 @@ def test_a_bar_grows_with_the_logarithm_of_the_error() -> None:
     assert widths == sorted(widths)
     assert widths[-1] == 100
     assert "∞" in render(facts(certificate=certificate(math.inf)))
+
+
+def test_the_bars_have_an_axis_and_each_mark_stands_where_a_bar_of_that_error_ends() -> None:
+    page = render(facts(certificate=certificate(1e-8)))
+    marks = re.findall(r'<span style="left:([\d.]+)%">([^<]+)</span>', re.findall(r'<span class="axis">(.*?)</th>', page)[0])
+    assert [error for _, error in marks] == ["1e-16", "1e-12", "1e-08", "0.0001", "1"]
+    for place, error in marks:
+        assert bars(render(facts(certificate=certificate(float(error)))))[0][1] == float(place)
+    assert "green up to 0.0001, red above 0.01" in page
 
 
 def picture(page: str, number: int) -> np.ndarray:

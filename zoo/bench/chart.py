@@ -94,25 +94,25 @@ def grouped(record: Record, models: Sequence[str]) -> Image:
         for step in _ticks(ceiling):
             y = base - PLOT * step / ceiling
             _box(draw, MARGIN + 50, y, WIDTH - MARGIN, y + 0.5, LINE if step == 0 else GRID)
-            write(draw, MARGIN + 44, y, f"{step:,.0f}", 11, FAINT, "rm")
+            write(draw, MARGIN + 44, y, f"{step:,.10g}", 11, FAINT, "r")
         write(draw, MARGIN + 50, panel_top - 18, f"batch {batch}", 14, INK)
     for bar in bars:
         middle = (bar.left + bar.right) / 2
         if bar.value is None:
             if bar.way in (record.cell(bar.model, bar.batch) or {}).get("ways", {}):
-                write(draw, middle, bar.base - 8, "x", 13, BAD, "mm")
+                write(draw, middle, bar.base - 8, "x", 13, BAD, "m")
             continue
         _box(draw, bar.left, bar.top, bar.right, bar.base, _colour(bar.way))
-        write(draw, middle, bar.top - 7, _short(bar.value), 11 if bar.right - bar.left > 24 else 9, INK, "mm")
+        write(draw, middle, bar.top - 7, _short(bar.value), 11 if bar.right - bar.left > 24 else 9, INK, "m")
     for (model, batch), mine in _groups(bars).items():
         middle, base = (mine[0].left + mine[-1].right) / 2, mine[0].base
-        write(draw, middle, base + 14, model, 13, INK, "mm")
+        write(draw, middle, base + 14, model, 13, INK, "m")
         cell = record.cell(model, batch) or {}
         if "failed" in cell.get("ways", {}).get(OURS, {}):
-            write(draw, middle, base + 31, "fast() failed", 11, BAD, "mm")
+            write(draw, middle, base + 31, "fast() failed", 11, BAD, "m")
         elif "ratio" in cell:
             words = f"{cell['ratio']:.2f}x the fastest peer ({record.label(cell['fastest_peer'])})"
-            write(draw, middle, base + 31, words, 11, OURS_COLOUR if cell["ratio"] >= 1 else BAD, "mm")
+            write(draw, middle, base + 31, words, 11, OURS_COLOUR if cell["ratio"] >= 1 else BAD, "m")
     for index, line in enumerate(caption):
         write(draw, MARGIN, top + 8 + 16 * index, line, 11, FAINT)
     return page
@@ -186,7 +186,7 @@ def overview(record: Record) -> Image:
     wide = room - 64  # a figure stands behind the bar
     for column, batch in enumerate(batches):
         left = MARGIN + names + column * room + 12
-        write(draw, left + wide * (1 - low) / (high - low), top - 14, f"batch {batch}", 14, INK, "mm")
+        write(draw, left + wide * (1 - low) / (high - low), top - 14, f"batch {batch}", 14, INK, "m")
         one = left + wide * (1 - low) / (high - low)
         for row, model in enumerate(order):
             y = top + row * line
@@ -201,7 +201,7 @@ def overview(record: Record) -> Image:
             write(draw, max(one, end) + 6, y + line / 2, f"{cell['ratio']:.2f}", 11, INK)
         _box(draw, one - 0.75, top - 4, one + 0.75, top + line * len(order), INK)
     for row, model in enumerate(order):
-        write(draw, MARGIN + names, top + row * line + line / 2, model, 12, INK, "rm")
+        write(draw, MARGIN + names, top + row * line + line / 2, model, 12, INK, "r")
     for index, words in enumerate(caption):
         write(draw, MARGIN, bottom + 12 + 16 * index, words, 11, FAINT)
     return page

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zoo.images.source import SUFFIXES
+from zoo.images.kinds import is_image, unreadable
 
 SIZE = 500, 375
 """Of a generated photograph: ImageNet's usual size."""
@@ -34,7 +34,7 @@ def photographs(folder: Path, count: int) -> None:
 
 def repeated(folder: Path, into: Path, count: int) -> Path:
     """List the images of class folders again and again, by links, until there are `count`; every way reads and decodes each of them."""
-    files = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES)
+    files = sorted(path for path in folder.glob("*/*") if is_image(path.name) and not unreadable(path.name) and path.is_file())
     if not files:
         raise ValueError(f"{folder} holds no class folders of images")
     for number in range(count):

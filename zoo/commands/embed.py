@@ -200,10 +200,14 @@ def _dtype(name: str | None) -> Any:
 
 
 def _show(report: Report) -> None:
+    from zoo.images.kinds import endings
+
     columns = ", ".join(f"{tap} ({width:,})" for tap, width in report.widths.items())
     out.print(f"wrote {escape(str(report.path))}: {counted(report.rows, 'row')} of {escape(columns)}", soft_wrap=True)
     if report.copies:
         out.print(f"left out {counted(len(report.copies), 'copy', 'copies')}, listed in {escape(str(report.listed))}", soft_wrap=True)
+    if report.others:
+        out.print(f"left alone {endings(report.others)}", soft_wrap=True)
     resumed = f", {report.resumed:,} were there" if report.resumed else ""
     out.print(f"{counted(report.computed, 'image')} in {report.seconds:,.1f} s{resumed}", soft_wrap=True)
     if report.limit:
@@ -216,16 +220,15 @@ def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path,
     from zoo.embedding.neighbours import pictures
     from zoo.images import decode
     from zoo.images.preprocess import open_image
-    from zoo.prediction.contact_sheet import contact_sheet
-    from zoo.prediction.predict import Prediction
+    from zoo.prediction.contact_sheet import Line, contact_sheet
 
     files = pictures(known, found, data)
     if not all(files):
         missing = next(n.key for n, file in zip(found, files, strict=True) if not file)
         raise FileNotFoundError(f"{missing} is no longer where it was embedded from; say with --data where the images are now")
-    entries: list[tuple[Any, list[Prediction]]] = [(open_image(image), [])]
+    entries: list[tuple[Any, list[Line]]] = [(open_image(image), [])]
     for neighbour, file in zip(found, files, strict=True):
-        label = neighbour.label if neighbour.label is not None else "cosine"
-        entries.append((decode(file or b""), [Prediction(label, None, max(0.0, neighbour.similarity), neighbour.index)]))
+        line = Line(neighbour.label or "", f"cosine {neighbour.similarity:.3f}", max(0.0, neighbour.similarity))
+        entries.append((decode(file or b""), [line]))
     titles = [f"asked: {image.name}", *(neighbour.key for neighbour in found)]
-    contact_sheet(entries, picture, titles=titles, heading=f"most like {image.name}, by cosine")
+    contact_sheet(entries, picture, titles=titles, heading=f"most like {image.name}, by the cosine of their vectors")

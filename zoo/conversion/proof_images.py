@@ -15,6 +15,8 @@ from torch import Tensor
 
 import weights
 from weights import Preprocessing
+from zoo.images.folder import image_files
+from zoo.images.kinds import SUFFIXES
 from zoo.images.preprocess import BadImage, preprocess, with_channels
 from zoo.images.source import SUFFIXES
 from zoo.labels import TABLES, labels
@@ -45,7 +47,7 @@ class Pictures:
         if folder is not None:
             if not Path(folder).is_dir():
                 raise FileNotFoundError(f"there is no folder {folder}, which was to hold photographs")
-            files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+            files = sorted(image_files(Path(folder)))
             if not files:
                 raise ValueError(f"{folder} holds no pictures ({', '.join(SUFFIXES)})")
             files = [files[i * len(files) // MOST] for i in range(MOST)] if len(files) > MOST else files

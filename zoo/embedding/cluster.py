@@ -142,7 +142,7 @@ def embed_on_ray(
         place.become(out)
     finally:
         place.close()
-    list_left_out(out, report)
+    list_left_out(out, source, report)
     report.seconds = time.perf_counter() - begun
     return report
 

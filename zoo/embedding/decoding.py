@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, Dataset
 from weights import Preprocessing
 from zoo.embedding.shelf import Shelf, pixels_at
 from zoo.images import BadImage, Source
-from zoo.images.decoding import opened
 from zoo.images.files import StoreFailed, is_url
 from zoo.images.preprocess import ORIENTATION, pixels_of
+from zoo.images.reading import opened
 
 AHEAD = 4
 """Chunks that every process works ahead."""

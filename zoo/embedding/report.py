@@ -13,13 +13,13 @@ class LeftOut:
 
     Attributes:
         key: of the image.
-        index: in the source.
+        index: in the source; None for what looks like an image and was left out when the source was opened.
         why: it could not be used; "" for a copy.
         copy_of: the key of the first image with the same bytes; None where it could not be used.
     """
 
     key: str
-    index: int
+    index: int | None
     why: str
     copy_of: str | None = None
 
@@ -34,8 +34,9 @@ class Report:
         widths: numbers in a vector, by tap.
         computed: images of this run; `resumed` were done by earlier ones.
         resumed: images.
-        unreadable: images that could not be used.
+        unreadable: images that could not be used, those that `Source.left_out` names among them.
         copies: images that `dedupe` left out.
+        others: how many files beside the images are none, by their endings.
         listed: the file that lists both, None where there are none.
         seconds: of the whole run, with starting processes and writing.
         images_s: images per second while batches flowed.
@@ -51,6 +52,7 @@ class Report:
     resumed: int = 0
     unreadable: list[LeftOut] = field(default_factory=list)
     copies: list[LeftOut] = field(default_factory=list)
+    others: dict[str, int] = field(default_factory=dict)
     listed: Path | None = None
     seconds: float = 0.0
     images_s: float = 0.0

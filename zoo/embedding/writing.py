@@ -71,15 +71,20 @@ def finish(out: Path, source: Source, plan: Plan, place: Workplace, report: Repo
     first = Part.load(place.path(plan.parts()[0]))
     report.widths = {tap: first.vectors[tap].shape[1] for tap in plan.at}
     WRITERS[out.suffix](out, place.folder, source, plan, report, lambda: _blocks(plan, place, keep))
-    list_left_out(out, report)
+    list_left_out(out, source, report)
     (place.folder / f"finished{out.suffix}").replace(out)
     place.remove()
 
 
-def list_left_out(out: Path, report: Report) -> None:
-    """Write the images that have no row into a file beside the output, JSON lines; take an earlier one away where all have."""
+def list_left_out(out: Path, source: Source, report: Report) -> None:
+    """Write the images that have no row into a file beside the output, JSON lines; take an earlier one away where all have.
+
+    What the source left out when it was opened comes last, without an index.
+    """
+    report.unreadable += [LeftOut(one.key, None, one.why) for one in source.left_out]
+    report.others = dict(source.others)
     listed = out.with_name(f"{out.name}.left-out.jsonl")
-    entries = sorted([*report.unreadable, *report.copies], key=lambda entry: entry.index)
+    entries = sorted([*report.unreadable, *report.copies], key=lambda entry: (entry.index is None, entry.index or 0))
     if entries:
         lines = ({"key": e.key, "index": e.index, **({"copy_of": e.copy_of} if e.copy_of is not None else {"why": e.why})} for e in entries)
         write_whole(listed, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), sync=True)

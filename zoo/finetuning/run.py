@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from zoo.finetuning.progress import Show, bar
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
+from zoo.images.kinds import endings
 from zoo.networks.model import Model
 from zoo.pretrained.run_folder import CONFIG, WEIGHTS, write_result
 from zoo.pretrained.trained import trained
@@ -57,7 +59,7 @@ class Run:
         steps: optimiser steps that were done.
         replayed: of those, since it began or was resumed, steps that a CUDA graph replayed.
         history: the lines of `log.jsonl`.
-        unreadable: reasons by the names of images that could not be read.
+        unreadable: reasons by the names of images that could not be read, those that `Source.left_out` names among them.
     """
 
     folder: Path
@@ -203,6 +205,7 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool 
     checkpoint.restore(tensors, trainer.model, None, trainer.average)
     measured = trainer.evaluate(precise=True) if val is not None else None
     metrics = measured.metrics if measured else None
+    left_out, others = _left_alone(ready, unreadable)
     if here.first:
         prefix = "ema." if trainer.average is not None else "model."
         row = write_result(
@@ -224,16 +227,26 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool 
                 "kept": f"step {facts['step']} of {trainer.step}",
                 "learnt from": f"{len(train)} images of {len(built.classes)} classes; {row.provenance}",
                 "steps": "; ".join(trainer.how) or "none since it was resumed",
+                **({"left alone": endings(others)} if others else {}),
             },
-            "unreadable": unreadable.reasons,
+            "unreadable": left_out,
             "kernels": trainer.kernels,
         }
         report.write(folder, about, built.classes, measured, ready.val.source if ready.val else None)
-        if unreadable.reasons:
-            write_whole(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in unreadable.reasons.items()))
+        if left_out:
+            write_whole(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in left_out.items()))
     here.barrier()
     loaded = trained(cls, folder) if here.first else None
-    return Run(folder, loaded, built.classes, metrics, trainer.step, trainer.replayed, report.history(folder), dict(unreadable.reasons))
+    return Run(folder, loaded, built.classes, metrics, trainer.step, trainer.replayed, report.history(folder), left_out)
+
+
+def _left_alone(ready: _Ready, unreadable: Unreadable) -> tuple[dict[str, str], dict[str, int]]:
+    """Collect the reasons why images of both sources are not used, by their names, and how many other files there are of each ending."""
+    sources = [ready.train.source]
+    if ready.val is not None and ready.val.source is not sources[0]:
+        sources.append(ready.val.source)
+    left_out = {one.key: f"{one.key}: {one.why}" for source in sources for one in source.left_out}
+    return left_out | unreadable.reasons, dict(sum((Counter(source.others) for source in sources), Counter()))
 
 
 def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, Any]) -> _Ready:

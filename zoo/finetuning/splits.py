@@ -130,6 +130,9 @@ def classes_of(train: Source, val: Source | None) -> list[str]:
     empty = getattr(train, "empty", [])
     if empty:
         said = "1 folder is empty" if len(empty) == 1 else f"{len(empty)} folders are empty"
+        gone = next((one for one in train.left_out if one.key.partition("/")[0] in empty), None)
+        if gone is not None:
+            raise ValueError(f"{train.where}: no image of {gone.key.partition('/')[0]} can be read: {gone.key}: {gone.why}")
         raise ValueError(f"{train.where}: {said}, {_some(empty)}; put images there or delete {'it' if len(empty) == 1 else 'them'}")
     if len(train.classes) < 2:
         raise ValueError(

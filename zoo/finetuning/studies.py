@@ -36,6 +36,7 @@ class Studies(Source):
             kinds.append(kind[1] if kind else "")
         self._groups, self._kinds = groups, kinds
         super().__init__(source.where, [item.key for item in source], labels, [source.fingerprint])
+        self.left_out, self.others = source.left_out, source.others
 
     def read(self, index: int) -> bytes:
         """Return the bytes of one view."""

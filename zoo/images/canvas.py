@@ -1,4 +1,4 @@
-"""What the project's pictures are drawn with: Pillow, which it has anyway, and the font that Pillow bundles; the same file everywhere."""
+"""What charts are drawn with: Pillow, which the project has anyway, in layout pixels; `lettering` writes the text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weights.whole import whole
+from zoo.images import lettering
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont
 
 SCALE = 2
 """Pixels of the file to one of the layout: screens are dense."""
@@ -26,21 +26,19 @@ def blank(width: float, height: float) -> tuple[Image, ImageDraw]:
     return page, ImageDraw.Draw(page)
 
 
-def write(draw: ImageDraw, x: float, y: float, text: str, size: int, ink: str, anchor: str = "lm") -> None:
-    """Write a line at a layout pixel; `anchor` is Pillow's, "lm" for the middle of the left edge."""
-    draw.text((SCALE * x, SCALE * y), text, ink, font(size * SCALE), anchor=anchor)
-
-
-def font(size: int) -> FreeTypeFont:
-    """Return the font in a size of the file's pixels."""
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size)  # pyright: ignore[reportReturnType]  # with a size it is the scalable font that Pillow bundles
+def write(draw: ImageDraw, x: float, y: float, text: str, size: int, ink: str, anchor: str = "l") -> None:
+    """Write a line at a layout pixel: its left edge, middle or right edge, "l", "m" or "r", and half of its height lie there."""
+    lettering.write(draw, SCALE * x, SCALE * y, text, SCALE * size, ink, anchor)
 
 
 def length(text: str, size: int) -> float:
     """Return how many layout pixels a line takes in a size of the layout."""
-    return font(size * SCALE).getlength(text) / SCALE
+    return lettering.length(text, SCALE * size) / SCALE
+
+
+def shortened(text: str, size: int, room: float) -> str:
+    """Return as much of a line as fits into so many layout pixels, with an ellipsis where some is left out."""
+    return lettering.shortened(text, SCALE * size, SCALE * room)
 
 
 def save(page: Image, path: Path) -> Path:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+from weights.regular import open_regular
 
 ATTEMPTS = 4
 """Reads of a remote file before its error counts."""
@@ -23,6 +27,9 @@ PACKAGES = {
     **dict.fromkeys(("sftp", "ssh"), "paramiko"),
 }
 """What fsspec needs to read URLs of a scheme."""
+
+
+SPECIAL = "it is a pipe, a socket or a device, which is never opened"
 
 
 class StoreFailed(OSError):
@@ -72,34 +79,70 @@ def kind(where: str) -> str:
     return "folder" if path.is_dir() else "file" if path.exists() else "nothing"
 
 
-def walk(folder: str) -> Iterator[Found]:
-    """Give every file below a folder, hidden ones left out, in no particular order; links are followed, circles are not."""
+def walk(folder: str, left_out: list[tuple[str, str]] | None = None) -> Iterator[Found]:
+    """Give every regular file below a folder, hidden ones left out, in no particular order; links are followed, circles are not.
+
+    Args:
+        folder: its path or URL.
+        left_out: gets the name of everything that can't be listed or may not be opened, with the reason: pipes and devices, links to
+            themselves or to nothing, folders without permission, and what vanished meanwhile. Folders' names end with a slash.
+
+    Raises:
+        OSError: the folder itself can't be listed.
+    """
     if is_url(folder):
-        fs, root = filesystem(folder)
-        root = root.rstrip("/")
-        for path, info in fs.find(root, detail=True).items():
-            name = path[len(root) :].lstrip("/") if path.startswith(root) else path
-            if not any(hidden(part) for part in name.split("/")):
-                yield Found(fs.unstrip_protocol(path), name, _remote_stamp(info))
+        yield from _walk_remote(folder)
         return
+    refused = [] if left_out is None else left_out
     todo: list[tuple[str, str, tuple[str, ...]]] = [(folder, "", (os.path.realpath(folder),))]
     while todo:
         here, prefix, above = todo.pop()
-        with os.scandir(here) as entries:
-            for entry in entries:
-                if hidden(entry.name):
-                    continue
-                if entry.is_dir():
+        try:
+            with os.scandir(here) as listed:
+                entries = [entry for entry in listed if not hidden(entry.name)]
+        except OSError as error:
+            if not prefix:
+                raise
+            refused.append((prefix, reason(error, "folder")))
+            continue
+        for entry in entries:
+            name = prefix + entry.name
+            try:
+                state = entry.stat()
+                if stat.S_ISDIR(state.st_mode):
                     real = os.path.realpath(entry.path)
-                    if real not in above:
-                        todo.append((entry.path, f"{prefix}{entry.name}/", (*above, real)))
-                    continue
-                try:
-                    stat = entry.stat()
-                except OSError:  # a link to nothing: reading it will say so
-                    yield Found(entry.path, prefix + entry.name, ())
+                    if real in above:
+                        refused.append((f"{name}/", "it is a link to a folder that it lies in"))
+                    else:
+                        todo.append((entry.path, f"{name}/", (*above, real)))
+                elif stat.S_ISREG(state.st_mode):
+                    yield Found(entry.path, name, (state.st_size, state.st_mtime_ns))
                 else:
-                    yield Found(entry.path, prefix + entry.name, (stat.st_size, stat.st_mtime_ns))
+                    refused.append((name, SPECIAL))
+            except OSError as error:
+                refused.append((name, reason(error, "link" if entry.is_symlink() else "file")))
+
+
+def _walk_remote(folder: str) -> Iterator[Found]:
+    fs, root = filesystem(folder)
+    root = root.rstrip("/")
+    for path, info in fs.find(root, detail=True).items():
+        name = path[len(root) :].lstrip("/") if path.startswith(root) else path
+        if not any(hidden(part) for part in name.split("/")):
+            yield Found(fs.unstrip_protocol(path), name, _remote_stamp(info))
+
+
+def reason(error: OSError, what: str) -> str:
+    """Say why a file, a link or a folder can't be used, after the system refused it."""
+    if error.errno == errno.EINVAL:  # from `open_regular`
+        return SPECIAL
+    if error.errno == errno.ELOOP:
+        return "it is a link to itself"
+    if isinstance(error, FileNotFoundError):
+        return "it is a link to nothing" if what == "link" else "it vanished while the folder above was listed"
+    if isinstance(error, PermissionError):
+        return f"the {what} may not be read: permission denied"
+    return f"the {what} can't be read: {error.strerror or error}"
 
 
 def folders(where: str) -> list[str]:
@@ -108,7 +151,7 @@ def folders(where: str) -> list[str]:
         fs, path = filesystem(where)
         found = [entry["name"].rstrip("/").rpartition("/")[2] for entry in fs.ls(path, detail=True) if entry["type"] == "directory"]
     else:
-        found = [entry.name for entry in Path(where).iterdir() if entry.is_dir()]
+        found = [name for name in os.listdir(where) if os.path.isdir(os.path.join(where, name))]  # noqa: PTH112, PTH118, PTH208
     return sorted(name for name in found if not hidden(name))
 
 
@@ -127,8 +170,8 @@ def stamp(where: str) -> tuple[object, ...]:
     if is_url(where):
         fs, path = filesystem(where)
         return _remote_stamp(fs.info(path))
-    stat = Path(where).stat()
-    return stat.st_size, stat.st_mtime_ns
+    state = Path(where).stat()
+    return state.st_size, state.st_mtime_ns
 
 
 def size(where: str) -> int:
@@ -144,7 +187,7 @@ def read(where: str, start: int = 0, stop: int | None = None) -> bytes:
 
     Raises:
         FileNotFoundError: there is none.
-        OSError: it can't be read, or is shorter.
+        OSError: it can't be read, is shorter, or is a pipe or a device.
     """
     data = _read_remote(where, start, stop) if is_url(where) else _read_local(where, start, stop)
     if stop is not None and len(data) != stop - start:
@@ -155,7 +198,7 @@ def read(where: str, start: int = 0, stop: int | None = None) -> bytes:
 
 
 def _read_local(where: str, start: int, stop: int | None) -> bytes:
-    with Path(where).open("rb", buffering=0) as file:
+    with os.fdopen(open_regular(Path(where), follow=True), "rb", buffering=0) as file:
         if start:
             file.seek(start)
         return file.read() if stop is None else file.read(stop - start)
@@ -185,7 +228,7 @@ def opened(where: str) -> Iterator[IO[bytes]]:
         with fs.open(path, "rb") as file:
             yield file
         return
-    with Path(where).open("rb") as file:
+    with os.fdopen(open_regular(Path(where), follow=True), "rb") as file:
         yield file
 
 

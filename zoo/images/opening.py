@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 
 from weights.places import at_home
+from weights.wording import counted
 from zoo.images import files
-from zoo.images.folder import Folder
+from zoo.images.folder import Folder, sorted_out
+from zoo.images.kinds import SUFFIXES, endings
 from zoo.images.listing import Listing
 from zoo.images.parquet import Parquet
-from zoo.images.source import SUFFIXES, Source
+from zoo.images.source import Source
 from zoo.images.tar import Tar
 
 log = logging.getLogger("zoo")
 
 PARQUET, TAR, LISTS = (".parquet", ".pq"), (".tar",), (".txt", ".lst", ".jsonl", ".ndjson")
+SHOWN = 3
+"""Names that are left out which a message tells."""
 KINDS = "a folder of images, .tar shards, .parquet files with images' bytes, or a list (.txt, .jsonl) of paths or URLs"
 
 
@@ -41,21 +46,38 @@ def open_source(where: str | os.PathLike[str]) -> Source:
     if not named or (len(named) == 1 and files.kind(named[0]) == "nothing"):
         raise FileNotFoundError(f"{where} is not there; a source is {KINDS}")
     source = _folder(where) if len(named) == 1 and files.kind(named[0]) == "folder" else _files(where, named)
+    told = _left_out(source)
     if not len(source):
-        raise ValueError(f"{where} holds no images; a source is {KINDS}")
+        raise ValueError(f"{where} holds no images{' that can be used' if told else ''}; {told or f'a source is {KINDS}'}")
+    if told:
+        log.warning("%s: %s", where, told)
     return source
 
 
 def _folder(where: str) -> Source:
-    found = list(files.walk(where))
-    if images := sum(f.name.lower().endswith(SUFFIXES) for f in found):
-        _alone(where, images, [f.name for f in found if f.name.lower().endswith((*PARQUET, *TAR))])
-        return Folder(where, found)
+    refused: list[tuple[str, str]] = []
+    found = list(files.walk(where, refused))
+    images, left_out, others = sorted_out(found, refused)
+    shards = [f.name for f in found if f.name.lower().endswith((*PARQUET, *TAR))]
+    if images or (left_out and not shards):
+        _alone(where, len(images), shards)
+        return Folder(where, found, refused)
     for suffixes, kind in ((PARQUET, Parquet), (TAR, Tar)):
         parts = sorted((f for f in found if f.name.lower().endswith(suffixes)), key=lambda f: f.name.split("/"))
         if parts:
-            return kind(where, [f.where for f in parts])
-    raise ValueError(f"{where} holds no images ({', '.join(SUFFIXES)}), no .parquet and no .tar")
+            source = kind(where, [f.where for f in parts])
+            source.left_out = [*left_out, *source.left_out]
+            source.others = Counter({end: n for end, n in others.items() if end not in suffixes}) + Counter(source.others)
+            return source
+    beside = f", but {endings(others)}" if others else ""
+    raise ValueError(f"{where} holds no images ({', '.join(SUFFIXES)}), no .parquet and no .tar{beside}")
+
+
+def _left_out(source: Source) -> str:
+    """Name the first of what a source leaves out, with the reasons; "" where it leaves out nothing."""
+    first = ", ".join(f"{key} ({why})" for key, why in source.left_out[:SHOWN])
+    count = len(source.left_out)
+    return f"left out {counted(count, 'name')}: {first}{', …' if count > SHOWN else ''}" if count else ""
 
 
 def _alone(where: str, images: int, shards: list[str]) -> None:

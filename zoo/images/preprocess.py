@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.images.reading import TOO_LARGE, BadImage, opened_file
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -26,15 +28,6 @@ PICTURE = (1, 3, 4)
 ORIENTATION = 0x0112
 UPRIGHT = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
 """EXIF orientation -> the PIL transposition that undoes it."""
-TOO_LARGE = "Scale the picture down, or raise PIL.Image.MAX_IMAGE_PIXELS if you trust it."
-
-
-class BadImage(ValueError):
-    """An image can't be used; the message names it, the reason and what to do."""
-
-
-class NoSuchImage(BadImage, FileNotFoundError):
-    """An image that was named is not there."""
 
 
 def preprocess(images: Any, preprocessing: Preprocessing) -> Tensor:
@@ -106,14 +99,14 @@ def open_image(source: Any, mode: str = "RGB", name: str | None = None) -> Image
         A PIL image of that mode.
 
     Raises:
-        BadImage: the file is missing, a folder, empty, cut off or no image; it has more than ``PIL.Image.MAX_IMAGE_PIXELS`` pixels;
-            its pixels have 32 bits; or an array's type, shape or layout is not a picture's.
+        BadImage: the file is missing, a folder, a pipe, empty, cut off or of no kind in `zoo.images.kinds`; it has more than
+            ``PIL.Image.MAX_IMAGE_PIXELS`` pixels; its pixels have 32 bits; or an array's type, shape or layout is not a picture's.
     """
     from PIL import Image
 
     name = name or _name(source, "the image")
     if isinstance(source, (str, os.PathLike)):
-        with _open(Path(source), name) as image:
+        with opened_file(Path(source), name) as image:
             return _picture(image, mode, name)
     if isinstance(source, (np.ndarray, Tensor)):
         source = _image(_channels_last(_array(source, name), PICTURE, name))
@@ -126,24 +119,6 @@ def _name(image: Any, otherwise: str) -> str:
     if isinstance(image, (str, os.PathLike)):
         return os.fsdecode(image)
     return getattr(image, "filename", None) or otherwise  # PIL remembers where an image comes from
-
-
-def _open(path: Path, name: str) -> Image:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(path)
-    except FileNotFoundError:
-        todo = "download it first" if "://" in name else "check the path" if path.is_absolute() else f"the path is relative to {Path.cwd()}"
-        raise NoSuchImage(f"{name}: there is no such file; {todo}") from None
-    except UnidentifiedImageError:
-        why = "no image that Pillow can read; convert it to PNG or JPEG" if path.stat().st_size else "empty; get it again"
-        raise BadImage(f"{name}: the file is {why}") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadImage(f"{name}: {error} {TOO_LARGE}") from None
-    except Exception as error:  # a parser raises whatever it stumbles over
-        todo = "give its files, for example sorted(Path(folder).glob('*.jpg'))" if path.is_dir() else "check the file"
-        raise BadImage(f"{name}: it can't be opened ({error}); {todo}") from error
 
 
 def _picture(image: Image, mode: str, name: str) -> Image:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
 
 from blake3 import blake3
-
-SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
-"""Of files that are taken for images, in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +23,18 @@ class Item:
     label: str | None
 
 
+class LeftOut(NamedTuple):
+    """What looks like an image, or a folder of some, and can't be used.
+
+    Attributes:
+        key: its name in the source, as an image's.
+        why: it is left out.
+    """
+
+    key: str
+    why: str
+
+
 class Source:
     """Images by their index, in an order that depends on nothing but the source; `open_source` makes one.
 
@@ -34,8 +45,14 @@ class Source:
         classes: the labels that occur, sorted; [] if there are none.
         empty: folders of classes that hold no image, sorted; other kinds of source can't have any.
         fingerprint: changes where the images' names, labels, sizes, times or order do; no image is read for it.
+        left_out: what looks like images and isn't among them, with the reason of each: pipes, links to themselves, folders without
+            permission, kinds that nothing installed here decodes.
+        others: how many other files lie beside the images, by their endings: {".txt": 3}.
         shared: whether another process finds the same bytes; only those in this process's memory are private to it.
     """
+
+    left_out: Sequence[LeftOut] = ()
+    others: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, where: str, keys: Sequence[str], labels: Sequence[str | None], stamps: Iterable[object], empty: Iterable[str] = ()):
         self.where = where

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from os.path import commonpath
 from posixpath import dirname, join, normpath
 from typing import NamedTuple
 
 from zoo.images import files
-from zoo.images.source import SUFFIXES, Source
+from zoo.images.folder import ending
+from zoo.images.kinds import is_image, unreadable
+from zoo.images.source import LeftOut, Source
 
 LABELS = ("label", "cls", "class")
 """Where a sample's .json holds its label, the first that is there."""
@@ -32,8 +35,12 @@ class Tar(Source):
         self._shards = shards
         self._places: list[tuple[int, int, int]] = []
         """Shard, first byte and size of every image; -1 for a link to nothing."""
+        self.left_out, self.others = [], Counter[str]()
         for number, (shard, short) in enumerate(zip(shards, names, strict=True)):
-            for name, start, size, label in _samples(shard):
+            for name, start, size, label in _samples(shard, self.others):
+                if why := unreadable(name):
+                    self.left_out.append(LeftOut(f"{short}/{name}", why))
+                    continue
                 keys.append(f"{short}/{name}")
                 labels.append(label)
                 self._places.append((number, start, size))
@@ -63,8 +70,8 @@ def short_names(shards: list[str]) -> list[str]:
     return [shard[len(shared) :].lstrip("/") for shard in shards]
 
 
-def _samples(shard: str) -> Iterator[tuple[str, int, int, str | None]]:
-    """Give name, first byte, size and label of every image of a shard."""
+def _samples(shard: str, others: Counter[str]) -> Iterator[tuple[str, int, int, str | None]]:
+    """Give name, first byte, size and label of every image of a shard; count the files that are neither images nor labels."""
     images: list[tuple[str, int, int]] = []
     told: str | None = None
     last = None
@@ -78,10 +85,12 @@ def _samples(shard: str) -> Iterator[tuple[str, int, int, str | None]]:
         if sample != last:
             yield from _labelled(images, told)
             images, told, last = [], None, sample
-        if name.lower().endswith(SUFFIXES):
+        if is_image(name):
             images.append((name, real.start, real.size) if real is not None else (name, -1, 0))
         elif real is not None and real.content is not None:
             told = _label(real.content, name, shard) or told
+        else:
+            others[ending(name)] += 1
     yield from _labelled(images, told)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.images.canvas import font, save
+from zoo.images.canvas import save
+from zoo.images.lettering import length, shortened, write
 from zoo.images.preprocess import open_image
 
 if TYPE_CHECKING:
@@ -26,8 +28,23 @@ PAGE, CARD, FRAME, EDGE, TRACK = "#f1f3f5", "#ffffff", "#e3e7eb", "#d5dade", "#e
 INK, FAINT, BEST, GUESS, OTHER = "#1b1f23", "#59636e", "#1a7f4b", "#b35900", "#8c97a3"
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line under a picture that is no probability.
+
+    Attributes:
+        label: on the left; "" leaves the line to the figure.
+        figure: on the right, with its name: "cosine 0.873".
+        share: of the bar that is filled, 0..1.
+    """
+
+    label: str
+    figure: str
+    share: float
+
+
 def contact_sheet(
-    entries: Sequence[tuple[Any, Sequence[Prediction]]],
+    entries: Sequence[tuple[Any, Sequence[Prediction | Line]]],
     path: str | os.PathLike[str],
     *,
     titles: Sequence[str] | None = None,
@@ -39,7 +56,7 @@ def contact_sheet(
     The file appears whole or not at all.
 
     Args:
-        entries: a picture (a path, a PIL image or a uint8 array) and its predictions, the most probable first.
+        entries: a picture (a path, a PIL image or a uint8 array) and its predictions, the most probable first, or `Line`s of other figures.
         path: of the PNG, in a folder that is there.
         titles: a line above each picture's labels, its file name for example.
         heading: a line above all.
@@ -71,7 +88,7 @@ def _columns(count: int) -> int:
     return min(near, near + 1, key=lambda columns: -count % columns)
 
 
-def _drawn(entries: Sequence[tuple[Any, Sequence[Prediction]]], titles: Sequence[str] | None, heading: str, columns: int) -> Image:
+def _drawn(entries: Sequence[tuple[Any, Sequence[Prediction | Line]]], titles: Sequence[str] | None, heading: str, columns: int) -> Image:
     from PIL import Image, ImageDraw
 
     columns = min(columns, len(entries))
@@ -100,16 +117,16 @@ def _drawn(entries: Sequence[tuple[Any, Sequence[Prediction]]], titles: Sequence
     return page
 
 
-def _row(draw: ImageDraw, x: int, y: int, prediction: Prediction, *, best: bool) -> None:
-    percent = f"{prediction.probability:.1%}"
-    room = WIDTH - font(14).getlength(percent)
-    guess = best and prediction.uncertain
+def _row(draw: ImageDraw, x: int, y: int, shown: Prediction | Line, *, best: bool) -> None:
+    line = shown if isinstance(shown, Line) else Line(shown.label, f"{shown.probability:.1%}", shown.probability)
+    guess = best and not isinstance(shown, Line) and shown.uncertain
+    room = WIDTH - length(line.figure, 14)
     ink, bar = (INK, GUESS if guess else BEST) if best else (FAINT, OTHER)
-    _text(draw, x + room, y + 12, percent, 14, ink, WIDTH)
-    _text(draw, x, y + 12, f"uncertain: {prediction.label}" if guess else prediction.label, 14, ink, room - 8)
+    _text(draw, x + room, y + 12, line.figure, 14, ink, WIDTH)
+    _text(draw, x, y + 12, f"uncertain: {line.label}" if guess else line.label, 14, ink, room - 8)
     draw.rectangle((x, y + 22, x + WIDTH - 1, y + 26), fill=TRACK)
-    if length := round(WIDTH * prediction.probability):
-        draw.rectangle((x, y + 22, x + length - 1, y + 26), fill=bar)
+    if filled := round(WIDTH * line.share):
+        draw.rectangle((x, y + 22, x + filled - 1, y + 26), fill=bar)
 
 
 def _fitted(picture: Image) -> Image:
@@ -121,10 +138,4 @@ def _fitted(picture: Image) -> Image:
 
 
 def _text(draw: ImageDraw, x: float, middle: float, text: str, size: int, ink: str, room: float) -> None:
-    letters = font(size)
-    text = " ".join(text.encode("utf-8", "replace").decode().split())  # a file's name may hold anything
-    if letters.getlength(text) > room:
-        while text and letters.getlength(f"{text}…") > room:
-            text = text[:-1]
-        text = f"{text.rstrip()}…"
-    draw.text((x, middle), text, ink, letters, anchor="lm")
+    write(draw, x, middle, shortened(" ".join(text.split()), size, room), size, ink)

@@ -1,4 +1,6 @@
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from zoo.commands import app as cli
 from zoo.embedding import nearest, read
 from zoo.embedding.report import Report
 from zoo.networks.model import Model
+from zoo.prediction import contact_sheet
 
 FAST = ["--no-fast", "--workers", "0", "--batch-size", "16"]
 
@@ -75,6 +78,45 @@ def test_a_folder_is_an_output_with_ray_and_a_file_without(
     assert "it is a folder; name a file in it" in capsys.readouterr().err
 
 
+def test_a_messy_folder_is_embedded_and_all_of_it_accounted_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "p"
+    (folder / "cat").mkdir(parents=True)
+    for name in ("1.jpg", "2.avif", "3.png"):
+        Image.new("RGB", (40, 40), "red").save(folder / "cat" / name)
+    (folder / "cat/eps.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+    (folder / "cat/self.jpg").symlink_to(folder / "cat/self.jpg")
+    (folder / "loop").symlink_to(folder / "loop")
+    os.mkfifo(folder / "cat/pipe.jpg")
+    for name in ("a.txt", "b.txt", "c.json"):
+        (folder / name).write_text("-")
+    command = ["embed", str(folder), "-m", "ResNet20", *FAST]
+    assert cli.main([*command, "-o", str(tmp_path / "o.npy")]) == 0
+    printed = capsys.readouterr()
+    assert "3 rows of embedding" in printed.out
+    assert "left alone 3 other files: 2 .txt, 1 .json" in printed.out
+    said = " ".join(printed.err.split())
+    assert "4 images can't be used, without a row: cat/eps.jpg: the file is EPS or PostScript, which is not decoded" in said
+    assert "cat/pipe.jpg: it is a pipe, a socket or a device, which is never opened" in said
+    assert "loop: it is a link to itself" in said
+    assert len((tmp_path / "o.npy.left-out.jsonl").read_text().splitlines()) == 4
+    assert cli.main([*command, "-o", str(tmp_path / "s.npy"), "--strict", "-q"]) == 1
+
+
+@pytest.mark.parametrize("command", [["predict"], ["search", "EMBEDDED"]])
+def test_a_pipe_or_an_eps_that_is_called_an_image_is_refused(
+    command: list[str], embedded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "eps.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+    words = [str(embedded) if word == "EMBEDDED" else word for word in command]
+    for name, why in (
+        ("pipe.jpg", "it is a pipe, a socket or a device, which is never opened"),
+        ("eps.jpg", "the file is EPS or PostScript, which is not decoded"),
+    ):
+        assert cli.main([*words, str(tmp_path / name)]) == 1
+        assert why in " ".join(capsys.readouterr().err.split())
+
+
 def test_search_finds_the_image_itself_first_and_draws_a_sheet(
     embedded: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +134,18 @@ def test_search_finds_the_image_itself_first_and_draws_a_sheet(
     assert found[0]["similarity"] == pytest.approx(1, abs=1e-5)
     assert len(found) == 5
     assert [f["similarity"] for f in found] == sorted((f["similarity"] for f in found), reverse=True)
+
+
+def test_a_cosine_is_called_a_cosine_in_the_picture_too(
+    embedded: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(contact_sheet, "write", lambda _draw, _x, _y, text, *_: texts.append(text))
+    assert cli.main(["search", str(embedded), str(photos / "square/004.jpg"), "-k", "3", "--picture", str(tmp_path / "s.png")]) == 0
+    assert texts[0] == "most like 004.jpg, by the cosine of their vectors"
+    assert "cosine 1.000" in texts
+    assert sum(bool(re.fullmatch(r"cosine -?\d\.\d{3}", text)) for text in texts) == 3
+    assert not any("%" in text for text in texts)
 
 
 def test_a_sheet_of_images_that_moved_says_how_to_find_them(

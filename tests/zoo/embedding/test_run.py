@@ -201,6 +201,25 @@ def test_an_image_that_cant_be_used_has_no_row_and_moves_no_other_number(network
     assert not report.listed.exists()
 
 
+def test_what_a_source_leaves_out_is_listed_without_an_index_and_other_files_are_counted(network: Model, tmp_path: Path) -> None:
+    for seed in range(4):
+        (tmp_path / "p").mkdir(exist_ok=True)
+        Image.new("RGB", (40, 40), (40 * seed, 90, 90)).save(tmp_path / f"p/{seed}.avif" if seed == 3 else tmp_path / f"p/{seed}.jpg")
+    (tmp_path / "p/1.jpg").write_bytes(b"")
+    (tmp_path / "p/self.jpg").symlink_to(tmp_path / "p/self.jpg")
+    (tmp_path / "p/notes.txt").write_text("no image")
+    report = run(network, tmp_path / "p", tmp_path / "o.npy")
+    assert (report.rows, report.others) == (3, {".txt": 1})
+    assert [(e.key, e.index) for e in report.unreadable] == [("1.jpg", 1), ("self.jpg", None)]
+    assert report.listed is not None
+    assert [json.loads(line) for line in report.listed.read_text().splitlines()] == [
+        {"key": "1.jpg", "index": 1, "why": "the file is empty; get it again"},
+        {"key": "self.jpg", "index": None, "why": "it is a link to itself"},
+    ]
+    assert report.facts()["others"] == {".txt": 1}
+    assert report.facts()["unreadable"][1] == {"key": "self.jpg", "index": None, "why": "it is a link to itself"}
+
+
 def test_a_source_of_nothing_but_unreadable_images_gives_no_rows(network: Model, tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p/1.jpg").write_bytes(b"x")

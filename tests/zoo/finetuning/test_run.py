@@ -80,6 +80,27 @@ def test_the_result_is_what_was_measured(photos: Path, tmp_path: Path) -> None:
     assert again.shape == (48, 3)
 
 
+def test_a_run_lists_what_its_images_leave_out_and_counts_other_files(photos: Path, tmp_path: Path) -> None:
+    (photos / "cat/self.jpg").symlink_to(photos / "cat/self.jpg")
+    (photos / "cat/gone.jpg").symlink_to(tmp_path / "nothing.jpg")
+    (photos / "loop").symlink_to(photos / "loop")
+    (photos / "dog/notes.txt").write_text("no image")
+    (photos / "dog/000.png").write_bytes(b"")
+    done = run(photos, tmp_path / "x", steps=1)
+    told = {
+        "cat/gone.jpg": "cat/gone.jpg: it is a link to nothing",
+        "cat/self.jpg": "cat/self.jpg: it is a link to itself",
+        "loop": "loop: it is a link to itself",
+        "dog/000.png": "dog/000.png: the file is empty; get it again",
+    }
+    assert done.unreadable == told
+    assert (tmp_path / "x/unreadable.txt").read_text() == "".join(f"{key}\t{why}\n" for key, why in told.items())
+    page = (tmp_path / "x/report.html").read_text()
+    assert "left alone: 1 other file: 1 .txt" in page
+    assert "4 images could not be read, and left out" in page
+    assert "loop: it is a link to itself" in page
+
+
 def test_what_shows_a_runs_steps_is_the_callers(photos: Path, tmp_path: Path) -> None:
     told: list[Any] = []
 

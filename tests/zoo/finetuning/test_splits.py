@@ -73,11 +73,16 @@ def test_folders_to_measure_on_alone_are_refused_and_trains_may_be_a_class(tmp_p
     assert set(np.unique(learnt.targets)) == {0, 1}
 
 
-def test_empty_single_missing_and_strange_classes_are_explained(photos: Path, tmp_path: Path) -> None:
+def test_empty_single_missing_and_strange_classes_are_explained(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (photos / "fox").mkdir()
     with pytest.raises(ValueError, match="1 folder is empty, fox; put images there or delete it"):
         divided(photos)
-    (photos / "fox").rmdir()
+    (photos / "fox/a.heic").write_bytes(b"-")
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.images.folder.unreadable", lambda name: "HEIC is read with …" if name.endswith(".heic") else "")
+        with pytest.raises(ValueError, match=r"no image of fox can be read: fox/a\.heic: HEIC is read with …"):
+            divided(photos)
+    shutil.rmtree(photos / "fox")
     one = tmp_path / "one"
     shutil.copytree(photos / "cat", one / "cat")
     with pytest.raises(ValueError, match="all images are of one class, cat"):

@@ -290,7 +290,7 @@ def test_files_that_are_no_image_are_refused_with_their_name_and_what_to_do(tmp_
         preprocess(tmp_path / "missing.jpg", RECORD)
     with pytest.raises(BadImage, match=r"https://a/cat\.jpg: there is no such file; download it first"):
         preprocess("https://a/cat.jpg", RECORD)
-    with pytest.raises(BadImage, match=r"it can't be opened .*; give its files"):
+    with pytest.raises(BadImage, match=r"it is a folder; give its files"):
         preprocess(tmp_path, RECORD)
     with pytest.raises(BadImage, match=r"it can't be opened .*null"):
         preprocess("a\0b.jpg", RECORD)

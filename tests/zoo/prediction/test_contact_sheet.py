@@ -6,7 +6,7 @@ from PIL import Image
 
 from zoo.images.preprocess import BadImage
 from zoo.prediction import contact_sheet as sheet
-from zoo.prediction.contact_sheet import HEIGHT, WIDTH, contact_sheet
+from zoo.prediction.contact_sheet import HEIGHT, WIDTH, Line, contact_sheet
 from zoo.prediction.predict import UNCERTAIN, Prediction
 
 PREDICTIONS = [Prediction("tabby", "n02123045", 0.5, 281), Prediction("tiger cat", "n02123159", 0.25, 282), Prediction("cat", None, 0.0, 3)]
@@ -46,6 +46,15 @@ def test_the_green_bar_is_as_long_as_the_best_probability(tmp_path: Path, probab
     assert not (pixels == (GUESS if colour is BEST else BEST)).all(-1).any()
 
 
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_line_of_another_figure_has_its_own_words(tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr(sheet, "write", lambda _draw, _x, _y, text, *_: texts.append(text))
+    pixels = drawn(contact_sheet([(red(), [Line("猫", f"cosine {share:.3f}", share)])], tmp_path / "a.png"))
+    assert texts == [f"cosine {share:.3f}", "猫"]
+    assert (pixels == BEST).all(-1).sum(axis=1).max() == round(WIDTH * share)
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7, 12, 19, 40])
 def test_every_picture_has_its_place_on_a_page_of_sensible_shape(tmp_path: Path, number: int) -> None:
     entries = [(red(), PREDICTIONS)] * number
@@ -69,6 +78,14 @@ def test_long_and_strange_texts_stay_inside_their_card(tmp_path: Path) -> None:
     page = tuple(int(sheet.PAGE[i : i + 2], 16) for i in (1, 3, 5))
     for margin in (pixels[:, : sheet.GAP], pixels[:, -sheet.GAP :]):
         assert (margin == page).all()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("Kühe", "Kuhe"), ("Łódź", "Łódz"), ("Αθήνα", "Αθηνα"), ("Київ", "Киів"), ("חתול", "חתוד"), ("猫", "犬")]
+)
+def test_labels_that_differ_look_different_in_every_script(tmp_path: Path, one: str, other: str) -> None:
+    pages = [drawn(contact_sheet([(red(), [Prediction(name, None, 0.5, 0)])], tmp_path / "a.png")) for name in (one, other)]
+    assert not np.array_equal(*pages)
 
 
 def test_paths_pil_images_and_arrays_are_drawn_upright(tmp_path: Path) -> None:
