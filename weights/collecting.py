@@ -93,19 +93,19 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     away = [one for one in projects if one.kept]
     own = {one.row.sha256 for one in located() if one.row.sha256 and one.path.parent != SHIPPED}  # of many this cache has the only copy
     named = own.union(*map(_hashes, locks), *(one.hashes for one in away))
-    sources = _made_of(cache)
+    sources = made_of(cache)
     removed: list[Removed] = []
     now, locked, kept_bytes = time.time(), 0, 0
     outdated = _outdated(cache)
     for path in sorted((cache.root / "blobs" / "sha256").glob("*/*")):
-        if (found := _used(cache, path)) is None:
+        if (found := used(cache, path)) is None:
             continue
-        used, size = found
+        last, size = found
         if path.name in named or named & sources.get(path.name, set()):
             locked, kept_bytes = locked + 1, kept_bytes + size
-        elif now - used >= (GRACE_S if path.name in outdated else max(GRACE_S, keep_days * DAY_S)):
+        elif now - last >= (GRACE_S if path.name in outdated else max(GRACE_S, keep_days * DAY_S)):
             newer = "a later version of the converter has made it anew"
-            why = newer if path.name in outdated else f"not used for {(now - used) / DAY_S:.0f} days"
+            why = newer if path.name in outdated else f"not used for {(now - last) / DAY_S:.0f} days"
             removed.append(Removed(path, "weights", size, why))
         else:
             kept_bytes += size
@@ -133,6 +133,13 @@ def keep_projects(cache: Cache, locks: Iterable[Path] | None = None) -> None:
                 facts = {"path": str(path), "stamp": stamp, "hashes": sorted(_hashes(path))}
                 note.parent.mkdir(exist_ok=True)
                 cache.write_json(note, facts)
+
+
+def locks_that_keep(cache: Cache) -> dict[Path, frozenset[str]]:
+    """Map each lock for which `gc` keeps something to the hashes that it names; raises as `gc` does."""
+    projects = list(_projects(cache))
+    here = dict.fromkeys([*_locks(), *(one.path for one in projects if one.there)])
+    return {path: frozenset(_hashes(path)) for path in here} | {one.path: one.hashes for one in projects if one.kept}
 
 
 def _locks() -> list[Path]:
@@ -179,7 +186,7 @@ def _list(facts: dict[str, Any], name: str) -> list[Any] | None:
     return cast("list[Any]", found) if isinstance(found, list) else None
 
 
-def _made_of(cache: Cache) -> dict[str, set[str]]:
+def made_of(cache: Cache) -> dict[str, set[str]]:
     """Map each file to the hashes of what it was made of, by all notes."""
     found: dict[str, set[str]] = {}
     for folder in ("refs", "derived"):
@@ -199,7 +206,7 @@ def _outdated(cache: Cache) -> set[str]:
     return {sha256 for made in versions.values() for sha256 in made} - {made[0] for made in versions.values()}
 
 
-def _used(cache: Cache, blob: Path) -> tuple[float, int] | None:
+def used(cache: Cache, blob: Path) -> tuple[float, int] | None:
     """Say when a file was last used, and its size: by its note, and at the latest when it got its name."""
     try:
         status = blob.lstat()
@@ -231,7 +238,7 @@ def _quarantined(cache: Cache, now: float) -> Iterator[Removed]:
 def _remove(cache: Cache, one: Removed, keep_days: float) -> bool:
     """Delete a file, unless somebody used it since it was listed."""
     if one.kind == "weights":
-        found = _used(cache, one.path)
+        found = used(cache, one.path)
         if found is None or time.time() - found[0] < (max(GRACE_S, keep_days * DAY_S) if "not used" in one.why else GRACE_S):
             return False
     try:

@@ -12,12 +12,14 @@ import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib import import_module
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from weights import NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
+from zoo.commands.completion import files, rejoin_colons
 from zoo.commands.console import ErrorLog, FrozenOption, fail, out, out_of_memory_or_gpu
 from zoo.commands.interrupts import say_interrupted, start_torch
 
@@ -25,36 +27,54 @@ EXIT_CODES = """Exit codes: 0 done; 1 a check failed, an input can't be used or 
 its value was misspelt; 3 a network, checkpoint or file of that name is not known; 4 no source could deliver; 130 interrupted."""
 
 GROUPS = {
-    "Networks and checkpoints": {
-        "list": "networks:list_models",
-        "info": "networks:info",
-        "pull": "cache:pull",
-        "verify": "cache:verify",
-        "add": "cache:add",
-        "remove": "cache:remove",
-        "gc": "cache:gc",
+    "Use": {
+        "predict": ("predict:predict", "zoo predict cat.jpg dog.jpg"),
+        "demo": ("predict:demo", "zoo demo"),
     },
-    "Images": {
-        "predict": "predict:predict",
-        "demo": "predict:demo",
-        "embed": "embed:embed",
-        "search": "embed:search",
-        "knn": "embed:knn",
-        "finetune": "finetune:finetune",
+    "Vectors": {
+        "embed": ("embed:embed", "zoo embed photos -o vectors.parquet"),
+        "search": ("embed:search", "zoo search vectors.parquet cat.jpg --picture found.png"),
+        "knn": ("embed:knn", "zoo knn vectors.parquet"),
     },
-    "Other frameworks' files": {"inspect": "convert:inspect", "convert": "convert:convert", "diff": "convert:diff"},
-    "Teams and machines without a network": {
-        "lock": "lock:lock",
-        "bundle": "share:bundle",
-        "unbundle": "share:unbundle",
-        "mirror": "share:mirror",
-        "sign": "share:sign",
-        "sbom": "share:sbom",
+    "Training": {"finetune": ("finetune:finetune", "zoo finetune photos --out runs/photos")},
+    "Convert": {
+        "inspect": ("convert:inspect", "zoo inspect model.h5"),
+        "convert": ("convert:convert", "zoo convert model.h5 model.safetensors"),
+        "diff": ("convert:diff", "zoo diff old.safetensors new.safetensors"),
     },
-    "This machine": {"bench": "bench:bench", "doctor": "doctor:doctor"},
+    "Weights": {
+        "pull": ("cache:pull", "zoo pull ResNet50"),
+        "add": ("cache:add", "zoo add model.pth --model ResNet50 --tag mine"),
+        "remove": ("cache:remove", "zoo remove ResNet50 mine"),
+        "cache": ("cache:cache", "zoo cache"),
+        "verify": ("cache:verify", "zoo verify"),
+        "gc": ("cache:gc", "zoo gc --dry-run"),
+    },
+    "Team": {
+        "lock": ("lock:lock", "zoo lock ResNet50 VGG19"),
+        "bundle": ("share:bundle", "zoo bundle ResNet50 VGG19 -o zoo.tar"),
+        "unbundle": ("share:unbundle", "zoo unbundle zoo.tar"),
+        "mirror": ("share:mirror", "zoo mirror /srv/zoo ResNet50 VGG19"),
+        "sign": ("share:sign", "zoo sign zoo.tar --key KEY.pem"),
+        "sbom": ("share:sbom", "zoo sbom -o sbom.json"),
+    },
+    "Look": {
+        "list": ("networks:list_models", "zoo list '*resnet*' --sort accuracy"),
+        "info": ("networks:info", "zoo info ResNet50"),
+        "bench": ("bench:bench", "zoo bench --models ResNet50,VGG19 --device cpu"),
+        "doctor": ("doctor:doctor", "zoo doctor"),
+    },
 }
-"""Each group of the help: a sub-command's name, and its file in this folder and function there."""
-PLACES = {name: (group, *place.split(":")) for group, members in GROUPS.items() for name, place in members.items()}
+"""Each group of the help: a sub-command's name, its file in this folder and function there, and an example of its help."""
+PLACES = {name: (group, *place.split(":")) for group, members in GROUPS.items() for name, (place, _) in members.items()}
+EXAMPLES = {name: example for members in GROUPS.values() for name, (_, example) in members.items()}
+FAILURES = (
+    ((UnknownWeights, NoPretrainedWeights, FileNotFoundError), 3),
+    ((SourceUnavailable,), 4),
+    ((WeightsError, ValueError, OSError, FloatingPointError), 1),
+)
+"""Errors that are a user's to mend, and their exit codes."""
+HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 STARTS_TORCH = {"add", "bench", "convert", "demo", "embed", "finetune", "knn", "predict", "search"}
@@ -69,13 +89,25 @@ def _with_torch(called: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
+def _with_files(called: Callable[..., object]) -> Callable[..., object]:
+    """Let TAB complete files wherever a path is taken and nothing else is offered."""
+    hints = get_type_hints(called, include_extras=True)
+    for hint in hints.values():
+        base, *about = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+        if about and Path in (base, *get_args(base)) and about[0].autocompletion is None:
+            about[0].autocompletion = files
+    called.__annotations__ = hints
+    return called
+
+
 @cache
 def command(name: str) -> Any:
     """Load one sub-command."""
     group, file, function = PLACES[name]
-    called = getattr(import_module(f"zoo.commands.{file}"), function)
+    called = _with_files(getattr(import_module(f"zoo.commands.{file}"), function))
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    single.command(name, rich_help_panel=group)(_with_torch(called) if name in STARTS_TORCH else called)
+    register = single.command(name, rich_help_panel=group, epilog=f"Example: {EXAMPLES[name]}", context_settings=HELP)
+    register(_with_torch(called) if name in STARTS_TORCH else called)
     return typer.main.get_command(single)
 
 
@@ -97,6 +129,7 @@ app = typer.Typer(
     cls=SubCommands,
     help="Vision networks with proven pretrained weights.\n\n" + EXIT_CODES,
     no_args_is_help=True,
+    context_settings=HELP,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
@@ -122,6 +155,7 @@ def _main(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; a user's mistake gets one clear message and an exit code, never a traceback."""
+    rejoin_colons()
     logging.basicConfig(handlers=[ErrorLog(logging.WARNING)], force=True)
     try:
         code = app(args=arguments, prog_name="zoo", standalone_mode=False)
@@ -132,25 +166,28 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `zoo list | head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (UnknownWeights, NoPretrainedWeights, FileNotFoundError) as error:
-        return fail(error, 3)
-    except SourceUnavailable as error:
-        return fail(error, 4)
-    except (WeightsError, ValueError, OSError, FloatingPointError) as error:
-        return fail(error, 1)
-    except (RuntimeError, MemoryError) as error:
-        if not (why := out_of_memory_or_gpu(error, _options(sys.argv[1:] if arguments is None else arguments))):
-            raise
-        return fail(why, 1)
     except Exception as error:
-        misspelt: Any = error  # typer's own errors: their base class has no public name, and they know how to show themselves
-        if not hasattr(misspelt, "exit_code"):
-            raise
-        misspelt.show()
-        return misspelt.exit_code
+        return _failed(error, _called(sys.argv[1:] if arguments is None else arguments))
 
 
-def _options(arguments: list[str]) -> set[str]:
-    """List the options of the sub-command that was given."""
+def _failed(error: Exception, called: Any) -> int:
+    """Show what went wrong, and return the exit code; what is nobody's mistake but ours is raised again."""
+    for kinds, code in FAILURES:
+        if isinstance(error, kinds):
+            return fail(error, code, called)
+    if isinstance(error, RuntimeError | MemoryError):
+        options = {option for parameter in called.params for option in parameter.opts} if called else set()
+        if why := out_of_memory_or_gpu(error, options):
+            return fail(why, 1)
+        raise error
+    misspelt: Any = error  # typer's own errors: their base class has no public name, and they know how to show themselves
+    if not hasattr(misspelt, "exit_code"):
+        raise error
+    misspelt.show()
+    return misspelt.exit_code
+
+
+def _called(arguments: list[str]) -> Any:
+    """Return the sub-command that was given, None where none was."""
     named = next((word for word in arguments if word in PLACES), None)
-    return {option for parameter in command(named).params for option in parameter.opts} if named else set()
+    return command(named) if named else None

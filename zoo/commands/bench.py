@@ -11,12 +11,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from zoo.commands.console import err, names, out, png, print_json, writable
+from zoo.commands.completion import listed_names
+from zoo.commands.console import device as device_option
+from zoo.commands.console import err, on_device, out, png, print_json, writable
 from zoo.variants import spelt
 
 if TYPE_CHECKING:
-    import torch
-
     from zoo.bench.inference import Plan
     from zoo.bench.record import Record
     from zoo.networks.model import Model
@@ -33,7 +33,7 @@ def bench(
             "--models",
             "--model",
             "-m",
-            autocompletion=names,
+            autocompletion=listed_names,
             help="Networks with commas between them, figure (some well known ones) or all.",
         ),
     ] = None,
@@ -47,7 +47,7 @@ def bench(
             "fast-module."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cuda or cpu; cuda where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each way; 20, of a load 5.")] = None,
     tune: Annotated[str | None, typer.Option(help="What fast() tries: none, quick or full; quick if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
@@ -144,7 +144,7 @@ def _plan(
     from zoo.bench.peers import SHORT, TRAINING, left_out, select
 
     kind = training if what == "train" else inference
-    place = _device(device)
+    place = on_device(device)
     dtypes = {str(known).removeprefix("torch."): known for known in SHORT}
     chosen = dtypes.get(dtype or ("bfloat16" if place.type == "cuda" else "float32"))
     if chosen is None:
@@ -175,21 +175,6 @@ def _names(given: list[str] | None, option: str) -> list[str]:
     if given and not found:
         raise typer.BadParameter("it names nothing; leave it out for the usual ones", param_hint=option)
     return found
-
-
-def _device(name: str | None) -> torch.device:
-    import torch
-
-    there = torch.cuda.is_available()
-    try:
-        place = torch.device(name or ("cuda" if there else "cpu"))
-    except RuntimeError:
-        place = None
-    if place is None or place.type not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"cuda or cpu, not {name!r}", param_hint="--device")
-    if place.type == "cuda" and not (there and (place.index or 0) < torch.cuda.device_count()):
-        raise typer.BadParameter(f"there is no {place} on this machine; --device cpu measures here", param_hint="--device")
-    return place
 
 
 def _batches(text: str | None) -> list[int]:

@@ -1,10 +1,13 @@
-"""`zoo pull`, `verify`, `add`, `remove`, `gc`: checkpoints in the cache."""
+"""`zoo pull`, `cache`, `verify`, `add`, `remove`, `gc`: checkpoints in the cache."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
-from pathlib import Path
+from getpass import getuser
+from pathlib import Path, PurePosixPath
 from typing import Annotated
+from urllib.parse import unquote, urlsplit
 
 import typer
 from rich.table import Table
@@ -14,8 +17,10 @@ from weights import Checkpoint
 from weights.cache import Cache
 from weights.collecting import KEEP_DAYS
 from weights.containers import get_any
+from weights.inventory import Held, inventory
 from weights.pinning import admit
 from weights.wording import counted
+from zoo.commands.completion import names, tags
 from zoo.commands.console import (
     BuildOption,
     FrozenOption,
@@ -24,7 +29,6 @@ from zoo.commands.console import (
     QuietOption,
     build_options,
     escape,
-    names,
     numbers,
     out,
     print_json,
@@ -34,7 +38,9 @@ from zoo.commands.share import verify_signature
 from zoo.pretrained.records import find_record, to_safetensors
 from zoo.variants import spelt
 
-TagOption = Annotated[str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo or https://…; the default if left out.")]
+TagOption = Annotated[
+    str | None, typer.Option("--weights", "-w", autocompletion=tags, help="A tag, hf://org/repo or https://…; the default if left out.")
+]
 
 
 def pull(
@@ -129,10 +135,52 @@ def add(
     )
 
 
-def remove(model: ModelArgument, tag: Annotated[str, typer.Argument(help="The tag that `zoo add` gave it.")]) -> None:
+def remove(model: ModelArgument, tag: Annotated[str, typer.Argument(autocompletion=tags, help="The tag that `zoo add` gave it.")]) -> None:
     """Forget a checkpoint of your own; its bytes stay in the cache."""
     path = weights.remove(spelt(model), tag)
     out.print(f"removed {escape(str(path))}", soft_wrap=True)
+
+
+def cache(as_json: JsonOption = False) -> None:
+    """List what is on the disk: which checkpoints, how large, who brought and who keeps them, and when they were last used."""
+    found = inventory()
+    if as_json:
+        print_json({**asdict(found), "size_bytes": found.size_bytes})
+        return
+    place = f"'{escape(str(found.root))}'"
+    if not found.files:
+        out.print(f"no checkpoint is in {place} yet; zoo pull NETWORK brings one", soft_wrap=True)
+        return
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("checkpoint", "MB", "last used", "brought by", "kept by"):
+        table.add_column(heading, justify="right" if heading == "MB" else "left", overflow="fold")
+    for one in found.files:
+        name = ", ".join(one.checkpoints) or f"sha256 {one.sha256[:12]}…"
+        keepers = [*(["you"] if one.own else []), *(str(lock) for lock in one.kept_by)]
+        row = (name, f"{one.size_bytes / 1e6:,.1f}", _day(one.used), _bringer(one), ", ".join(keepers))
+        table.add_row(*map(escape, row))
+    out.print(table)
+    out.print(f"{counted(len(found.files), 'file')}, {found.size_bytes / 1e6:,.1f} MB, in {place}", soft_wrap=True)
+    if found.others:
+        rest = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in found.others.items())
+        out.print(f"[dim]beside them: {rest}[/dim]", soft_wrap=True)
+    out.print("[dim]zoo gc removes what nobody used for long and nobody keeps; zoo verify hashes every file again[/dim]", soft_wrap=True)
+
+
+def _day(used: float) -> str:
+    days = int((time.time() - used) // 86_400)
+    ago = "today" if days < 1 else f"{counted(days, 'day')} ago"
+    return f"{time.strftime('%Y-%m-%d', time.localtime(used))}, {ago}"
+
+
+def _bringer(one: Held) -> str:
+    """Say who brought a file: the user, a bundle, a package or a server; and whose it is on a disk that several share."""
+    source = one.sources[0] if one.sources else ""
+    parts = urlsplit(source)
+    near = f"the file '{PurePosixPath(unquote(parts.path)).name}'" if parts.scheme == "file" else source.partition("@")[0]
+    far = parts.netloc if parts.scheme in ("https", "http") else near
+    by = f"bundle {one.bundle}" if one.bundle else "zoo add" if one.own else far or "nobody knows"
+    return by if one.owner in ("", getuser()) else f"{by}, for {one.owner}"
 
 
 def gc(

@@ -13,13 +13,16 @@ import tempfile
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
 
-from zoo.variants import variants
+from zoo.commands.completion import names, tags
+
+if TYPE_CHECKING:
+    import torch
 
 PIPE_WIDTH = 400
 """Columns of a line that goes into a file or a pipe: nothing is cut there."""
@@ -39,14 +42,12 @@ out = _Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 err = Console(stderr=True)
 
 
-def names(incomplete: str) -> list[str]:
-    """Complete a network's name."""
-    return [name for name in variants() if name.lower().startswith(incomplete.lower())]
-
-
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=names, help="A network's name, VGG19 for example.")]
 WeightsOption = Annotated[
-    str | None, typer.Option("--weights", "-w", help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out.")
+    str | None,
+    typer.Option(
+        "--weights", "-w", autocompletion=tags, help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out."
+    ),
 ]
 BuildOption = Annotated[
     list[str] | None, typer.Option("--option", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
@@ -62,6 +63,22 @@ def device(name: str | None) -> str | None:
     return name
 
 
+def on_device(name: str | None, otherwise: str | None = None) -> torch.device:
+    """Return a device of this machine; what is left out is `otherwise`, else the GPU where there is one."""
+    import torch
+
+    there = torch.cuda.is_available()
+    try:
+        place = torch.device(name or otherwise or ("cuda" if there else "cpu"))
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cuda", "cpu"):
+        raise typer.BadParameter(f"a device is cpu, cuda or cuda:1, not {name!r}", param_hint="--device")
+    if place.type == "cuda" and not (there and (place.index or 0) < torch.cuda.device_count()):
+        raise typer.BadParameter(f"there is no {str(place)!r} on this machine; take --device cpu", param_hint="--device")
+    return place
+
+
 def writable(place: Path | None) -> Path | None:
     """Refuse an output that can't be written, before anything is computed for it; its folder must be there, for none is made.
 
@@ -72,9 +89,9 @@ def writable(place: Path | None) -> Path | None:
         return place
     folder = place.absolute().parent
     if place.is_dir():
-        raise CannotWrite(f"{place} can't be written: it is a folder; name a file in it")
+        raise CannotWrite(f"'{place}' can't be written: it is a folder; name a file in it")
     if not folder.is_dir():
-        raise CannotWrite(f"{place} can't be written: there is no folder {folder}; make it first: mkdir -p {shlex.quote(str(folder))}")
+        raise CannotWrite(f"'{place}' can't be written: there is no folder '{folder}'; make it first: mkdir -p {shlex.quote(str(folder))}")
     _try(folder, place)
     return place
 
@@ -86,13 +103,13 @@ def unused(place: Path, replace: bool) -> None:
         CannotWrite: it is there.
     """
     if not replace and str(place) != "-" and place.exists():
-        raise CannotWrite(f"{place} is there already; --replace puts the new one in its place")
+        raise CannotWrite(f"'{place}' is there already; --replace puts the new one in its place")
 
 
 def png(place: Path | None) -> Path | None:
     """Refuse a picture that is no PNG, and one that can't be written."""
     if place is not None and place.suffix.lower() != ".png":
-        raise typer.BadParameter(f"a picture is a PNG file, not {place.name}; name it {place.stem}.png")
+        raise typer.BadParameter(f"a picture is a PNG file, not '{place.name}'; name it '{place.stem}.png'")
     return writable(place)
 
 
@@ -104,7 +121,7 @@ def makeable(folder: Path) -> Path:
     """
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not there.is_dir():
-        raise CannotWrite(f"{folder} can't be made: {there} is a file; name another folder")
+        raise CannotWrite(f"'{folder}' can't be made: '{there}' is a file; name another folder")
     _try(there, folder)
     return folder
 
@@ -115,7 +132,9 @@ def _try(folder: Path, place: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise CannotWrite(f"{place} can't be written: the folder {folder} takes no file ({error.strerror}); name another place") from error
+        raise CannotWrite(
+            f"'{place}' can't be written: the folder '{folder}' takes no file ({error.strerror}); name another place"
+        ) from error
 
 
 @contextmanager
@@ -144,7 +163,7 @@ def sentence(error: OSError) -> str:
         return str(error)
     place = error.filename if isinstance(error.filename, str) else error.filename.decode(errors="replace")
     todo = TODO.get(error.errno, "")
-    return f"{place}: {error.strerror[0].lower()}{error.strerror[1:]}{f'; {todo}' if todo else ''}"
+    return f"'{place}': {error.strerror[0].lower()}{error.strerror[1:]}{f'; {todo}' if todo else ''}"
 
 
 FrozenOption = Annotated[bool, typer.Option("--frozen", help="Only weights of which a lock has a full hash; as ZOO_FROZEN=1.")]
@@ -160,7 +179,7 @@ def build_options(pairs: list[str] | None, cls: type[Any]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise typer.BadParameter(f"a constructor keyword looks like activation=relu6, not {pair!r}", param_hint="--option")
         if name not in known:
-            raise typer.BadParameter(f"{cls.__name__} has no {name}; it takes {', '.join(known)}", param_hint="--option")
+            raise typer.BadParameter(f"{cls.__name__} has no {name!r}; it takes {', '.join(known)}", param_hint="--option")
         try:
             found[name] = json.loads(value)
         except ValueError:
@@ -202,6 +221,30 @@ def out_of_memory_or_gpu(error: BaseException, options: Collection[str]) -> str:
     return ""
 
 
+def in_shell_words(text: str, command: Any) -> str:
+    """Put the Python words of a message, `restart=True`, into those of the command that its reader called, `--restart`.
+
+    Args:
+        text: of the message.
+        command: the sub-command, with its `name` and `params`; None leaves the text as it is.
+    """
+    if command is None:
+        return text
+    options = {parameter.name: parameter for parameter in command.params if any(one.startswith("--") for one in parameter.opts)}
+
+    def shell(match: re.Match[str]) -> str:
+        option, value = options.get(match[1]), match[2].strip("'\"")
+        if option is None:
+            return match[0]
+        yes, no = (next((one for one in words if one.startswith("--")), "") for words in (option.opts, option.secondary_opts))
+        if value in ("True", "False"):
+            return (yes if value == "True" else no) or match[0]
+        return f"{yes} {value}"
+
+    text = re.sub(rf"\b{command.name}\(\)", f"zoo {command.name}", text)
+    return re.sub(r"(?<![\w.-])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w)", shell, text)
+
+
 def printable(text: str) -> str:
     """Replace what would move the cursor or colour the screen, as the words of a hostile file might; lines stay lines."""
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
@@ -227,10 +270,11 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
-def fail(error: Exception | str, code: int) -> int:
-    """Show an error, and return the exit code."""
+def fail(error: Exception | str, code: int, command: Any = None) -> int:
+    """Show an error in the words of the sub-command that met it, and return the exit code."""
+    text = sentence(error) if isinstance(error, OSError) else str(error)
     err.print("[red]error:[/red] ", end="")
-    err.print(printable(sentence(error) if isinstance(error, OSError) else str(error)), markup=False, highlight=False, soft_wrap=True)
+    err.print(printable(in_shell_words(text, command)), markup=False, highlight=False, soft_wrap=True)
     return code
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from zoo.commands.completion import names
 from zoo.commands.console import (
     BuildOption,
     JsonOption,
@@ -17,7 +18,6 @@ from zoo.commands.console import (
     build_options,
     err,
     escape,
-    names,
     out,
     print_json,
     value_of,

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
+from zoo.commands.completion import names
 from zoo.commands.console import (
     BuildOption,
     JsonOption,
@@ -20,7 +21,6 @@ from zoo.commands.console import (
     err,
     escape,
     makeable,
-    names,
     out,
     png,
     print_json,

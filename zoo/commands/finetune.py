@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
+from zoo.commands.completion import names
 from zoo.commands.console import (
     BuildOption,
     JsonOption,
@@ -23,7 +24,6 @@ from zoo.commands.console import (
     err,
     escape,
     makeable,
-    names,
     out,
     print_json,
     value_of,

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from weights.wording import counted
+from zoo.commands.completion import names
 from zoo.commands.console import (
     BuildOption,
     FrozenOption,
@@ -21,7 +22,6 @@ from zoo.commands.console import (
     WeightsOption,
     build_options,
     fail,
-    names,
     out,
     png,
     print_json,

@@ -11,7 +11,8 @@ import typer
 
 from weights import MalformedFile
 from weights.wording import counted
-from zoo.commands.console import JsonOption, QuietOption, err, escape, makeable, names, out, print_json, unused, writable
+from zoo.commands.completion import names
+from zoo.commands.console import JsonOption, QuietOption, err, escape, makeable, out, print_json, unused, writable
 from zoo.commands.interrupts import start_torch
 
 if TYPE_CHECKING:
