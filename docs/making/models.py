@@ -33,8 +33,8 @@ HEAD = """\
   unless another set is named. In the first table of a family it is the default checkpoint's, the one that `trained(NETWORK)` takes.
 - **Images/s** of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from [the record](benchmarks.md); a dash where
   nothing was measured.
-- **Hash**: *full* if the SHA-256 is public, *reported* if others found it and nobody published it, *prefix* if only its first digits are, *pinned* if nothing is published and the hash that came
-  first is kept in your lock ([weights](weights.md#the-lock)).
+- **Hash**: *full* if the SHA-256 is public, *reported* if others found it and nobody published it, *prefix* if only its
+  first digits are, *pinned* if nothing is published and the hash that came first is kept in your lock ([weights](weights.md#the-lock)).
 - **Licence**: as the publisher states it for the file; *unstated* where nobody does.
 """
 PLOT = """\

@@ -18,7 +18,6 @@ from weights import Preprocessing
 from zoo.images.folder import image_files
 from zoo.images.kinds import SUFFIXES
 from zoo.images.preprocess import BadImage, preprocess, with_channels
-from zoo.images.source import SUFFIXES
 from zoo.labels import TABLES, labels
 from zoo.networks.model import Model
 
