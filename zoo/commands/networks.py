@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 import weights
-from weights import Checkpoint
+from weights import Cache, Checkpoint, UnknownWeights
+from weights.containers import containers
+from weights.sources import is_here
 from weights.wording import counted
+from zoo.commands.completion import names
 from zoo.commands.console import JsonOption, ModelArgument, out, print_json
+from zoo.commands.speeds import speeds
 from zoo.pretrained.records import nearest_with_weights
-from zoo.pretrained.search import Entry, search
-from zoo.variants import spelt, variants
+from zoo.pretrained.search import IMAGENET, Entry, search
+from zoo.variants import Variant, spelt, variants
+
+Sort = Literal["accuracy", "params", "gmacs", "size", "speed"]
+SHOWN = 8
+"""Checkpoints that `zoo info` shows on its screen."""
+WIDTHS = {"network": 18, "params": 7, "GMACs": 5, "MB": 4, "CPU ms": 6, "top-1": 5, "top-5": 5, "on": 8, "px": 3}
+"""Columns that are never cut, whatever the terminal; the tag behind them may be."""
+WIDE = 110
+"""Columns of a terminal from which on `zoo list` shows top-5 and licence too."""
 
 
 def list_models(
+    pattern: Annotated[
+        str | None,
+        typer.Argument(metavar="[PATTERN]", autocompletion=names, help="Part of a name, resnet; or a pattern, '*resnet*_v2'; in any case."),
+    ] = None,
     family: Annotated[str | None, typer.Option(help="Only this family: VGG, ResNet, MobileNetV2 …")] = None,
     min_top1: Annotated[float | None, typer.Option(help="Only checkpoints with at least this top-1 accuracy in percent.")] = None,
     max_params: Annotated[str | None, typer.Option(help="Only networks with at most this many parameters: 10M, 500k, 25557032.")] = None,
@@ -26,6 +44,9 @@ def list_models(
         str | None, typer.Option("--licence", "--license", help='Only checkpoints of this licence: "MIT", "unstated" …')
     ] = None,
     data: Annotated[str | None, typer.Option(help="Only accuracies on these images: ImageNet, CIFAR-10 …")] = None,
+    sort: Annotated[
+        Sort | None, typer.Option(help="The most accurate, or the smallest, first; speed: the fastest on a CPU. By family if left out.")
+    ] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", "-c", help="A line for every checkpoint, not only the default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,31 +55,111 @@ def list_models(
         found = search(family=family, min_top1=min_top1, max_params=max_params, license=licence, data=data, all_checkpoints=checkpoints)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if pattern is not None:
+        wanted = matching(pattern)
+        found = [entry for entry in found if entry.name in wanted]
+    if sort is not None:
+        found.sort(key=ORDERS[sort])
     if as_json:
         print_json([_entry(e) for e in found])
         return
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
-    for heading, width in (("network", 18), ("params", 7), ("top-1", 5), ("top-5", 5), ("on", 8), ("px", 3)):
-        right = heading in ("params", "top-1", "top-5", "px")
-        table.add_column(heading, no_wrap=True, min_width=width, justify="right" if right else "left")
-    table.add_column("weights", no_wrap=True)
-    table.add_column("licence", no_wrap=True)
-    for e in found:
-        c = e.checkpoint
-        row = [e.name, f"{e.variant.params / 1e6:.2f}M"]
-        row += [f"{c.metrics[m]:.2f}" if c and m in c.metrics else "" for m in ("top1", "top5")]
-        row += [(c.metrics_data or "").partition(" ")[0].partition("-1k")[0].rstrip(",") if c and c.metrics else ""]
-        row += [str(c.preprocessing.crop or e.variant.input_size) if c else str(e.variant.input_size)]
-        table.add_row(*row, escape(c.tag) if c else "[dim]none[/dim]", escape(c.license) if c else "")
-    out.print(table)
+    out.print(_table(found, wide=out.width >= WIDE))
     noun = "checkpoint" if checkpoints else "network"
-    out.print(f"[dim]{counted(len(found), noun)}. An accuracy holds for its images and its preprocessing: zoo info NETWORK.[/dim]")
+    told = f"GMACs: 10⁹ multiply-adds an image. MB: of the file, ~ if nobody says. CPU ms: {speeds().caption}; blank if not measured."
+    out.print(f"[dim]{counted(len(found), noun)}. {told}[/dim]", soft_wrap=True)
+    out.print("[dim]An accuracy holds for its images and its preprocessing: zoo info NETWORK.[/dim]", soft_wrap=True)
     if not found:
         raise typer.Exit(1)
 
 
-def info(model: ModelArgument, as_json: JsonOption = False) -> None:
-    """Show a network and every checkpoint that is known of it."""
+def matching(pattern: str) -> set[str]:
+    """Name the networks that a pattern means, in any case; without a wildcard it is a part of the name.
+
+    Raises:
+        UnknownWeights: it means none.
+    """
+    asked = pattern.lower()
+    wild = any(sign in asked for sign in "*?[")
+    found = {name for name in variants() if fnmatchcase(name.lower(), asked if wild else f"*{asked}*")}
+    if not found and wild:
+        raise UnknownWeights(f"no network is called like {pattern!r}; `zoo list` shows all {len(variants())}.")
+    return found or {spelt(pattern)}
+
+
+def _last(value: float | None) -> tuple[bool, float]:
+    return value is None, value or 0.0
+
+
+def _accuracy(entry: Entry) -> tuple[bool, bool, float]:
+    """Order by top-1; ImageNet's come first, for accuracies on other images don't compare."""
+    row = entry.checkpoint
+    top1 = row.metrics.get("top1") if row else None
+    return top1 is None, not (row and (row.metrics_data or "").startswith(IMAGENET)), -(top1 or 0.0)
+
+
+ORDERS: dict[str, Callable[[Entry], Any]] = {
+    "accuracy": _accuracy,
+    "params": lambda entry: entry.variant.params,
+    "gmacs": lambda entry: _last(entry.variant.multiply_adds),
+    "size": lambda entry: _size(entry.variant, entry.checkpoint)[0],
+    "speed": lambda entry: _last(speeds().plain.get(entry.name)),
+}
+
+
+def _size(variant: Variant, row: Checkpoint | None) -> tuple[int, bool]:
+    """Return the bytes of a checkpoint's file, and whether they are known; else those of the parameters in float32."""
+    return (row.size_bytes, True) if row and row.size_bytes else (4 * variant.params, False)
+
+
+def _megabytes(variant: Variant, row: Checkpoint | None) -> str:
+    size, known = _size(variant, row)
+    return f"{'' if known else '~'}{size / 1e6:.{0 if size >= 1e7 else 1}f}"
+
+
+def _gmacs(variant: Variant) -> str:
+    return "" if variant.multiply_adds is None else f"{variant.multiply_adds / 1e9:.2f}"
+
+
+def _milliseconds(of: dict[str, float], name: str) -> str:
+    return f"{of[name]:.{0 if of[name] >= 100 else 1}f}" if name in of else ""
+
+
+def _on(row: Checkpoint | None) -> str:
+    return (row.metrics_data or "").partition(" ")[0].partition("-1k")[0].rstrip(",") if row and row.metrics else ""
+
+
+def _metric(row: Checkpoint | None, name: str) -> str:
+    return f"{row.metrics[name]:.2f}" if row and name in row.metrics else ""
+
+
+def _side(variant: Variant, row: Checkpoint | None) -> str:
+    return str((row.preprocessing.crop if row else None) or variant.input_size)
+
+
+def _table(found: list[Entry], wide: bool) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for heading, width in WIDTHS.items():
+        if heading in ("network", "on"):
+            table.add_column(heading, no_wrap=True, min_width=width)
+        elif wide or heading != "top-5":
+            table.add_column(heading, no_wrap=True, min_width=width, justify="right")
+    for heading in ("weights", *(["licence"] if wide else [])):
+        table.add_column(heading, no_wrap=True)
+    for e in found:
+        v, c = e.variant, e.checkpoint
+        row = [e.name, f"{v.params / 1e6:.2f}M", _gmacs(v), _megabytes(v, c), _milliseconds(speeds().plain, e.name), _metric(c, "top1")]
+        row += [_metric(c, "top5")] if wide else []
+        row += [_on(c), _side(v, c), escape(c.tag) if c else "[dim]none[/dim]"]
+        table.add_row(*row, *([escape(c.license) if c else ""] if wide else []))
+    return table
+
+
+def info(
+    model: ModelArgument,
+    full: Annotated[bool, typer.Option("--full", help="All that is known of every checkpoint: sources, hashes, preprocessing …")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a network and its checkpoints on one screen; --full shows all that is known of them."""
     known = variants()[spelt(model)]
     rows = weights.checkpoints(known.name)
     if as_json:
@@ -67,28 +168,68 @@ def info(model: ModelArgument, as_json: JsonOption = False) -> None:
                 "network": known.name,
                 "params": known.params,
                 "multiply_adds": known.multiply_adds,
+                "cpu_ms": speeds().plain.get(known.name),
+                "cpu_ms_fast": speeds().fast.get(known.name),
                 "paper": known.paper,
                 "min_size": known.min_size,
                 "checkpoints": [asdict(c) for c in rows],
             }
         )
         return
-    out.print(
-        f"[bold]{known.name}[/bold]  {known.params:,} parameters, {known.input_size} px images, at least {known.min_size} px; {known.paper}"
-    )
-    out.print(known.about)
+    if rows:
+        out.print(_checkpoints(known, rows, full))
+    if len(rows) > SHOWN and not full:
+        out.print(f"[dim]and {len(rows) - SHOWN} more: --full[/dim]")
+    out.print(_about(known))
     if not rows:
         near = ", ".join(c.model for c in nearest_with_weights(known))
         out.print(f"No pretrained weights are known. Nearest with weights: {near}. Your own: zoo add FILE --model {known.name} --tag mine")
+        return
+    if not full:
+        default = next((c for c in rows if c.default), rows[0])
+        out.print(f"\nuse: zoo predict PHOTO --model {known.name} --weights {default.tag}", soft_wrap=True)
+        out.print("[dim]preprocessing, sources, hashes and licences of each: --full[/dim]", soft_wrap=True)
+        return
     for c in rows:
-        out.print()
-        out.print(f"[bold]{c.tag}[/bold]{'  (default)' if c.default else ''}")
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in _facts(c).items():
-            table.add_row(name, escape(value))
-        out.print(table)
+        out.print(f"\n[bold]{c.tag}[/bold]{'  (default)' if c.default else ''}")
+        out.print(_pairs(_facts(c)))
+
+
+def _checkpoints(known: Variant, rows: tuple[Checkpoint, ...], full: bool) -> Table:
+    """Show the default first and the most accurate behind it."""
+    order = sorted(rows, key=lambda c: (not c.default, _accuracy(Entry(known, c))))
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in (f"{known.name} weights", "top-1", "top-5", "on", "px", "MB", "licence", "here"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in ("top-1", "top-5", "px", "MB") else "left")
+    cache = Cache()
+    for c in order if full else order[:SHOWN]:
+        here = any(cache.lookup(one) for one in containers(c)) or any(is_here(source) for source in c.sources)
+        tag = f"{escape(c.tag)}{' [dim]default[/dim]' if c.default else ''}"
+        facts = _metric(c, "top1"), _metric(c, "top5"), _on(c), _side(known, c), _megabytes(known, c), escape(c.license)
+        table.add_row(tag, *facts, "yes" if here else "")
+    return table
+
+
+def _about(known: Variant) -> Table:
+    times = {"plain": speeds().plain, "by fast()": speeds().fast}
+    told = [f"{_milliseconds(of, known.name)} ms {how}" for how, of in times.items() if known.name in of]
+    facts = {
+        "": known.about,
+        "parameters": f"{known.params:,}",
+        "multiply-adds": f"{_gmacs(known)}·10⁹ an image of {known.input_size}x{known.input_size} px; it takes {known.min_size} px and more",
+        "CPU": f"{', '.join(told)}; one image, {speeds().machine}, {speeds().date}" if told else "",
+        "family, paper": f"{known.family}, {known.paper}",
+    }
+    return _pairs({name: value for name, value in facts.items() if value})
+
+
+def _pairs(facts: dict[str, str]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, escape(value))
+    return table
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
@@ -96,6 +237,8 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "network": entry.name,
         "family": entry.family,
         "params": entry.variant.params,
+        "multiply_adds": entry.variant.multiply_adds,
+        "cpu_ms": speeds().plain.get(entry.name),
         "input_size": entry.variant.input_size,
         "checkpoint": asdict(entry.checkpoint) if entry.checkpoint else None,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.commands.completion import names
+from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
     FrozenOption,
@@ -22,33 +22,45 @@ from zoo.commands.console import (
     WeightsOption,
     build_options,
     fail,
+    on_device,
     out,
     png,
     print_json,
 )
+from zoo.commands.console import device as device_option
 
 if TYPE_CHECKING:
-    from zoo.images.preprocess import BadImage
+    from zoo.commands.pictures import Picture
     from zoo.prediction.predict import Prediction
 
+DRAWN = 60
+"""Pictures on a contact sheet at most."""
 PREDICTS = "The network, or a run's folder; if left out, the best ImageNet checkpoint that is on this machine."
 
 
 def predict(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures to classify.")],
+    images: Annotated[
+        list[str],
+        typer.Argument(metavar="IMAGE...", autocompletion=files, help="Pictures; or folders, .tar shards, .parquet files, lists of these."),
+    ],
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=PREDICTS)] = None,
     tag: WeightsOption = None,
     option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 32,
+    device: Annotated[str, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = "cpu",
     frozen: FrozenOption = False,
-    sheet: Annotated[Path | None, typer.Option(callback=png, help="Also draw the pictures with their labels into this PNG.")] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", callback=png, help=f"Draw the pictures, {DRAWN} at most, with their labels into this PNG."),
+    ] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Classify pictures."""
     from zoo.catalogue import model_class
-    from zoo.images.preprocess import BadImage
-    from zoo.prediction.predict import predict as classify
+    from zoo.commands.pictures import classified, pictures
+    from zoo.images import BadImage
     from zoo.pretrained.offline import usual
     from zoo.pretrained.run_folder import named
     from zoo.pretrained.trained import trained
@@ -62,49 +74,54 @@ def predict(
         record, why = usual()
         model, tag = record.model, record.tag
     cls = model_class(model)
-    network = trained(cls, tag, progress=not quiet, frozen=frozen or None, **build_options(option, cls))
+    built = build_options(option, cls)
+    place = on_device(device)
+    given, left_out = pictures(images)
+    network = trained(cls, tag, progress=not quiet, frozen=frozen or None, **built).to(place)
     record = network.checkpoint
     called = f"{type(network).__name__} {record.tag if record else ''}".strip()
-    found: list[tuple[Path, list[Prediction]]] = []
+    found: list[tuple[Picture, list[Prediction]]] = []
     failed: list[BadImage] = []
-    try:
-        found = list(zip(images, classify(network, list(images), top=top), strict=True))
-    except BadImage:  # one bad picture does not spoil the others
-        for path in images:
-            try:
-                found.append((path, classify(network, path, top=top)))
-            except BadImage as error:
-                failed.append(error)
-    if sheet is not None and found:
-        from zoo.prediction.contact_sheet import contact_sheet
-
-        contact_sheet(found, sheet, titles=[p.name for p, _ in found], heading=called)
+    for one, row in classified(network, given, top, batch_size):
+        if isinstance(row, BadImage):
+            failed.append(row)
+            continue
+        found.append((one, row))
+        if not as_json:
+            _print_predictions(one.name, row)
+    drawn = None if picture is None or not found else _drawn(found[:DRAWN], picture, called)
     if as_json:
-        print_json([{"image": str(p), "network": called, "predictions": [asdict(x) for x in row]} for p, row in found])
-    else:
+        print_json([{"image": one.name, "network": called, "predictions": [asdict(x) for x in row]} for one, row in found])
+    elif found:
         knows = why or f"which knows {counted(network.num_classes, 'class', 'classes')}"
-        _print_predictions(found, f"{called}, {knows}", sheet if found else None)
+        out.print(f"[dim]by {escape(f'{called}, {knows}')}; another: --model NETWORK[/dim]", soft_wrap=True)
+        if drawn is not None:
+            out.print(f"[dim]drawn in '{escape(str(drawn))}'[/dim]", soft_wrap=True)
     codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
+    if (asked := len(given) + left_out) > len(found) and found and not as_json:
+        out.print(f"[dim]{len(found):,} of {counted(asked, 'image')} classified[/dim]")
     if codes:
         raise typer.Exit(min(codes))
 
 
-def _print_predictions(found: list[tuple[Path, list[Prediction]]], by: str, sheet: Path | None) -> None:
-    for path, row in found:
-        out.print(f"[bold]{escape(str(path))}[/bold]", soft_wrap=True)
-        for x in row:
-            out.print(f"  {100 * x.probability:6.2f} %  {escape(x.label)}{f'  [dim]{x.wnid}[/dim]' if x.wnid else ''}")
-    if found:
-        out.print(f"[dim]by {escape(by)}; another: --model NETWORK[/dim]", soft_wrap=True)
-    if sheet is not None:
-        out.print(f"[dim]drawn in {escape(str(sheet))}[/dim]", soft_wrap=True)
+def _print_predictions(name: str, row: list[Prediction]) -> None:
+    out.print(f"[bold]{escape(name)}[/bold]", soft_wrap=True)
+    for x in row:
+        out.print(f"  {100 * x.probability:6.2f} %  {escape(x.label)}{f'  [dim]{x.wnid}[/dim]' if x.wnid else ''}")
+
+
+def _drawn(found: list[tuple[Picture, list[Prediction]]], picture: Path, heading: str) -> Path:
+    from zoo.prediction.contact_sheet import contact_sheet
+
+    titles = [PurePath(one.name).name for one, _ in found]
+    return contact_sheet([(one.read(), row) for one, row in found], picture, titles=titles, heading=heading)
 
 
 def demo(
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="[IMAGE...]", help="Pictures of your own, besides the bundled ones.")
     ] = None,
-    sheet: Annotated[Path, typer.Option("--sheet", callback=png, help="Where the contact sheet goes.")] = Path("demo.png"),
+    picture: Annotated[Path, typer.Option(metavar="FILE", callback=png, help="Draw the contact sheet into this PNG.")] = Path("demo.png"),
 ) -> None:
     """Classify photographs offline, by the best ImageNet checkpoint that is on this machine, and draw a contact sheet."""
     from zoo.bench import load
@@ -130,7 +147,7 @@ def demo(
     out.print(table)
     contact_sheet(
         list(zip(shown, found, strict=True)),
-        sheet,
+        picture,
         titles=[file.stem for file in shown],
         heading=f"{record.model}:{record.tag}, which knows {network.num_classes} classes",
     )
@@ -140,5 +157,5 @@ def demo(
     for timing in load(CATALOGUE["ResNet50"], rounds=3, with_timm=False):
         out.print(f"  {1000 * timing.seconds:7.1f} ms  {timing.way}{f', {timing.ratio:.1f}x faster' if timing.ratio > 1 else ''}")
     command = escape("zoo" if shutil.which("zoo") else sys.argv[0])
-    out.print(f"\nDrawn in [bold]{escape(str(sheet))}[/bold].", soft_wrap=True)
+    out.print(f"\nDrawn in [bold]'{escape(str(picture))}'[/bold].", soft_wrap=True)
     out.print(f"Next: {command} list, {command} info VGG19, {command} predict PHOTO", soft_wrap=True)

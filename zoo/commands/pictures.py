@@ -1,0 +1,87 @@
+"""The pictures that a command is given: files, folders, shards and lists, as names and what reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zoo.images import BadImage, Source, decode, open_source
+from zoo.images.files import is_url
+from zoo.images.opening import LISTS, PARQUET, TAR
+from zoo.prediction.predict import Prediction, predict
+
+if TYPE_CHECKING:
+    from zoo.networks.model import Model
+
+
+class Picture(NamedTuple):
+    """One picture.
+
+    Attributes:
+        name: what messages and the output call it.
+        read: returns what `predict` takes.
+    """
+
+    name: str
+    read: Callable[[], Any]
+
+
+def pictures(named: Sequence[str]) -> tuple[list[Picture], int]:
+    """List the pictures that are named, those of folders, shards and lists one by one.
+
+    Returns:
+        The pictures, and how many more were left out when their folder was opened, each of which a warning tells.
+
+    Raises:
+        FileNotFoundError, ValueError: a folder, shard or list can't be used; see `open_source`.
+    """
+    found: list[Picture] = []
+    left_out = 0
+    for name in named:
+        if not _is_source(name):
+            found.append(Picture(name, partial(Path, name)))
+            continue
+        source = open_source(name)
+        left_out += len(source.left_out)
+        inside = Path(name) if not is_url(name) and Path(name).is_dir() else None
+        for index, item in enumerate(source):
+            shown = item.key if inside is None else str(inside / item.key)
+            found.append(Picture(shown, partial(_read, source, index, shown)))
+    return found, left_out
+
+
+def classified(
+    network: Model, given: Sequence[Picture], top: int, batch_size: int
+) -> Iterator[tuple[Picture, list[Prediction] | BadImage]]:
+    """Classify pictures batch by batch; one that can't be used has its error, and spoils no other."""
+    for start in range(0, len(given), batch_size):
+        batch = given[start : start + batch_size]
+        try:
+            rows: list[Any] = predict(network, [picture.read() for picture in batch], top, batch_size)
+        except BadImage:
+            rows = [_one(network, picture, top) for picture in batch]
+        yield from zip(batch, rows, strict=True)
+
+
+def _one(network: Model, picture: Picture, top: int) -> list[Prediction] | BadImage:
+    try:
+        return predict(network, picture.read(), top)
+    except BadImage as error:
+        return error
+
+
+def _is_source(name: str) -> bool:
+    several = any(sign in name for sign in "*{") and not Path(name).exists()
+    return is_url(name) or several or os.path.isdir(os.path.expanduser(name)) or name.lower().endswith((*PARQUET, *TAR, *LISTS))  # noqa: PTH111, PTH112
+
+
+def _read(source: Source, index: int, name: str) -> Any:
+    try:
+        return decode(source.read(index), name)
+    except BadImage:
+        raise
+    except OSError as error:
+        raise BadImage(f"{name}: it can't be read ({error.strerror or error}); look whether it is still there") from error
