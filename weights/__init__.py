@@ -8,7 +8,8 @@ What the environment can say; it is read at each call:
     ZOO_MIRROR          a folder or URL that is asked first for a file named as the SHA-256, or as a source's path ends; http:// in the
                         local network is asked only by the full SHA-256
     ZOO_REGISTRY        folders with further tables, separated as in PATH
-    ZOO_USER_REGISTRY   the folder that `add` writes to, instead of `kernelzoo/registry` in the user's configuration folder
+    ZOO_USER_REGISTRY   the folder that `add` writes to, instead of `own/registry` in the folder of ZOO_CACHE where that is set, else
+                        `kernelzoo/registry` in the user's configuration folder; the user's own lock lies beside it
     ZOO_FROZEN=1        only what a record or a lock has a full hash of, hashed again at each load; nothing new is pinned
     HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY, ... as huggingface_hub and httpx2 read them
 """

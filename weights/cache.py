@@ -7,6 +7,7 @@
     stamps/<sha256>.json                size, times and inode of a file that passed a full check
     tensors/<sha256>.json               how many it has, and their fingerprint
     used/<sha256>                       empty; its time is that of the last use, for `weights.gc`
+    own/registry/  own/weights.lock     what `zoo add` registered and what was pinned, where ZOO_CACHE names the folder
     projects/<sha256 of the path>.json  where a lock file was seen whose weights `weights.gc` keeps
     seen/<sha256 of a path>.json        the highest serial of the lock file there
     partial/  quarantine/  locks/       what is coming, what went bad, who is fetching

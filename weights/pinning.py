@@ -22,7 +22,7 @@ from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
 from weights.places import Place, asked_at, hub_parts, pinned_at, place_of, public
 from weights.reading import load, read_file
 from weights.record import Checkpoint
-from weights.registry import located
+from weights.registry import located, user_folder
 from weights.serials import check_serial, shipped_serial, update
 from weights.sources import switched_on
 
@@ -100,7 +100,8 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
     switch, name = frozen_by(frozen), key_of(checkpoint)
     known = checkpoint.sha256 or checkpoint.sha256_prefix or ""
     project, pin = project_lock(), None
-    for path in (project, None if checkpoint.sha256 else user_lock()):  # a record's own hash outranks the user's first sight
+    doubted = switch is not None and cache.root in user_lock().parents  # whoever may write there could have changed the file too
+    for path in (project, None if checkpoint.sha256 or doubted else user_lock()):  # a record's own hash outranks the first sight
         if path is None or pin or not path.is_file():
             continue
         lock = Lock.read(path)
@@ -114,12 +115,22 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
             pin = Pin(held[0], path, checkpoint.sha256 is not None, path == (project or path))
     if cache.root.is_dir() and (serial := shipped_serial()):
         check_serial(cache, SHIPPED_LOCK, serial, switch)
+    if doubted and pin is None and _own(checkpoint):
+        raise NotLocked(
+            f"the record of {name} lies in the cache's own folder, and {switch} believes nothing that lies there. "
+            f"Once without it: zoo lock {name}; or set ZOO_USER_REGISTRY to a folder elsewhere."
+        )
     if switch and pin is None and checkpoint.sha256_reported:
         return checkpoint.hashed(checkpoint.sha256_reported), None
     if switch and pin is None and checkpoint.sha256 is None:
         part = f", only the prefix {checkpoint.sha256_prefix}" if checkpoint.sha256_prefix else ""
         raise NotLocked(f"no lock has a full hash of {name}{part}, and {switch} admits nothing new. Once without it: zoo lock {name}")
     return (checkpoint.hashed(pin.entry.sha256) if pin and pin.entry.sha256 else checkpoint), pin
+
+
+def _own(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint's record is one of the user's own."""
+    return any(one.row.tag == checkpoint.tag and one.path.parent == user_folder() for one in located(checkpoint.model))
 
 
 def _agree(path: Path, held: list[Entry], known: str, name: str) -> None:

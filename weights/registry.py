@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from weights.errors import BadRecord, NoPretrainedWeights, UnknownWeights
-from weights.places import at_home
+from weights.places import at_home, cache_folder
 from weights.record import Checkpoint, record
 from weights.regular import read_regular
 
@@ -150,7 +150,7 @@ def adhoc(model: str, source: str, **facts: Any) -> Checkpoint:
 
 
 def user_folder() -> Path:
-    """The folder that `zoo add` writes to, see `named_folder`; one that can't exist where the user has no home that can be entered."""
+    """The folder that `zoo add` writes to, see `named_folder`; one that can't exist where that can't be entered."""
     folder = named_folder()
     if os.environ.get("ZOO_USER_REGISTRY"):
         return folder
@@ -168,11 +168,13 @@ def user_folder() -> Path:
 
 
 def named_folder() -> Path:
-    """Name the folder for the user's own records, whether it can be entered or not: ZOO_USER_REGISTRY, else `kernelzoo/registry`
-    beside the user's other configuration.
+    """Name the folder for the user's own records, whether it can be entered or not: ZOO_USER_REGISTRY, else `own/registry` in the folder
+    that ZOO_CACHE names, for there lie their weights, else `kernelzoo/registry` beside the user's other configuration.
     """
     if named := os.environ.get("ZOO_USER_REGISTRY"):
         return _expanded("ZOO_USER_REGISTRY", named)
+    if os.environ.get("ZOO_CACHE"):
+        return cache_folder() / "own" / "registry"
     from platformdirs import user_config_path
 
     try:
@@ -190,7 +192,8 @@ def _expanded(variable: str, named: str) -> Path:
 
 @lru_cache(maxsize=1)
 def _warn_of_home(folder: Path) -> None:
-    log.warning("%s can't be entered: nothing of your own is read or kept there; set HOME, or ZOO_USER_REGISTRY to a folder", folder)
+    switch = "ZOO_CACHE" if os.environ.get("ZOO_CACHE") else "HOME"
+    log.warning("%s can't be entered: nothing of your own is read or kept there; set %s, or ZOO_USER_REGISTRY to a folder", folder, switch)
 
 
 _PREFIX = re.compile(r'^sha256_prefix\s*=\s*"([0-9a-f]{6,64})"', re.MULTILINE)

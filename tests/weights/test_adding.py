@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hubserver import HubServer
 from hypothesis import given
 from hypothesis import strategies as st
 
 import weights
 from weights import registry
 from weights.adding import to_toml
-from weights.errors import BadRecord, NoPretrainedWeights, SourceUnavailable, UnknownWeights
+from weights.errors import BadRecord, NoPretrainedWeights, NotLocked, SourceUnavailable, UnknownWeights
+from weights.lock import Entry, Lock
 
 
 @pytest.fixture
@@ -72,6 +74,46 @@ def test_the_users_own_default_goes_before_the_shipped_one_and_there_is_one(mine
     assert weights.add(mine, "VGG19", "mine", num_classes=10, default=True, replace=True) == row
     weights.remove("VGG19", "mine")
     assert weights.find("VGG19") == shipped
+
+
+def test_what_is_added_and_pinned_lies_in_the_folder_of_the_cache_and_nothing_at_home(
+    mine: Path, hub: HubServer, record: Callable[..., weights.Checkpoint], data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, cache = tmp_path / "home", tmp_path / "disk"
+    home.mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.delenv("ZOO_USER_REGISTRY")
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("ZOO_CACHE", str(cache))
+    weights.add(mine, "DenseNet264", "mine", num_classes=10)
+    weights.get(record(hub.file("w", data), tag="pinned"))
+    assert weights.find("DenseNet264").tag == "mine"
+    assert (cache / "own" / "registry" / "DenseNet264.mine.toml").is_file()
+    assert "ResNet20:pinned" in (cache / "own" / "weights.lock").read_text()
+    assert list(home.rglob("*")) == list((tmp_path / "work").iterdir()) == []
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "another"))
+    assert weights.checkpoints("DenseNet264") == ()
+
+
+def test_frozen_believes_no_record_and_no_lock_in_the_caches_own_folder(
+    mine: Path, hub: HubServer, record: Callable[..., weights.Checkpoint], data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ZOO_USER_REGISTRY")
+    row = weights.add(mine, "DenseNet264", "mine", num_classes=10)
+    pinned = record(hub.file("w", data), tag="pinned")
+    weights.get(pinned)
+    monkeypatch.setenv("ZOO_FROZEN", "1")
+    with pytest.raises(NotLocked, match=r"DenseNet264:mine lies in the cache's own folder, and ZOO_FROZEN=1 .* zoo lock DenseNet264:mine"):
+        weights.get(row)
+    with pytest.raises(NotLocked, match="no lock has a full hash of ResNet20:pinned"):
+        weights.get(pinned)
+    entry = Entry("DenseNet264:mine", "safetensors", row.sources, "unstated", sha256=row.sha256)
+    Lock({entry.key: entry}, serial=1).write(tmp_path / "weights.lock")
+    assert weights.get(row).source_sha256 == row.sha256
 
 
 def test_a_record_says_how_many_classes_it_has(mine: Path) -> None:

@@ -103,6 +103,8 @@ def test_a_home_that_can_not_be_entered_stops_nobody(
         return stat(path, **options)
 
     monkeypatch.delenv("ZOO_USER_REGISTRY")
+    monkeypatch.delenv("ZOO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(closed))
     monkeypatch.setenv("HOME", str(closed))
     monkeypatch.setattr(Path, "stat", refused)
@@ -123,9 +125,25 @@ def test_a_home_that_is_no_folder_is_named_by_its_own_name(tmp_path: Path, data:
     (tmp_path / "mine.safetensors").write_bytes(data)
     (tmp_path / "file").touch()
     monkeypatch.delenv("ZOO_USER_REGISTRY")
+    monkeypatch.delenv("ZOO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     assert weights.find("VGG19").model == "VGG19"
     with pytest.raises(CacheNotWritable, match=f"^{tmp_path}/file/kernelzoo/registry can't be entered, .*: set HOME"):
+        weights.add(tmp_path / "mine.safetensors", "VGG19", "mine", num_classes=10)
+
+
+def test_a_cache_that_can_not_be_entered_is_named_as_what_to_set(
+    tmp_path: Path, data: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine.safetensors").write_bytes(data)
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("ZOO_USER_REGISTRY")
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "file"))
+    registry._warn_of_home.cache_clear()
+    assert weights.find("VGG19").model == "VGG19"
+    assert "file/own/registry can't be entered: nothing of your own is read or kept there; set ZOO_CACHE, or" in caplog.text
+    with pytest.raises(CacheNotWritable, match="set ZOO_CACHE to a folder that can"):
         weights.add(tmp_path / "mine.safetensors", "VGG19", "mine", num_classes=10)
 
 

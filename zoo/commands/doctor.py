@@ -190,7 +190,8 @@ def _registry() -> Iterator[Finding]:
     own = sum(1 for path in user_folder().glob("*.toml") if not path.name.startswith("."))
     yield Finding("registry", "records", "ok", f"{counted(len(rows), 'checkpoint')}, {own} of your own in {named_folder()}")
     if user_folder() != named_folder():
-        todo = "nothing of your own is read or kept there: set HOME, or ZOO_USER_REGISTRY to a folder"
+        switch = "ZOO_CACHE" if os.environ.get("ZOO_CACHE") else "HOME"
+        todo = f"nothing of your own is read or kept there: set {switch}, or ZOO_USER_REGISTRY to a folder"
         yield Finding("registry", "your own", "warning", f"{named_folder()} can't be entered", todo)
 
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.commands.completion import names
+from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
     JsonOption,
@@ -45,7 +45,11 @@ AtOption = Annotated[str | None, typer.Option("--at", help="The tap; may be left
 def embed(
     data: Annotated[
         str,
-        typer.Argument(metavar="DATA", help="A folder, .tar shards, .parquet with images, a list of paths or URLs; or a URL of these."),
+        typer.Argument(
+            metavar="DATA",
+            autocompletion=files,
+            help="A folder, .tar shards, .parquet files, a list of paths or URLs; or a URL of these.",
+        ),
     ],
     path: Annotated[
         Path,
@@ -72,11 +76,11 @@ def embed(
 ) -> None:
     """Compute the vectors of many images and write them, a row an image, in the images' order.
 
-    A run that was ended by anything goes on where it was when the same command is given again.
+    An interrupted run resumes when the same command is given again.
     """
     from zoo import embedding
     from zoo.catalogue import model_class
-    from zoo.embedding.progress import bar
+    from zoo.commands.watching import watched_images
     from zoo.embedding.writing import WRITERS
     from zoo.extraction.taps import UnknownTap
     from zoo.pretrained.trained import trained
@@ -92,13 +96,13 @@ def embed(
     network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine}
-    options["progress"] = False if quiet else partial(bar, console=err)
+    options["progress"] = False if quiet else partial(watched_images, console=err)
     try:
         report = embedding.embed(network, data, path, at or "embedding", **options)
     except UnknownTap as error:
         raise typer.BadParameter(str(error), param_hint="--at") from None
     except KeyboardInterrupt:
-        err.print("finished parts are kept: the same command goes on with them")
+        err.print("finished parts are kept: the same command resumes with them")
         raise
     if as_json:
         print_json(report.facts())
@@ -125,7 +129,7 @@ def search(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE", callback=png, help="Draw the image and what was found into this PNG.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
+    data: Annotated[str | None, typer.Option(autocompletion=files, help="Where the images are now, if they have moved.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -151,7 +155,7 @@ def search(
     out.print(table)
     out.print(f"[dim]{escape(how)}[/dim]", soft_wrap=True)
     if picture is not None:
-        out.print(f"[dim]drawn in {escape(str(picture))}[/dim]", soft_wrap=True)
+        out.print(f"[dim]drawn in '{escape(str(picture))}'[/dim]", soft_wrap=True)
 
 
 def knn(
@@ -203,17 +207,23 @@ def _show(report: Report) -> None:
     from zoo.images.kinds import endings
 
     columns = ", ".join(f"{tap} ({width:,})" for tap, width in report.widths.items())
-    out.print(f"wrote {escape(str(report.path))}: {counted(report.rows, 'row')} of {escape(columns)}", soft_wrap=True)
+    of = "" if report.rows == report.asked else f" of {report.asked:,}"
+    out.print(f"{report.rows:,}{of} {'image' if report.asked == 1 else 'images'} embedded in {_time(report)}", soft_wrap=True)
     if report.copies:
-        out.print(f"left out {counted(len(report.copies), 'copy', 'copies')}, listed in {escape(str(report.listed))}", soft_wrap=True)
+        out.print(f"left out {counted(len(report.copies), 'copy', 'copies')}, listed in '{escape(str(report.listed))}'", soft_wrap=True)
     if report.others:
         out.print(f"left alone {endings(report.others)}", soft_wrap=True)
-    resumed = f", {report.resumed:,} were there" if report.resumed else ""
-    out.print(f"{counted(report.computed, 'image')} in {report.seconds:,.1f} s{resumed}", soft_wrap=True)
-    if report.limit:
-        decoding = f"decoding alone {report.decoder_images_s:,.0f} in {counted(report.workers or 1, 'process', 'processes')}"
-        out.print(f"{report.images_s:,.0f} images/s; {decoding}, the network alone {report.model_images_s:,.0f}", soft_wrap=True)
-        out.print(report.limit)
+    out.print(f"wrote '{escape(str(report.path))}': {counted(report.rows, 'row')} of {escape(columns)}", soft_wrap=True)
+
+
+def _time(report: Report) -> str:
+    """Say how long it took and why: "33 s (30 s preparing; 41/s then, limited by JPEG decoding)"."""
+    seconds = f"{report.seconds:,.{0 if report.seconds >= 10 else 1}f} s"
+    before = f", {counted(report.resumed, 'image')} of them by an earlier run" if report.resumed else ""
+    if not report.limited_by:
+        return f"{seconds}{before}"
+    preparing = f"{report.preparing_s:,.{0 if report.preparing_s >= 10 else 1}f} s preparing"
+    return f"{seconds} ({preparing}; {report.images_s:,.0f}/s then, limited by {report.limited_by}){before}"
 
 
 def _draw(known: Embeddings, image: Path, found: list[Neighbour], picture: Path, data: str | None) -> None:

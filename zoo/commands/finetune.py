@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted
-from zoo.commands.completion import names
+from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
     JsonOption,
@@ -39,7 +39,9 @@ def finetune(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DATA]", help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet."
+            metavar="[DATA]",
+            autocompletion=files,
+            help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet.",
         ),
     ] = None,
     model: Annotated[
@@ -52,7 +54,10 @@ def finetune(
     resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with this run; a few settings may change: --lr.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away the run that is in the folder.")] = False,
     find_lr: Annotated[bool, typer.Option("--find-lr", help="Only look for a learning rate, and draw it as PNG.")] = False,
-    val: Annotated[str | None, typer.Option(help="Images to measure on; a share of DATA if left out and DATA has no val folder.")] = None,
+    val: Annotated[
+        str | None,
+        typer.Option(autocompletion=files, help="Images to measure on; a share of DATA if left out and DATA has no val folder."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; 10.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps instead.")] = None,
     head_epochs: Annotated[int | None, typer.Option(help="Of those, epochs in which only the new head learns.")] = None,
@@ -91,9 +96,9 @@ def finetune(
 
     The run's folder is then a source: `zoo predict PHOTO --model FOLDER`, trained(MobileNetV2, "FOLDER").
     """
+    from zoo.commands.watching import watched_steps
     from zoo.finetuning import Settings, Stopped, find_rate
     from zoo.finetuning import finetune as train
-    from zoo.finetuning.progress import bar
 
     told = {name: value for name, value in locals().items() if name in _settings() and value is not None} | _more(more)
     with value_of(None):
@@ -103,7 +108,7 @@ def finetune(
         others |= {"--option": option, "--restart": restart, "--find-lr": find_lr}
         if given := [name for name, value in others.items() if value]:
             raise typer.BadParameter(
-                f"{resume} says which images, network and weights; leave the others out: {', '.join(given)}", param_hint="--resume"
+                f"'{resume}' says which images, network and weights; leave the others out: {', '.join(given)}", param_hint="--resume"
             )
         named: dict[str, Any] = {"model": None, "data": None, "out": resume, "resume": True}
     elif data is None:
@@ -122,11 +127,11 @@ def finetune(
             if as_json:
                 print_json({"lr": rates.suggested, "rates": rates.rates, "losses": rates.losses, "picture": str(drawn)})
                 return
-            out.print(f"the loss falls fastest at --lr {rates.suggested:.2g}; drawn in {escape(str(drawn))}", soft_wrap=True)
+            out.print(f"the loss falls fastest at --lr {rates.suggested:.2g}; drawn in '{escape(str(drawn))}'", soft_wrap=True)
             return
         named |= {"out": folder, "val": val, "restart": restart}
     try:
-        run = train(**named, progress=False if quiet else partial(bar, console=err), **told)
+        run = train(**named, progress=False if quiet else partial(watched_steps, console=err), **told)
     except KeyboardInterrupt as ended:
         err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"])), soft_wrap=True)
         raise
@@ -138,7 +143,9 @@ def _show(run: Run, as_json: bool) -> None:
     metrics = run.metrics
     if as_json:
         measured = None if metrics is None else {**metrics.summary(), "classes": metrics.rows(run.classes)}
-        print_json({"folder": str(run.folder), "steps": run.steps, "metrics": measured, "unreadable": run.unreadable})
+        print_json(
+            {"folder": str(run.folder), "steps": run.steps, "resumed": run.resumed, "metrics": measured, "unreadable": run.unreadable}
+        )
         return
     for reason in list(run.unreadable.values())[:5]:
         err.print(f"[yellow]left out:[/yellow] {escape(reason)}", soft_wrap=True)
@@ -151,7 +158,8 @@ def _show(run: Run, as_json: bool) -> None:
             table.add_row(escape(row["class"]), str(row["images"]), *figures)
         out.print(table)
         figures = f"{100 * metrics.accuracy:.2f} % of {metrics.count} right, F1 {100 * metrics.macro_f1:.2f} %, kappa {metrics.kappa:.3f}"
-        out.print(f"[bold]{figures}[/bold], after {counted(run.steps, 'step')}", soft_wrap=True)
+        before = f", {run.resumed:,} of them before it was resumed" if run.resumed else ""
+        out.print(f"[bold]{figures}[/bold], after {counted(run.steps, 'step')}{before}", soft_wrap=True)
     name = type(run.model).__name__ if run.model is not None else "MODEL"
     out.print(f"{escape(str(run.folder / 'report.html'))}; zoo predict PHOTO --model {escape(str(run.folder))}", soft_wrap=True)
     out.print(f'[dim]trained({name}, "{escape(str(run.folder))}")[/dim]', soft_wrap=True)

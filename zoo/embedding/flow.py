@@ -122,10 +122,11 @@ class Meter:
         self.done += images
         self._last = time.monotonic()
 
-    def tell(self, report: Report, network_s: float) -> None:
-        """Write the rates into a report."""
+    def tell(self, report: Report, network_s: float, begun: float) -> None:
+        """Write the rates into a report of a run that began at `begun` of `time.monotonic`."""
         if not self.done:
             return
+        report.preparing_s = max(0.0, self._begun - begun)
         report.images_s = self.done / max(self._last - self._begun, 1e-9)
         report.decoder_images_s = self.decoded / self.busy * max(1, report.workers) if self.busy else 0.0
         report.model_images_s = self.done / network_s if network_s else 0.0

@@ -38,7 +38,9 @@ class Report:
         copies: images that `dedupe` left out.
         others: how many files beside the images are none, by their endings.
         listed: the file that lists both, None where there are none.
+        kind: of the images, "JPEG"; "image" where there are several kinds, or their names don't tell.
         seconds: of the whole run, with starting processes and writing.
+        preparing_s: of these, seconds until the first image was begun: opening the source, preparing the network, starting processes.
         images_s: images per second while batches flowed.
         decoder_images_s: what decoding reached on its own while it was not waiting, all processes together.
         model_images_s: what the network reached while it had a batch.
@@ -54,11 +56,25 @@ class Report:
     copies: list[LeftOut] = field(default_factory=list)
     others: dict[str, int] = field(default_factory=dict)
     listed: Path | None = None
+    kind: str = "image"
     seconds: float = 0.0
+    preparing_s: float = 0.0
     images_s: float = 0.0
     decoder_images_s: float = 0.0
     model_images_s: float = 0.0
     workers: int = 0
+
+    @property
+    def asked(self) -> int:
+        """How many images there are, with those that have no row."""
+        return self.rows + len(self.unreadable) + len(self.copies)
+
+    @property
+    def limited_by(self) -> str:
+        """Name what limits the speed, "JPEG decoding" or "the network"; "" where nothing was computed."""
+        if not (self.images_s and self.decoder_images_s and self.model_images_s):
+            return ""
+        return f"{self.kind} decoding" if self.images_s / self.decoder_images_s >= self.images_s / self.model_images_s else "the network"
 
     @property
     def limit(self) -> str:
@@ -78,6 +94,8 @@ class Report:
             "unreadable": [{"key": e.key, "index": e.index, "why": e.why} for e in self.unreadable],
             "copies": [{"key": e.key, "index": e.index, "copy_of": e.copy_of} for e in self.copies],
             "listed": None if self.listed is None else str(self.listed),
-            **{name: round(getattr(self, name), 3) for name in ("seconds", "images_s", "decoder_images_s", "model_images_s")},
+            **{
+                name: round(getattr(self, name), 3) for name in ("seconds", "preparing_s", "images_s", "decoder_images_s", "model_images_s")
+            },
             "limit": self.limit,
         }

@@ -22,6 +22,7 @@ from zoo.embedding.progress import Show, bar
 from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
 from zoo.images import Source, open_source
+from zoo.images.kinds import kind_of_names
 from zoo.networks.model import Model
 from zoo.pretrained.run_folder import place_of
 
@@ -76,7 +77,7 @@ def embed(
         OSError: a remote source failed for good, or a decoding process died; what is finished is kept.
         FloatingPointError: the network computes NaN or infinity for an image.
     """
-    begun = time.perf_counter()
+    begun = time.monotonic()
     show: Show = progress if callable(progress) else partial(bar, wanted=progress)
     source = data if isinstance(data, Source) else open_source(data)
     if engine not in ("local", "ray"):
@@ -92,7 +93,7 @@ def embed(
     if workers < 0 or (workers and not source.shared):
         why = "what lies in this process's memory is decoded in it: workers=0" if workers > 0 else "0 or more"
         raise ValueError(f"workers is the number of decoding processes, got {workers}; {why}")
-    report = Report(path, workers=workers)
+    report = Report(path, workers=workers, kind=kind_of_names(item.key for item in source))
     place = Workplace(path, plan, restart)
     try:
         todo = place.unfinished(plan)
@@ -102,11 +103,11 @@ def embed(
             feeder = Feeder(prepared(model, plan, where, dtype), plan.preprocessing, where, plan.batch_size)
             found = probe(feeder, plan)
             check_probe(found, place.probe, place.folder) if place.probe else place.keep_probe(found)
-            _compute(feeder, source, plan, place, todo, report, show)
+            _compute(feeder, source, plan, place, todo, report, show, begun)
         finish(path, source, plan, place, report)
     finally:
         place.close()
-    report.seconds = time.perf_counter() - begun
+    report.seconds = time.monotonic() - begun
     return report
 
 
@@ -174,7 +175,9 @@ def _device(device: torch.device | str | None, engine: str) -> torch.device:
     return device_of(device)
 
 
-def _compute(feeder: Feeder, source: Source, plan: Plan, place: Workplace, todo: list[range], report: Report, progress: Show) -> None:
+def _compute(
+    feeder: Feeder, source: Source, plan: Plan, place: Workplace, todo: list[range], report: Report, progress: Show, start: float
+) -> None:
     ranges = [chunk for part in todo for batch in plan.batches(part) for chunk in chunks(batch)]
     decoder = Decoder(source, plan.preprocessing, gpu=plan.decode == "gpu")
     keep = held(plan, feeder.gpu)
@@ -184,4 +187,4 @@ def _compute(feeder: Feeder, source: Source, plan: Plan, place: Workplace, todo:
         progress(f"embedding by {plan.model}", plan.images, report.resumed) as advance,
     ):
         meter = flow(feeder, source, plan, todo, arriving, lambda part, rows: rows.save(place.path(part)), advance)
-    meter.tell(report, feeder.seconds - begun)
+    meter.tell(report, feeder.seconds - begun, start)

@@ -26,9 +26,10 @@ from zoo.finetuning.batches import Batch, Batches, Unreadable
 from zoo.finetuning.chance import seed_of
 from zoo.finetuning.distributed import World, spread
 from zoo.finetuning.evaluating import Measured, evaluate
+from zoo.finetuning.metrics import Metrics
 from zoo.finetuning.norms import share_norms
 from zoo.finetuning.plan import Plan, log_every
-from zoo.finetuning.progress import Busy, Tell
+from zoo.finetuning.progress import Epoch, Told
 from zoo.finetuning.schedule import freeze, layers, make_optimizer, rate_at, set_rate, training_mode
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.stepping import Stepper
@@ -59,8 +60,7 @@ class Trainer:
         here: the processes.
         folder: where checkpoints and the log go.
         unreadable: the images that can't be read.
-        tell: called with (step, loss, images a second) now and then.
-        busy: called with what takes long before the next step, and with "" when it is done.
+        told: what is called now and then: with steps, with what takes long, and with the end of each epoch.
 
     Attributes:
         how: in which way the steps of each phase were done.
@@ -76,8 +76,7 @@ class Trainer:
     here: World
     folder: Path
     unreadable: Unreadable
-    tell: Tell
-    busy: Busy
+    told: Told
 
     def __post_init__(self) -> None:
         self.half = in_half(self.settings, self.here)
@@ -89,6 +88,7 @@ class Trainer:
         self.step, self.since, self.done = 0, 0, False
         self.best: dict[str, float] | None = None
         self._pending: list[float] = []
+        self._epoch: list[float] = []
         self._fresh: list[Tensor] = []
         self._saved, self._flushed = time.monotonic(), (time.monotonic(), 0)
         self._interrupted = self._preparing = False
@@ -146,7 +146,7 @@ class Trainer:
         stepper = Stepper(self.model, self.optimizer, self.settings, self.here, dtype, end - self.step, not head_only)
         images = torch.empty(self.plan.batch // (self.here.size * self.settings.accumulate), self.model.in_channels, side, side)
         if not stepper.reason:
-            self.busy("preparing kernels")
+            self.told.busy("preparing kernels")
         self._preparing = True
         try:
             stepper.prepare(self._laid_out(images.to(self.here.device)))
@@ -155,7 +155,7 @@ class Trainer:
             raise self._stopped() from None
         finally:
             self._preparing = False
-            self.busy("")
+            self.told.busy("")
             self._flushed = (time.monotonic(), self.step)
         return stepper
 
@@ -181,18 +181,22 @@ class Trainer:
                 self.average.update(self.model, self.step - 1)
             measure_now = self.step % self.plan.eval_every == 0 or self.step == self.plan.total
             save_now = self.settings.save_steps is not None and self.step % self.settings.save_steps == 0
+            ends = self.step % self.plan.per_epoch == 0 or self.step == self.plan.total
             leave, agree = False, self.step % every == 0 or (self.here.size == 1 and self._interrupted)
-            if measure_now or save_now or agree:
+            if measure_now or save_now or agree or ends:
                 self._flush()
             if agree:  # all processes have to stop and save at the same step
                 late = time.monotonic() - self._saved > 60 * self.settings.save_minutes
                 told = self.here.gather((self._interrupted, late))
                 leave, save_now = any(t[0] for t in told), save_now or told[0][1]
+            measured = None
             if measure_now:
-                self._judge()
+                measured = self._judge()
                 training_mode(self.model, head_only or self.settings.freeze_norm)
             elif save_now or leave:
                 self.save(best=False)
+            if ends or self.done:
+                self._tell_epoch(measured)
             if leave and not self.done:
                 raise self._stopped()
 
@@ -221,6 +225,7 @@ class Trainer:
             if not math.isfinite(value):
                 raise NotFinite(self._not_finite(step, value))
             self._pending.append(value)
+            self._epoch.append(value)
             if step % log_every(self.plan) == 0 or step == self.plan.total:
                 rate = self.plan.rate * rate_at(step - 1, self.phase[0], self.phase[1], self.settings)
                 mean = sum(self._pending) / len(self._pending)
@@ -229,11 +234,17 @@ class Trainer:
                     {"kind": "train", "step": step, "epoch": round(step / self.plan.per_epoch, 4), "loss": mean, "lr": rate, "time": now_s}
                 )
         speed = (self.step - before[1]) * self.plan.batch / max(1e-9, now - before[0])
-        self.tell(self.step, values[-1], speed)
+        self.told.step(self.step, values[-1], speed)
 
-    def _judge(self) -> None:
-        """Measure, keep the state, and decide whether it is the best and whether to stop."""
-        better = self.val is None
+    def _tell_epoch(self, measured: Metrics | None) -> None:
+        """Tell whoever watches that an epoch is over."""
+        epochs = (steps / self.plan.per_epoch for steps in (self.step, self.plan.total))
+        self.told.epoch(Epoch(self.step, *epochs, sum(self._epoch) / max(1, len(self._epoch)), measured))
+        self._epoch = []
+
+    def _judge(self) -> Metrics | None:
+        """Measure, keep the state, and decide whether it is the best and whether to stop; returns what was measured."""
+        better, metrics = self.val is None, None
         if self.val is not None:
             metrics = self.evaluate().metrics
             figure = metrics.figure(self.settings.monitor)
@@ -250,6 +261,7 @@ class Trainer:
         self.done = self.step >= self.plan.total or (patience is not None and self.since >= patience)
         self.save(better)
         self._flushed = (time.monotonic(), self.step)
+        return metrics
 
     def evaluate(self, precise: bool = False) -> Measured:
         """Measure the network, or the mean of its weights, on the images to measure on; every process gets all figures.

@@ -57,6 +57,7 @@ class Run:
         classes: in the order of the logits.
         metrics: of the kept weights on what was set aside; None where nothing was.
         steps: optimiser steps that were done.
+        resumed: of those, steps that earlier calls did.
         replayed: of those, since it began or was resumed, steps that a CUDA graph replayed.
         history: the lines of `log.jsonl`.
         unreadable: reasons by the names of images that could not be read, those that `Source.left_out` names among them.
@@ -67,6 +68,7 @@ class Run:
     classes: list[str]
     metrics: Metrics | None
     steps: int
+    resumed: int
     replayed: int
     history: list[dict[str, Any]]
     unreadable: dict[str, str]
@@ -186,8 +188,9 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool 
         if channels_last(settings, here):
             network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     show = progress if callable(progress) and here.first else partial(bar, wanted=bool(progress) and here.first)
-    with show(plan.total) as (tell, busy):
-        trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, tell, busy)
+    before = (checkpoint.saved_step(folder) or 0) if resume else 0
+    with show(plan.total, before) as told:
+        trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, told)
         if resume:
             trainer.resume(*checkpoint.read(folder / checkpoint.LAST))
             if trainer.done and here.first:
@@ -237,7 +240,7 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool 
             write_whole(folder / "unreadable.txt", "".join(f"{key}\t{why}\n" for key, why in left_out.items()))
     here.barrier()
     loaded = trained(cls, folder) if here.first else None
-    return Run(folder, loaded, built.classes, metrics, trainer.step, trainer.replayed, report.history(folder), left_out)
+    return Run(folder, loaded, built.classes, metrics, trainer.step, before, trainer.replayed, report.history(folder), left_out)
 
 
 def _left_alone(ready: _Ready, unreadable: Unreadable) -> tuple[dict[str, str], dict[str, int]]:

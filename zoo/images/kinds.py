@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -61,6 +62,17 @@ def is_image(name: str) -> bool:
         is_image("cat/IMG_1.HEIC") is True
     """
     return name.lower().endswith(SUFFIXES)
+
+
+def kind_of_names(names: Iterable[str]) -> str:
+    """Name the one kind that all of these names have, "JPEG"; "image" where there are several kinds, or a name tells none.
+
+    Example:
+        kind_of_names(["a.jpg", "b.JPEG"]) == "JPEG"
+    """
+    by_ending = {ending: kind.name for kind in KINDS for ending in kind.endings}
+    found = {by_ending.get(f".{ending.lower()}", "image") for ending in {name.rpartition(".")[2] for name in names}}
+    return found.pop() if len(found) == 1 else "image"
 
 
 def unreadable(name: str) -> str:

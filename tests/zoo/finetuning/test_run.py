@@ -105,21 +105,43 @@ def test_what_shows_a_runs_steps_is_the_callers(photos: Path, tmp_path: Path) ->
     told: list[Any] = []
 
     @contextmanager
-    def shown(steps: int) -> Iterator[Any]:
-        told.append(steps)
-        yield lambda step, loss, images_s: told.append((step, loss > 0, images_s > 0)), lambda what: None
+    def shown(steps: int, done: int) -> Iterator[Any]:
+        told.append((steps, done))
+        yield progress.Told(
+            lambda step, loss, images_s: told.append((step, loss > 0, images_s > 0)),
+            lambda what: None,
+            lambda end: told.append((end.step, end.epoch, end.epochs, end.loss > 0, end.metrics and end.metrics.count)),
+        )
         told.append("end")
 
-    run(photos, tmp_path / "x", epochs=1, progress=shown)
-    assert told == [3, *((step, True, True) for step in (1, 2, 3)), "end"]
+    assert run(photos, tmp_path / "x", epochs=1, progress=shown).resumed == 0
+    assert told == [(3, 0), *((step, True, True) for step in (1, 2, 3)), (3, 1.0, 1.0, True, 9), "end"]
+    told.clear()
+    finetune(Tiny, out=tmp_path / "x", resume=True, progress=shown)
+    assert told == [(3, 3), "end"]
+
+
+def test_an_epoch_is_told_of_whether_or_not_it_is_measured(photos: Path, tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    @contextmanager
+    def shown(steps: int, done: int) -> Iterator[Any]:
+        yield progress.Told(lambda *_: None, lambda what: None, told.append)
+
+    run(photos, tmp_path / "x", steps=7, eval_every=4, progress=shown)
+    assert [(end.step, end.metrics is not None) for end in told] == [(3, False), (6, False), (7, True)]
+    assert (told[-1].epoch, told[-1].epochs) == (7 / 3, 7 / 3)
+    history = [json.loads(line) for line in (tmp_path / "x/log.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in history if row["kind"] == "train"]
+    assert [end.loss for end in told] == pytest.approx([sum(losses[:3]) / 3, sum(losses[3:6]) / 3, losses[6]])
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_bar_is_shown_on_a_terminal_only(terminal: bool) -> None:
     file = io.StringIO()
-    with progress.bar(4, Console(file=file, force_terminal=terminal, width=100)) as (tell, busy):
-        busy("preparing kernels")
-        tell(3, 0.5, 12.0)
+    with progress.bar(4, console=Console(file=file, force_terminal=terminal, width=100)) as told:
+        told.busy("preparing kernels")
+        told.step(3, 0.5, 12.0)
     assert ("step 3/4  loss 0.5000  12 images/s" in file.getvalue()) == terminal
     assert terminal or not file.getvalue()
 

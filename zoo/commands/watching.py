@@ -1,0 +1,68 @@
+"""What whoever waits sees of a long job: a bar on a terminal; in a log, a line an epoch or a minute. A resumed job says so first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from zoo.embedding.progress import bar as images_bar
+from zoo.finetuning.progress import Epoch, Told
+from zoo.finetuning.progress import bar as steps_bar
+
+EVERY_S = 60.0
+"""Seconds between lines in a log."""
+Clock = Callable[[], float]
+
+
+@contextmanager
+def watched_steps(steps: int, done: int, *, console: Console, clock: Clock = time.monotonic) -> Iterator[Told]:
+    """Show the steps of a run, as `zoo.finetuning.progress.Show` says."""
+    if 0 < done < steps:
+        _say(console, f"resumed: {done:,} of {steps:,} steps are done already")
+    if console.is_terminal:
+        with steps_bar(steps, done, console) as told:
+            yield told
+        return
+    begun = clock()
+
+    def epoch(end: Epoch) -> None:
+        right = f", {100 * end.metrics.accuracy:.1f} % of {end.metrics.count:,} right" if end.metrics else ""
+        left = (clock() - begun) / max(1, end.step - done) * (steps - end.step)
+        _say(console, f"epoch {end.epoch:.4g} of {end.epochs:.4g}: loss {end.loss:.4f}{right}{_remaining(left)}")
+
+    yield Told(lambda step, loss, images_s: None, lambda what: _say(console, what) if what else None, epoch)
+
+
+@contextmanager
+def watched_images(name: str, total: int, done: int, *, console: Console, clock: Clock = time.monotonic) -> Iterator[Callable[[int], None]]:
+    """Show the images of a job, as `zoo.embedding.progress.Show` says."""
+    if done:
+        _say(console, f"resumed: {done:,} of {total:,} images are done already")
+    if console.is_terminal:
+        with images_bar(name, total, done, console) as advance:
+            yield advance
+        return
+    begun = last = clock()
+    now_done = done
+
+    def advance(images: int) -> None:
+        nonlocal last, now_done
+        now_done += images
+        if (now := clock()) - last >= EVERY_S:
+            last, rate = now, (now_done - done) / (now - begun)
+            _say(console, f"{name}: {now_done:,} of {total:,} images, {rate:,.0f}/s{_remaining((total - now_done) / max(rate, 1e-9))}")
+
+    yield advance
+
+
+def _remaining(seconds: float) -> str:
+    if seconds < 1:
+        return ""
+    return f", about {seconds / 60:,.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
