@@ -104,7 +104,7 @@ class Source:
 
     Attributes:
         path: the file, or the folder of a format that is one.
-        format: the name of the reader, a key of `convert.formats.FORMATS`.
+        format: the name of the reader, a key of `convert.formats.formats()`.
         framework: who wrote it, as far as the file says: "Keras 2.4.0, tensorflow backend".
         tensors: in the file's order, by module (the file's name, dots where it nests) and PyTorch's leaf: "block1_conv1.weight",
             "bn1.running_var". When `positional`, by position alone: "0", "1"; those have no steps until a naming has said what

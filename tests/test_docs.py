@@ -120,7 +120,7 @@ def test_what_is_written_from_registries_is_not_stale(generate: ModuleType, mode
         """What the page says, as it is counted elsewhere: all of them would take ten seconds."""
         return float(counted[cls.__name__])
 
-    rest = {**generate.formats.write(), **generate.commands.write(), **generate.api.write()}
+    rest = {**generate.formats.write(), **generate.commands.write(), **generate.api.write(), **generate.law.write()}
     assert generate.stale({**models.write(models.record(), count), **rest}) == []
 
 

@@ -165,7 +165,9 @@ def record(model: str, tag: str, table: Mapping[str, Any], place: str, *, classe
         facts["alternatives"] = tuple(_alternative(other, number) for number, other in enumerate(others))
         if not isinstance(facts["preprocessing"], Preprocessing):
             steps = _typed(facts["preprocessing"], {f.name: f for f in fields(Preprocessing)}, "preprocessing.")
-            facts["preprocessing"] = Preprocessing(**{"resize": None, "crop": None} | steps)
+            steps.setdefault("resize", None)
+            steps.setdefault("crop", None)
+            facts["preprocessing"] = Preprocessing(**steps)
         row = Checkpoint(model=model, tag=tag, **facts)
         _consistent(row, classes_known)
     except (BadRecord, InsecureSource) as error:

@@ -1,4 +1,4 @@
-"""Sources of many images: folders, tar shards, Parquet files, lists, and each of them by URL."""
+"""Images: what one is, how it is read and prepared; and sources of many: folders, tar shards, Parquet files, lists, URLs of these."""
 
 from zoo.images.decoding import decode
 from zoo.images.opening import open_source

@@ -18,6 +18,7 @@ from zoo.catalogue import CATALOGUE
 from zoo.images.preprocess import is_many, named_images, preprocess_named
 from zoo.kernels import Fast
 from zoo.labels import Label, labels
+from zoo.networks.model import Model
 from zoo.pretrained.offline import usual
 from zoo.pretrained.trained import trained
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from weights.record import Preprocessing
-    from zoo.networks.model import Model
 
 
 UNCERTAIN = 0.2
@@ -95,18 +95,20 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
         For one image a list of predictions; for a list, a tuple or an array of four axes such a list for each image.
 
     Raises:
+        TypeError: the model is no network of the zoo.
         ValueError: the model has no checkpoint, or `top` or `batch_size` is below 1.
         BadImage: an image can't be used.
         WrongInput: a tensor is not what the checkpoint's preprocessing gives.
         FloatingPointError: the network computes NaN or infinity.
     """
     if images is None:
+        if isinstance(model, nn.Module):
+            raise TypeError("predict(model, images) takes the images, too; without a network: predict(images)")
         model, images = _usual(), model
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"predict() takes a network, trained(ResNet20), not {model!r}")
-    record = model.checkpoint
+    network = _own(model)
+    record = network.checkpoint
     if record is None:
-        name = type(model).__name__
+        name = type(network).__name__
         raise ValueError(
             f"this {name} is untrained, so no labels or preprocessing belong to it; use trained({name}), or set model.checkpoint to a "
             "record of the weights that you gave it"
@@ -114,23 +116,39 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
     for argument, value in (("top", top), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{argument} must be at least 1, got {value}")
-    chosen = tuple(origin.label for origin in model.classes or ())
+    chosen = tuple(origin.label for origin in network.classes or ())
     names = chosen or (labels(record.labels) if record.labels else ())
     preprocessed = isinstance(images, Tensor) and images.is_floating_point()
     many = is_many(images)
     if preprocessed:
-        check_preprocessed(images, record.preprocessing, model.in_channels)
+        check_preprocessed(images, record.preprocessing, network.in_channels)
         images = images if many else images[None]
     else:
         images = named_images(images)
-    weight, results = next(model.parameters()), []
-    there = model.device if isinstance(model, Fast) else weight.device  # which leaves its weights where they were
-    with _evaluating(model), torch.no_grad():
+    weight, results = next(network.parameters()), []
+    there = network.device if isinstance(network, Fast) else weight.device  # which leaves its weights where they were
+    with _evaluating(network), torch.no_grad():
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             x = batch if preprocessed else preprocess_named(batch, record.preprocessing)
-            results += _best(model(x.to(there, weight.dtype)), top, names)
+            results += _best(network(x.to(there, weight.dtype)), top, names)
     return results if many else results[0]
+
+
+def _own(model: Any) -> Model | Fast:
+    """Return a network that knows its labels and its preprocessing.
+
+    Raises:
+        TypeError: it is no network, or one of another library.
+    """
+    if isinstance(model, Model) or (isinstance(model, Fast) and hasattr(model, "checkpoint")):
+        return model
+    if isinstance(model, nn.Module):
+        todo = (
+            "load its weights into the zoo's network of that name, trained(ResNet50, FILE), or call it yourself on images that you prepared"
+        )
+        raise TypeError(f"{type(model).__name__} is no network of the zoo, so no labels or preprocessing belong to it: {todo}")
+    raise TypeError(f"predict() takes a network, trained(ResNet20), not {model!r}")
 
 
 @lru_cache(maxsize=1)

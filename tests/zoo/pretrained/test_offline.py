@@ -69,3 +69,12 @@ def test_an_uncertain_answer_is_one_below_the_measured_bound() -> None:
     first = zoo.predict(skimage.data.astronaut())[0]
     assert first.uncertain
     assert first.probability < predicting.UNCERTAIN
+
+
+def test_a_network_of_another_library_or_without_images_is_told_what_to_do() -> None:
+    import torchvision
+
+    with pytest.raises(TypeError, match=r"ResNet is no network of the zoo.* trained\(ResNet50, FILE\)"):
+        zoo.predict(torchvision.models.resnet18(), "cat.jpg")
+    with pytest.raises(TypeError, match=r"predict\(model, images\) takes the images, too"):
+        zoo.predict(zoo.ResNet20())

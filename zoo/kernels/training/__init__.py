@@ -1,4 +1,6 @@
-"""Training on the zoo's kernels: `fast(model, train=True)` and `fast_step`. In reading order:
+"""Training on the zoo's kernels: `fast(model, train=True)` and `fast_step`.
+
+In reading order:
 
 beginning     what `fast` does before it returns; `network` is the module that answers calls
 planning      what a kind of call will run: recorded, its chains found, checked, timed
