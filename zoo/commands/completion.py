@@ -58,7 +58,8 @@ def listed_names(incomplete: str) -> list[str]:
 
 def tags(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a tag of the network that the line names, else files: a checkpoint may be one."""
-    named = str(ctx.params.get("model") or "").partition(":")[0].lower()
+    words = [ctx.params.get("model"), *ctx.args]  # the parser leaves arguments alone where an option behind them has no value yet
+    named = next((str(word) for word in words if word), "").partition(":")[0].lower()
     known = next((one for one in variants() if one.lower() == named), None)
     return (_begun(_tags(known), incomplete) if known else []) or files(incomplete)
 

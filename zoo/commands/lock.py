@@ -17,6 +17,7 @@ from weights.lock import NAME, Entry, Lock, find_locks, project_lock, user_lock
 from weights.pinning import frozen_by
 from weights.shipped import write_shipped
 from weights.wording import counted
+from zoo.commands.completion import names as completed_names
 from zoo.commands.console import JsonOption, QuietOption, err, escape, out, print_json, writable
 from zoo.sharing import locks as locking
 from zoo.sharing.locks import Written
@@ -27,6 +28,7 @@ def lock(
         list[str] | None,
         typer.Argument(
             metavar="[NAME...]",
+            autocompletion=completed_names,
             help="What the project uses: ResNet50, ResNet50:imagenet1k_v2, hf://org/repo, https://…; if left out, what the lock has. "
             "Or: diff OTHER [LOCK].",
         ),

@@ -55,7 +55,7 @@ def test_list_with_nothing_found_says_so_by_its_exit_code(capsys: pytest.Capture
 
 
 def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "vgg19"]) == 0
+    assert main(["info", "vgg19", "--full"]) == 0
     text = out(capsys)
     assert "143,667,240" in text
     assert "dcbb9e9d" in text
@@ -115,7 +115,7 @@ def test_offline_names_the_switch(capsys: pytest.CaptureFixture[str], monkeypatc
 
 def test_predict_prints_labels_and_draws_a_sheet(photo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sheet = tmp_path / "sheet.png"
-    assert main(["predict", str(photo), str(photo), "-m", "ResNet20", "--json", "--top", "2", "--sheet", str(sheet)]) == 0
+    assert main(["predict", str(photo), str(photo), "-m", "ResNet20", "--json", "--top", "2", "--picture", str(sheet)]) == 0
     rows = json.loads(out(capsys))
     assert len(rows) == 2
     assert [len(r["predictions"]) for r in rows] == [2, 2]
@@ -200,7 +200,7 @@ def test_adding_another_networks_file_changes_nothing(tmp_path: Path, capsys: py
 
 def test_the_demo_is_right_about_its_pictures_and_draws_them(tmp_path: Path, photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sheet = tmp_path / "demo.png"
-    assert main(["demo", str(photo), "--sheet", str(sheet)]) == 0
+    assert main(["demo", str(photo), "--picture", str(sheet)]) == 0
     text = out(capsys)
     said = dict(re.findall(r"^ *(\w+)  +(\S.*?)  +[\d.]+ ", text, re.MULTILINE))
     assert {name: said[name] for name in ("chelsea", "coffee", "camera", "motorcycle_left")} == {

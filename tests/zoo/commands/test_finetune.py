@@ -161,7 +161,7 @@ def test_memory_that_is_full_and_gpus_that_fail_are_one_message(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_full_memory_is_told_to_a_command_without_batches_by_what_it_has(
+def test_a_full_memory_is_told_to_a_command_by_what_it_has(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*args: object, **options: object) -> None:
@@ -169,7 +169,7 @@ def test_a_full_memory_is_told_to_a_command_without_batches_by_what_it_has(
 
     monkeypatch.setattr("zoo.pretrained.trained.trained", fail)
     assert main(["predict", "x.jpg"]) == 1
-    assert capsys.readouterr().err == "error: the memory is full (no more is given): take smaller images\n"
+    assert capsys.readouterr().err == "error: the memory is full (no more is given): take a smaller --batch-size, or smaller images\n"
 
 
 def test_a_mistake_of_ours_stays_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

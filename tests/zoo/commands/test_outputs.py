@@ -15,7 +15,7 @@ from PIL import Image
 from zoo.commands.app import main
 
 OUTPUTS = {
-    "x.png": [["predict", "IN.png", "--sheet"], ["demo", "--sheet"], ["search", "IN.png", "IN.png", "--picture"], ["bench", "--picture"]],
+    "x.png": [["predict", "IN.png", "--picture"], ["demo", "--picture"], ["search", "IN.png", "IN.png", "--picture"], ["bench", "--picture"]],
     "x.npy": [["embed", ".", "-m", "ResNet20", "-o"]],
     "x.npz": [["convert", "IN.png", "-m", "ResNet20"]],
     "x.html": [["convert", "IN.png", "y.npz", "-m", "ResNet20", "--report"]],
@@ -43,7 +43,7 @@ def test_an_output_that_has_no_place_is_refused_by_one_rule(
     before = sorted(work.rglob("*"))
     assert main([*words, f"{place}/{name}"]) == 1
     said = capsys.readouterr().err
-    assert f"{name} can't be written: {why}" in said
+    assert f"{name}' can't be written: {why}" in said
     assert "make it first: mkdir -p" in said or "name a file in it" in said
     assert sorted(work.rglob("*")) == before
 
@@ -62,15 +62,15 @@ def test_a_folder_that_takes_no_file_is_named_with_the_reason(
     monkeypatch.setattr(tempfile, "TemporaryFile", refuses)
     assert main([*words, name]) == 1
     assert (
-        f"{name} can't be written: the folder {work} takes no file (Read-only file system); name another place" in capsys.readouterr().err
+        f"{name}' can't be written: the folder '{work}' takes no file (Read-only file system); name another place" in capsys.readouterr().err
     )
 
 
 def test_a_folder_that_a_run_can_not_make_is_named(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["finetune", ".", "-m", "ResNet20", "--out", "IN.png/run"]) == 1
-    assert "IN.png/run can't be made" in capsys.readouterr().err
+    assert "IN.png/run' can't be made: '" in capsys.readouterr().err
     assert main(["mirror", "IN.png/mirror", "ResNet20"]) == 1
-    assert "IN.png/mirror can't be made" in capsys.readouterr().err
+    assert "IN.png/mirror' can't be made: '" in capsys.readouterr().err
 
 
 def test_a_fault_of_the_system_is_a_sentence_with_the_path_and_what_to_do(
@@ -80,9 +80,9 @@ def test_a_fault_of_the_system_is_a_sentence_with_the_path_and_what_to_do(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(work / "x.png"))
 
     monkeypatch.setattr("zoo.prediction.contact_sheet.contact_sheet", full)
-    assert main(["predict", "IN.png", "--sheet", "x.png"]) == 1
+    assert main(["predict", "IN.png", "--picture", "x.png"]) == 1
     said = capsys.readouterr().err
-    assert f"{work / 'x.png'}: no space left on device; free some room on that disk" in said
+    assert f"'{work / 'x.png'}': no space left on device; free some room on that disk" in said
     assert "Errno" not in said
 
 
