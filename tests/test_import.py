@@ -39,7 +39,10 @@ TORCH = "import time, torch\nprint(time.process_time())"
 COMMANDS = {
     "help": ["--help"],
     "list": ["list"],
+    "list of a pattern": ["list", "*resnet*", "--sort", "speed"],
     "info": ["info", "VGG19"],
+    "info in full": ["info", "ResNet50", "--full"],
+    "cache": ["cache"],
     "inspect": ["inspect", str(SHIPPED)],
     "diff": ["diff", str(SHIPPED), str(SHIPPED)],
     "lock": ["lock", "ResNet20"],

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 
 from making.tables import generated, page, table
-from zoo.commands.app import EXIT_CODES, PLACES, app, command
+from zoo.commands.app import EXAMPLES, EXIT_CODES, GROUPS, PLACES, app, command
 
 PLACEHOLDERS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 """What stands for a value of a type, where the command names nothing better."""
@@ -21,7 +21,9 @@ TYPERS_OWN = ("install_completion", "show_completion")
 HEAD = """\
 # The command `zoo`
 
-{count} commands. `zoo COMMAND --help` shows the same, `zoo --install-completion` completes networks' names in your shell.
+{count} commands. `zoo COMMAND -h` shows the same. `zoo --install-completion` lets TAB complete networks, tags and files in your shell, in any case.
+
+{groups}
 
 {codes}
 """
@@ -36,10 +38,22 @@ def write() -> dict[str, str]:
     """Return the text of the page by its name in docs/."""
     group: Any = typer.main.get_command(app)
     found = commands()
-    parts = [generated("zoo/commands/app.py"), HEAD.format(count=len(found), codes=EXIT_CODES), "## zoo", *_parameters("", group)]
+    parts = [
+        generated("zoo/commands/app.py"),
+        HEAD.format(count=len(found), codes=EXIT_CODES, groups=_groups()),
+        "## zoo",
+        *_parameters("", group),
+    ]
     for name, one in found.items():
-        parts += [f"## zoo {name}", *_words(one.help), "```console\n$ " + _usage(name, one) + "\n```", *_parameters(name, one)]
+        shown = f"```console\n$ {_usage(name, one)}\n$ {EXAMPLES[name]}\n```"
+        parts += [f"## zoo {name}", *_words(one.help), shown, *_parameters(name, one)]
     return {"cli.md": page(*parts)}
+
+
+def _groups() -> str:
+    """Return the groups of the help with links to their commands."""
+    links = {group: ", ".join(f"[{name}](#zoo-{name})" for name in members) for group, members in GROUPS.items()}
+    return table(["group", "commands"], [[group, of] for group, of in links.items()])
 
 
 def _usage(name: str, command: Any) -> str:

@@ -90,7 +90,7 @@ def bench(
         raise typer.BadParameter("it goes with --save FILE, and without --resume", param_hint="--replace")
     if save is not None and save.exists() and not (resume or replace):
         todo = "--replace writes these records over it" if from_json else "--resume goes on with it, --replace measures all anew"
-        raise typer.BadParameter(f"{save} is there: {todo}", param_hint="--save")
+        raise typer.BadParameter(f"'{save}' is there: {todo}", param_hint="--save")
     absent: list[str] = []
     from zoo.bench import inference, training
     from zoo.bench.cell import DeviceLost
@@ -132,7 +132,7 @@ def bench(
         from zoo.bench import page
 
         for path in page.write(record, docs, pictured[:PICTURED]):
-            err.print(f"wrote {escape(str(path))}", soft_wrap=True)
+            err.print(f"wrote '{escape(str(path))}'", soft_wrap=True)
 
 
 def _plan(
@@ -234,7 +234,7 @@ def _draw(record: Record, path: Path, models: list[str] | tuple[str, ...]) -> No
     if any("ratio" in cell for cell in record.cells):
         written.append(chart.save(chart.overview(record), path.with_name(f"{path.stem}-zoo{path.suffix}")))
     for file in written:
-        err.print(f"drew {escape(str(file))}", soft_wrap=True)
+        err.print(f"drew '{escape(str(file))}'", soft_wrap=True)
 
 
 def _load(models: list[str], rounds: int, as_json: bool) -> None:

@@ -138,7 +138,7 @@ def add(
 def remove(model: ModelArgument, tag: Annotated[str, typer.Argument(autocompletion=tags, help="The tag that `zoo add` gave it.")]) -> None:
     """Forget a checkpoint of your own; its bytes stay in the cache."""
     path = weights.remove(spelt(model), tag)
-    out.print(f"removed {escape(str(path))}", soft_wrap=True)
+    out.print(f"removed '{escape(str(path))}'", soft_wrap=True)
 
 
 def cache(as_json: JsonOption = False) -> None:
@@ -191,7 +191,7 @@ def gc(
     """Remove from the cache what nobody used for long, and what dead processes left; what a weights.lock names stays."""
     place = weights.Cache().root
     if not place.exists() and not as_json:
-        out.print(f"there is no cache at {escape(str(place))}, so there is nothing to remove", soft_wrap=True)
+        out.print(f"there is no cache at '{escape(str(place))}', so there is nothing to remove", soft_wrap=True)
         return
     found = weights.gc(keep_days, dry_run=dry_run)
     if as_json:
@@ -208,7 +208,7 @@ def gc(
     verb = "would be freed" if dry_run else "freed"
     out.print(f"{found.freed_bytes / 1e6:,.1f} MB {verb}; {found.kept_bytes / 1e6:,.1f} MB stay, {kept}.", soft_wrap=True)
     for path in found.locks:
-        out.print(f"[dim]kept what {escape(str(path))} names[/dim]", soft_wrap=True)
+        out.print(f"[dim]kept what '{escape(str(path))}' names[/dim]", soft_wrap=True)
     for path, note in found.unreachable:
-        named = f"kept what {escape(str(path))} named, whose disk is not mounted; to let go of it: rm {escape(str(note))}"
+        named = f"kept what '{escape(str(path))}' named, whose disk is not mounted; to let go of it: rm {escape(str(note))}"
         out.print(f"[dim]{named}[/dim]", soft_wrap=True)

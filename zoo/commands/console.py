@@ -238,7 +238,7 @@ def in_shell_words(text: str, command: Any) -> str:
             return match[0]
         yes, no = (next((one for one in words if one.startswith("--")), "") for words in (option.opts, option.secondary_opts))
         if value in ("True", "False"):
-            return (yes if value == "True" else no) or match[0]
+            return ((yes if value == "True" else no) if option.is_flag else "") or match[0]
         return f"{yes} {value}"
 
     text = re.sub(rf"\b{command.name}\(\)", f"zoo {command.name}", text)

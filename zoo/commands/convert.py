@@ -154,7 +154,7 @@ def convert(
         return
     _show(made)
     if report is not None:
-        out.print(f"[dim]report: {escape(str(report))}[/dim]", soft_wrap=True)
+        out.print(f"[dim]report: '{escape(str(report))}'[/dim]", soft_wrap=True)
 
 
 def diff(
@@ -191,7 +191,7 @@ def _steps(quiet: bool) -> Iterator[Callable[[str], None]]:
 def _show(made: Conversion) -> None:
     proven = made.certificate.proven
     colour = "green" if proven else "yellow"
-    out.print(f"[bold]{made.model.__name__}[/bold] from {escape(str(made.source.path))}: {escape(made.source.framework)}", soft_wrap=True)
+    out.print(f"[bold]{made.model.__name__}[/bold] from '{escape(str(made.source.path))}': {escape(made.source.framework)}", soft_wrap=True)
     out.print(f"  sha256 {made.sha256}", soft_wrap=True)
     facts = {
         "naming": made.naming,
@@ -210,7 +210,7 @@ def _show(made: Conversion) -> None:
         mark = "[green]✓[/green]" if each.proven else "[yellow]·[/yellow]"
         out.print(f"  {mark} {escape(each.kind)}: {escape(each.detail)}", soft_wrap=True)
     out.print(f"[{colour}]{escape(made.certificate.verdict)}[/{colour}]", soft_wrap=True)
-    out.print(f"{escape(str(made.destination))}: {made.destination.stat().st_size:,} bytes", soft_wrap=True)
+    out.print(f"wrote '{escape(str(made.destination))}': {made.destination.stat().st_size:,} bytes", soft_wrap=True)
 
 
 def _shown(steps: Preprocessing) -> str:

@@ -132,6 +132,9 @@ def finetune(
         named |= {"out": folder, "val": val, "restart": restart}
     try:
         run = train(**named, progress=False if quiet else partial(watched_steps, console=err), **told)
+    except FileExistsError:
+        todo = f"zoo finetune --resume {folder} goes on with it, --restart throws it away; or name another folder with --out"
+        raise FileExistsError(f"'{folder}' holds a run: {todo}") from None
     except KeyboardInterrupt as ended:
         err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"])), soft_wrap=True)
         raise
@@ -161,7 +164,9 @@ def _show(run: Run, as_json: bool) -> None:
         before = f", {run.resumed:,} of them before it was resumed" if run.resumed else ""
         out.print(f"[bold]{figures}[/bold], after {counted(run.steps, 'step')}{before}", soft_wrap=True)
     name = type(run.model).__name__ if run.model is not None else "MODEL"
-    out.print(f"{escape(str(run.folder / 'report.html'))}; zoo predict PHOTO --model {escape(str(run.folder))}", soft_wrap=True)
+    out.print(
+        f"wrote '{escape(str(run.folder / 'report.html'))}'; use it: zoo predict PHOTO --model {escape(str(run.folder))}", soft_wrap=True
+    )
     out.print(f'[dim]trained({name}, "{escape(str(run.folder))}")[/dim]', soft_wrap=True)
 
 

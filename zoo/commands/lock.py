@@ -71,7 +71,7 @@ def lock(
             raise typer.BadParameter("--contribute FILE takes no names, and --by says who saw it: --by 'Ada Lovelace'")
         writable(contribute)
         count = locking.contribute(contribute, by.strip())
-        out.print(f"{counted(count, 'checkpoint')} in {escape(str(contribute))}", soft_wrap=True)
+        out.print(f"{counted(count, 'checkpoint')} in '{escape(str(contribute))}'", soft_wrap=True)
     elif check:
         _check(locking.check([file] if file else find_locks(), names), as_json)
     elif diff is not None or command:
@@ -83,7 +83,7 @@ def lock(
         held = user_lock() if (renewed or remove) and user_lock().is_file() else None  # where no project is, the pin stands there
         path = (file or project_lock() or held or Path(NAME)).absolute()
         if switch := frozen_by():
-            raise NotLocked(f"{path} is not changed: {switch} admits no new entries; zoo lock --check compares.")
+            raise NotLocked(f"'{path}' is not changed: {switch} admits no new entries; zoo lock --check compares.")
         writable(path)
         old = Lock.read(path).entries if path.exists() else {}
         if not names and not ask_hub and (remove or not old):
@@ -111,7 +111,7 @@ def _check(audits: list[Audit], as_json: bool) -> None:
         counts = f"{len(audit.proven)} as locked, {len(audit.absent)} not in the cache"
         differ = len({one.key for one in audit.differences})
         counts += f", {differ} differ{'s' if differ == 1 else ''}"
-        out.print(f"[dim]{escape(str(audit.path))}: {counted(audit.entries, 'entry', 'entries')}, {counts}[/dim]", soft_wrap=True)
+        out.print(f"[dim]'{escape(str(audit.path))}': {counted(audit.entries, 'entry', 'entries')}, {counts}[/dim]", soft_wrap=True)
     if any(audit.differences for audit in audits):
         raise typer.Exit(1)
 
@@ -149,7 +149,7 @@ def _show(path: Path, old: Mapping[str, Entry], written: Written, as_json: bool)
         for key in sorted(states.keys() & (new.keys() | old.keys())):
             entry = new.get(key) or old[key]
             out.print(f"{states[key]:10}{escape(key)}  [dim]sha256 {entry.sha256}[/dim]", soft_wrap=True)
-        out.print(f"[dim]{escape(str(path))}: {counted(len(new), 'entry', 'entries')}[/dim]", soft_wrap=True)
+        out.print(f"[dim]'{escape(str(path))}': {counted(len(new), 'entry', 'entries')}[/dim]", soft_wrap=True)
     for why in failed.values():
         err.print(f"[red]failed[/red] {escape(why)}", soft_wrap=True)
     if failed:

@@ -169,7 +169,6 @@ def info(
                 "params": known.params,
                 "multiply_adds": known.multiply_adds,
                 "cpu_ms": speeds().plain.get(known.name),
-                "cpu_ms_fast": speeds().fast.get(known.name),
                 "paper": known.paper,
                 "min_size": known.min_size,
                 "checkpoints": [asdict(c) for c in rows],
@@ -211,13 +210,12 @@ def _checkpoints(known: Variant, rows: tuple[Checkpoint, ...], full: bool) -> Ta
 
 
 def _about(known: Variant) -> Table:
-    times = {"plain": speeds().plain, "by fast()": speeds().fast}
-    told = [f"{_milliseconds(of, known.name)} ms {how}" for how, of in times.items() if known.name in of]
+    cost = _milliseconds(speeds().plain, known.name)
     facts = {
         "": known.about,
         "parameters": f"{known.params:,}",
         "multiply-adds": f"{_gmacs(known)}·10⁹ an image of {known.input_size}x{known.input_size} px; it takes {known.min_size} px and more",
-        "CPU": f"{', '.join(told)}; one image, {speeds().machine}, {speeds().date}" if told else "",
+        "CPU": f"{cost} ms: {speeds().caption}" if cost else "",
         "family, paper": f"{known.family}, {known.paper}",
     }
     return _pairs({name: value for name, value in facts.items() if value})

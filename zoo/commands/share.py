@@ -37,7 +37,7 @@ def bundle(
     """Write checkpoints into one file for a machine without a network: weights, labels, records, licences, golden outputs."""
     if listed is not None:
         if models:
-            raise typer.BadParameter(f"it shows what {listed} holds; leave out {', '.join(models)}", param_hint="--list")
+            raise typer.BadParameter(f"it shows what '{listed}' holds; leave out {', '.join(models)}", param_hint="--list")
         _list_bundle(listed, as_json)
         return
     if not models:
@@ -53,7 +53,7 @@ def bundle(
         return
     for one in contents.weights:
         out.print(f"{one.model} {one.tag}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
-    out.print(f"wrote {escape(str(output))}, {size:,} bytes. There: zoo unbundle {escape(output.name)}", soft_wrap=True)
+    out.print(f"wrote '{escape(str(output))}', {size:,} bytes. There: zoo unbundle {escape(output.name)}", soft_wrap=True)
 
 
 def _list_bundle(file: Path, as_json: bool) -> None:
@@ -93,7 +93,7 @@ def unbundle(
             )
             out.print(f"  [dim]converted from the published file by the machine that wrote the bundle, {whose}[/dim]", soft_wrap=True)
         if one.registered:
-            out.print(f"  registered in {escape(str(one.registered))}", soft_wrap=True)
+            out.print(f"  registered in '{escape(str(one.registered))}'", soft_wrap=True)
 
 
 def _signed(file: Path, signature: Path | None, key: Path | None) -> str | None:
@@ -105,7 +105,7 @@ def _signed(file: Path, signature: Path | None, key: Path | None) -> str | None:
     from weights.signing import verify_signature
 
     if file.is_dir():
-        raise MalformedFile(f"{file} is no file, and a bundle is one: name what zoo bundle wrote.")
+        raise MalformedFile(f"'{file}' is no file, and a bundle is one: name what zoo bundle wrote.")
     return verify_signature(file, signature, key)[file.name]
 
 
@@ -151,7 +151,7 @@ def mirror(
             )
         use = f"Use it: ZOO_MIRROR={escape(str(folder.absolute()))}"
         lost = f", {len(gone)} missing" if gone else ""
-        out.print(f"{counted(len(report.files), 'file')} in {escape(str(folder))}{lost}. {use}", soft_wrap=True)
+        out.print(f"{counted(len(report.files), 'file')} in '{escape(str(folder))}'{lost}. {use}", soft_wrap=True)
     _tell_of_damage(folder, report, gone)
     if gone:
         raise typer.Exit(1)
@@ -258,7 +258,7 @@ def sbom(
         return
     with atomic(output) as file:
         file.write(text.encode())
-    out.print(f"wrote {escape(str(output))}: {counted(len(entries), 'set')} of weights of {escape(str(path))}", soft_wrap=True)
+    out.print(f"wrote '{escape(str(output))}': {counted(len(entries), 'set')} of weights of '{escape(str(path))}'", soft_wrap=True)
     unknown = [entry.key for entry in entries if entry.license == "unstated"]
     if unknown:
         err.print(

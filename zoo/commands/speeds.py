@@ -1,4 +1,4 @@
-"""What one image costs each network on a CPU, as it was measured once; `docs/making/speeds.py` writes the table from a record."""
+"""What one image costs each network on a CPU, as `recipes/cpu_milliseconds.py` measured it on one machine."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ class Speeds:
 
     Attributes:
         machine: on which it was measured, in words.
-        date: of the measurements.
-        plain: by network, as `trained` returns it.
-        fast: by network, as `fast` makes it.
+        date: of the last measurement.
+        plain: by network, as `trained` returns it; a network that was not measured is not in it.
     """
 
     machine: str
     date: str
     plain: dict[str, float]
-    fast: dict[str, float]
 
     @property
     def caption(self) -> str:
         """Say what the milliseconds are of."""
-        return f"one image on {self.machine}, plain PyTorch, {self.date}"
+        return f"one image, plain float32, on {self.machine}, {self.date}"
+
+
+def read(path: Path) -> Speeds:
+    """Read a table."""
+    return Speeds(**json.loads(path.read_text(encoding="utf-8")))
 
 
 @cache
 def speeds() -> Speeds:
-    """Read the table; what was not measured is not in it."""
-    return Speeds(**json.loads(TABLE.read_text(encoding="utf-8")))
+    """Read the table that ships."""
+    return read(TABLE)

@@ -69,7 +69,7 @@ class Workplace:
     def __init__(self, out: Path, plan: Plan, restart: bool) -> None:
         self.folder = out.with_name(f"{out.name}.parts")
         if out.exists() and not self.folder.exists() and not restart:
-            raise FileExistsError(f"{out} is there already; --restart (restart=True) computes it anew, or name another file")
+            raise FileExistsError(f"'{out}' is there already; restart=True computes it anew, or name another file")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder / LOCK)
         try:
@@ -94,7 +94,7 @@ class Workplace:
         try:
             found: dict[str, Any] = json.loads(self._manifest.read_text())
         except ValueError as error:
-            raise ValueError(f"{self._manifest} is damaged ({error}); --restart (restart=True) begins anew") from None
+            raise ValueError(f"{self._manifest} is damaged ({error}); restart=True begins anew") from None
         probe = found.pop("probe", None)
         differ = [name for name in facts if name != "place" and facts[name] != found.get(name)]
         kept = sum(1 for _ in self.folder.glob("part-*"))
@@ -105,7 +105,7 @@ class Workplace:
             lines = [f"\n  {name}: {_shown(found.get(name))} then, {_shown(facts[name])} now" for name in differ]
             raise ValueError(
                 f"{self.folder} holds {kept} finished parts of another job:{''.join(lines)}\n"
-                "Ask for the same again to go on with it, name another output, or throw it away: --restart (restart=True)"
+                "Ask for the same again to go on with it, name another output, or throw it away: restart=True"
             )
         return probe
 

@@ -58,5 +58,5 @@ def check_probe(found: str, begun: str, where: object) -> None:
     if found != begun:
         raise ValueError(
             f"the network's last bits are not those of the run that began {where}: another machine, other libraries, or fast() chose "
-            "other kernels. Go on where it was begun, or begin anew with --restart (restart=True); --no-fast (fast=False) chooses nothing"
+            "other kernels. Go on where it was begun, or begin anew with restart=True; fast=False chooses nothing"
         )

@@ -23,7 +23,7 @@ KEY = "run"
 """Under this name the file's metadata hold what is no tensor, as JSON."""
 RESULT = (ROW, WEIGHTS, LABELS)
 SHOWN = ("log.jsonl", "metrics.json", "curves.png", "confusion.png", "report.html", "unreadable.txt")
-AFRESH = "begin it anew in the same folder: zoo finetune DATA … --restart (restart=True)"
+AFRESH = "begin it anew in the same folder with restart=True"
 
 
 class Damaged(ValueError):

@@ -148,8 +148,7 @@ def finetune(
                 raise ValueError("finetune() needs a network and images: finetune(MobileNetV2, 'photos')")
             if (folder / CONFIG).exists() and not restart and checkpoint.saved_step(folder) != 0:
                 raise FileExistsError(
-                    f"{folder} holds a run: resume=True (zoo finetune --resume {folder}) goes on with it, restart=True (--restart) "
-                    "throws it away; or name another folder"
+                    f"'{folder}' holds a run: resume=True goes on with it, restart=True throws it away; or name another folder"
                 )
             wanted = Settings.of(settings)
             train, measured = open_data(data, val, wanted.layout)

@@ -44,11 +44,11 @@ def open_source(where: str | os.PathLike[str]) -> Source:
         where = str(at_home(where))
     named = files.expand(where)
     if not named or (len(named) == 1 and files.kind(named[0]) == "nothing"):
-        raise FileNotFoundError(f"{where} is not there; a source is {KINDS}")
+        raise FileNotFoundError(f"'{where}' is not there; a source is {KINDS}")
     source = _folder(where) if len(named) == 1 and files.kind(named[0]) == "folder" else _files(where, named)
     told = _left_out(source)
     if not len(source):
-        raise ValueError(f"{where} holds no images{' that can be used' if told else ''}; {told or f'a source is {KINDS}'}")
+        raise ValueError(f"'{where}' holds no images{' that can be used' if told else ''}; {told or f'a source is {KINDS}'}")
     if told:
         log.warning("%s: %s", where, told)
     return source
@@ -70,7 +70,7 @@ def _folder(where: str) -> Source:
             source.others = Counter({end: n for end, n in others.items() if end not in suffixes}) + Counter(source.others)
             return source
     beside = f", but {endings(others)}" if others else ""
-    raise ValueError(f"{where} holds no images ({', '.join(SUFFIXES)}), no .parquet and no .tar{beside}")
+    raise ValueError(f"'{where}' holds no images ({', '.join(SUFFIXES)}), no .parquet and no .tar{beside}")
 
 
 def _left_out(source: Source) -> str:
@@ -92,7 +92,7 @@ def _alone(where: str, images: int, shards: list[str]) -> None:
     suffix = f"**/*{os.path.splitext(shards[0])[1]}"  # noqa: PTH122  (a name, which may be in a bucket)
     if len(shards) >= images:
         raise ValueError(
-            f"{where} holds {images} image files and {some}, and only one kind is read: name the shards, '{where}/{suffix}', or move "
+            f"'{where}' holds {images} image files and {some}, and only one kind is read: name the shards, '{where}/{suffix}', or move "
             "one of the kinds elsewhere"
         )
     log.warning("%s holds %d images beside %s, which are left alone; '%s/%s' reads them", where, images, some, where, suffix)

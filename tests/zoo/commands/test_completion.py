@@ -58,7 +58,7 @@ def test_a_word_is_completed_in_any_case(line: str, found: list[str], tmp_path: 
 
 def test_completing_a_tag_is_cheap(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    assert completed("zoo pull resnet50 -w image".split(), tmp_path, COSTS, str(figures)) == ["imagenet1k_v2", "imagenet1k_v1"]
+    assert completed(["zoo", "pull", "resnet50", "-w", "image"], tmp_path, COSTS, str(figures)) == ["imagenet1k_v2", "imagenet1k_v1"]
     assert json.loads(figures.read_text())["heavy"] == []
 
 

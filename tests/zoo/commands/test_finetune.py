@@ -54,7 +54,8 @@ def test_a_folder_becomes_a_network_that_predicts(ships: Path, tmp_path: Path, c
     assert main(["finetune", "--resume", str(out), "--fast", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 6
     assert main(told) == 1
-    assert "holds a run" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"'{out}' holds a run: zoo finetune --resume {out} goes on with it, --restart throws it away" in said
 
 
 def test_the_finder_draws(ships: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +109,7 @@ def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["DATA", "--set", "warmup"], 2, "a setting looks like warmup=0.1"),
         (["DATA", "--set", "warm=1", "-m", "ResNet20"], 2, "did you mean warmup?"),
         (["--resume", "nowhere"], 3, "holds no run to go on with"),
-        (["nowhere", "-m", "ResNet20"], 3, "nowhere is not there"),
+        (["nowhere", "-m", "ResNet20"], 3, "nowhere' is not there"),
     ],
 )
 def test_mistakes_are_one_message(told: list[str], code: int, words: str, ships: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,9 +162,7 @@ def test_memory_that_is_full_and_gpus_that_fail_are_one_message(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_full_memory_is_told_to_a_command_by_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_memory_is_told_to_a_command_by_what_it_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(*args: object, **options: object) -> None:
         raise MemoryError
 

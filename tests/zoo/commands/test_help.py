@@ -51,6 +51,7 @@ def test_a_picture_that_is_drawn_has_one_name_in_all_commands() -> None:
         ("finetune", "Try lr=0.0001, clip=1", "Try --lr 0.0001, --clip 1"),
         ("embed", "embed() needs preprocessing that crops", "zoo embed needs preprocessing that crops"),
         ("embed", "colour=3 and x.strict=True and strict=False stay", "colour=3 and x.strict=True and strict=False stay"),
+        ("finetune", "resume=True goes on", "resume=True goes on"),  # --resume takes a folder
         ("gc", "restart=True", "restart=True"),
     ],
 )

@@ -15,7 +15,12 @@ from PIL import Image
 from zoo.commands.app import main
 
 OUTPUTS = {
-    "x.png": [["predict", "IN.png", "--picture"], ["demo", "--picture"], ["search", "IN.png", "IN.png", "--picture"], ["bench", "--picture"]],
+    "x.png": [
+        ["predict", "IN.png", "--picture"],
+        ["demo", "--picture"],
+        ["search", "IN.png", "IN.png", "--picture"],
+        ["bench", "--picture"],
+    ],
     "x.npy": [["embed", ".", "-m", "ResNet20", "-o"]],
     "x.npz": [["convert", "IN.png", "-m", "ResNet20"]],
     "x.html": [["convert", "IN.png", "y.npz", "-m", "ResNet20", "--report"]],
@@ -62,7 +67,8 @@ def test_a_folder_that_takes_no_file_is_named_with_the_reason(
     monkeypatch.setattr(tempfile, "TemporaryFile", refuses)
     assert main([*words, name]) == 1
     assert (
-        f"{name}' can't be written: the folder '{work}' takes no file (Read-only file system); name another place" in capsys.readouterr().err
+        f"{name}' can't be written: the folder '{work}' takes no file (Read-only file system); name another place"
+        in capsys.readouterr().err
     )
 
 

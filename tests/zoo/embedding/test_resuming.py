@@ -129,7 +129,7 @@ def test_parts_of_another_job_are_refused_with_what_differs(
     other = trained(ResNet20)
     with torch.no_grad():
         next(other.parameters())[0] += 1
-    with pytest.raises(ValueError, match=r"(?s)holds 1 finished parts of another job:\n  weights: .* then, .* now.*--restart"):
+    with pytest.raises(ValueError, match=r"(?s)holds 1 finished parts of another job:\n  weights: .* then, .* now.*restart=True"):
         embed(other, photos, out, **PLAIN)
     with pytest.raises(ValueError, match=r"batch_size: 16 then, 8 now"):
         embed(network, photos, out, **{**PLAIN, "batch_size": 8})
@@ -156,7 +156,7 @@ def test_a_finished_output_is_left_alone_unless_a_restart_is_asked_for(network: 
     out = tmp_path / "o.npy"
     embed(network, photos / "circle", out, **PLAIN)
     first = out.read_bytes()
-    with pytest.raises(FileExistsError, match=r"o.npy is there already; --restart"):
+    with pytest.raises(FileExistsError, match=r"o.npy' is there already; restart=True"):
         embed(network, photos, out, **PLAIN)
     assert out.read_bytes() == first
     assert embed(network, photos, out, restart=True, **PLAIN).rows == 120
@@ -186,7 +186,7 @@ def test_two_processes_cant_work_on_one_output(network: Model, photos: Path, tmp
 def test_a_damaged_manifest_says_so(network: Model, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "o.npy.parts").mkdir()
     (tmp_path / "o.npy.parts/manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"manifest.json is damaged .*--restart"):
+    with pytest.raises(ValueError, match=r"manifest.json is damaged .*restart=True"):
         embed(network, photos, tmp_path / "o.npy", **PLAIN)
 
 

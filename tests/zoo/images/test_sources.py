@@ -269,13 +269,13 @@ def test_what_is_no_source_says_what_one_is(tmp_path: Path) -> None:
     folder(tmp_path, ["a/1.jpg"])
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.zip").write_bytes(b"PK")
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not there; a source is a folder of images"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere' is not there; a source is a folder of images"):
         open_source(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"s-1.tar, one of .*, is no file"):
         open_source(tmp_path / "{a/1.jpg,s-1.tar}")
     with pytest.raises(ValueError, match=r"1.jpg is one image; a source is"):
         open_source(tmp_path / "a/1.jpg")
-    with pytest.raises(ValueError, match=r"empty holds no images \(.jpg"):
+    with pytest.raises(ValueError, match=r"empty' holds no images \(.jpg"):
         open_source(tmp_path / "empty")
     with pytest.raises(ValueError, match=r"x.zip is no source"):
         open_source(tmp_path / "x.zip")

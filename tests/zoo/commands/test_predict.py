@@ -1,0 +1,111 @@
+"""`zoo predict`: folders, a device and a batch size."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from zoo.commands import pictures as given
+from zoo.commands import predict as command
+from zoo.commands.app import main
+
+
+@pytest.fixture
+def few(photos: Path, tmp_path: Path) -> Path:
+    shutil.copytree(photos / "circle", tmp_path / "few")
+    for path in sorted((tmp_path / "few").iterdir())[5:]:
+        path.unlink()
+    return tmp_path / "few"
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main(["predict", "-m", "ResNet20", "--top", "1", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_folder_is_all_of_its_pictures_with_the_answers_of_each(few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted(str(path) for path in few.iterdir())
+    singly = predicted(capsys, *files)
+    assert predicted(capsys, str(few)) == singly
+    assert [row["image"] for row in singly] == files
+    with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+        for file in files:
+            shard.add(file, Path(file).name)
+    (tmp_path / "list.txt").write_text("\n".join(files))
+    answers = [row["predictions"] for row in singly]
+    for source in ("shard.tar", "list.txt"):
+        assert [row["predictions"] for row in predicted(capsys, str(tmp_path / source))] == answers
+    assert [row["predictions"] for row in predicted(capsys, str(few), files[0])] == [*answers, answers[0]]
+
+
+def test_pictures_go_through_the_network_so_many_at_once(
+    few: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, batches = given.predict, []
+
+    def counted(network: Any, images: Any, *how: Any) -> Any:
+        batches.append(len(images))
+        return real(network, images, *how)
+
+    monkeypatch.setattr(given, "predict", counted)
+    predicted(capsys, str(few), "--batch-size", "2")
+    assert batches == [2, 2, 1]
+
+
+def test_a_bad_picture_in_a_folder_spoils_no_other_and_is_counted(few: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (few / "bad.jpg").write_bytes(b"")
+    assert main(["predict", str(few), "-m", "ResNet20", "--batch-size", "4"]) == 1
+    shown = capsys.readouterr()
+    assert "5 of 6 images classified" in shown.out
+    assert f"{few / 'bad.jpg'}: the file is empty" in shown.err
+
+
+def test_what_a_folder_leaves_out_is_counted_too(few: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (few / "self.jpg").symlink_to(few / "self.jpg")
+    assert main(["predict", str(few), "-m", "ResNet20"]) == 0
+    shown = capsys.readouterr()
+    assert "5 of 6 images classified" in shown.out
+    assert "self.jpg (it is a link to itself)" in shown.err
+
+
+def test_a_sheet_of_many_pictures_has_the_first_of_them(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "DRAWN", 1)
+    assert main(["predict", str(few), "-m", "ResNet20", "--picture", str(tmp_path / "one.png")]) == 0
+    monkeypatch.setattr(command, "DRAWN", 60)
+    assert main(["predict", str(few), "-m", "ResNet20", "--picture", str(tmp_path / "all.png")]) == 0
+    assert f"drawn in '{tmp_path / 'all.png'}'" in capsys.readouterr().out
+    with Image.open(tmp_path / "one.png") as one, Image.open(tmp_path / "all.png") as five:
+        assert one.width * one.height < five.width * five.height
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--device", "cuda:99"], 2, "there is no 'cuda:99' on this machine; take --device cpu"),
+        (["--device", "gpu"], 2, "a device is cpu, cuda or cuda:1, not 'gpu'"),
+        (["--batch-size", "0"], 2, "Invalid value for '--batch-size'"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(
+    arguments: list[str], code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("zoo.pretrained.trained.trained", never)
+    assert main(["predict", "none.jpg", "-m", "ResNet20", *arguments]) == code
+    assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_an_empty_folder_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", str(tmp_path / "empty"), "-m", "ResNet20"]) == 1
+    assert "empty' holds no images" in capsys.readouterr().err
