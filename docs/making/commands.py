@@ -21,7 +21,8 @@ TYPERS_OWN = ("install_completion", "show_completion")
 HEAD = """\
 # The command `zoo`
 
-{count} commands. `zoo COMMAND -h` shows the same. `zoo --install-completion` lets TAB complete networks, tags and files in your shell, in any case.
+{count} commands. `zoo COMMAND -h` shows the same. `zoo --install-completion` lets TAB complete networks, tags and files in your shell,
+in any case.
 
 {groups}
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -94,7 +93,7 @@ def _with_files(called: Callable[..., object]) -> Callable[..., object]:
     hints = get_type_hints(called, include_extras=True)
     for hint in hints.values():
         base, *about = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
-        if about and Path in (base, *get_args(base)) and about[0].autocompletion is None:
+        if about and "Path" in str(base) and about[0].autocompletion is None:
             about[0].autocompletion = files
     called.__annotations__ = hints
     return called
