@@ -247,8 +247,8 @@ class FastStep:
                     self._clip()
                     self.optimizer.step()
         except Exception as error:  # compilers of kernels have errors of their own; the end of the capture may have one above the first
-            cause = error.__context__ or error
-            self._give_up(first_line(cause) or type(cause).__name__)
+            # no name for the inner error: its traceback would hold this frame, and that the step's autograd graph, of another stream
+            self._give_up(first_line(error.__context__ or error) or type(error.__context__ or error).__name__)
             return None
         finally:
             clear_workspaces()
