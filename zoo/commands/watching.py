@@ -42,8 +42,8 @@ def watched_images(name: str, total: int, done: int, *, console: Console, clock:
     if done:
         _say(console, f"resumed: {done:,} of {total:,} images are done already")
     if console.is_terminal:
-        with images_bar(name, total, done, console) as advance:
-            yield advance
+        with images_bar(name, total, done, console) as advance_bar:
+            yield advance_bar
         return
     begun = last = clock()
     now_done = done

@@ -238,8 +238,9 @@ class Trainer:
 
     def _tell_epoch(self, measured: Metrics | None) -> None:
         """Tell whoever watches that an epoch is over."""
-        epochs = (steps / self.plan.per_epoch for steps in (self.step, self.plan.total))
-        self.told.epoch(Epoch(self.step, *epochs, sum(self._epoch) / max(1, len(self._epoch)), measured))
+        each = self.plan.per_epoch
+        loss = sum(self._epoch) / max(1, len(self._epoch))
+        self.told.epoch(Epoch(self.step, self.step / each, self.plan.total / each, loss, measured))
         self._epoch = []
 
     def _judge(self) -> Metrics | None:

@@ -118,12 +118,12 @@ def test_embedding_says_that_it_resumed(
 
     def ends(feeder: object, source: object, plan: object, todo: object, arriving: object, save: object, advance: object) -> object:
         def two(part: range, rows: object) -> None:
-            save(part, rows)  # pyright: ignore[reportCallIssue]
+            save(part, rows)
             saved.append(part)
             if len(saved) == 2:
                 raise KeyboardInterrupt
 
-        return real(feeder, source, plan, todo, arriving, two, advance)  # pyright: ignore[reportArgumentType]
+        return real(feeder, source, plan, todo, arriving, two, advance)
 
     monkeypatch.setattr("zoo.embedding.plan.PART_ROWS", 32)
     monkeypatch.setattr(job, "flow", ends)
