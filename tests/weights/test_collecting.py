@@ -107,7 +107,7 @@ def test_where_there_is_no_cache_the_command_says_so(own_cache: Path, capsys: py
     from zoo.commands.app import main
 
     assert main(["gc"]) == 0
-    assert capsys.readouterr().out == f"there is no cache at {own_cache}, so there is nothing to remove\n"
+    assert capsys.readouterr().out == f"there is no cache at '{own_cache}', so there is nothing to remove\n"
     assert not own_cache.exists()
 
 
@@ -145,7 +145,7 @@ def test_what_a_project_on_a_disk_that_is_not_mounted_names_stays_until_its_note
     found = weights.gc(0)
     assert ({one.path for one in found.removed}, found.unreachable) == ({three[1].path, three[2].path}, ((project, note),))
     assert main(["gc", "--keep-days", "0"]) == 0
-    assert f"kept what {project} named, whose disk is not mounted; to let go of it: rm {note}" in capsys.readouterr().out
+    assert f"kept what '{project}' named, whose disk is not mounted; to let go of it: rm {note}" in capsys.readouterr().out
     note.unlink()
     assert [one.path for one in weights.gc(0).removed] == [three[0].path]
 

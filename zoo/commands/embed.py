@@ -219,7 +219,7 @@ def _show(report: Report) -> None:
 def _time(report: Report) -> str:
     """Say how long it took and why: "33 s (30 s preparing; 41/s then, limited by JPEG decoding)"."""
     seconds = f"{report.seconds:,.{0 if report.seconds >= 10 else 1}f} s"
-    before = f", {counted(report.resumed, 'image')} of them by an earlier run" if report.resumed else ""
+    before = f", {report.resumed:,} of them by an earlier run" if report.resumed else ""
     if not report.limited_by:
         return f"{seconds}{before}"
     preparing = f"{report.preparing_s:,.{0 if report.preparing_s >= 10 else 1}f} s preparing"

@@ -114,14 +114,13 @@ def test_embedding_says_that_it_resumed(
     from zoo.embedding import run as job
 
     told = ["embed", str(photos), "-m", "ResNet20", "-o", str(tmp_path / "o.npy"), "--no-fast", "--workers", "0", "--batch-size", "16"]
-    real, saved = job.flow, []
+    real = job.flow
 
     def ends(feeder: object, source: object, plan: object, todo: object, arriving: object, save: object, advance: object) -> object:
         def two(part: range, rows: object) -> None:
-            save(part, rows)
-            saved.append(part)
-            if len(saved) == 2:
+            if part.start >= 64:
                 raise KeyboardInterrupt
+            save(part, rows)
 
         return real(feeder, source, plan, todo, arriving, two, advance)
 
@@ -132,6 +131,5 @@ def test_embedding_says_that_it_resumed(
     monkeypatch.setattr(job, "flow", real)
     assert main(told) == 0
     printed = capsys.readouterr()
-    done = sum(map(len, saved))
-    assert f"resumed: {done} of 120 images are done already" in printed.err
-    assert f"{done} images of them by an earlier run" in printed.out
+    assert "resumed: 64 of 120 images are done already" in printed.err
+    assert printed.out.splitlines()[0].endswith("), 64 of them by an earlier run")

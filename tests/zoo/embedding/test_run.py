@@ -152,7 +152,8 @@ def test_rates_count_from_the_first_decoded_image_and_not_from_the_first_batch(m
     monkeypatch.setattr("zoo.embedding.flow.time.monotonic", lambda: next(now))
     for chunk in meter.watch(made):
         meter.finished(len(chunk.rows))
-    meter.tell(report, 1.0)
+    meter.tell(report, 1.0, 70.0)
+    assert report.preparing_s == 30.0
     assert (report.images_s, report.decoder_images_s, report.model_images_s) == (4.0, 10.0, 40.0)
 
 

@@ -176,3 +176,10 @@ def test_one_list_says_which_endings_images_have() -> None:
 
 def test_other_files_are_worded_by_their_number() -> None:
     assert kinds.endings({"": 1, ".txt": 10, ".json": 1200}) == "1,211 other files: 1,200 .json, 10 .txt, 1 without an ending"
+
+
+def test_names_of_one_kind_tell_it_and_others_do_not() -> None:
+    assert kinds.kind_of_names(["a/1.jpg", "b/2.JPEG"]) == "JPEG"
+    assert kinds.kind_of_names(["1.jpg", "2.png"]) == "image"
+    assert kinds.kind_of_names(["part-0.parquet#12"]) == "image"
+    assert kinds.kind_of_names([]) == "image"

@@ -191,7 +191,7 @@ def test_a_mirror_is_written_and_verified_by_the_command(tmp_path: Path, capsys:
     assert "CHANGED" in capsys.readouterr().err
     assert main(["mirror", str(folder)]) == 1
     told = capsys.readouterr()
-    assert f"0 files in {folder}, 1 missing." in told.out
+    assert f"0 files in '{folder}', 1 missing." in told.out
     todo = f"fetch it again by zoo mirror {folder} ResNet20:cifar10, or give it up by zoo mirror {folder} --forget"
     assert "".join(told.err.split()) == "".join(f"MISSING {blob.name}: {todo}".split())
     assert main(["mirror", str(folder), "ResNet20:cifar10", "-q"]) == 0
@@ -256,7 +256,7 @@ def test_what_is_there_is_replaced_when_asked_only(tmp_path: Path, capsys: pytes
     for command in (["bundle", "ResNet20", "-q"], ["sbom", "--lock", str(tmp_path / "weights.lock")]):
         (tmp_path / "mine").write_text("mine")
         assert main([*command, "-o", str(tmp_path / "mine")]) == 1
-        assert "mine is there already; --replace puts the new one in its place" in capsys.readouterr().err
+        assert "mine' is there already; --replace puts the new one in its place" in capsys.readouterr().err
         assert (tmp_path / "mine").read_text() == "mine"
         assert main([*command, "-o", str(tmp_path / "mine"), "--replace"]) == 0
         assert (tmp_path / "mine").read_bytes() != b"mine"
