@@ -243,7 +243,7 @@ def test_a_way_that_is_wrong_for_other_images_only_is_red() -> None:
     [
         (["--models", "ResNet51"], 3, "did you mean"),
         (["--peers", "jax"], 2, "There are eager-fp32"),
-        (["--device", "abacus"], 2, "cuda or cpu"),
+        (["--device", "abacus"], 2, "a device is cpu, cuda or cuda:1, not 'abacus'"),
         (["--dtype", "int8"], 2, "bfloat16, float16, float32"),
         (["--batches", "1,x"], 2, "1,32,256"),
         (["--batches", "0"], 2, "above 0"),
