@@ -8,7 +8,9 @@ import importlib.util
 import itertools
 import os
 import random
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 10, 10)  # JAX and Hypothesis listen to each collection, and cost more than it
     if main := sys.modules.get("typer.main"):
         main.get_command = functools.cache(main.get_command)  # the zoo's whole command, made anew for each line of it
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach the processes that tests start: a shell without job control starts what is in its background deaf to it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

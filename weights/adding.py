@@ -107,7 +107,9 @@ def remove(model: str, tag: str) -> Path:
 def to_toml(row: Checkpoint) -> str:
     """Write a record as the table that the registry reads back as the same record."""
     facts = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("model", "tag")}
-    lines = [f"{name} = {_value(value)}" for name, value in facts.items() if value not in (None, False, {}, ())]
+    lines = [
+        f"{name} = {_value(value)}" for name, value in facts.items() if value is not None and value is not False and value not in ({}, ())
+    ]
     return "\n".join([f"[{quoted(row.model)}.{quoted(row.tag)}]", *lines, ""])
 
 

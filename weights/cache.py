@@ -30,7 +30,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -206,8 +206,13 @@ class Cache:
     def rename(self, installed: Installed, source: str) -> None:
         """Note another name of where a file came from, since the one that it was installed from is gone."""
         self.record(source, replace(installed, source=source), None, None, installed.size_bytes)
-        with contextlib.suppress(OSError):
-            (self.root / "refs" / f"{key(installed.source)}.json").unlink()
+        self.forget((installed.source,))
+
+    def forget(self, sources: Iterable[str]) -> None:
+        """Drop the notes of what sources gave; the files stay until `gc`."""
+        for source in sources:
+            with contextlib.suppress(OSError):
+                (self.root / "refs" / f"{key(source)}.json").unlink()
 
     def derive(self, installed: Installed, version: str) -> None:
         """Note which safetensors was made of a foreign file, and by which version of the converter."""

@@ -27,7 +27,7 @@ from weights.errors import (
     SourceUnavailable,
     WeightsError,
 )
-from weights.fetch import Expected, changed_upstream, fetch
+from weights.fetch import Expected, changed_upstream, check_reported, fetch
 from weights.header import check_complete
 from weights.part import Part, require
 from weights.patience import patiently
@@ -211,6 +211,8 @@ class Delivery:
         if expected.installed and remote.sha256 and remote.sha256 != expected.installed:
             raise changed_upstream(place, expected, remote.sha256)
         check_announced(remote, expected.sha256)
+        if remote.sha256:
+            check_reported(place, expected, remote.sha256)  # before a byte of it comes
         return remote
 
     def _bundled(self) -> str:

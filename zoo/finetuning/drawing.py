@@ -130,7 +130,7 @@ def stacked(panels: Sequence[Image]) -> Image:
 
 
 def _ends(values: Sequence[float], whole: bool) -> tuple[float, float]:
-    """Return where an axis begins and ends: at whole numbers for what is counted, and never both at one place."""
+    """Return where an axis begins and ends. Counts get whole numbers, and the ends always differ."""
     low, high = (math.floor(min(values)), math.ceil(max(values))) if whole else (min(values), max(values))
     return (low, high) if low < high else (low - 1, high) if whole else (low - 0.5, high + 0.5)
 

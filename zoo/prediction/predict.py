@@ -157,7 +157,7 @@ def _usual_network(model: str, tag: str) -> Model:
 
 
 def _usual() -> Model:
-    """Build the network for whoever names none, once."""
+    """Build the network that is used when none is named. It is built once."""
     record, why = usual()
     log.info("predicting by %s:%s, %s", record.model, record.tag, why)
     return _usual_network(record.model, record.tag)

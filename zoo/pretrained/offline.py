@@ -8,7 +8,7 @@ import weights
 from weights import Cache, Checkpoint
 from weights.containers import containers
 from weights.places import wheel_parts
-from weights.sources import is_here
+from weights.sources import is_here, local_path
 from zoo.variants import variants
 
 EMBEDDED = ("ResNet20", "cifar10")
@@ -42,6 +42,7 @@ def _places(cache: Cache, row: Checkpoint) -> Iterator[str]:
         if cache.lookup(container):
             yield "from the cache"
     for source in row.sources:
-        if is_here(source):
-            parts = wheel_parts(source)
-            yield f"from the package {parts[0]}" if parts else f"from {source}"
+        if (parts := wheel_parts(source)) and is_here(source):
+            yield f"from the package {parts[0]}"
+        elif source.startswith("file:") and local_path(source).is_file():
+            yield f"from {source}"

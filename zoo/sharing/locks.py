@@ -10,7 +10,7 @@ from pathlib import Path
 
 import weights
 from weights import BadLock, Checkpoint, HashMismatch, UnknownWeights, WeightsError
-from weights.asking import announced, contribution, seen_here, without_tensors
+from weights.asking import announced, contribution, seen_here
 from weights.auditing import Audit
 from weights.auditing import check as check_lock
 from weights.cache import Cache
@@ -100,7 +100,7 @@ def ask_hub(path: Path, names: Sequence[str] = ()) -> Written:
         for one in pins(old, row):
             if one.sha256 != entry.sha256:
                 raise changed(f"{path} pins {one.key} to", one.sha256 or "", entry.sha256, "and the Hub now announces", one.key)
-        found[entry.key] = without_tensors(entry, old.get(entry.key))
+        found[entry.key] = _with_tensors(entry, old.get(entry.key))
     return Written(update(Cache(), path, lambda entries: {**entries, **found}).entries, failed)
 
 
@@ -196,9 +196,14 @@ def _made(
     before = old.get(entry.key)
     if before and before.sha256 == entry.sha256 and before.commit:  # seen at that commit first; a warm cache may not know it
         entry = replace(entry, sources=before.sources, size_bytes=entry.size_bytes or before.size_bytes)
+    return record, _with_tensors(entry, before)
+
+
+def _with_tensors(entry: Entry, before: Entry | None) -> Entry:
+    """Keep what a lock knew of the tensors, where the file is the same and nobody has counted them anew."""
     if before and before.sha256 == entry.sha256 and not entry.fingerprint:
-        entry = replace(entry, tensors=before.tensors, fingerprint=before.fingerprint)
-    return record, entry
+        return replace(entry, tensors=before.tensors, fingerprint=before.fingerprint)
+    return entry
 
 
 def _check_records(entry: Entry, held: Iterable[Entry]) -> None:

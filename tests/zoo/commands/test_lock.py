@@ -18,6 +18,7 @@ from convert.formats import safetensors
 from weights import ChangedUpstream, NoSpace, NotLocked
 from weights.adding import to_toml
 from weights.lock import SHIPPED_LOCK, Lock, user_lock
+from weights.record import record
 from zoo import ResNet20, trained
 from zoo.commands.app import main
 from zoo.sharing import locks as locking
@@ -576,5 +577,8 @@ def test_what_this_machine_saw_becomes_rows_with_who_and_when(
     assert main(["lock", "--contribute", "seen.toml"]) == 2
     assert main(["lock", "--contribute", "seen.toml", "--by", "Ada <ada@example.org>"]) == 0
     table = tomllib.loads(Path("seen.toml").read_text())["ResNet20"]["seen"]
+    assert table["sources"] == list(row.sources)
+    kept = tomllib.loads(to_toml(row))["ResNet20"]["seen"]
+    assert record("ResNet20", "seen", kept | table, "the registry", classes_known=False).sha256_reported == table["sha256_reported"]
     assert (table["sha256_reported"], table["size_bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
     assert table["reported_by"].startswith("Ada <ada@example.org>, 20")

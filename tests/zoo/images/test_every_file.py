@@ -44,7 +44,7 @@ def picture(path: Path, seed: int = 0) -> Path:
 
 
 def forbid(monkeypatch: pytest.MonkeyPatch, folder: Path, error: type[OSError] = PermissionError) -> None:
-    """Make a folder one that can't be listed, for whoever runs the tests as root too."""
+    """Make listing a folder fail. It works for root, too."""
     whole = os.scandir
 
     def scandir(path: Any) -> Any:

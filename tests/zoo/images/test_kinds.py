@@ -89,7 +89,8 @@ def test_heic_without_its_library_is_left_out_with_the_advice(tmp_path: Path, mo
 
 
 def test_heic_with_its_library_is_an_image_like_any_other(tmp_path: Path) -> None:
-    heif = pytest.importorskip("pillow_heif")
+    import pillow_heif as heif
+
     pixels = np.tile(np.array([200, 40, 40], np.uint8), (32, 48, 1))
     heif.from_pillow(Image.fromarray(pixels)).save(tmp_path / "a.heic", quality=95)
     source = open_source(tmp_path)

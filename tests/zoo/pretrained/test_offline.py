@@ -1,4 +1,4 @@
-"""Nobody named a checkpoint: the best ImageNet one that is here is used, and why is said."""
+"""Without a name, the best ImageNet checkpoint on this machine is used. The command says why."""
 
 from __future__ import annotations
 
@@ -50,6 +50,8 @@ def test_a_better_one_in_the_cache_wins_and_a_worse_one_does_not(monkeypatch: py
 def test_a_users_own_row_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row = replace(weights.find("ResNet18", "imagenet1k_v1"), tag="mine", sources=((tmp_path / "w").as_uri(),), metrics={"top1": 99.0})
     monkeypatch.setattr(weights, "checkpoints", lambda model=None: (row,))
+    assert usual()[0].model == "ResNet20"  # a file that is gone is no choice, and neither is what a bundle brought and gc took
+    (tmp_path / "w").touch()
     assert usual() == (row, f"the best ImageNet checkpoint on this machine, from {row.sources[0]}")
 
 

@@ -291,6 +291,6 @@ class _Recorder(TorchFunctionMode):
 
 
 def saved_tensor_hooks() -> Any:
-    """Return the hooks that pack what is saved now; None where there are none."""
+    """Return the saved-tensor hooks that are in force, or None."""
     top = getattr(getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks", None)
     return None if top is None else top(False)
