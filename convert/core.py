@@ -18,6 +18,9 @@ Shape = tuple[int, ...]
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that DataParallel and torch.compile put before every name."""
 
+AVERAGED = "n_averaged"
+"""AveragedModel's count of states; beside "module." names it is no part of a network."""
+
 COUNTER = "num_batches_tracked"
 """BatchNorm's step counter: no part of what a network computes, and absent from files older than PyTorch 0.4.1."""
 
@@ -159,7 +162,9 @@ def by_module(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def strip_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
-    """Take the prefixes of `WRAPPERS` from the names, each only when every name has it."""
+    """Take the prefixes of `WRAPPERS` from the names, each only when every name has it; and the counter that AveragedModel puts beside."""
+    if len(tensors) > 1 and all(name == AVERAGED or name.startswith(WRAPPERS[0]) for name in tensors):
+        tensors = {name: tensor for name, tensor in tensors.items() if name != AVERAGED}
     names = list(tensors)
     while names and (prefix := next((w for w in WRAPPERS if all(name.startswith(w) for name in names)), None)):
         names = [name.removeprefix(prefix) for name in names]

@@ -37,6 +37,7 @@ from convert._confined import SPARE_BYTES
 from convert._guard import check
 from convert._manifest import CUT, believed, dtype_name, packed, unpacked
 from convert.kinds import is_array, is_dict, is_list
+from convert.sets import chosen
 from convert.source import Shape, Source
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable
 
@@ -83,7 +84,7 @@ main()
 """
 
 
-def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolated: bool = True) -> Source:
+def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolated: bool = True, weights_of: str | None = None) -> Source:
     """Open a weight file of any format, in a process of its own.
 
     Args:
@@ -91,6 +92,7 @@ def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolat
         format: a name that `convert.formats.formats` lists; "auto" asks the first bytes.
         data: the file's bytes, where they were read already, for a PyTorch file; the path then only names them.
         isolated: False reads it in this process.
+        weights_of: which of several sets of weights is kept, see `convert.sets.chosen`.
 
     Returns:
         What `convert.formats.read` returns; its fact "read by" says which protections were in force. Tensors can't be read
@@ -104,9 +106,10 @@ def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolat
     """
     path = Path(path)
     name = formats.sniff(path) if format == "auto" else format
-    if not isolated or name == "safetensors" or name not in formats.formats():
-        return formats.read(path, name)
-    return _Reader(path, name).opened(data)
+    here = not isolated or name == "safetensors" or name not in formats.formats()
+    source = formats.read(path, name) if here else _Reader(path, name).opened(data)
+    source.tensors = chosen(source.tensors, weights_of, path)
+    return source
 
 
 def run(path: Path, format: str, images: np.ndarray, *, last: bool, isolated: bool = True) -> tuple[np.ndarray, str] | str:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+from weights.arguments import did_you_mean
 from weights.cache import Cache
 from weights.errors import BadRecord, NotLocked, UnknownWeights
 from weights.install import Converter, get, renew
@@ -89,10 +90,12 @@ def remove(model: str, tag: str) -> Path:
         CacheNotWritable: the user's registry folder can't be written.
     """
     rows = located(model)
-    same = [one for one in rows if one.row.tag == tag]
+    same = [one for one in rows if one.row.tag == tag] or [one for one in rows if one.row.tag.lower() == tag.lower()]
     if not same:
-        own = ", ".join(one.row.tag for one in rows if one.rank == 0) or "none"
-        raise UnknownWeights(f"{model} has no checkpoint {tag!r}. Of your own it has: {own}.")
+        own = [one.row.tag for one in rows if one.rank == 0]
+        raise UnknownWeights(
+            f"{model} has no checkpoint {tag!r}{did_you_mean(tag, own) or '.'} Of your own it has: {', '.join(own) or 'none'}."
+        )
     mine = [one for one in same if one.rank == 0]
     if not mine:
         raise BadRecord(f"{same[0]} is not your own: only what is in {named_folder()} can be removed.")

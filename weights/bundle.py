@@ -136,7 +136,7 @@ def bundle(
         raise BadRecord(f"{path} is a folder: name the file, {path / 'zoo.tar'}.")
     if nameless := [row for row in rows if not re.fullmatch(TAG, row.tag)]:
         what = f"{nameless[0].model} of {public(nameless[0].tag)} has no tag by which the other side could call it"
-        raise BadRecord(f"{what}: give it one first, zoo add FILE --model {nameless[0].model} --tag mine.")
+        raise BadRecord(f"{what}: give it one first, zoo add FILE {nameless[0].model}:mine.")
     carried: dict[str, tuple[Carried, Checkpoint, Path]] = {}
     entries: dict[str, Entry] = {}
     small: dict[str, bytes] = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from weights.arguments import forgiving
 from weights.cache import Cache, key, read_json
 from weights.errors import BadLock, CacheNotWritable
 from weights.lock import Lock, project_lock
@@ -66,6 +67,7 @@ class Collected:
         return sum(one.size_bytes for one in self.removed)
 
 
+@forgiving
 def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
     """Remove from the cache what was not used for `keep_days`, parts whose owners died, and what lay in quarantine for a week.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+from weights.arguments import did_you_mean
 from weights.errors import BadRecord, InsecureSource
 from weights.places import SCHEMES, wheel_parts
 
@@ -179,10 +179,8 @@ def _typed(table: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> d
     facts: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1)
-            raise BadRecord(
-                f"unknown key {prefix + key!r}; " + (f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}.")
-            )
+            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}."
+            raise BadRecord(f"unknown key {prefix + key!r}{hint}")
         allowed, _, item = str(known[key].type).partition(" | ")[0].partition("[")
         kinds = _TYPES.get(allowed, (dict, Preprocessing))
         if value is None and known[key].default is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from weights.arguments import did_you_mean
 from weights.errors import BadRecord, NoPretrainedWeights, UnknownWeights
 from weights.places import at_home, cache_folder
 from weights.record import Checkpoint, record
@@ -57,6 +57,10 @@ def find(model: str, tag: str | None = None) -> Checkpoint:
     The user's own default goes before those of ZOO_REGISTRY, in the order of its folders, and these before the shipped one;
     a model's only checkpoint needs no mark.
 
+    Args:
+        model: the network's name.
+        tag: in any case, IMAGENET1K_V2 for imagenet1k_v2; of two tags that differ in case alone, the one that is spelt so.
+
     Raises:
         NoPretrainedWeights: no record is of this model.
         UnknownWeights: it has records and none of this tag, the message lists theirs, the nearest first; or no tag was given
@@ -65,19 +69,16 @@ def find(model: str, tag: str | None = None) -> Checkpoint:
     """
     rows = located(model)
     if not rows:
-        raise NoPretrainedWeights(
-            f"no checkpoint of {model} is in the registry; import a file with: zoo add FILE --model {model} --tag mine"
-        )
+        raise NoPretrainedWeights(f"no checkpoint of {model} is in the registry; import a file with: zoo add FILE {model}:mine")
     tag = _default_tag(rows) if tag is None else tag
-    same = [one for one in rows if one.row.tag == tag]
+    same = [one for one in rows if one.row.tag == tag] or [one for one in rows if one.row.tag.lower() == tag.lower()]
     if not same:
         tags = list(dict.fromkeys(one.row.tag for one in rows))
-        nearest = difflib.get_close_matches(tag, tags, n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(nearest)}?" if nearest else "."
+        hint = did_you_mean(tag, tags, count=3, cutoff=0.4) or "."
         raise UnknownWeights(f"{model} has no checkpoint {tag!r}{hint} It has: {', '.join(tags)}.")
     if len(same) > 1:
         raise BadRecord(f"{' and '.join(map(str, same))} have the same name; rename one of them.")
-    return next(row for row in _merged(rows) if row.tag == tag)
+    return next(row for row in _merged(rows) if row.tag == same[0].row.tag)
 
 
 def located(model: str | None = None) -> list[Located]:

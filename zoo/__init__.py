@@ -1,7 +1,9 @@
 """kernelzoo: networks as their papers print them, weights that are proven.
 
     model = trained(ResNet50)                  its default checkpoint: every byte checked, in eval mode
-    VGG19(num_classes=10)                      a network, untrained, in train mode
+    trained("resnet50:imagenet1k_v1")          another one, by its name
+    VGG19(num_classes=10)                      a network, untrained, in train mode; network("vgg19", num_classes=10) likewise
+    networks("*resnet*")                       the names that there are
     predict(model, "cat.jpg")                  labels, by the preprocessing that the checkpoint was measured with
     features(model, at="layer3")               inner tensors; `body`, `head`, `pyramid`, `reset_head` work on every family too
     embed(model, "photos/", "vectors.parquet") vectors of many images
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from weights import WeightsMismatch as WeightsMismatch
     from zoo.catalogue import *  # noqa: F403
     from zoo.catalogue import CATALOGUE as CATALOGUE
+    from zoo.catalogue import network as network
     from zoo.embedding.run import embed as embed
     from zoo.extraction.features import Features as Features
     from zoo.extraction.features import body as body
@@ -44,11 +47,12 @@ if TYPE_CHECKING:
     from zoo.prediction.predict import predict as predict
     from zoo.pretrained.heads import reset_head as reset_head
     from zoo.pretrained.trained import trained as trained
+    from zoo.variants import networks as networks
 
 __version__ = "0.1.0"
 
 _PLACES = {
-    "zoo.catalogue": "CATALOGUE",
+    "zoo.catalogue": "CATALOGUE network",
     "zoo.networks.model": "Model",
     "zoo.pretrained.trained": "trained",
     "zoo.pretrained.heads": "reset_head",
@@ -61,6 +65,7 @@ _PLACES = {
     "zoo.kernels.api.fast": "fast plain why",
     "zoo.kernels.api.network": "Fast",
     "zoo.kernels.training.step": "fast_step",
+    "zoo": "networks",
     "weights": "NoPretrainedWeights WeightsError WeightsMismatch",
 }
 _PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
@@ -76,6 +81,8 @@ if not TYPE_CHECKING:  # type checkers read the names above, and know of no othe
             from zoo.variants import variants
 
             return [*sorted(_PLACE), *variants()]
+        if name == "networks":
+            return import_module("zoo.networks")  # a package that can be called
         if name not in _PLACE and not name[:1].isupper():  # a network's name begins with a capital
             raise AttributeError(f"module 'zoo' has no attribute {name!r}")
         found = getattr(import_module(_PLACE.get(name, "zoo.catalogue")), name, None)

@@ -5,6 +5,9 @@ A new variant is a new line here. `CATALOGUE` has every class by name, and `mode
 
 from __future__ import annotations
 
+from typing import Any
+
+from weights.errors import UnknownWeights
 from zoo.networks import alexnet, googlenet, inception, mobilenet, xception
 from zoo.networks.densenet import CIFARDenseNet, DenseNet
 from zoo.networks.efficientnet import EfficientNet, EfficientNetLite
@@ -26,6 +29,28 @@ def model_class(name: str) -> type[Model]:
         UnknownWeights: there is no such network; the message names the nearest ones.
     """
     return CATALOGUE[name] if name in CATALOGUE else CATALOGUE[spelt(name, CATALOGUE)]
+
+
+def network(name: str, **options: Any) -> Model:
+    """Build an untrained network by its name, in train mode, as calling its class does.
+
+    Example:
+        >>> network("resnet50", num_classes=10).num_classes
+        10
+
+    Args:
+        name: in any case; `zoo.networks("*resnet*")` lists them.
+        **options: constructor keywords, `num_classes` and `in_channels` among them.
+
+    Raises:
+        UnknownWeights: there is no such network, the message names the nearest ones; or the name has a tag, which is `trained`'s.
+        TypeError, ValueError: the network does not take an option.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f'network() takes a name, network("resnet50"), not {name!r:.60}')
+    if ":" in name:
+        raise UnknownWeights(f'{name} names weights, and network() builds an untrained one: trained("{name}")')
+    return model_class(name)(**options)
 
 
 # Simonyan & Zisserman 2014, Table 1 (columns A, B, D, E), counted by torchvision: https://arxiv.org/abs/1409.1556

@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import sys
 import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from weights.arguments import did_you_mean
 from weights.errors import UnknownWeights
 
 TABLE = Path(__file__).parent / "data" / "networks.json"
@@ -92,9 +93,23 @@ def spelt(name: str, known: Iterable[str] | None = None) -> str:
     folded = {one.lower(): one for one in (variants() if known is None else known)}
     if name.lower() in folded:
         return folded[name.lower()]
-    near = [folded[n] for n in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
-    hint = f"; did you mean {', '.join(near)}?" if near else "."
+    hint = did_you_mean(name, folded.values(), count=3) or "."
     raise UnknownWeights(f"no network {name!r}{hint} `zoo list` shows all {len(folded)}.")
+
+
+def networks(pattern: str = "*") -> list[str]:
+    """List the networks whose names a pattern means, in any case and in the catalogue's order.
+
+    Example:
+        >>> networks("*net50")
+        ['ResNet50', 'SEResNet50']
+
+    Args:
+        pattern: with wildcards of the shell, `*`, `?` and `[…]`; without any it is a part of the name.
+    """
+    asked = pattern.lower()
+    wanted = asked if any(sign in asked for sign in "*?[") else f"*{asked}*"
+    return [name for name in variants() if fnmatchcase(name.lower(), wanted)]
 
 
 @cache

@@ -19,6 +19,7 @@ from convert.formats._picklearrays import Call
 from convert.formats._torch import numpy_dtype
 from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, extent, opened
 from convert.kinds import is_mapping
+from convert.sets import is_averaged, suffixes
 from convert.source import Part, Source, Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
 from weights.header import DTYPES
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("convert")
 
 NESTED = ("state_dict", "model_state_dict", "model", "net", "network", "state_dict_ema", "model_ema", "ema")
-"""Where training scripts put the state dict, the likelier first; averaged weights only where there are no plain ones."""
+"""Where training scripts put the state dict, the likelier first. Where averaged weights lie beside the plain ones, both are read."""
 
 KNOWN = {name for _, name in DTYPES.values()} | {"complex128"}
 
@@ -118,9 +119,20 @@ def _state_dict(loaded: Any, path: Path) -> Mapping[Any, Any]:
         key = next((key for key in NESTED if _mapping(outer.get(key))), None)
         if key is None:
             return outer
+        if twins := _twins(outer, key):
+            return {f"{name}.{own}": value for name in (key, *twins) for own, value in (_mapping(outer[name]) or {}).items()}
         log.debug("%s: leaving out %s beside the weights", path, ", ".join(str(other)[:40] for other in outer if other != key))
         loaded = outer[key]
     raise MalformedFile(f"{path} holds a {_kind(loaded)}, not a state dict")
+
+
+def _twins(outer: Mapping[Any, Any], key: str) -> list[str]:
+    """Name the averaged weights beside the plain ones, which have tensors of the same names: both are read, see `convert.sets`."""
+    wanted = suffixes(name for name in _mapping(outer[key]) or {} if isinstance(name, str))
+    beside = (name for name in outer if isinstance(name, str) and name != key and is_averaged(name))
+    return [
+        name for name in beside if (own := _mapping(outer[name])) and suffixes(n for n in own if isinstance(n, str)).keys() == wanted.keys()
+    ]
 
 
 def _kind(value: Any) -> str:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import importlib
 import logging
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -128,13 +129,33 @@ def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours:
     unused = tuple(head for head in AUXILIARY if not any(name.startswith(head) for name in ours))
     unused += tuple(getattr(module, "IGNORED", ()))
     mend, align = getattr(module, "mend", str), getattr(module, "align", None)
-    plain = strip_wrappers({name: name for name in tensors})
+    plain = _unprefixed(strip_wrappers({name: name for name in tensors}), {row.theirs for row in mapping}, mend)
     found = {mend(name): own for name, own in plain.items() if not name.startswith(unused)}
     if align is None:
         return found
     aligned = align(list(dict.fromkeys(name.rpartition(".")[0] for name in found)), mapping)
     places = {name: name.rpartition(".") for name in found}
     return {f"{aligned[places[name][0]]}.{places[name][2]}": own for name, own in found.items()}
+
+
+def _unprefixed(names: Mapping[str, str], modules: set[str], mend: Callable[[str], str]) -> dict[str, str]:
+    """Take a prefix from the names that have it, "model." or "backbone.", where a naming knows most of its modules only then."""
+
+    def known(prefix: str) -> int:
+        return len({mend(name.removeprefix(prefix)).rpartition(".")[0] for name in names if name.startswith(prefix)} & modules)
+
+    if not modules or 2 * known("") >= len(modules):
+        return dict(names)
+    counts: Counter[str] = Counter()
+    for name in names:
+        parts = name.split(".")
+        counts.update(".".join([*parts[:depth], ""]) for depth in range(1, min(len(parts), 4)))
+    shared = [prefix for prefix, count in counts.items() if 2 * count > len(names)]
+    prefix = max(shared, key=known, default="")
+    if 2 * known(prefix) < len(modules):
+        return dict(names)
+    short = {name.removeprefix(prefix): own for name, own in names.items() if name.startswith(prefix)}
+    return {**{name: own for name, own in names.items() if not name.startswith(prefix) and name not in short}, **short}
 
 
 def lineage(family: Family) -> tuple[str, ...]:

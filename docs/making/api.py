@@ -13,7 +13,7 @@ from zoo.variants import variants
 
 PAGES: dict[str, dict[str, str]] = {
     "zoo": {
-        "tour": "CATALOGUE Model",
+        "tour": "CATALOGUE Model network networks",
         "predict": "predict Prediction",
         "features": "body features Features head pyramid reset_head UnknownTap",
         "embed": "embed",

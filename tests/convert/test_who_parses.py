@@ -148,7 +148,7 @@ def test_the_asking_process_parses_no_foreign_file_at_any_door(
     assert (converted == 0) == out.exists()
     proof = capsys.readouterr().out
     monkeypatch.setattr(sandbox, "START", LACKING)  # the framework has been at work once
-    added = main(["add", str(path), "-m", model.__name__, "--tag", "mine"])
+    added = main(["add", str(path), f"{model.__name__}:mine"])
     assert (added == 0) == (converted == 0)
     assert main(["diff", str(path), str(path)]) == 0
     assert parsed == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib.util
 import tempfile
 import warnings
@@ -16,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from weights.arguments import did_you_mean
 from zoo.bench.learner import Learner
 from zoo.bench.subject import Subject, tf32
 from zoo.kernels.memory.workspaces import clear_workspaces
@@ -331,10 +331,10 @@ def select(peers: Iterable[str] | None, device: torch.device, dtype: torch.dtype
     asked = {name.strip() for name in peers} | {OURS}
     for name in sorted(asked):
         if name not in here:
-            near = difflib.get_close_matches(name, here, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
             on = f"{device.type} in {str(dtype).removeprefix('torch.')}"
-            raise ValueError(f"no peer {name!r} on {on}{hint or '.'} There are {', '.join(n for n in here if n != OURS)}.")
+            raise ValueError(
+                f"no peer {name!r} on {on}{did_you_mean(name, here) or '.'} There are {', '.join(n for n in here if n != OURS)}."
+            )
         if missing := _missing(here[name]):
             raise ValueError(f"the peer {name} needs the package {missing[0]}, which is not installed: pip install {' '.join(missing)}")
     return [way for name, way in here.items() if name in asked]

@@ -43,8 +43,8 @@ GROUPS = {
     },
     "Weights": {
         "pull": ("cache:pull", "zoo pull ResNet50"),
-        "add": ("cache:add", "zoo add model.pth --model ResNet50 --tag mine"),
-        "remove": ("cache:remove", "zoo remove ResNet50 mine"),
+        "add": ("cache:add", "zoo add model.pth ResNet50:mine"),
+        "remove": ("cache:remove", "zoo remove ResNet50:mine"),
         "cache": ("cache:cache", "zoo cache"),
         "verify": ("cache:verify", "zoo verify"),
         "gc": ("cache:gc", "zoo gc --dry-run"),

@@ -14,6 +14,7 @@ from rich.table import Table
 from zoo.commands.completion import listed_names
 from zoo.commands.console import device as device_option
 from zoo.commands.console import err, on_device, out, png, print_json, writable
+from zoo.pretrained.records import record_of
 from zoo.variants import spelt
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def bench(
     ] = None,
 ) -> None:
     """Measure, the peers beside ours in one process: parity first, then figures."""
-    named = _names(models, "--models")
+    named = [_network(name) for name in _names(models, "--models")]
     if what == "load":
         if from_json:
             raise typer.BadParameter("records are of infer and train; a load is measured anew each time", param_hint="--from-json")
@@ -175,6 +176,15 @@ def _names(given: list[str] | None, option: str) -> list[str]:
     if given and not found:
         raise typer.BadParameter("it names nothing; leave it out for the usual ones", param_hint=option)
     return found
+
+
+def _network(name: str) -> str:
+    """Take the network of NAME:TAG, and say that a checkpoint changes no speed."""
+    if ":" not in name:
+        return name
+    record = record_of(name)
+    err.print(f"{record.model}:{record.tag} is measured as {record.model}, with random weights: they change no speed", style="dim")
+    return record.model
 
 
 def _batches(text: str | None) -> list[int]:

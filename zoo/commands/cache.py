@@ -19,14 +19,16 @@ from weights.collecting import KEEP_DAYS
 from weights.containers import get_any
 from weights.inventory import Held, inventory
 from weights.pinning import admit
+from weights.registry import located
 from weights.wording import counted
 from zoo.commands.completion import names, tags
 from zoo.commands.console import (
+    CHECKPOINT,
     BuildOption,
     FrozenOption,
     JsonOption,
-    ModelArgument,
     QuietOption,
+    WeightsOfOption,
     build_options,
     escape,
     numbers,
@@ -35,6 +37,7 @@ from zoo.commands.console import (
 )
 from zoo.commands.convert import ConventionOption, FromOption, MatchOption, SpatialOption
 from zoo.commands.share import verify_signature
+from zoo.pretrained.names import named
 from zoo.pretrained.records import find_record, to_safetensors
 from zoo.variants import spelt
 
@@ -44,16 +47,28 @@ TagOption = Annotated[
 
 
 def pull(
-    model: ModelArgument, tag: TagOption = None, frozen: FrozenOption = False, quiet: QuietOption = False, as_json: JsonOption = False
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", autocompletion=names, help=f"What to fetch: {CHECKPOINT}.")],
+    tag: TagOption = None,
+    frozen: FrozenOption = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Download a checkpoint into the cache and check it."""
-    network = spelt(model)
-    record = find_record(network, tag)
-    record, installed = get_any(record, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
+    """Download checkpoints into the cache and check them."""
+    if tag is not None and len(models) > 1:
+        raise typer.BadParameter("it is of one network, and several are named: NAME:TAG names each one's", param_hint="--weights")
+    records = [find_record(*named(model, tag)) for model in models]  # all names are right before anything is fetched
+    done: list[dict[str, object]] = []
+    for each in records:
+        record, installed = get_any(each, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
+        done.append({"network": record.model, "tag": record.tag, **asdict(installed), "proof": _proof(record)})
+        if not as_json:
+            _show_pulled(record, installed)
     if as_json:
-        print_json({"network": network, "tag": record.tag, **asdict(installed), "proof": _proof(record)})
-        return
-    out.print(f"{network} {record.tag}: {installed.size_bytes:,} bytes, from {escape(installed.source)}", soft_wrap=True)
+        print_json(done if len(models) > 1 else done[0])
+
+
+def _show_pulled(record: Checkpoint, installed: weights.Installed) -> None:
+    out.print(f"{record.model}:{record.tag}: {installed.size_bytes:,} bytes, from {escape(installed.source)}", soft_wrap=True)
     out.print(
         f"sha256 {installed.source_sha256} ({_proof(record)})\nsha256 {installed.sha256} (as stored)\n{escape(str(installed.path))}",
         soft_wrap=True,
@@ -95,8 +110,9 @@ def verify(
 
 def add(
     file: Annotated[Path, typer.Argument(help="A weight file of any framework.")],
-    model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help="The network that it is for.")],
-    tag: Annotated[str, typer.Option(help="The name to give it: trained(MODEL, TAG).")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME:TAG", autocompletion=names, help="The network that it is for, and the tag to give it.")
+    ],
     license: Annotated[str | None, typer.Option("--licence", "--license", help="SPDX identifier of the weights' licence.")] = None,
     labels: Annotated[str | None, typer.Option(help='The list of its labels: "imagenet1k" or "cifar10".')] = None,
     resize: Annotated[int | None, typer.Option(help="Side in pixels that the shorter edge is resized to.")] = None,
@@ -108,6 +124,7 @@ def add(
     match: MatchOption = False,
     kernel_convention: ConventionOption = "auto",
     spatial: SpatialOption = "auto",
+    weights_of: WeightsOfOption = None,
     option: BuildOption = None,
     default: Annotated[
         bool | None, typer.Option(help="Whether trained(MODEL) takes it; if left out, only where there is no other.")
@@ -125,20 +142,32 @@ def add(
     steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": numbers(mean), "std": numbers(std)}
     facts = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": steps}
     facts |= {"framework": framework, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
+    model, _, tag = name.partition(":")
     cls = model_class(model)
+    if not tag:
+        raise typer.BadParameter(f"it names no tag: {cls.__name__}:mine, for example", param_hint="NAME:TAG")
+    facts["weights_of"] = weights_of
     record = add_file(cls, file, tag, **facts, **build_options(option, cls))
     if record.provenance != "added by the user":
         out.print(escape(record.provenance), soft_wrap=True)
     out.print(
-        f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model} -w {record.tag}',
+        f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model}:{record.tag}',
         soft_wrap=True,
     )
 
 
-def remove(model: ModelArgument, tag: Annotated[str, typer.Argument(autocompletion=tags, help="The tag that `zoo add` gave it.")]) -> None:
-    """Forget a checkpoint of your own; its bytes stay in the cache."""
-    path = weights.remove(spelt(model), tag)
-    out.print(f"removed '{escape(str(path))}'", soft_wrap=True)
+def remove(
+    checkpoints: Annotated[list[str], typer.Argument(metavar="NAME:TAG...", autocompletion=names, help="As `zoo add` was told.")],
+) -> None:
+    """Forget checkpoints of your own; their bytes stay in the cache."""
+    for checkpoint in checkpoints:
+        model, _, tag = checkpoint.partition(":")
+        model = spelt(model)
+        if not tag:
+            own = ", ".join(f"{model}:{one.row.tag}" for one in located(model) if one.rank == 0)
+            raise typer.BadParameter(f"{checkpoint} names no tag; of your own there are: {own or 'none'}", param_hint="NAME:TAG")
+        path = weights.remove(model, tag)
+        out.print(f"removed '{escape(str(path))}'", soft_wrap=True)
 
 
 def cache(as_json: JsonOption = False) -> None:

@@ -49,6 +49,11 @@ WeightsOption = Annotated[
         "--weights", "-w", autocompletion=tags, help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out."
     ),
 ]
+CHECKPOINT = "NAME or NAME:TAG, ResNet50:imagenet1k_v1"
+WeightsOfOption = Annotated[
+    str | None,
+    typer.Option(metavar="SET", help="Of a file with raw and averaged weights side by side: raw, ema, or the set's name in the file."),
+]
 BuildOption = Annotated[
     list[str] | None, typer.Option("--option", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
 ]

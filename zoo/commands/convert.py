@@ -15,6 +15,7 @@ from zoo.commands.console import (
     BuildOption,
     JsonOption,
     QuietOption,
+    WeightsOfOption,
     build_options,
     err,
     escape,
@@ -76,6 +77,7 @@ def convert(
     kernel_convention: ConventionOption = "auto",
     to_convention: Annotated[Convention, typer.Option(help="Of OUT's kernels, where its framework has layers of both kinds.")] = "auto",
     spatial: SpatialOption = "auto",
+    weights_of: WeightsOfOption = None,
     reference: Annotated[Path | None, typer.Option(help="An .npz with `inputs` and `outputs` of the network at home.")] = None,
     images: Annotated[
         Path | None, typer.Option(help="A folder of photographs; labelled, if its sub-folders or files begin with the class.")
@@ -131,6 +133,7 @@ def convert(
                 kernel_convention=kernel_convention,
                 to_convention=to_convention,
                 spatial=spatial,
+                weights_of=weights_of,
                 reference=reference,
                 images=images,
                 fold_input=fold_input,

@@ -16,6 +16,7 @@ from zoo.commands.console import (
     BuildOption,
     JsonOption,
     QuietOption,
+    WeightsOfOption,
     WeightsOption,
     build_options,
     err,
@@ -27,7 +28,7 @@ from zoo.commands.console import (
     writable,
 )
 from zoo.commands.console import device as device_option
-from zoo.pretrained.run_folder import named
+from zoo.pretrained.names import named
 
 if TYPE_CHECKING:
     from zoo.embedding import Embeddings, Neighbour, Report
@@ -57,6 +58,7 @@ def embed(
     ],
     model: ModelOption = "ResNet50",
     tag: WeightsOption = None,
+    weights_of: WeightsOfOption = None,
     option: BuildOption = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16; may be repeated, each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
@@ -93,7 +95,7 @@ def embed(
     makeable(path) if engine == "ray" else writable(path)
     model, tag = named(model, tag)
     cls = model_class(model)
-    network = trained(cls, tag, progress=not quiet, **build_options(option, cls))
+    network = trained(cls, tag, progress=not quiet, weights_of=weights_of, **build_options(option, cls))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine}
     options["progress"] = False if quiet else partial(watched_images, console=err)

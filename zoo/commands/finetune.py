@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from dataclasses import fields
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from weights.arguments import did_you_mean
 from weights.wording import counted
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
@@ -115,8 +115,10 @@ def finetune(
         raise typer.BadParameter("which images? A folder with a folder a class, or --resume FOLDER", param_hint="DATA")
     else:
         from zoo.catalogue import model_class
+        from zoo.pretrained.names import named as read_names
 
-        cls, folder = model_class(model or "MobileNetV2"), makeable(folder or Path("runs/finetune"))
+        model, tag = read_names(model or "MobileNetV2", tag)
+        cls, folder = model_class(model), makeable(folder or Path("runs/finetune"))
         if "num_classes" in (built := build_options(option, cls)):
             raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
         named = {"model": cls, "data": data, "weights": tag, "from_scratch": scratch, "options": built}
@@ -190,9 +192,8 @@ def _more(pairs: list[str] | None) -> dict[str, Any]:
         if not equals:
             raise typer.BadParameter(f"a setting looks like warmup=0.1, not {pair!r}", param_hint="--set")
         if name not in _settings():
-            near = difflib.get_close_matches(name, _settings(), n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_settings())}"
-            raise typer.BadParameter(f"there is no setting {name!r}; {hint}", param_hint="--set")
+            hint = did_you_mean(name, _settings()) or f"; there are {', '.join(_settings())}"
+            raise typer.BadParameter(f"there is no setting {name!r}{hint}", param_hint="--set")
         try:
             found[name] = json.loads(value)
         except ValueError:

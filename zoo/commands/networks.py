@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 import typer
@@ -21,7 +20,7 @@ from zoo.commands.console import JsonOption, ModelArgument, out, print_json
 from zoo.commands.speeds import speeds
 from zoo.pretrained.records import nearest_with_weights
 from zoo.pretrained.search import IMAGENET, Entry, search
-from zoo.variants import Variant, spelt, variants
+from zoo.variants import Variant, networks, spelt, variants
 
 Sort = Literal["accuracy", "params", "gmacs", "size", "speed"]
 SHOWN = 8
@@ -78,10 +77,8 @@ def matching(pattern: str) -> set[str]:
     Raises:
         UnknownWeights: it means none.
     """
-    asked = pattern.lower()
-    wild = any(sign in asked for sign in "*?[")
-    found = {name for name in variants() if fnmatchcase(name.lower(), asked if wild else f"*{asked}*")}
-    if not found and wild:
+    found = set(networks(pattern))
+    if not found and any(sign in pattern for sign in "*?["):
         raise UnknownWeights(f"no network is called like {pattern!r}; `zoo list` shows all {len(variants())}.")
     return found or {spelt(pattern)}
 
@@ -182,11 +179,11 @@ def info(
     out.print(_about(known))
     if not rows:
         near = ", ".join(c.model for c in nearest_with_weights(known))
-        out.print(f"No pretrained weights are known. Nearest with weights: {near}. Your own: zoo add FILE --model {known.name} --tag mine")
+        out.print(f"No pretrained weights are known. Nearest with weights: {near}. Your own: zoo add FILE {known.name}:mine")
         return
     if not full:
         default = next((c for c in rows if c.default), rows[0])
-        out.print(f"\nuse: zoo predict PHOTO --model {known.name} --weights {default.tag}", soft_wrap=True)
+        out.print(f"\nuse: zoo predict PHOTO --model {known.name}:{default.tag}", soft_wrap=True)
         out.print("[dim]preprocessing, sources, hashes and licences of each: --full[/dim]", soft_wrap=True)
         return
     for c in rows:

@@ -19,6 +19,7 @@ from zoo.commands.console import (
     FrozenOption,
     JsonOption,
     QuietOption,
+    WeightsOfOption,
     WeightsOption,
     build_options,
     fail,
@@ -45,6 +46,7 @@ def predict(
     ],
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=PREDICTS)] = None,
     tag: WeightsOption = None,
+    weights_of: WeightsOfOption = None,
     option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 32,
@@ -61,8 +63,8 @@ def predict(
     from zoo.catalogue import model_class
     from zoo.commands.pictures import classified, pictures
     from zoo.images import BadImage
+    from zoo.pretrained.names import named
     from zoo.pretrained.offline import usual
-    from zoo.pretrained.run_folder import named
     from zoo.pretrained.trained import trained
 
     why = ""
@@ -77,7 +79,7 @@ def predict(
     built = build_options(option, cls)
     place = on_device(device)
     given, left_out = pictures(images)
-    network = trained(cls, tag, progress=not quiet, frozen=frozen or None, **built).to(place)
+    network = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
     record = network.checkpoint
     called = f"{type(network).__name__} {record.tag if record else ''}".strip()
     found: list[tuple[Picture, list[Prediction]]] = []

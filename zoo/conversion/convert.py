@@ -20,6 +20,7 @@ from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
+from weights.arguments import forgiving
 from weights.cache import stamp_of
 from weights.errors import ConvertError
 from weights.reading import read_file
@@ -34,6 +35,7 @@ from zoo.conversion.result import Conversion, metadata, not_proven
 from zoo.networks.model import Model
 
 
+@forgiving
 def convert(
     source: Path,
     destination: Path,
@@ -55,6 +57,7 @@ def convert(
     require_proof: bool = False,
     replace: bool = False,
     isolated: bool = True,
+    weights_of: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Conversion:
@@ -80,6 +83,7 @@ def convert(
         require_proof: raise NotProven where nothing contradicts and nothing proves.
         replace: whether `destination` may exist already.
         isolated: False reads the source in this process, see `convert.sandbox`.
+        weights_of: "ema" takes the averaged weights of a file that has them beside the raw ones; see `convert.sets.chosen`.
         progress: told what is being done.
         **options: constructor keywords.
 
@@ -112,7 +116,7 @@ def convert(
     progress(f"opening {source.name}")
     if isinstance(model, str):
         model = model_class(model)
-    with sandbox.read(source, format, isolated=isolated) as opened:
+    with sandbox.read(source, format, isolated=isolated, weights_of=weights_of) as opened:
         sha256 = file_sha256(source)  # first of all: a file that the registry knows brings its options and preprocessing along
         keywords = {"naming": naming, "match": match, "headless": headless, "known": weights.recognise(sha256), **options}
         foreign, decision = decided(opened, model, convention, spatial_order, pictures, keywords, progress)

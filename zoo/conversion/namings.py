@@ -24,6 +24,7 @@ def open_foreign(
     *,
     format: str = "auto",
     isolated: bool = True,
+    weights_of: str | None = None,
     **chosen: Any,
 ) -> Foreign:
     """Read a file of any format as the weights of `model`.
@@ -32,7 +33,7 @@ def open_foreign(
         path: the file, or the folder of a format that is one.
         model: a class of the catalogue.
         format: one of `convert.formats`, "keras"; "auto" asks the content.
-        isolated: False reads the file in this process, see `convert.sandbox`.
+        isolated, weights_of: how the file is read and which of its sets of weights is meant, see `convert.sandbox.read`.
         **chosen: see `adopted`.
 
     Raises:
@@ -40,7 +41,7 @@ def open_foreign(
         Undecided: the file doesn't say the kernel convention, and it was not given.
         ConvertError: the file can't be read.
     """
-    return adopted(sandbox.read(Path(path), format, isolated=isolated), model, **chosen)
+    return adopted(sandbox.read(Path(path), format, isolated=isolated, weights_of=weights_of), model, **chosen)
 
 
 def adopted(

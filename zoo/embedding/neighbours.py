@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weights.arguments import forgiving
 from zoo.catalogue import CATALOGUE
 from zoo.embedding.extracting import extractor
 from zoo.embedding.plan import state_digest
@@ -38,6 +39,7 @@ class Neighbour:
     index: int
 
 
+@forgiving
 def nearest(embeddings: Embeddings, model: Model, image: Any, k: int = 8, at: str | None = None) -> list[Neighbour]:
     """Find the images most like another.
 
@@ -92,7 +94,7 @@ def model_of(embeddings: Embeddings, model: str | None = None, weights: str | No
         FileNotFoundError: the weights are no longer where they were.
     """
     from zoo.catalogue import model_class
-    from zoo.pretrained.run_folder import named
+    from zoo.pretrained.names import named
     from zoo.pretrained.trained import trained
 
     about = embeddings.about

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weights.arguments import forgiving
 from zoo.embedding.reading import Embeddings
 
 NEAREST = 20
@@ -53,6 +54,7 @@ class Probed:
     how: str
 
 
+@forgiving
 def knn(
     embeddings: Embeddings,
     labels: str | os.PathLike[str] | Mapping[str, str] | None = None,

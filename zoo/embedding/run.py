@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from weights.arguments import forgiving
 from zoo.embedding.decoding import Decoder, Decoding, processes
 from zoo.embedding.extracting import extractor
 from zoo.embedding.feeding import Feeder
@@ -27,6 +28,7 @@ from zoo.networks.model import Model
 from zoo.pretrained.run_folder import place_of
 
 
+@forgiving
 def embed(
     model: Model,
     data: str | os.PathLike[str] | Source,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import fx, nn
 
+from weights.arguments import forgiving, whole
 from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
 from zoo.extraction.receptive_fields import Pair, Window, fields, window
 from zoo.extraction.taps import BODY, trace
@@ -24,6 +27,7 @@ class Change:
     loses_stride: bool
 
 
+@forgiving
 def dilate(network: Model, output_stride: int) -> None:
     """Let the body's last map have `output_stride`, in place; parameters and their names stay as they are.
 
@@ -49,11 +53,19 @@ def dilate(network: Model, output_stride: int) -> None:
         network.checkpoint = replace(network.checkpoint, metrics={}, metrics_data=None)
 
 
+def whole_stride(output_stride: Any) -> int:
+    """Return a stride as a Python number; ValueError where it is no power of two."""
+    with suppress(ValueError):
+        stride = whole("output_stride", output_stride)
+        if not stride & (stride - 1):
+            return stride
+    raise ValueError(f"output_stride is a power of two, 8 or 16, got {output_stride!r}")
+
+
 def changes(network: Model, output_stride: int) -> list[Change]:
     """List what `dilate` does, and do nothing; arguments and errors are the same."""
     kind = type(network).__name__
-    if not isinstance(output_stride, int) or isinstance(output_stride, bool) or output_stride < 1 or output_stride & (output_stride - 1):
-        raise ValueError(f"output_stride is a power of two, 8 or 16, got {output_stride!r}")
+    output_stride = whole_stride(output_stride)
     written = trace(network)
     modules = dict(network.named_modules())
     body = written.outputs[BODY]

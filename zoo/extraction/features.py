@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor, fx, nn
 
+from weights.arguments import forgiving
 from zoo.extraction.dilation import changed, changes
 from zoo.extraction.taps import BODY, STRIDE, Places, Tap, Trace, trace
 from zoo.kernels import Fast, fast, plain
@@ -148,6 +149,7 @@ class Body(Part):
 def features(model: Fast, at: str | Iterable[str] | Mapping[str, str], *, output_stride: int | None = None) -> Fast: ...
 @overload
 def features(model: Model, at: str | Iterable[str] | Mapping[str, str], *, output_stride: int | None = None) -> Features: ...
+@forgiving
 def features(model: Model | Fast, at: str | Iterable[str] | Mapping[str, str], *, output_stride: int | None = None) -> Features | Fast:
     """Return a module that computes inner tensors of a network, and nothing past the last of them.
 
@@ -190,6 +192,7 @@ def features(model: Model | Fast, at: str | Iterable[str] | Mapping[str, str], *
     return _as_fast_as(model, Features(network, written, places, named))
 
 
+@forgiving
 def pyramid(model: Model | Fast, output_stride: int | None = None) -> Features | Fast:
     """Return a network's last maps at strides 4, 8, 16 and 32 under the names C2, C3, C4 and C5, as detection and segmentation take them.
 
@@ -222,6 +225,7 @@ def pyramid(model: Model | Fast, output_stride: int | None = None) -> Features |
     return features(model, levels, output_stride=output_stride)
 
 
+@forgiving
 def body(model: Model | Fast, output_stride: int | None = None) -> Body | Fast:
     """Return a network up to its last map as a module that shares its layers: ``head(model)(body(model)(x))`` is ``model(x)``.
 
@@ -241,6 +245,7 @@ def body(model: Model | Fast, output_stride: int | None = None) -> Body | Fast:
     return _as_fast_as(model, made)
 
 
+@forgiving
 def head(model: Model | Fast) -> Part:
     """Return what a network does with its last map, as a module that shares its layers: pooling, dropout and classifier.
 

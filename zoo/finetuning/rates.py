@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from weights.arguments import forgiving
 from zoo.finetuning.batches import Unreadable
 from zoo.finetuning.chance import seed_of
 from zoo.finetuning.distributed import world
@@ -60,6 +61,7 @@ class Rates:
         return save(chart("Loss over learning rate", [Curve("smoothed loss", points)], "learning rate", True, self.suggested), Path(path))
 
 
+@forgiving
 def find_rate(
     model: type[Model] | Model,
     data: str | os.PathLike[str] | Source,

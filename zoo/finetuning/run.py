@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from weights import Preprocessing
+from weights.arguments import forgiving
 from weights.places import at_home
 from weights.whole import write_whole
 from zoo.catalogue import CATALOGUE
@@ -85,6 +86,7 @@ class _Ready:
     facts: dict[str, Any]
 
 
+@forgiving
 def finetune(
     model: type[Model] | Model | None = None,
     data: str | os.PathLike[str] | Source | None = None,

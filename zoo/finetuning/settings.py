@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from weights.arguments import python_scalar, unknown_keyword
 
 OPTIMISERS = {"sgd": (0.01, 5e-4), "adamw": (5e-4, 0.05)}
 """Their learning rate for 64 images a step, and their weight decay, where the user gives none."""
@@ -19,6 +20,14 @@ CHOICES = {
     "monitor": ("accuracy", "balanced_accuracy", "f1", "kappa", "loss"),
     "layout": ("classes", "studies"),
 }
+
+WORDS = {
+    "pretrained": "it trains from the default checkpoint, from weights=TAG, or from_scratch=True",
+    "learning_rate": "did you mean lr?",
+    "num_classes": "your images say how many classes there are",
+    "classes": "your images say which classes there are",
+}
+"""What to do instead of other libraries' words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +120,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _check_kind(field.name, str(field.type), getattr(self, field.name))
+            object.__setattr__(self, field.name, _of_kind(field.name, str(field.type), getattr(self, field.name)))
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -158,21 +167,23 @@ class Settings:
         """Read options by name.
 
         Raises:
-            ValueError: there is no option of a name, or a value is out of its range; the message names the nearest option.
+            TypeError: there is no option of a name; the message names the nearest one.
+        ValueError: a value is out of its range.
         """
         known = [field.name for field in fields(cls)]
         for name in table:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise ValueError(f"finetune() has no option {name!r}" + (f"; did you mean {near[0]}?" if near else f"; it has {known}"))
+                raise unknown_keyword("finetune()", name, known, WORDS)
         return cls(**table)
 
 
-def _check_kind(name: str, declared: str, value: Any) -> None:
+def _of_kind(name: str, declared: str, value: Any) -> Any:
+    """Return an option's value as Python's own, where it is of the kind that is declared."""
     kind, _, none = declared.partition(" | ")
     kinds = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}[kind]
+    value = python_scalar(value)
     if (value is None and none) or (isinstance(value, kinds) and (kind == "bool" or not isinstance(value, bool))):
-        return
+        return value
     raise ValueError(f"{name} is a {declared}, got {value!r}")
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
+from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from weights.arguments import did_you_mean, python_scalar, unknown_keyword, whole
 
 if TYPE_CHECKING:
     from weights import Checkpoint
@@ -15,6 +18,23 @@ if TYPE_CHECKING:
 
 CATALOGUE: dict[str, type[Model]] = {}
 """Every published variant by its class name, in the order of definition."""
+
+WORDS = {
+    "pretrained": "{0}() is untrained; trained({0}) loads pretrained weights",
+    "weights": "{0}() is untrained; trained({0}, TAG) loads the weights of that tag, URL or path",
+    "checkpoint": "{0}() is untrained; trained({0}, PATH) loads a file",
+    "device": '{0}().to("cuda") moves it',
+    "dtype": "{0}().to(torch.bfloat16) changes it",
+    "features_only": "features({0}(), ...) and pyramid({0}()) give inner maps",
+}
+"""What to do instead of other libraries' words; {0} is the class."""
+KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a word"),
+}
+"""What an option may be whose default is of this kind."""
 
 
 class Model(nn.Module):
@@ -70,10 +90,11 @@ class Model(nn.Module):
         }
         for name, value in config.items():
             if name not in declared:
-                nearest = difflib.get_close_matches(name, declared, n=1)
-                hint = f"; did you mean {nearest[0]}?" if nearest else f"; it declares {', '.join(sorted(declared))}"
+                hint = did_you_mean(name, declared) or f"; it declares {', '.join(sorted(declared))}"
                 raise TypeError(f"{cls.__name__}: {cls.__bases__[0].__name__} has no class keyword {name!r}{hint}")
             setattr(cls, name, value)
+        if "__init__" in vars(cls):
+            cls.__init__ = _checked(cls.__init__)
         if "params" in config:
             if CATALOGUE.get(cls.__name__, cls).__module__ != cls.__module__:
                 raise TypeError(f"{cls.__name__} is published already; a network of your own takes another name, or no params")
@@ -157,6 +178,32 @@ class Model(nn.Module):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+def _checked(build: Callable[..., None]) -> Callable[..., None]:
+    """Let a constructor take whole numbers of any library, and name the public class and the right word in its errors."""
+    known = list(inspect.signature(build).parameters.values())[1:]
+    names = [one.name for one in known]
+    usual = {one.name: one.default for one in known}
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in known)
+
+    @wraps(build)
+    def init(self: Model, *args: Any, **options: Any) -> None:
+        called = type(self).__name__
+        for word in () if takes_all else options:
+            if word not in names:
+                raise unknown_keyword(f"{called}()", word, names, {key: todo.format(called) for key, todo in WORDS.items()})
+        given = dict(zip(names, args, strict=False)) | options
+        counts = {name: whole(name, given[name]) for name in ("num_classes", "in_channels") if name in given}
+        placed = [counts.get(name, python_scalar(value)) for name, value in zip(names, args, strict=False)]
+        named = {name: counts.get(name, python_scalar(value)) for name, value in options.items()}
+        for name, value in (dict(zip(names, placed, strict=False)) | named).items():
+            kinds, what = KINDS.get(type(usual.get(name)), ((), ""))
+            if kinds and type(value) not in kinds:
+                raise TypeError(f"{called}'s {name} is {what}, {usual[name]!r} by default, not {value!r:.60}")
+        build(self, *placed, *args[len(placed) :], **named)
+
+    return init
 
 
 def check_images(x: Tensor, takes: Any, name: str) -> None:

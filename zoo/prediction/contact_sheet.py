@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weights.arguments import forgiving
 from zoo.images.canvas import save
 from zoo.images.lettering import length, shortened, write
 from zoo.images.preprocess import open_image
@@ -43,6 +44,7 @@ class Line:
     share: float
 
 
+@forgiving
 def contact_sheet(
     entries: Sequence[tuple[Any, Sequence[Prediction | Line]]],
     path: str | os.PathLike[str],

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weights.arguments import forgiving
 from zoo.catalogue import CATALOGUE
 from zoo.images.preprocess import is_many, named_images, preprocess_named
 from zoo.kernels import Fast
@@ -72,6 +73,7 @@ def predict(model: Model | Fast, images: str | os.PathLike[str] | Image, top: in
 def predict(model: Model | Fast, images: list[Any] | tuple[Any, ...], top: int = 5, batch_size: int = 32) -> list[list[Prediction]]: ...
 @overload
 def predict(model: Model | Fast, images: np.ndarray | Tensor, top: int = 5, batch_size: int = 32) -> list[Any]: ...
+@forgiving
 def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) -> list[Any]:
     """Classify images with the preprocessing and the labels of the model's own checkpoint.
 

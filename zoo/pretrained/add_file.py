@@ -12,6 +12,7 @@ from typing import Any, Literal
 import weights
 from convert import formats
 from weights import BadRecord, Checkpoint
+from weights.arguments import forgiving
 from weights.places import at_home
 from zoo.networks.model import Model
 from zoo.pretrained.records import to_safetensors
@@ -19,6 +20,7 @@ from zoo.pretrained.run_folder import is_run
 from zoo.pretrained.trained import settled, trained
 
 
+@forgiving
 def add_file(
     model: type[Model],
     path: str | os.PathLike[str],
@@ -33,6 +35,7 @@ def add_file(
     match: bool = False,
     kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
     spatial: Literal["auto", "hw", "wh"] = "auto",
+    weights_of: str | None = None,
     **options: Any,
 ) -> Checkpoint:
     """Register a checkpoint of the user's own, so that ``trained(model, tag)`` finds it; its tensors must be the network's.
@@ -50,6 +53,7 @@ def add_file(
         replace: whether an earlier checkpoint of the user's own with this tag may go.
         preprocessing: fields of `weights.Preprocessing`; those that are missing or None are the default checkpoint's.
         framework, match, kernel_convention, spatial: how another framework's file is read, as `zoo.conversion.convert.convert` takes them.
+        weights_of: of a file with raw and averaged weights, as `trained` takes it.
         **options: constructor keywords without which these weights compute something else, `activation="leaky_relu_0.1"`.
 
     Returns:
@@ -70,13 +74,13 @@ def add_file(
     if path.exists() and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
         from zoo.conversion.convert import convert
 
-        read: dict[str, Any] = {"kernel_convention": kernel_convention, "spatial": spatial, "match": match}
+        read: dict[str, Any] = {"kernel_convention": kernel_convention, "spatial": spatial, "match": match, "weights_of": weights_of}
         with tempfile.TemporaryDirectory(prefix="zoo-add-") as folder:
             place = Path(folder) / f"{path.stem}.safetensors"
             made = convert(path, place, model, framework=framework, **read, **options)
             said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.certificate.verdict}"
             return _added(model, place, tag, said, path, **facts, **options)
-    return _added(model, path, tag, "added by the user", None, **facts, **options)
+    return _added(model, path, tag, "added by the user", None, **facts, **options, weights_of=weights_of)
 
 
 def _added(
@@ -91,9 +95,10 @@ def _added(
     default: bool | None,
     replace: bool,
     preprocessing: Mapping[str, Any] | None,
+    weights_of: str | None = None,
     **options: Any,
 ) -> Checkpoint:
-    network = trained(model, path, progress=False, **options)
+    network = trained(model, path, progress=False, weights_of=weights_of, **options)
     known = network.checkpoint
     if known is None:
         raise TypeError(f"trained() gave {model.__name__} no record")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from weights.arguments import python_scalar
 from zoo.labels import Label, Origin, labels
 from zoo.networks.model import Model
 from zoo.pretrained.heads import fresh_head
@@ -92,7 +93,24 @@ def origin(wanted: str, table: tuple[Label, ...]) -> Origin:
     return Origin(Label(wanted), ())
 
 
-def choose_classes(network: Model, wanted: Sequence[str]) -> None:
+def class_list(wanted: Iterable[str]) -> list[str]:
+    """List the classes that are wanted: of a list, a generator, or an array of NumPy's.
+
+    Raises:
+        TypeError: these are no words, or have no order, as those of a set have none.
+        ValueError: it names none.
+    """
+    given = wanted
+    if not isinstance(wanted, str | bytes | Set | Mapping) and isinstance(wanted, Iterable):
+        given = [python_scalar(name) for name in wanted]
+        if all(isinstance(name, str) for name in given):
+            if not given:
+                raise ValueError("classes names none; leave it out to keep the checkpoint's")
+            return given
+    raise TypeError(f'classes are a list of WordNet ids and names, ["n02123045", "dog"], not {given!r:.80}')
+
+
+def choose_classes(network: Model, wanted: Iterable[str]) -> None:
     """Give a trained network a classifier of the classes that are `wanted`, in place and in their order; auxiliary heads likewise.
 
     `network.classes` then says where each row comes from, and the log does.
@@ -107,10 +125,7 @@ def choose_classes(network: Model, wanted: Sequence[str]) -> None:
         TypeError: something that is wanted is no string.
     """
     kind, record = type(network).__name__, network.checkpoint
-    if isinstance(wanted, str) or not all(isinstance(name, str) for name in wanted):
-        raise TypeError(f'classes are a list of WordNet ids and names, ["n02123045", "dog"], not {wanted!r:.80}')
-    if not wanted:
-        raise ValueError("classes names none; leave it out to keep the checkpoint's")
+    wanted = class_list(wanted)
     if record is None or not record.labels:
         raise ValueError(f"this {kind} has no checkpoint whose classes have names, so none can be found; num_classes=… puts a new head on")
     table = labels(record.labels)

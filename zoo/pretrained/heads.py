@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from weights.arguments import forgiving, whole
 from zoo.images.preprocess import with_channels
 from zoo.networks.model import Model
 
@@ -16,6 +17,7 @@ log = logging.getLogger("zoo")
 M = TypeVar("M", bound=Model)
 
 
+@forgiving
 def reset_head(model: M, num_classes: int) -> M:
     """Put a new, untrained classifier of `num_classes` on the body, in place; auxiliary heads get theirs too.
 
@@ -34,9 +36,7 @@ def reset_head(model: M, num_classes: int) -> M:
     """
     if not isinstance(model, Model):
         raise TypeError(f"reset_head() takes a network of the zoo, plain(model) of a fast one, not {model!r:.60}")
-    if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 1:
-        raise ValueError(f"num_classes is a whole number of at least 1, got {num_classes!r}")
-    replace_head(model, num_classes)
+    replace_head(model, whole("num_classes", num_classes))
     return model
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import weights
-from weights import Checkpoint, NoPretrainedWeights, header
+from weights import Checkpoint, NoPretrainedWeights, UnknownWeights, header
 from zoo.variants import Variant, spelt, variants
 
 
@@ -38,7 +38,9 @@ def find_record(network: str | Variant, named: str | None = None) -> Checkpoint:
 
 def record_of(name: str) -> Checkpoint:
     """Find a record by the name that commands and locks use, "ResNet50" or "ResNet50:imagenet1k_v1"; raises as `find_record` does."""
-    model, _, tag = name.partition(":")
+    model, colon, tag = name.partition(":")
+    if colon and not tag:
+        raise UnknownWeights(f"{name} names no checkpoint behind its colon: {spelt(model)}:TAG, or {spelt(model)} for the default")
     return find_record(spelt(model), tag or None)
 
 
@@ -83,7 +85,7 @@ def to_safetensors(source: Path, destination: Path) -> str:
     if header.is_safetensors(data):
         destination.write_bytes(data)
         return sha256
-    with sandbox.read(source, "pytorch", data=data) as opened:
+    with sandbox.read(source, "pytorch", data=data, weights_of="all") as opened:
         del data  # the reader has its own copy
         safetensors.save_stored(opened.tensors, destination)
     return sha256
@@ -96,5 +98,5 @@ def _no_weights(network: Variant) -> str:
         near.append(f"{c.model} ({variants()[c.model].params / 1e6:.1f} M parameters{accuracy})")
     return (
         f"no pretrained weights of {network.name} are known. Nearest with weights: {', '.join(near) or 'none'}. "
-        f"If you have a file: zoo add FILE --model {network.name} --tag mine, or trained({network.name}, FILE)."
+        f"If you have a file: zoo add FILE {network.name}:mine, or trained({network.name}, FILE)."
     )

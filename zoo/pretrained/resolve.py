@@ -16,6 +16,7 @@ from torch import Tensor
 import weights
 from convert import formats, sandbox
 from convert.formats import safetensors
+from convert.sets import chosen
 from convert.source import Convention, Spatial, Stored
 from weights import (
     Checkpoint,
@@ -47,11 +48,12 @@ def find(
     told: tuple[Convention | None, Spatial | None],
     new_head: bool,
     options: Mapping[str, Any],
+    weights_of: str | None = None,
 ) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Find the record that is named, and its tensors under the file's own names; known bytes bring their record along.
 
     Args:
-        model, named, verify, progress, frozen, options: as `trained` takes them.
+        model, named, verify, progress, frozen, options, weights_of: as `trained` takes them.
         told: what is said of a foreign file's kernels: their convention, and the order of their sides.
         new_head: whether the file may lack a classifier.
     """
@@ -72,21 +74,21 @@ def find(
                 raise UnknownWeights(f"{path} is a folder, and no checkpoint of a kind that is one (TensorFlow's, Orbax)") from None
             raise
         if any(told) or format not in ("safetensors", "pytorch"):
-            return _foreign(model, path, format, told, new_head, options)
+            return _foreign(model, path, format, told, new_head, options, weights_of)
         sha256, buffer = weights.read_file(path)
         record = unknown(described(model), str(path), sha256=sha256)
         if format == "pytorch":
-            with sandbox.read(path, format, data=buffer) as opened:
+            with sandbox.read(path, format, data=buffer, weights_of=weights_of) as opened:
                 return _recognised(record, sha256), _loaded(opened.tensors, path)
         with _about(path):
             noted = _noted(record, header.metadata(buffer), model)
-            tensors = safetensors.tensors(buffer)
+            tensors = chosen(safetensors.tensors(buffer), weights_of, path)
         return noted or _recognised(record, sha256), _finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes:
         record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
-    return record, safetensors.tensors(buffer)
+    return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model} {record.tag}")
 
 
 def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
@@ -108,18 +110,19 @@ def _foreign(
     told: tuple[Convention | None, Spatial | None],
     new_head: bool,
     options: Mapping[str, Any],
+    weights_of: str | None,
 ) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read another framework's file: its tensors under our names, and a record with the options that it needs."""
     from zoo.conversion.namings import open_foreign
     from zoo.conversion.notes import file_sha256
 
-    chosen: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1]}
+    asked: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1], "weights_of": weights_of}
     try:
-        foreign = open_foreign(path, model, **chosen, **options)
+        foreign = open_foreign(path, model, **asked, **options)
     except WeightsMismatch:
         if not new_head:
             raise
-        foreign = open_foreign(path, model, headless=True, **chosen, **options)
+        foreign = open_foreign(path, model, headless=True, **asked, **options)
     with foreign.source:
         tensors = _loaded(foreign.adopted.tensors, path)
     sha256 = file_sha256(path)
@@ -176,7 +179,7 @@ def _is_path(model: str, named: str | os.PathLike[str]) -> bool:
     path = at_home(named)
     if isinstance(named, os.PathLike) or os.sep in named:
         return True
-    if named in {c.tag for c in weights.checkpoints(model)}:
+    if os.fspath(named).lower() in {c.tag.lower() for c in weights.checkpoints(model)}:
         return False
     return path.exists() or any(path.name.endswith(suffix) for module in formats.formats().values() for suffix in module.SUFFIXES)
 

@@ -12,9 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from weights import BadRecord, Checkpoint, Preprocessing, UnknownWeights
+from weights import BadRecord, Checkpoint, Preprocessing
 from weights.adding import to_toml
-from weights.places import at_home
 from weights.record import record
 from weights.whole import whole, write_whole
 from zoo.labels import labels
@@ -35,34 +34,6 @@ def unfinished(folder: Path) -> str:
     if is_run(folder) or not (folder / CONFIG).is_file():
         return ""
     return f"{folder} is a run that is not finished, so it has no weights yet: zoo finetune --resume {folder} goes on with it"
-
-
-def named(model: str, weights: str | None) -> tuple[str, str | None]:
-    """Let a run's folder stand for a network and its weights: `--model runs/x`, or `--weights runs/x` with any `--model`.
-
-    Returns:
-        The network's name, and what `trained` takes as its weights.
-
-    Raises:
-        UnknownWeights: the run is not finished, or none lies where a folder was named.
-        BadRecord: its record is damaged.
-    """
-    folder = at_home(model).absolute()
-    if weights is None and folder.is_dir():
-        if why := unfinished(folder):
-            raise UnknownWeights(why)
-        if is_run(folder):
-            return read_row(folder).model, str(folder)
-    if weights is not None and is_run(folder):
-        raise UnknownWeights(
-            f"{model} is a run, which has weights of its own: leave out {weights}, or name the network, {read_row(folder).model}"
-        )
-    if "/" in model or os.sep in model:
-        raise UnknownWeights(
-            f"{model}: no run of zoo finetune lies there, and no network is called so; `zoo list` shows the networks, and a run lies where "
-            "its --out said"
-        )
-    return model, weights
 
 
 def place_of(record: Checkpoint) -> str:

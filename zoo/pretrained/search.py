@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import weights
 from weights import Checkpoint
+from weights.arguments import forgiving
 from zoo.variants import Variant, variants
 
 log = logging.getLogger("zoo")
@@ -41,6 +42,7 @@ def count(text: str) -> int:
     return int(float(match[1].replace("_", "").replace(",", "")) * scale)
 
 
+@forgiving
 def search(
     *,
     family: str | None = None,

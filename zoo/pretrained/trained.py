@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,39 +15,60 @@ from convert import names
 from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, meant
 from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
-from zoo.extraction.dilation import dilate
+from weights.arguments import forgiving, unknown_keyword, whole
+from zoo.catalogue import model_class
+from zoo.extraction.dilation import dilate, whole_stride
 from zoo.images.preprocess import with_channels
 from zoo.labels import labels as labels_named
 from zoo.networks.assignment import assign
 from zoo.networks.model import Model
-from zoo.pretrained.classes import choose_classes
+from zoo.pretrained.classes import choose_classes, class_list
 from zoo.pretrained.heads import adapt_stem, replace_head
+from zoo.pretrained.names import named, of_network
 from zoo.pretrained.resolve import find
 
 M = TypeVar("M", bound=Model)
 
+WORDS = {
+    "pretrained": "trained() always loads pretrained weights, and {0}() none; leave it out",
+    "tag": "name it behind the network: trained({0}, TAG)",
+    "checkpoint": "name it behind the network: trained({0}, PATH)",
+    "device": 'trained({0}).to("cuda") moves it',
+    "dtype": "trained({0}).to(torch.bfloat16) changes it",
+    "features_only": "features(trained({0}), ...) and pyramid(trained({0})) give inner maps",
+}
+"""What to do instead of other libraries' words; {0} is the class."""
 
+
+@forgiving
 def trained(
-    model: type[M],
+    model: type[M] | str,
     weights: str | os.PathLike[str] | None = None,
     *,
     num_classes: int | None = None,
     in_channels: int | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Iterable[str] | None = None,
     output_stride: int | None = None,
     verify: Literal["load", "stamp"] = "load",
     progress: bool = True,
     frozen: bool | None = None,
     kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
     spatial: Literal["auto", "hw", "wh"] = "auto",
+    weights_of: str | None = None,
     **options: Any,
 ) -> M:
     """Build `model` with pretrained weights, in eval mode, on the CPU, in torch's default dtype.
 
+    Everything that is asked for is checked before anything is fetched.
+
+    Example:
+        >>> trained(ResNet50)  # doctest: +SKIP
+        >>> trained("resnet50:imagenet1k_v1")  # doctest: +SKIP
+
     Args:
-        model: a class of the catalogue, `VGG19`, or one that derives from it.
-        weights: None for the default checkpoint, the tag of another, "hf://org/repo[@revision][/file]", "https://…", or a path. A
-            known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
+        model: a class of the catalogue, `VGG19`, or one that derives from it; or what is called NAME or NAME:TAG, in any case.
+        weights: None for the default checkpoint, the tag of another in any case, "hf://org/repo[@revision][/file]", "https://…",
+            or a path. A known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
             `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
             run of `zoo finetune`, "runs/x".
         num_classes: another number of classes than the checkpoint's puts a new, untrained classifier on the trained body.
@@ -61,6 +82,8 @@ def trained(
         frozen: whether only weights are admitted of which a record or a lock has a full hash; None does as ZOO_FROZEN says.
         kernel_convention: of a foreign file's kernels, where it doesn't say: an .npz. "auto" believes the file.
         spatial: "wh" where the networks of a foreign file have width for height; "auto" believes the file.
+        weights_of: "ema" takes the averaged weights of a file that has them beside the raw ones, "raw" the others, or a key of the
+            file, "model_ema"; None takes the raw ones and says so in the log.
         **options: further constructor keywords; they win over those of the checkpoint's record.
 
     Returns:
@@ -75,21 +98,21 @@ def trained(
         Undecided: a foreign file doesn't say its kernel convention; `zoo convert` can decide it by evidence.
         WeightsError: the bytes could not be had, or are not what the record promises; every subclass says what to do.
     """
-    if not (inspect.isclass(model) and issubclass(model, Model)):
-        shown = f"an instance of {type(model).__name__}" if isinstance(model, Model) else repr(model)
-        raise TypeError(f"trained() takes a network's class, trained(VGG19), not {shown}")
-    if not isinstance(weights, str | os.PathLike | None):
-        raise TypeError(f"weights are named by a tag, a URL or a path, not by {weights!r}")
-    for argument, value in (("num_classes", num_classes), ("in_channels", in_channels)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{argument} is a whole number of at least 1, got {value!r}")
-    if classes is not None and num_classes is not None:
-        raise ValueError(f"classes={list(classes)!r:.60} says how many there are; leave num_classes={num_classes} out")
+    cls, weights = _meant(model, weights)
+    _check_options(cls, options)
+    num_classes = None if num_classes is None else whole("num_classes", num_classes)
+    in_channels = None if in_channels is None else whole("in_channels", in_channels)
+    output_stride = None if output_stride is None else whole_stride(output_stride)
+    wanted = None if classes is None else class_list(classes)
+    if wanted is not None and num_classes is not None:
+        raise ValueError(f"classes={wanted!r:.60} says how many there are; leave num_classes={num_classes} out")
+    if weights_of is not None and not (isinstance(weights_of, str) and weights_of):
+        raise TypeError(f'weights_of is "raw", "ema" or a key of the file, not {weights_of!r}')
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
     told = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
-    record, tensors = find(model, weights, verify, progress, frozen, told, num_classes is not None, options)
-    network, state = _build(model, record, tensors, options)
+    record, tensors = find(cls, weights, verify, progress, frozen, told, num_classes is not None, options, weights_of)
+    network, state = _build(cls, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)
     try:
         _assign(network, state, record)
@@ -104,11 +127,40 @@ def trained(
         adapt_stem(network, in_channels)
     if num_classes is not None and (fresh or num_classes != network.num_classes):
         replace_head(network, num_classes)
-    if classes is not None:
-        choose_classes(network, classes)
+    if wanted is not None:
+        choose_classes(network, wanted)
     if output_stride is not None:
         dilate(network, output_stride)
     return network
+
+
+def _meant(model: type[M] | str, weights: Any) -> tuple[type[M], str | os.PathLike[str] | None]:
+    """Find the class and the weights that are named, and refuse what names none."""
+    if not isinstance(model, str) and not (inspect.isclass(model) and issubclass(model, Model)):
+        shown = f"an instance of {type(model).__name__}" if isinstance(model, Model) else repr(model)
+        raise TypeError(f'trained() takes a network\'s class or name, trained(VGG19) or trained("vgg19"), not {shown}')
+    if not isinstance(weights, str | os.PathLike | None):
+        tag = getattr(weights, "name", None)  # torchvision's ResNet50_Weights.IMAGENET1K_V2
+        hint = f'; "{tag.lower()}" is the tag of that' if isinstance(tag, str) and hasattr(weights, "url") else ""
+        raise TypeError(f"weights are named by a tag, a URL or a path, not by {weights!r}{hint}")
+    if isinstance(model, str):
+        name, weights = named(model, weights)
+        return cast("type[M]", model_class(name)), weights
+    return model, of_network(model.variant().__name__, weights)
+
+
+def _check_options(model: type[Model], options: Mapping[str, Any]) -> None:
+    """Refuse constructor keywords that the network does not take, before anything is fetched."""
+    known = inspect.signature(model).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        own = [*known, *inspect.signature(trained).parameters]
+        words = {key: todo.format(model.__name__) for key, todo in WORDS.items()}
+        for word in options:
+            if word not in known:
+                raise unknown_keyword(f"trained({model.__name__})", word, own[: own.index("options")], words)
+    if options:
+        with torch.device("meta"):
+            model(**options)
 
 
 def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
@@ -180,11 +232,17 @@ def _width(state: Mapping[str, Tensor], layer: str, axis: int) -> int | None:
 
 def _assign(network: Model, state: dict[str, Tensor], record: Checkpoint) -> None:
     """Make the tensors the network's own; all of them, or an error that says whose they are, if anybody knows."""
+    counters = 0
     for name in network.state_dict():
         if name.endswith("num_batches_tracked") and name not in state:  # files from before PyTorch 0.4.1 have none
             state[name] = torch.zeros((), dtype=torch.int64)
+            counters += 1
 
     def todo() -> str:
+        own = state.keys() - network.state_dict().keys()
+        prefix = next(iter(own), "").partition(".")[0]
+        if len(own) > 1 and all(name.startswith(f"{prefix}.") for name in own) and len(own) + counters == len(state):
+            return f"Every name in it begins with '{prefix}.', and without that they are not this network's either. `zoo list` shows all."
         other = recognise(record.sha256) if record.sha256 else None
         if other is not None and other.model != record.model:
             return f"Its sha256 is that of {other.model} {other.tag}: trained({other.model}, …)."

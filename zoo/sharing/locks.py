@@ -235,6 +235,6 @@ def _is_path(path: str) -> UnknownWeights:
     url = Path(os.path.expanduser(path)).resolve().as_uri()  # noqa: PTH111  Path's raises for a user who isn't there
     return UnknownWeights(
         f"{path} is a path, and a lock holds names and addresses: a file is read where it lies, and no lock is asked about it. "
-        f"To have its bytes held, give it a name, zoo add {path} --model NETWORK --tag mine, which records its hash; "
+        f"To have its bytes held, give it a name, zoo add {path} NETWORK:mine, which records its hash; "
         f"or call it {url}, here and in trained()."
     )

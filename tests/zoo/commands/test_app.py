@@ -93,8 +93,8 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
             2,
             "norm_eps is a number, true, false or a word, not 'null'",
         ),
-        (["remove", "ResNet20", "cifar10"], 1, "cifar10"),
-        (["remove", "ResNet20", "mine"], 3, "mine"),
+        (["remove", "ResNet20:cifar10"], 1, "cifar10"),
+        (["remove", "ResNet20:mine"], 3, "mine"),
         (["bench", "--what", "sleep"], 2, "load"),
     ],
 )
@@ -130,7 +130,7 @@ def test_an_added_file_is_used_by_its_tag_and_found_changed(
 ) -> None:
     file = tmp_path / "mine.pth"
     torch.save(ResNet18(num_classes=4).state_dict(), file)
-    assert main(["add", str(file), "--model", "ResNet18", "--tag", "mine", "--licence", "MIT"]) == 0
+    assert main(["add", str(file), "ResNet18:mine", "--licence", "MIT"]) == 0
     file.unlink()
     capsys.readouterr()
     assert main(["predict", str(photo), "-m", "ResNet18", "-w", "mine", "--json"]) == 0
@@ -147,7 +147,7 @@ def test_an_added_file_is_used_by_its_tag_and_found_changed(
 def test_adding_the_same_tag_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.pth"
     torch.save(ResNet20().state_dict(), file)
-    arguments = ["add", str(file), "--model", "ResNet20", "--tag", "mine"]
+    arguments = ["add", str(file), "ResNet20:mine"]
     assert main(arguments) == 0
     assert main(arguments) == 1
     assert "replace" in capsys.readouterr().err
@@ -164,7 +164,7 @@ def flipped(tmp_path: Path) -> Path:
 
 
 def test_another_frameworks_file_is_converted_and_added(flipped: Path, photo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["add", str(flipped), "--model", "ResNet20", "--tag", "theirs", "--labels", "cifar10"]
+    arguments = ["add", str(flipped), "ResNet20:theirs", "--labels", "cifar10"]
     assert main(arguments) == 1
     assert "Say --kernel-convention convolution or correlation to zoo convert or zoo add" in " ".join(capsys.readouterr().err.split())
     assert main([*arguments, "--kernel-convention", "convolution"]) == 0
@@ -178,13 +178,13 @@ def test_another_frameworks_file_is_converted_and_added(flipped: Path, photo: Pa
     assert (added.checkpoint.labels, added.checkpoint.sources) == ("cifar10", (flipped.as_uri(),))
     assert main(["verify"]) == 0
     assert f"ok      {flipped.as_uri()}" in out(capsys)
-    assert main(["add", str(flipped), "--model", "ResNet20", "--tag", "gone"]) == 3
+    assert main(["add", str(flipped), "ResNet20:gone"]) == 3
 
 
 def test_a_file_without_a_table_is_added_by_its_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = {name.replace("layer", "stage").replace("conv", "c"): tensor for name, tensor in ResNet20().state_dict().items()}
     torch.save(state, tmp_path / "theirs.pth")
-    arguments = ["add", str(tmp_path / "theirs.pth"), "--model", "ResNet20", "--tag", "theirs"]
+    arguments = ["add", str(tmp_path / "theirs.pth"), "ResNet20:theirs"]
     assert main(arguments) == 1
     assert main([*arguments, "--match"]) == 0
     assert trained(ResNet20, "theirs").checkpoint is not None
@@ -193,7 +193,7 @@ def test_a_file_without_a_table_is_added_by_its_topology(tmp_path: Path, capsys:
 def test_adding_another_networks_file_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.pth"
     torch.save(ResNet20().state_dict(), file)
-    assert main(["add", str(file), "--model", "ResNet18", "--tag", "mine"]) == 1
+    assert main(["add", str(file), "ResNet18:mine"]) == 1
     assert "missing" in capsys.readouterr().err
     assert main(["pull", "ResNet18", "-w", "mine"]) == 3
 
@@ -278,7 +278,7 @@ def test_accuracies_on_other_images_are_not_ranked_together(capsys: pytest.Captu
 def test_an_added_files_facts_are_recorded_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "mine.pth"
     torch.save(ResNet20(shortcut="B").state_dict(), file)
-    arguments = ["add", str(file), "-m", "ResNet20", "--tag", "mine", "--option", "shortcut=B", "--resize", "40", "--crop", "36"]
+    arguments = ["add", str(file), "ResNet20:mine", "--option", "shortcut=B", "--resize", "40", "--crop", "36"]
     assert main([*arguments, "--mean", "0.5,0.5,0.5", "--std", "0.2,0.2,0.2", "--labels", "cifar10"]) == 0
     assert "shortcut" in (tmp_path_registry() / "ResNet20.mine.toml").read_text()
     capsys.readouterr()
@@ -286,7 +286,7 @@ def test_an_added_files_facts_are_recorded_and_removed(tmp_path: Path, capsys: p
     row = next(c for c in json.loads(out(capsys))["checkpoints"] if c["tag"] == "mine")
     assert (row["options"], row["labels"], row["preprocessing"]["crop"]) == ({"shortcut": "B"}, "cifar10", 36)
     assert row["preprocessing"]["std"] == [0.2, 0.2, 0.2]
-    assert main(["remove", "ResNet20", "mine"]) == 0
+    assert main(["remove", "ResNet20:mine"]) == 0
     assert main(["pull", "ResNet20", "-w", "mine"]) == 3
 
 

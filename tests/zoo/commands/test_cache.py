@@ -27,7 +27,7 @@ def test_what_is_on_the_disk_is_listed_with_who_brought_it_and_when_it_was_used(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save(ResNet20().state_dict(), tmp_path / "mine.pth")
-    assert main(["add", "mine.pth", "-m", "ResNet20", "--tag", "mine"]) == 0
+    assert main(["add", "mine.pth", "ResNet20:mine"]) == 0
     assert main(["pull", "EfficientNetLite0"]) == 0  # from its package, which is installed
     assert main(["lock", "EfficientNetLite0"]) == 0
     then = time.time() - 5.5 * 86_400
@@ -52,7 +52,7 @@ def test_what_is_on_the_disk_is_listed_with_who_brought_it_and_when_it_was_used(
 
 def test_a_file_that_was_used_now_was_used_today(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(ResNet20().state_dict(), tmp_path / "mine.pth")
-    assert main(["add", str(tmp_path / "mine.pth"), "-m", "ResNet20", "--tag", "mine"]) == 0
+    assert main(["add", str(tmp_path / "mine.pth"), "ResNet20:mine"]) == 0
     capsys.readouterr()
     assert main(["cache"]) == 0
     assert ", today zoo add" in " ".join(capsys.readouterr().out.split())

@@ -49,7 +49,7 @@ def test_a_folder_becomes_a_network_that_predicts(ships: Path, tmp_path: Path, c
     assert main(["predict", str(ships / "raft" / "000.png"), "--model", str(out), "--weights", "akamaster"]) == 3
     said = " ".join(capsys.readouterr().err.split())
     assert "is a run, which has weights of its own: leave out akamaster, or name the network, ResNet20" in said
-    assert main(["add", str(out), "-m", "ResNet20", "--tag", "mine"]) == 1
+    assert main(["add", str(out), "ResNet20:mine"]) == 1
     assert f"is a run of zoo finetune, which needs no adding: --model {out}" in " ".join(capsys.readouterr().err.split())
     assert main(["finetune", "--resume", str(out), "--fast", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 6

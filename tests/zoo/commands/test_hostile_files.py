@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "convert": ("convert", "FILE", "OUT", "--model", "ResNet20"),
     "convert, recognised": ("convert", "FILE", "OUT"),
     "diff": ("diff", "FILE", "FILE"),
-    "add": ("add", "FILE", "--model", "ResNet20", "--tag", "trap"),
+    "add": ("add", "FILE", "ResNet20:trap"),
     "predict": ("predict", "PICTURE", "--model", "ResNet20", "--weights", "FILE"),
 }
 

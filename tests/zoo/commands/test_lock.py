@@ -453,7 +453,7 @@ def test_a_path_is_not_locked_and_that_is_said_with_what_to_do(
         ["sign", "MISSING", "--key", "there.lock"],
         ["sign", "there.lock", "--key", "MISSING"],
         ["mirror", "MISSING", "--serve"],
-        ["add", "MISSING", "--model", "ResNet20", "--tag", "mine"],
+        ["add", "MISSING", "ResNet20:mine"],
     ],
     ids=" ".join,
 )
@@ -502,7 +502,7 @@ def test_frozen_a_bundle_goes_in_by_the_way_that_its_refusal_names(
         folder.mkdir()
     monkeypatch.chdir(there)
     torch.save(ResNet20().state_dict(), there / "w.pth")  # so that it is the sender's word what became of it
-    assert main(["add", "w.pth", "--model", "ResNet20", "--tag", "mine"]) == main(["bundle", "ResNet20:mine", "-q"]) == 0
+    assert main(["add", "w.pth", "ResNet20:mine"]) == main(["bundle", "ResNet20:mine", "-q"]) == 0
     monkeypatch.setenv("ZOO_CACHE", str(here / "cache"))
     own = os.environ["ZOO_USER_REGISTRY"]
     monkeypatch.setenv("ZOO_USER_REGISTRY", str(here / "own" / "registry"))

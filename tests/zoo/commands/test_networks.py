@@ -132,7 +132,7 @@ def test_info_shows_the_best_behind_the_default_and_all_with_full(capsys: pytest
 
 def test_info_says_which_checkpoints_are_here(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     torch.save(ResNet20().state_dict(), tmp_path / "mine.pth")
-    assert main(["add", str(tmp_path / "mine.pth"), "-m", "ResNet20", "--tag", "mine"]) == 0
+    assert main(["add", str(tmp_path / "mine.pth"), "ResNet20:mine"]) == 0
     capsys.readouterr()
     assert main(["info", "ResNet20"]) == 0
     here = {line.split()[0]: line.rstrip().endswith("yes") for line in capsys.readouterr().out.splitlines()[1:4]}

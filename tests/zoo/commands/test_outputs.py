@@ -100,7 +100,7 @@ def test_a_fault_of_the_system_is_a_sentence_with_the_path_and_what_to_do(
         ["embed", "photos", "-m", "~nosuch/x", "-o", "o.npy"],
         ["unbundle", "~nosuch/b.tar"],
         ["mirror", "~nosuch/m"],
-        ["add", "~nosuch/x.pth", "-m", "ResNet20", "--tag", "mine"],
+        ["add", "~nosuch/x.pth", "ResNet20:mine"],
         ["predict", "x.jpg", "-m", "ResNet20", "--weights", "~nosuch/w.pth"],
     ],
     ids=" ".join,

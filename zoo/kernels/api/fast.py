@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 import torch
 from torch import nn
 
+from weights.arguments import forgiving
 from zoo.kernels.api.network import Fast, Tune
 from zoo.kernels.errors import Untraceable
 
@@ -44,6 +45,7 @@ def fast(
 ) -> FastTraining: ...
 
 
+@forgiving
 def fast(
     model: nn.Module,
     device: torch.device | str | int | None = None,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from weights.arguments import forgiving
 from zoo.kernels.comparing.copies import tensors_of
 from zoo.kernels.errors import first_line
 from zoo.kernels.memory.graph_pool import growing
@@ -334,6 +335,7 @@ def _check(model: nn.Module, loss: Any, optimizer: Any, scaler: Any, clip: Any) 
         raise ValueError(f"clip is the largest norm of the gradients, a number above 0, got {clip!r}")
 
 
+@forgiving
 def fast_step(
     model: nn.Module,
     loss: Callable[[Any, Any], Tensor],
