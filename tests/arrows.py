@@ -325,7 +325,7 @@ def module_of(file: Path) -> str:
 
 NAMES = {"zoo": "__version__"}
 """What a room may take from a package above it: the version is a word, not a room."""
-ROOFS = (Path("zoo/__init__.py"), Path("zoo/kernels/__init__.py"))
+ROOFS = (Path("zoo/__init__.py"), Path("zoo/kernels/__init__.py"), Path("weights/__init__.py"))
 """Files that only name what is public, for type checkers and for whoever asks: nothing is imported before."""
 PROGRAMS = (Path("zoo/kernels/__main__.py"), Path("convert/_reader.py"))
 """Files that are run, and print what they are run for."""

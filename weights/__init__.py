@@ -12,47 +12,55 @@ What the environment can say; it is read at each call:
                         `kernelzoo/registry` in the user's configuration folder; the user's own lock lies beside it
     ZOO_FROZEN=1        only what a record or a lock has a full hash of, hashed again at each load; nothing new is pinned
     HF_ENDPOINT, HF_TOKEN, HTTPS_PROXY, ... as huggingface_hub and httpx2 read them
+
+Nothing is loaded before it is asked for: TAB and a damaged cache's messages need no downloader.
 """
 
-from weights.adding import add, remove
-from weights.cache import Cache, Installed
-from weights.collecting import Collected, Removed, gc
-from weights.errors import (
-    BadLock,
-    BadRecord,
-    BadSignature,
-    CacheNotWritable,
-    ChangedUpstream,
-    ConvertError,
-    CorruptCache,
-    HashMismatch,
-    InsecureSource,
-    LimitExceeded,
-    MalformedFile,
-    MissingLibrary,
-    NonFinite,
-    NoPretrainedWeights,
-    NoSpace,
-    NoSuchFile,
-    NotLocked,
-    Offline,
-    OutputsDiffer,
-    ProtocolError,
-    RateLimited,
-    ReaderCrashed,
-    ReaderUnavailable,
-    SizeMismatch,
-    SourceUnavailable,
-    UnknownWeights,
-    UnsafeFormat,
-    UnsupportedFormat,
-    WeightsError,
-    WeightsMismatch,
-)
-from weights.install import Verified, get, open_weights, verify, verify_all
-from weights.reading import load, read_file
-from weights.record import Checkpoint, Preprocessing
-from weights.registry import adhoc, checkpoints, find, recognise
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weights.adding import add, remove
+    from weights.cache import Cache, Installed
+    from weights.collecting import Collected, Removed, gc
+    from weights.errors import (
+        BadLock,
+        BadRecord,
+        BadSignature,
+        CacheNotWritable,
+        ChangedUpstream,
+        ConvertError,
+        CorruptCache,
+        HashMismatch,
+        InsecureSource,
+        LimitExceeded,
+        MalformedFile,
+        MissingLibrary,
+        NonFinite,
+        NoPretrainedWeights,
+        NoSpace,
+        NoSuchFile,
+        NotLocked,
+        Offline,
+        OutputsDiffer,
+        ProtocolError,
+        RateLimited,
+        ReaderCrashed,
+        ReaderUnavailable,
+        SizeMismatch,
+        SourceUnavailable,
+        UnknownWeights,
+        UnsafeFormat,
+        UnsupportedFormat,
+        WeightsError,
+        WeightsMismatch,
+    )
+    from weights.install import Verified, get, open_weights, verify, verify_all
+    from weights.reading import load, read_file
+    from weights.record import Checkpoint, Preprocessing
+    from weights.registry import adhoc, checkpoints, find, recognise
 
 __all__ = [
     "BadLock",
@@ -106,3 +114,22 @@ __all__ = [
     "verify",
     "verify_all",
 ]
+
+_PLACES = {
+    "adding": "add remove",
+    "cache": "Cache Installed",
+    "collecting": "Collected Removed gc",
+    "install": "Verified get open_weights verify verify_all",
+    "reading": "load read_file",
+    "record": "Checkpoint Preprocessing",
+    "registry": "adhoc checkpoints find recognise",
+}
+_PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first asked for; what `_PLACES` does not have is an error's class."""
+    if name not in __all__:
+        raise AttributeError(f"module 'weights' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"weights.{_PLACE.get(name, 'errors')}"), name)
+    return found

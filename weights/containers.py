@@ -6,8 +6,7 @@ import contextlib
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from weights.cache import Cache, Installed
@@ -21,26 +20,6 @@ from weights.record import Checkpoint
 
 log = logging.getLogger("weights")
 T = TypeVar("T")
-
-
-def containers(checkpoint: Checkpoint) -> Iterator[Checkpoint]:
-    """List the record itself and one for each alternative, whose tag is its source: so locks pin each by its own name."""
-    yield checkpoint
-    for other in checkpoint.alternatives:
-        yield replace(
-            checkpoint,
-            tag=other.source,
-            sources=(other.source,),
-            format=other.format,
-            names="auto",
-            sha256=other.sha256,
-            sha256_prefix=other.sha256_prefix,
-            size_bytes=other.size_bytes,
-            sha256_reported=None,
-            reported_by=None,
-            alternatives=(),
-            default=False,
-        )
 
 
 def get_any(
@@ -58,7 +37,7 @@ def get_any(
         HashMismatch: a container holds other bytes than it should, or two of them hold other numbers.
         WeightsError: whatever `get` raises; of several that can't be reached, the error of the first.
     """
-    return _first(list(containers(checkpoint)), lambda row: get(row, to_safetensors=to_safetensors, progress=progress, frozen=frozen))
+    return _first(list(checkpoint.containers()), lambda row: get(row, to_safetensors=to_safetensors, progress=progress, frozen=frozen))
 
 
 def open_any(checkpoint: Checkpoint, *, verify: str = "load", **how: Any) -> tuple[Checkpoint, memoryview]:
@@ -69,7 +48,7 @@ def open_any(checkpoint: Checkpoint, *, verify: str = "load", **how: Any) -> tup
         verify: as for `open_weights`.
         **how: `to_safetensors`, `progress` and `frozen`, as for `get_any`.
     """
-    rows = list(containers(checkpoint))
+    rows = list(checkpoint.containers())
     if rows[1:] and not _installed(checkpoint):
         rows = [row for row in rows[1:] if _installed(row)][:1] or rows
     return _first(rows, lambda row: open_weights(row, verify=verify, **how))

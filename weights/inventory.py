@@ -10,7 +10,6 @@ from pathlib import Path
 
 from weights.cache import Cache, read_json
 from weights.collecting import locks_that_keep, made_of, used
-from weights.containers import containers
 from weights.places import public
 from weights.registry import SHIPPED, located
 
@@ -114,7 +113,7 @@ def _names() -> tuple[dict[str, list[str]], set[str]]:
     own: set[str] = set()
     for one in located():
         name = f"{one.row.model}:{one.row.tag}"
-        for row in containers(one.row):
+        for row in one.row.containers():
             for key in filter(None, (row.sha256, *map(public, row.sources))):
                 if name not in names.setdefault(key, []):
                     names[key].append(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -130,6 +130,25 @@ class Checkpoint:
     def hashed(self, sha256: str) -> Checkpoint:
         """Return the record of a file whose bytes are known: what others reported says nothing more."""
         return replace(self, sha256=sha256, sha256_reported=None, reported_by=None)
+
+    def containers(self) -> Iterator[Checkpoint]:
+        """List the record itself and one for each alternative, whose tag is its source: so locks pin each by its own name."""
+        yield self
+        for other in self.alternatives:
+            yield replace(
+                self,
+                tag=other.source,
+                sources=(other.source,),
+                format=other.format,
+                names="auto",
+                sha256=other.sha256,
+                sha256_prefix=other.sha256_prefix,
+                size_bytes=other.size_bytes,
+                sha256_reported=None,
+                reported_by=None,
+                alternatives=(),
+                default=False,
+            )
 
 
 _FIELDS = {f.name: f for f in fields(Checkpoint) if f.name not in ("model", "tag")}

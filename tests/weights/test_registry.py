@@ -53,7 +53,7 @@ def test_a_table_becomes_a_record() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"licence": "MIT"}, "unknown key 'licence'; did you mean 'license'?"),
+        ({"licence": "MIT"}, "unknown key 'licence'; did you mean license?"),
         ({"zzz": 1}, "unknown key 'zzz'; known are sources, format"),
         ({"license": None}, 'license missing; a licence that nobody states is "unstated"'),
         ({"sources": None, "names": None}, "sources, names missing"),
@@ -270,7 +270,7 @@ def test_an_adhoc_record_says_what_it_does_not_know(tmp_path: Path, monkeypatch:
     assert weights.adhoc("Net", "a b#c.pth").sources == ((tmp_path / "a b#c.pth").as_uri(),)
     with pytest.raises(BadRecord, match=r"the record of s3://bucket/w: a source starts with hf://, https://, pypi:// or file://, got"):
         weights.adhoc("Net", "s3://bucket/w")
-    with pytest.raises(BadRecord, match="did you mean 'num_classes'"):
+    with pytest.raises(BadRecord, match="did you mean num_classes"):
         weights.adhoc("Net", "x.pth", num_clases=3)
 
 

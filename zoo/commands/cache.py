@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from getpass import getuser
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
 import typer
@@ -16,9 +16,6 @@ import weights
 from weights import Checkpoint
 from weights.cache import Cache
 from weights.collecting import KEEP_DAYS
-from weights.containers import get_any
-from weights.inventory import Held, inventory
-from weights.pinning import admit
 from weights.registry import located
 from weights.wording import counted
 from zoo.commands.completion import names, tags
@@ -41,6 +38,9 @@ from zoo.pretrained.names import named
 from zoo.pretrained.records import find_record, to_safetensors
 from zoo.variants import spelt
 
+if TYPE_CHECKING:
+    from weights.inventory import Held
+
 TagOption = Annotated[
     str | None, typer.Option("--weights", "-w", autocompletion=tags, help="A tag, hf://org/repo or https://…; the default if left out.")
 ]
@@ -54,6 +54,8 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Download checkpoints into the cache and check them."""
+    from weights.containers import get_any
+
     if tag is not None and len(models) > 1:
         raise typer.BadParameter("it is of one network, and several are named: NAME:TAG names each one's", param_hint="--weights")
     records = [find_record(*named(model, tag)) for model in models]  # all names are right before anything is fetched
@@ -77,6 +79,8 @@ def _show_pulled(record: Checkpoint, installed: weights.Installed) -> None:
 
 def _proof(record: Checkpoint) -> str:
     """Say what the hash of a download was compared with; a prefix is no proof."""
+    from weights.pinning import admit
+
     if record.sha256:
         return "as its record says"
     _, pin = admit(Cache(), record)
@@ -172,6 +176,8 @@ def remove(
 
 def cache(as_json: JsonOption = False) -> None:
     """List what is on the disk: which checkpoints, how large, who brought and who keeps them, and when they were last used."""
+    from weights.inventory import inventory
+
     found = inventory()
     if as_json:
         print_json({**asdict(found), "size_bytes": found.size_bytes})

@@ -12,7 +12,6 @@ from rich.table import Table
 
 import weights
 from weights import Cache, Checkpoint, UnknownWeights
-from weights.containers import containers
 from weights.sources import is_here
 from weights.wording import counted
 from zoo.commands.completion import names
@@ -199,7 +198,7 @@ def _checkpoints(known: Variant, rows: tuple[Checkpoint, ...], full: bool) -> Ta
         table.add_column(heading, no_wrap=True, justify="right" if heading in ("top-1", "top-5", "px", "MB") else "left")
     cache = Cache()
     for c in order if full else order[:SHOWN]:
-        here = any(cache.lookup(one) for one in containers(c)) or any(is_here(source) for source in c.sources)
+        here = any(cache.lookup(one) for one in c.containers()) or any(is_here(source) for source in c.sources)
         tag = f"{escape(c.tag)}{' [dim]default[/dim]' if c.default else ''}"
         facts = _metric(c, "top1"), _metric(c, "top5"), _on(c), _side(known, c), _megabytes(known, c), escape(c.license)
         table.add_row(tag, *facts, "yes" if here else "")

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import weights
 from weights import Cache, Checkpoint
-from weights.containers import containers
 from weights.places import wheel_parts
 from weights.sources import is_here, local_path
 from zoo.variants import variants
@@ -38,7 +37,7 @@ def usual() -> tuple[Checkpoint, str]:
 
 def _places(cache: Cache, row: Checkpoint) -> Iterator[str]:
     """Say where a checkpoint is on this machine."""
-    for container in containers(row):
+    for container in row.containers():
         if cache.lookup(container):
             yield "from the cache"
     for source in row.sources:
