@@ -66,7 +66,7 @@ every_traced = pytest.mark.parametrize(  # but for two whose layers another has 
 )
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
-    *("MobileNetV2_035", "VGG11", "AlexNet", "ResNet18"),
+    *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -33,13 +34,9 @@ class ShuffleUnit(nn.Module):
         half = out_channels // 2
         self.split = half if stride == 1 else None
         read = half if stride == 1 else in_channels
-        self.branch1 = nn.Sequential()
-        if stride > 1:
-            self.branch1.extend(conv_norm_act(read, read, 3, stride, groups=read, act=None))
-            self.branch1.extend(conv_norm_act(read, half, 1))
-        self.branch2 = nn.Sequential(
-            *conv_norm_act(read, half, 1), *conv_norm_act(half, half, 3, stride, groups=half, act=None), *conv_norm_act(half, half, 1)
-        )
+        spatial = partial(conv_norm_act, kernel_size=3, stride=stride, act=None)
+        self.branch1 = nn.Identity() if stride == 1 else nn.Sequential(*spatial(read, read, groups=read), *conv_norm_act(read, half, 1))
+        self.branch2 = nn.Sequential(*conv_norm_act(read, half, 1), *spatial(half, half, groups=half), *conv_norm_act(half, half, 1))
         self.shuffle = ChannelShuffle()
 
     def forward(self, x: Tensor) -> Tensor:
