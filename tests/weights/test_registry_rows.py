@@ -37,6 +37,7 @@ ARCHS = {
     **{f"WideResNet{depth}_2": f"wide_resnet{depth}_2" for depth in (50, 101)},
     **{f"DenseNet{depth}": f"densenet{depth}" for depth in (121, 161, 169, 201)},
     **{f"SqueezeNet{version}": f"squeezenet{version}" for version in ("1_0", "1_1")},
+    **{f"ShuffleNetV2_{width}": f"shufflenet_v2_{width}" for width in ("x0_5", "x1_0", "x1_5", "x2_0")},
     **{f"EfficientNetB{size}": f"efficientnet_b{size}" for size in range(8)},
     "MobileNetV2": "mobilenet_v2",
     "MobileNetV3Large": "mobilenet_v3_large",
@@ -192,7 +193,10 @@ def test_torchvision_has_no_network_of_ours_that_the_table_above_forgets() -> No
     import torchvision
 
     archs = torchvision.models.list_models(module=torchvision.models)
-    ours = ("alexnet", "vgg", "resnet", "resnext", "wide_", "densenet", "mobilenet", "squeeze", "google", "inception", "efficientnet_b")
+    ours = (
+        *("alexnet", "vgg", "resnet", "resnext", "wide_", "densenet", "mobilenet", "squeeze", "shuffle", "google", "inception"),
+        "efficientnet_b",
+    )
     assert {arch for arch in archs if arch.startswith(ours)} == set(ARCHS.values())
 
 

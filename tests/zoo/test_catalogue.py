@@ -66,7 +66,7 @@ every_traced = pytest.mark.parametrize(  # but for two whose layers another has 
 )
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
-    *("MobileNetV2_035", "VGG11", "AlexNet", "ResNet18"),
+    *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""
@@ -201,9 +201,9 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
     }
 
 
-def test_dropout_is_an_argument_but_of_resnet() -> None:
+def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() -> None:
     without = {cls.family() for cls in CATALOGUE.values() if "dropout" not in inspect.signature(cls).parameters}
-    assert without == {zoo.ResNet, zoo.CIFARResNet}
+    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family()}
 
 
 @every_arithmetic

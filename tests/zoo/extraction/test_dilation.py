@@ -56,6 +56,7 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "AlexNet": (zoo.AlexNet, 195, 8),
     "SqueezeNet1_0": (zoo.SqueezeNet1_0, 69, 8),
     "SqueezeNet1_1": (zoo.SqueezeNet1_1, 65, 4),
+    "ShuffleNetV2": (zoo.ShuffleNetV2_x0_5, 64, 8),
     "DenseNet": (ThinDenseNet, 64, 8),
     "DenseNet-ceil": (partial(ThinDenseNet, ceil_mode=True), 64, 16),
     "CIFARDenseNet": (ThinCIFARDenseNet, 32, 1),

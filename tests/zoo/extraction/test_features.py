@@ -56,6 +56,7 @@ SUBJECTS: dict[str, Any] = {
     "ResNet20-B": partial(ResNet20, shortcut="B"),
     "AlexNet": zoo.AlexNet,
     "SqueezeNet1_1": zoo.SqueezeNet1_1,
+    "ShuffleNetV2": zoo.ShuffleNetV2_x0_5,
     "DenseNet": ThinDenseNet,
     "MobileNetV1-same": partial(MobileNetV1_025, padding="same", activation="leaky_relu_0.1"),
     "MobileNetV2_035": zoo.MobileNetV2_035,

@@ -44,6 +44,7 @@ SUBJECTS = {
     "ResNet20": zoo.ResNet20,
     "AlexNet": zoo.AlexNet,
     "SqueezeNet1_0": zoo.SqueezeNet1_0,
+    "ShuffleNetV2": zoo.ShuffleNetV2_x0_5,
     "DenseNet": ThinDenseNet,
     "MobileNetV1-same": partial(zoo.MobileNetV1_025, padding="same"),
     "MobileNetV1-even": partial(zoo.MobileNetV1_025, padding="even"),
