@@ -829,7 +829,7 @@ def test_a_query_of_an_address_does_not_travel_and_that_is_said(
 def test_what_has_no_tag_is_not_bundled(record: Make, data: bytes, tmp_path: Path) -> None:
     (tmp_path / "w.safetensors").write_bytes(data)
     row = record((tmp_path / "w.safetensors").as_uri(), tag="https://example.org/w?token=s3cret", num_classes=10)
-    with pytest.raises(BadRecord, match=r"has no tag by which the other side could call it: .* zoo add FILE --model ResNet20") as refused:
+    with pytest.raises(BadRecord, match=r"has no tag by which the other side could call it: .* zoo add FILE ResNet20:mine") as refused:
         bundle([row], tmp_path / "zoo.tar")
     assert "s3cret" not in str(refused.value)
     assert not (tmp_path / "zoo.tar").exists()

@@ -47,7 +47,7 @@ TagOption = Annotated[
 
 
 def pull(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", autocompletion=names, help=f"What to fetch: {CHECKPOINT}.")],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", autocompletion=names, help=f"What to fetch: {CHECKPOINT}.")],
     tag: TagOption = None,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,
@@ -58,7 +58,8 @@ def pull(
 
     if tag is not None and len(models) > 1:
         raise typer.BadParameter("it is of one network, and several are named: NAME:TAG names each one's", param_hint="--weights")
-    records = [find_record(*named(model, tag)) for model in models]  # all names are right before anything is fetched
+    found = [find_record(*named(model, tag)) for model in models]  # all names are right before anything is fetched
+    records = {(record.model, record.tag): record for record in found}.values()
     done: list[dict[str, object]] = []
     for each in records:
         record, installed = get_any(each, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
@@ -90,7 +91,7 @@ def _proof(record: Checkpoint) -> str:
 
 
 def verify(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="With --signature: what was signed, a file or a folder.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="With --signature: what was signed, a file or a folder.")] = None,
     signature: Annotated[Path | None, typer.Option(metavar="SIG", help="Verify this signature of FILE instead of the cache.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="PUB.pem", help="The signer's public key.")] = None,
     as_json: JsonOption = False,
@@ -161,7 +162,7 @@ def add(
 
 
 def remove(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="NAME:TAG...", autocompletion=names, help="As `zoo add` was told.")],
+    checkpoints: Annotated[list[str], typer.Argument(metavar="NAME:TAG", autocompletion=names, help="As `zoo add` was told.")],
 ) -> None:
     """Forget checkpoints of your own; their bytes stay in the cache."""
     for checkpoint in checkpoints:

@@ -39,7 +39,7 @@ def finetune(
     data: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DATA]",
+            metavar="DATA",
             autocompletion=files,
             help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet.",
         ),

@@ -27,7 +27,7 @@ def lock(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME...]",
+            metavar="NAME",
             autocompletion=completed_names,
             help="What the project uses: ResNet50, ResNet50:imagenet1k_v2, hf://org/repo, https://…; if left out, what the lock has. "
             "Or: diff OTHER [LOCK].",

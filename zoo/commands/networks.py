@@ -33,7 +33,7 @@ WIDE = 110
 def list_models(
     pattern: Annotated[
         str | None,
-        typer.Argument(metavar="[PATTERN]", autocompletion=names, help="Part of a name, resnet; or a pattern, '*resnet*_v2'; in any case."),
+        typer.Argument(metavar="PATTERN", autocompletion=names, help="Part of a name, resnet; or a pattern, '*resnet*_v2'; in any case."),
     ] = None,
     family: Annotated[str | None, typer.Option(help="Only this family: VGG, ResNet, MobileNetV2 …")] = None,
     min_top1: Annotated[float | None, typer.Option(help="Only checkpoints with at least this top-1 accuracy in percent.")] = None,

@@ -42,7 +42,7 @@ PREDICTS = "The network, or a run's folder; if left out, the best ImageNet check
 def predict(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE...", autocompletion=files, help="Pictures; or folders, .tar shards, .parquet files, lists of these."),
+        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures; or folders, .tar shards, .parquet files, lists of these."),
     ],
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=PREDICTS)] = None,
     tag: WeightsOption = None,
@@ -121,7 +121,7 @@ def _drawn(found: list[tuple[Picture, list[Prediction]]], picture: Path, heading
 
 def demo(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE...]", help="Pictures of your own, besides the bundled ones.")
+        list[Path] | None, typer.Argument(metavar="IMAGE", help="Pictures of your own, besides the bundled ones.")
     ] = None,
     picture: Annotated[Path, typer.Option(metavar="FILE", callback=png, help="Draw the contact sheet into this PNG.")] = Path("demo.png"),
 ) -> None:

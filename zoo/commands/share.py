@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from weights.serving import Served
 
 ModelsArgument = Annotated[
-    list[str], typer.Argument(metavar="MODEL...", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
+    list[str], typer.Argument(metavar="MODEL", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
 ]
 
 
 def bundle(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
+        list[str] | None, typer.Argument(metavar="MODEL", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
     ] = None,
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", callback=writable, help="The file to write.")] = Path("zoo.tar"),
     replace: Annotated[bool, typer.Option("--replace", help="Replace FILE if it is there.")] = False,
@@ -112,7 +112,7 @@ def _signed(file: Path, signature: Path | None, key: Path | None) -> str | None:
 def mirror(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The mirror's folder; with --serve also the word cache.")],
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL...]", autocompletion=names, help="Networks to add; none only verifies.")
+        list[str] | None, typer.Argument(metavar="MODEL", autocompletion=names, help="Networks to add; none only verifies.")
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the folder, or the cache, until Ctrl-C.")] = False,
     host: Annotated[

@@ -163,7 +163,7 @@ def test_densenet264_says_what_is_nearest_and_what_to_do() -> None:
     text = str(caught.value)
     assert "DenseNet201" in text
     assert "top-1" in text
-    assert "zoo add FILE --model DenseNet264" in text
+    assert "zoo add FILE DenseNet264:mine" in text
 
 
 def test_an_unknown_tag_names_the_known_ones() -> None:

@@ -1,10 +1,8 @@
 """Sixth pass: steps that may become one kernel, where the clock decides.
 
 join               1x1 + shortcut (+ projection) + activation, and the 1x1 behind it
-separable          depthwise + 1x1
 stem_pool          first convolution + max pool
 depthwise_squeeze  depthwise with sums over the pixels, and squeeze-excite from those
-head               mean over the pixels + linear
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Merge:
 def merges(graph: Graph, places: dict[Node, Place]) -> list[Merge]:
     """Return every merge that the graph allows; they may overlap."""
     users = graph.users()
-    rules = (_joins, _separable, _stem_pool, _depthwise_squeeze, _head)
+    rules = (_joins, _stem_pool, _depthwise_squeeze)
     found = [merge for node in graph.nodes for rule in rules for merge in rule(node, users, places)]
     for merge in found:
         merge.node.attrs["source"] = "+".join(part.attrs.get("source", "") for part in merge.parts)
@@ -106,20 +104,6 @@ def _join(node: Node, projection: Node | None, after: Node | None) -> Merge:
     return Merge([n for n in (projection, node, after) if n], new, node, after)
 
 
-def _separable(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merge]:
-    if not is_depthwise(node) or len(users[node]) != 1 or "residual" in node.roles or node in places:
-        return
-    after = users[node][0]
-    if after is OUTSIDE or not plain_pointwise(after) or after.inputs[0] is not node:
-        return
-    d, p = node.attrs, after.attrs
-    attrs = {name: d[name] for name in ("stride", "padding", "dilation")} | {"pre_act": "none"}
-    for name in ("weight", "bias", "act"):
-        attrs |= {f"dw_{name}": d[name], name: p[name]}
-    new = Node("separable", [node.inputs[0], *after.inputs[1:]], attrs, after.shape, after.dtype, list(after.roles), joined(node, after))
-    yield Merge([node, after], new, after)
-
-
 def _stem_pool(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merge]:
     if node.op != "pool" or not is_stem(conv := node.inputs[0]) or len(users[conv]) != 1:
         return
@@ -140,14 +124,3 @@ def _depthwise_squeeze(node: Node, users: Users, places: dict[Node, Place]) -> I
             attrs = dict(node.attrs) | {"squeeze": dict(reader.attrs)}
             new = Node("depthwise_squeeze", [node.inputs[0]], attrs, node.shape, node.dtype, ["x"], joined(node, reader))
             yield Merge([node, reader], new, node, reader)
-
-
-def _head(node: Node, users: Users, places: dict[Node, Place]) -> Iterator[Merge]:
-    if node.op != "mean" or len(users[node]) != 1:
-        return
-    dense = users[node][0]
-    if dense in places or dense is OUTSIDE or not plain_pointwise(dense) or dense.attrs["act"] != "none" or len(dense.inputs) != 1:
-        return
-    attrs = {"weight": dense.attrs["weight"].flatten(1), "bias": dense.attrs["bias"], "scale": node.attrs.get("scale")}
-    attrs |= {"shift": node.attrs.get("shift"), "pre_act": node.attrs["pre_act"]}
-    yield Merge([node, dense], Node("head", [node.inputs[0]], attrs, dense.shape, dense.dtype, ["x"], joined(node, dense)), dense)

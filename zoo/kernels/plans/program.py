@@ -130,7 +130,7 @@ class Program:
         readers = [n for n in self.graph.nodes if node in n.inputs]
         viewed = len(readers) == 1 and node not in results and readers[0].op == "view" and readers[0] in results
         last = (node in results and not readers) or (viewed and not any(readers[0] in n.inputs for n in self.graph.nodes))
-        able = candidate.op in ("conv", "head", "global_pool", "pointwise", ATEN) and node.op in ("conv", "head", "mean", "pointwise")
+        able = candidate.op in ("conv", "global_pool", "pointwise", ATEN) and node.op in ("conv", "mean", "pointwise")
         if last and able and node.dtype != self.setting.dtype and node.dtype.is_floating_point and node.attrs.get("groups", 1) == 1:
             return node.dtype
         return None
@@ -205,8 +205,6 @@ class Program:
                     raise
                 except Exception as error:  # the compiler's own errors too: their classes share no base
                     raise StepFailed(node, error) from error
-            if node.op == "head":
-                value = value.reshape(node.shape)
             if probe is not None:
                 probe(node, inputs, value)
             if isinstance(value, tuple):

@@ -110,9 +110,7 @@ def _missing(keys: dict[Node, str], levels: dict[str, str], choices: Choices) ->
 
     Those come first that a call spends most time in: whatever is late is tried less, and should cost little.
     """
-    worth = {
-        key: node for node, key in keys.items() if choices.get(key, levels[key]) is None and (levels[key] == "full" or _promising(node))
-    }
+    worth = {key: node for node, key in keys.items() if choices.get(key, levels[key]) is None}
     often = Counter(keys.values())
     return dict(sorted(worth.items(), key=lambda entry: -often[entry[0]] * (LAUNCH + _size(entry[1]))))
 
@@ -134,12 +132,6 @@ def _size(node: Node) -> float:
 def _known(node: Node, choice: Choice) -> bool:
     """Tell whether a kept choice is one that this version could have made: the file may be older, or edited."""
     return choice.op == ATEN or choice.op in op_names(node)
-
-
-def _promising(node: Node) -> bool:
-    """Tell whether a merged step is worth compiling: with many pixels, or images, these two lost by a factor of 3 on an H200."""
-    n, _, height, width = node.shape
-    return {"separable": n * height * width < 8192, "head": n <= 64}.get(node.op, True)
 
 
 def _merge(graph: Graph, places: dict[Node, Place], possible: list[Merge], keys: dict[Node, str], choices: Choices) -> None:

@@ -37,7 +37,7 @@ from zoo.kernels.tuning.tasks import Task
 Progress = Callable[[int, int, str], None]
 
 
-QUICK = {"conv": 6, "depthwise": 6, "separable": 2, "head": 2, "stem_pool": 3, "join": 5, OTHERS: 4}
+QUICK = {"conv": 6, "depthwise": 6, "stem_pool": 3, "join": 5, OTHERS: 4}
 """Launch configurations that "quick" tries for each op and step: those that take long to compile have few."""
 
 LIMITS: dict[str, dict[str, int] | None] = {"part": QUICK | {"depthwise": 2}, "quick": QUICK, "full": None}

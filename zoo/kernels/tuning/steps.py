@@ -16,13 +16,13 @@ from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.kinds import is_depthwise, is_stem
 from zoo.kernels.passes.place import Place
 
-MERGED = ("join", "separable", "stem_pool", "depthwise_squeeze", "head")
+MERGED = ("join", "stem_pool", "depthwise_squeeze")
 """Kinds that are several steps in one, each there to be run instead."""
 
 COMPUTED = ("conv", "pool", "mean", "pointwise", "layer_norm", "squeeze_excite", *MERGED)
 """Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
 
-UNPLACED = ("join", "depthwise_squeeze", "head")
+UNPLACED = ("join", "depthwise_squeeze")
 """Kinds whose kernels make memory of their own: a value that belongs into a concatenation is copied there."""
 
 
@@ -54,25 +54,23 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "global_pool": ("pre_act", "out_dtype"),
     "pointwise": ("pre_act", "act", "out_dtype"),
     "join": ("stride2", "act", "next_act", "tf32"),
-    "separable": ("stride", "padding", "dilation", "dw_act", "act", "pre_act"),
-    "head": ("pre_act", "out_dtype"),
     "layer_norm": ("eps",),
 }
 
 _WEIGHTS: dict[str, tuple[str, ...]] = {
-    "join": ("weight", "weight2", "next_weight"), "separable": ("dw_weight", "weight"), "squeeze_excite": ("weight1", "weight2"),
+    "join": ("weight", "weight2", "next_weight"), "squeeze_excite": ("weight1", "weight2"),
 }  # fmt: skip
 
 _VECTORS: dict[str, tuple[str, ...]] = {
-    "join": ("bias", "next_bias"), "separable": ("dw_bias", "bias"), "squeeze_excite": ("bias1", "bias2"),
+    "join": ("bias", "next_bias"), "squeeze_excite": ("bias1", "bias2"),
     "pool": ("scale", "shift"), "global_pool": ("scale", "shift"), "pointwise": ("scale", "shift"),
     "layer_norm": ("scale", "shift"),
-    "conv": ("bias", "scale", "shift"), "head": ("bias", "scale", "shift"),
+    "conv": ("bias", "scale", "shift"),
 }  # fmt: skip
 
 _NEEDED: dict[str, tuple[tuple[str, str], ...]] = {
-    "join": (("bias", "weight"), ("next_bias", "next_weight")), "head": (("bias", "weight"),),
-    "separable": (("dw_bias", "dw_weight"), ("bias", "weight")), "squeeze_excite": (("bias1", "weight1"), ("bias2", "weight2")),
+    "join": (("bias", "weight"), ("next_bias", "next_weight")),
+    "squeeze_excite": (("bias1", "weight1"), ("bias2", "weight2")),
 }  # fmt: skip
 """Biases that a kernel can't do without, and the weight whose outputs they belong to."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.zoo.kernels.tensors import off
-from zoo.kernels.ops import depthwise, separable
+from zoo.kernels.ops import depthwise
 
 PATCHES = [
     {"vector": 4, "cols": 1, "rows": 1, "steps": 1, "ahead": 1, "warps": 1},
@@ -20,11 +20,6 @@ PATCHES = [
     {"vector": 2, "cols": 8, "rows": 8, "steps": 8, "ahead": 1, "warps": 1},
 ]
 """Single pixels, unrolled, looped, looped and unrolled, as large as the image or larger."""
-
-TILES = [
-    {"BG": 16, "COLS": 1, "BN": 16, "BK": 16, "warps": 4, "stages": 1},
-    {"BG": 32, "COLS": 4, "BN": 16, "BK": 32, "warps": 4, "stages": 2},
-]
 
 
 def label(config: dict[str, int]) -> str:
@@ -43,20 +38,14 @@ def each_patch_at(names: str, cases: list[tuple[Any, ...]]) -> pytest.MarkDecora
 
 
 each_patch = pytest.mark.parametrize("config", PATCHES, ids=label)
-each_tile = pytest.mark.parametrize("config", TILES, ids=label)
 
 
 def arguments(shape: tuple[int, int, int, int], device: torch.device, *, dtype: torch.dtype = torch.float32, **case: Any) -> dict[str, Any]:
     return depthwise.make({"shape": shape, **case}, dtype, device, torch.Generator(device).manual_seed(0))
 
 
-def both(shape: tuple[int, int, int, int], outputs: int, device: torch.device, **case: Any) -> dict[str, Any]:
-    return separable.make({"shape": shape, "outputs": outputs, **case}, torch.float32, device, torch.Generator(device).manual_seed(0))
-
-
 def packed(args: dict[str, Any]) -> dict[str, Any]:
-    pack = separable.PACK if "dw_weight" in args else depthwise.PACK
-    return {key: pack[key](value) if key in pack else value for key, value in args.items()}
+    return {key: depthwise.PACK[key](value) if key in depthwise.PACK else value for key, value in args.items()}
 
 
 @each_patch_at("stride, size", [(1, (8, 7)), (2, (8, 7)), (1, (1, 5)), (2, (1, 5))])
@@ -140,45 +129,6 @@ def test_nan_and_infinity_of_bfloat16_pass_through(device: torch.device) -> None
     args["x"][0, :, 0] = torch.tensor([math.nan, math.inf, -math.inf], device=device)
     y = depthwise.launch(**packed(args))[0, :, 0]
     assert torch.equal(y, args["x"][0, :, 0]) or (y[:, 0].isnan().all() and torch.equal(y[:, 1:], args["x"][0, :, 0, 1:]))
-
-
-@each_tile
-def test_separable_pads_after_the_first_activation(config: dict[str, int], device: torch.device) -> None:
-    args = both((1, 8, 4, 5), 16, device, pre_act="hardsigmoid")
-    assert off(separable.launch(**packed(args), config=config), separable.reference(**args)) < 1e-6
-
-
-@each_tile
-def test_separable_tiles_span_images_that_stay_apart(config: dict[str, int], device: torch.device) -> None:
-    args = both((3, 8, 3, 3), 16, device)
-    args["x"][1] = math.nan
-    y = separable.launch(**packed(args), config=config)
-    assert y[1].isnan().all()
-    assert y[[0, 2]].isfinite().all()
-
-
-@each_tile
-def test_separable_reads_no_channel_beside_its_slices(config: dict[str, int], device: torch.device) -> None:
-    args = both((1, 20, 5, 6), 24, device, residual=True)
-    wide: dict[str, Tensor] = {}
-    for name in ("x", "residual"):
-        n, c, h, w = args[name].shape
-        wide[name] = torch.full((n, h, w, c + 16), math.nan, device=device).permute(0, 3, 1, 2)[:, 8 : 8 + c]
-        wide[name].copy_(args[name])
-    assert off(separable.launch(**packed(args | wide), config=config), separable.reference(**args)) < 1e-6
-
-
-def test_separable_may_write_over_its_residual(device: torch.device) -> None:
-    args = both((2, 8, 5, 5), 16, device, residual=True)
-    expected = separable.reference(**args)
-    out = args["residual"]
-    assert separable.launch(**packed(args), out=out) is out
-    assert off(out, expected) < 1e-6
-
-
-def test_more_output_channels_than_a_tile_are_computed_in_several(device: torch.device) -> None:
-    args = both((1, 8, 4, 4), 40, device)
-    assert off(separable.launch(**packed(args), config=TILES[0]), separable.reference(**args)) < 1e-6
 
 
 def test_configs_fit_the_size_of_the_work() -> None:

@@ -109,7 +109,6 @@ def test_channels_beside_a_slice_are_neither_read_nor_written() -> None:
     assert target[:, :8].isnan().all()
     assert target[:, 32:].isnan().all()
     assert near(op("global_pool").launch(x), x.mean((2, 3), keepdim=True))
-    assert near(op("head").launch(x, noise(5, 24), noise(5)), F.linear(x.mean((2, 3)), noise(5, 24), noise(5)))
     assert torch.equal(op("pointwise").launch(x), x)
 
 
@@ -124,7 +123,6 @@ def test_maps_in_nchw_memory_are_refused_by_every_op() -> None:
     assert "channels_last" in op("pointwise").supports(x)
     assert "channels_last" in op("pool").supports(x, kind="max", kernel=(2, 2), stride=(2, 2))
     assert "channels_last" in op("global_pool").supports(x)
-    assert "channels_last" in op("head").supports(x, noise(3, 8), noise(3))
 
 
 def test_the_pooled_parts_feed_squeeze_excite() -> None:
