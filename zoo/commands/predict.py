@@ -120,9 +120,7 @@ def _drawn(found: list[tuple[Picture, list[Prediction]]], picture: Path, heading
 
 
 def demo(
-    files: Annotated[
-        list[Path] | None, typer.Argument(metavar="IMAGE", help="Pictures of your own, besides the bundled ones.")
-    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="Pictures of your own, besides the bundled ones.")] = None,
     picture: Annotated[Path, typer.Option(metavar="FILE", callback=png, help="Draw the contact sheet into this PNG.")] = Path("demo.png"),
 ) -> None:
     """Classify photographs offline, by the best ImageNet checkpoint that is on this machine, and draw a contact sheet."""

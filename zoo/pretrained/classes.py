@@ -19,7 +19,7 @@ from zoo.pretrained.heads import fresh_head
 
 log = logging.getLogger("zoo")
 
-WORDNET = Path(__file__).parents[1] / "data" / "wordnet" / "imagenet1k.tsv"
+WORDNET = Path(__file__).parents[1] / "data" / "wordnet" / "imagenet1k_synsets.tsv"
 WNID = re.compile(r"n\d{8}")
 SHOWN = 10
 

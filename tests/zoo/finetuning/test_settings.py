@@ -22,13 +22,17 @@ from zoo.finetuning import Settings
         ({"layer_decay": 0.0}, "layer_decay is above 0 and at most 1, got 0.0"),
         ({"randaugment": 31}, "randaugment is at least 0 and at most 30, got 31"),
         ({"monitor": "top1"}, "monitor is one of"),
-        ({"learning_rate": 0.1}, "no option 'learning_rate'"),
-        ({"label_smooth": 0.1}, "did you mean label_smoothing?"),
     ],
 )
 def test_what_can_not_be_is_refused_by_name(told: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("?", r"\?").replace("(", r"\(")):
         Settings.of(told)
+
+
+def test_a_misspelt_option_is_told_the_right_word() -> None:
+    for name, meant in (("learning_rate", "lr"), ("label_smooth", "label_smoothing")):
+        with pytest.raises(TypeError, match=rf"finetune\(\) takes no '{name}'; did you mean {meant}\?"):
+            Settings.of({name: 0.1})
 
 
 def test_settings_come_back_from_json() -> None:

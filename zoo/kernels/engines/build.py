@@ -35,7 +35,7 @@ def build_cpu(
     network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
 ) -> Built:
     """Choose the fastest engine for arguments of these shapes on the CPU; every engine's output is compared first."""
-    from zoo.kernels.engines import fastest as engines
+    from zoo.kernels.engines import choose as engines
 
     own = own_dtype(network)
     args, kwargs = in_own_dtype(network, (args, kwargs))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.kernels.engines.engine import EAGER, Chosen, Engine
 from zoo.kernels.engines.export import first_line
-from zoo.kernels.engines.parity import Parity
+from zoo.kernels.engines.judge import Judge
 
 Bound = Callable[[Callable[..., Any], torch.dtype], tuple[float, float]]
 """Takes an engine's call and the type it computes in, runs it on inputs of its choice; returns the error and the largest allowed."""
@@ -70,7 +70,7 @@ class Trial:
         notes = [engine.note] if engine.note else []
         if engine.copies_weights:
             notes.append(f"{name} holds a copy of the weights in a layout of its own, and does not follow changes of the network's")
-        lost = self.bound.eager(engine.precision) if isinstance(self.bound, Parity) else 0.0
+        lost = self.bound.eager(engine.precision) if isinstance(self.bound, Judge) else 0.0
         return Chosen(
             self.calls[name], name, engine.precision, engine.copies_weights, seconds, self.errors, self.refused, tuple(notes), lost
         )

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from tests.zoo.kernels.engine_networks import NAMES, Pair, Shaped, Small, images, plain, tensors_of, varied
 from zoo import MobileNetV3Small
-from zoo.kernels.engines import openvino, parity, pytorch
+from zoo.kernels.engines import judge, openvino, pytorch
+from zoo.kernels.engines.choose import Engine, EngineError, candidates, choose
 from zoo.kernels.engines.export import Form, export, recast
-from zoo.kernels.engines.fastest import Engine, EngineError, candidates, choose
 
 
 def built(network: nn.Module, *example: Tensor, name: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -48,7 +48,7 @@ def test_the_output_keeps_its_structure_and_types(name: str, shape: Any) -> None
     x = images()
     output, expected = built(network, x, name=name)(x), plain(network, x)
     assert type(output) is type(expected)
-    assert parity.error([output], [expected]) < 1e-6
+    assert judge.error([output], [expected]) < 1e-6
     assert [t.dtype for t in tensors_of(output)] == [t.dtype for t in tensors_of(expected)]
 
 
@@ -61,7 +61,7 @@ def test_eight_threads_get_their_own_answers(small: nn.Module, name: str) -> Non
 
     def work(index: int) -> float:
         together.wait()
-        return max(parity.error([call(inputs[index])], [expected[index]]) for _ in range(20))
+        return max(judge.error([call(inputs[index])], [expected[index]]) for _ in range(20))
 
     with ThreadPoolExecutor(8) as pool:
         assert max(pool.map(work, range(8))) < 1e-5
@@ -100,7 +100,7 @@ class Tokens(nn.Module):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_linear_layer_of_each_pixel_is_exported(name: str) -> None:
     network, x = Tokens().eval(), images(2)
-    assert parity.error([built(network, x, name=name)(x)], [plain(network, x)]) < 1e-5
+    assert judge.error([built(network, x, name=name)(x)], [plain(network, x)]) < 1e-5
 
 
 class Doubling(nn.Module):
@@ -174,7 +174,7 @@ def test_a_network_in_bfloat16_returns_bfloat16(small: nn.Module, name: str) -> 
     halved, x = varied(Small()).bfloat16(), images().bfloat16()
     output = built(halved, x, name=name)(x)
     assert output.dtype == torch.bfloat16
-    assert parity.error([output], [plain(recast(halved, torch.float32), x.float())]) < 5e-3
+    assert judge.error([output], [plain(recast(halved, torch.float32), x.float())]) < 5e-3
 
 
 def test_the_checks_of_a_zoo_network_are_left_out_of_the_graph() -> None:
@@ -182,7 +182,7 @@ def test_the_checks_of_a_zoo_network_are_left_out_of_the_graph() -> None:
     chosen = choose(network, (x,), budget=0)
     assert not chosen.refused
     assert set(chosen.seconds) == set(chosen.errors) == set(NAMES)
-    assert parity.error([chosen.call(x)], [plain(network, x)]) < 1e-5
+    assert judge.error([chosen.call(x)], [plain(network, x)]) < 1e-5
 
 
 def test_the_fastest_is_kept_and_every_engine_was_compared(small: nn.Module) -> None:
@@ -347,7 +347,7 @@ def test_bfloat16_that_the_processor_lacks_is_computed_in_float32(small: nn.Modu
     for engine in candidates(small, (x,), torch.bfloat16)[:3]:
         assert engine.precision == torch.float32
         assert "bfloat16" in engine.note
-        assert parity.error([engine.build()(x)], [plain(small, x)]) < 1e-5
+        assert judge.error([engine.build()(x)], [plain(small, x)]) < 1e-5
     chosen = choose(small, (x,), torch.bfloat16, cached="openvino")
     assert chosen.errors["openvino"][1] < 2e-5
     assert "this processor has no bfloat16" in chosen.notes[0]
@@ -443,8 +443,8 @@ def test_an_engine_that_can_not_be_built_says_why() -> None:
     ],
 )
 def test_errors_are_relative_and_infinite_where_something_is_missing(ours: Any, theirs: Any, expected: float) -> None:
-    assert parity.error([ours], [theirs]) == pytest.approx(expected, rel=1e-5)
+    assert judge.error([ours], [theirs]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_errors_are_taken_over_all_inputs_together() -> None:
-    assert parity.error([torch.tensor([0.0]), torch.tensor([4.0])], [torch.tensor([3.0]), torch.tensor([4.0])]) == pytest.approx(0.6)
+    assert judge.error([torch.tensor([0.0]), torch.tensor([4.0])], [torch.tensor([3.0]), torch.tensor([4.0])]) == pytest.approx(0.6)

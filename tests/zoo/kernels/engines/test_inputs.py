@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tests.zoo.kernels.engine_networks import images
 from zoo import ResNet20, predict, trained
 from zoo.kernels import fast, why
-from zoo.kernels.engines import fastest as engines
-from zoo.kernels.engines import parity
+from zoo.kernels.engines import choose as engines
+from zoo.kernels.engines import judge
 from zoo.kernels.engines.export import finite
 
 NAMES = ("openvino", "onnxruntime", "channels_last")
@@ -68,7 +68,7 @@ def test_finite_looks_at_every_number_of_any_layout(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_engines_may_round_their_answer_as_a_narrow_network_does(small: nn.Module, dtype: torch.dtype) -> None:
     network, x = small.to(dtype), images(2).to(dtype)
-    bound = parity.Parity(network, (x,), engines.Plain(network)(x))
+    bound = judge.Judge(network, (x,), engines.Plain(network)(x))
     for engine in engines.candidates(network, (x,)):
         if engine.name in NAMES:
             found, allowed = bound(engine.build(), engine.precision)
@@ -79,9 +79,9 @@ def test_engines_may_round_their_answer_as_a_narrow_network_does(small: nn.Modul
 
 def test_complex_answers_are_compared_as_numbers() -> None:
     y = torch.randn(4, 5, dtype=torch.complex64)
-    assert parity.error([y * (1 + 1e-6)], [y.to(torch.complex128)]) == pytest.approx(1e-6, rel=0.2)
-    assert parity.error([y.conj().resolve_conj()], [y]) > 0.5
-    assert parity.error([y.real], [y]) == parity.error([y], [y.real]) == float("inf")
+    assert judge.error([y * (1 + 1e-6)], [y.to(torch.complex128)]) == pytest.approx(1e-6, rel=0.2)
+    assert judge.error([y.conj().resolve_conj()], [y]) > 0.5
+    assert judge.error([y.real], [y]) == judge.error([y], [y.real]) == float("inf")
 
 
 class Alternating(nn.Module):

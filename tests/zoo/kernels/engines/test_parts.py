@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from tests.zoo.kernels.engine_networks import NAMES, Shaped, Small, images, plain, tensors_of, varied
 from zoo.kernels import fast, why
-from zoo.kernels.engines import fastest as engines
+from zoo.kernels.engines import choose as engines
 from zoo.kernels.engines import openvino, parity, race
+from zoo.kernels.engines.choose import candidates, choose
 from zoo.kernels.engines.export import export
-from zoo.kernels.engines.fastest import candidates, choose
 
 
 def always(part: int) -> bool:

@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.zoo.kernels.engine_networks import NAMES, images
 from zoo.kernels.engines import onnxruntime, openvino, race
+from zoo.kernels.engines.choose import choose
 from zoo.kernels.engines.engine import Plain
-from zoo.kernels.engines.fastest import choose
 
 
 @pytest.mark.parametrize(("winner", "kind"), [("openvino", openvino._Requests), ("onnxruntime", onnxruntime._Session), ("eager", Plain)])

@@ -96,7 +96,7 @@ def test_every_kind_of_step_has_its_images_first(name: str, monkeypatch: pytest.
     kinds: dict[str, tuple[Node, dict[Node, Place]]] = {}
     for node, places in steps(zoo.CATALOGUE[name](), torch.empty(6, 3, 64, 64)):
         kinds.setdefault(f"{node.op} {len(node.inputs)}", (node, places))
-    assert len(kinds) > 2
+    assert len(kinds) > 1
     for node, places in kinds.values():
         inputs = random_inputs(node, places, SETTING)
         assert expected._fitting(node, inputs) == 2

@@ -18,7 +18,7 @@ CHECKED_IMAGES = 16
 """Of types narrower than float32 at least so many images are compared: the error of one image's logits scatters."""
 
 
-class Parity:
+class Judge:
     """Measures engines against the network's own output, and allows them what plain eager loses in the same type.
 
     In float32 the right answer is the network's in float64, for one input, and eager's own error is the order in which it adds up. No

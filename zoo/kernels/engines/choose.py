@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.kernels.engines import onnxruntime, openvino, parity, pytorch
+from zoo.kernels.engines import judge, onnxruntime, openvino, pytorch
 from zoo.kernels.engines.engine import EAGER, Chosen, Engine, Plain
 from zoo.kernels.engines.export import EngineError, Exported, Form, export, first_line, recast
-from zoo.kernels.engines.parity import Parity
+from zoo.kernels.engines.judge import Judge
 from zoo.kernels.engines.race import Bound, Trial, fastest
 from zoo.kernels.errors import Untraceable
 
@@ -93,7 +93,7 @@ def choose(
         network: in eval mode, on the CPU; not changed.
         example: its inputs, real-looking, of the shapes to run.
         dtype: to compute in where the processor has it.
-        bound: measures an engine's error; `Parity` of the network unless given.
+        bound: measures an engine's error; `Judge` of the network unless given.
         cached: the engine that won before for this network, machine and shapes: only that one is built and checked, and the others if it
             fails.
         progress: is told, in a few words, what is being done.
@@ -106,9 +106,9 @@ def choose(
     """
     say = progress or (lambda text: None)
     output, second = Plain(network)(*example), Plain(network)(*example)
-    if parity.error([second], [output]) > SAME:
+    if judge.error([second], [output]) > SAME:
         raise Untraceable("it gives another answer for the same input in the next call")
-    bound = bound or Parity(network, example, output)
+    bound = bound or Judge(network, example, output)
     trial = Trial(bound, say)
     if cached is not None:  # of parts, which are traced for that, only if it is one
         known = candidates(network, example, dtype, output=output, apart=apart if "/" in cached else None)
