@@ -48,6 +48,8 @@ class MNASNet(Model):
     classifiers = ("classifier.1",)
 
     width: ClassVar[float] = 1.0
+    _version = 2
+    """Of the state dict: torchvision gives a narrow network of version 1 the stem of a wide one."""
 
     def __init__(self, num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.2) -> None:
         """Build the network untrained.

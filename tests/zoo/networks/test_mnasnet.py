@@ -30,6 +30,13 @@ def test_fresh_parameters_are_distributed_as_torchvisions() -> None:
     assert_same_initialisation(MNASNet0_5(), models.mnasnet0_5())
 
 
+@pytest.mark.reference
+def test_torchvision_takes_our_state_dict_for_its_own() -> None:
+    ours, theirs = MNASNet0_5(), models.mnasnet0_5()
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.equal(theirs.layers[0].weight, ours.layers[0].weight)
+
+
 def test_dropout_is_before_the_dense_layer() -> None:
     with torch.device("meta"):
         assert [cls(dropout=0.3).classifier[0].p for cls in (MNASNet0_5, MNASNet1_3)] == [0.3, 0.3]
