@@ -96,7 +96,10 @@ def _library(naming: str, source: Source, inputs: np.ndarray, family: type | str
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
                 network = make(architecture, **keywords).eval()
-                network.load_state_dict({name: as_tensor(stored.array()) for name, stored in source.tensors.items()})
+                tensors = network.state_dict()  # emptied, it still says versions, without which torchvision's MNASNet takes nothing
+                tensors.clear()
+                tensors.update({name: as_tensor(stored.array()) for name, stored in source.tensors.items()})
+                network.load_state_dict(tensors)
                 images = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))  # pyright: ignore[reportUnknownMemberType]  # torch gives its argument no type
                 made = network(images)
         except (RuntimeError, ValueError, KeyError, TypeError):  # not this one; a file with unusual options has no home to go to
@@ -113,9 +116,14 @@ def architectures(naming: str, family: Sequence[str]) -> list[str]:
     plain = re.sub(r"^WideResNet", "wide_resnet", snake).lower()
     plain = re.sub(r"^efficientnetb", "efficientnet_b", plain)
     plain = re.sub(r"(v3)(large|small)$", r"\1_\2", plain)
+    plain = re.sub(r"^regnet(?=[xy])", "regnet_", plain)
     if naming == "torchvision":
         return [plain]
     close = family[0].lower()
+    if regnet := re.fullmatch(r"regnet([xy])_(\d+)(?:_(\d))?([mg])f", close):
+        kind, whole, tenth, unit = regnet.groups()  # timm counts hundreds of MF, and some have a twin of torchvision's widths
+        size = int(whole) // 100 if unit == "m" else 10 * int(whole) + int(tenth or 0)
+        return [f"regnet{kind}_{size:03}_tv", f"regnet{kind}_{size:03}"]
     hundred = {"mobilenet_v1": "mobilenetv1_100", "mobilenet_v2": "mobilenetv2_100", "mobilenet_v3_large": "mobilenetv3_large_100"}
     hundred["mobilenet_v3_small"] = "mobilenetv3_small_100"
     return list(dict.fromkeys((hundred.get(plain, plain), close, f"legacy_{plain}", f"tf_{plain}")))

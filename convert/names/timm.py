@@ -1,6 +1,6 @@
-"""timm's names: torchvision's for ResNets, DenseNets, Inception and Xception, its own for VGG's head and all mobile networks.
+"""timm's names: torchvision's for ResNets, DenseNets, Inception and Xception, its own for VGG's head, RegNet and all mobile networks.
 
-Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py and _efficientnet_builder.py.
+Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py and _efficientnet_builder.py.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ ENDS = {
     "MobileNetV3Large": {**STEM, "features.16.0": "blocks.6.0.conv", "features.16.1": "blocks.6.0.bn1", **HIDDEN},
     "MobileNetV3Small": {**STEM, "features.12.0": "blocks.5.0.conv", "features.12.1": "blocks.5.0.bn1", **HIDDEN},
     "EfficientNet": {**STEM, "features.8.0": "conv_head", "features.8.1": "bn2", "classifier.1": "classifier"},
+    "RegNet": {"stem.0": "stem.conv", "stem.1": "stem.bn", "fc": "head.fc"},
 }
 # Dense layers that are convolutions there, so that VGG reads larger images and MobileNetV3 pools late
 CONVOLVED = ("pre_logits.fc1", "pre_logits.fc2", "conv_head")
@@ -35,6 +36,9 @@ CONVOLVED = ("pre_logits.fc1", "pre_logits.fc2", "conv_head")
 SEPARABLE = ("conv_dw", "bn1", "conv_pw", "bn2")
 INVERTED = ("conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3")
 GATE = {"fc1": "se.conv_reduce", "fc2": "se.conv_expand"}
+
+REGNETS_BLOCK = re.compile(r"trunk_output\.block(\d+)\.block\d+-(\d+)\.(?:f\.)?(\w+)\.(\w+)")
+REGNETS = {"a": "conv1", "b": "conv2", "c": "conv3", "proj": "downsample", "0": "conv", "1": "bn"}
 
 
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
@@ -44,6 +48,8 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     theirs = dict(ENDS[name]) if name is not None else {}
     for ours_prefix, theirs_prefix in _blocks(name, found):
         theirs |= _block([module for module in found if module.startswith(ours_prefix)], theirs_prefix)
+    if name == "RegNet":
+        theirs |= {module: _regnets(*match.groups()) for module in found if (match := REGNETS_BLOCK.fullmatch(module))}
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
     kinds = found | dict.fromkeys(convolved, "linear_from_conv")
     return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]
@@ -65,3 +71,8 @@ def _block(modules: Sequence[str], prefix: str) -> dict[str, str]:
     plain = [module for module in modules if module not in gate]
     names = SEPARABLE if len(plain) == len(SEPARABLE) else INVERTED
     return {module: prefix + name for module, name in {**dict(zip(plain, names, strict=True)), **gate}.items()}
+
+
+def _regnets(stage: str, block: str, part: str, layer: str) -> str:
+    """Name a layer of RegNet's blocks, which timm counts from 1 and without the stage."""
+    return f"s{stage}.b{int(block) + 1}.{REGNETS.get(part, part)}.{REGNETS.get(layer, layer)}"

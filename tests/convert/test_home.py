@@ -133,6 +133,11 @@ def test_an_operation_that_nobody_knows_is_never_given_to_a_framework(monkeypatc
         ("timm", "EfficientNetB0", "efficientnet_b0"),
         ("timm", "MobileNetV2", "mobilenetv2_100"),
         ("timm", "Xception", "legacy_xception"),
+        ("torchvision", "RegNetY_1_6GF", "regnet_y_1_6gf"),
+        ("torchvision", "MNASNet0_75", "mnasnet0_75"),
+        ("timm", "RegNetX_400MF", "regnetx_004_tv"),
+        ("timm", "RegNetX_3_2GF", "regnetx_032"),
+        ("timm", "RegNetY_128GF", "regnety_1280"),
     ],
 )
 @pytest.mark.reference
@@ -152,19 +157,23 @@ def test_no_family_has_no_architecture() -> None:
     assert architectures("timm", ()) == []
 
 
+@pytest.mark.parametrize(
+    ("architecture", "family", "another"),
+    [("squeezenet1_1", "SqueezeNet1_1", "SqueezeNet1_0"), ("mnasnet0_5", "MNASNet0_5", "MNASNet0_75")],
+)
 @pytest.mark.reference
-def test_torchvision_runs_its_own_checkpoint(tmp_path: Path) -> None:
+def test_torchvision_runs_its_own_checkpoint(tmp_path: Path, architecture: str, family: str, another: str) -> None:
     from torchvision import models
 
-    network = models.squeezenet1_1(num_classes=4).eval()
+    network = models.get_model(architecture, num_classes=4).eval()
     torch.save(network.state_dict(), tmp_path / "a.pth")
     images = np.random.default_rng(0).normal(size=(1, 3, 64, 64)).astype(np.float32)
     with formats.read(tmp_path / "a.pth") as source:
-        found = outputs(source, images, naming="torchvision", family="SqueezeNet1_1", classes=4)
-        other = outputs(source, images, naming="torchvision", family="SqueezeNet1_0", classes=4)
+        found = outputs(source, images, naming="torchvision", family=family, classes=4)
+        other = outputs(source, images, naming="torchvision", family=another, classes=4)
         nobody = outputs(source, images, naming="torchvision", family="ResNet20", classes=4)
     assert isinstance(found, AtHome)
-    assert found.by.endswith(", squeezenet1_1")
+    assert found.by.endswith(f", {architecture}")
     with torch.no_grad():
         assert np.array_equal(found.outputs, network(torch.from_numpy(images)).numpy())
     assert isinstance(other, AtHome) is False

@@ -31,6 +31,7 @@ NETWORKS = (
     "EfficientNetB0",
     "SqueezeNet1_1",
     "SEResNet18",
+    "RegNetY_400MF",
 )
 
 

@@ -28,6 +28,7 @@ CLASSES = {"imagenet1k": 1000, "cifar10": 10}
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=[f"{row.model}-{row.tag}" for row in ROWS])
 
+REGNETS = "X_400MF X_800MF X_1_6GF X_3_2GF X_8GF X_16GF X_32GF Y_400MF Y_800MF Y_1_6GF Y_3_2GF Y_8GF Y_16GF Y_32GF Y_128GF"
 # torchvision's names of our networks
 ARCHS = {
     "AlexNet": "alexnet",
@@ -39,6 +40,8 @@ ARCHS = {
     **{f"SqueezeNet{version}": f"squeezenet{version}" for version in ("1_0", "1_1")},
     **{f"ShuffleNetV2_{width}": f"shufflenet_v2_{width}" for width in ("x0_5", "x1_0", "x1_5", "x2_0")},
     **{f"EfficientNetB{size}": f"efficientnet_b{size}" for size in range(8)},
+    **{f"RegNet{size}": f"regnet_{size.lower()}" for size in REGNETS.split()},
+    **{f"MNASNet{width}": f"mnasnet{width}" for width in ("0_5", "0_75", "1_0", "1_3")},
     "MobileNetV2": "mobilenet_v2",
     "MobileNetV3Large": "mobilenet_v3_large",
     "MobileNetV3Small": "mobilenet_v3_small",
@@ -194,10 +197,20 @@ def test_torchvision_has_no_network_of_ours_that_the_table_above_forgets() -> No
 
     archs = torchvision.models.list_models(module=torchvision.models)
     ours = (
-        *("alexnet", "vgg", "resnet", "resnext", "wide_", "densenet", "mobilenet", "squeeze", "shuffle", "google", "inception"),
+        "alexnet",
+        "vgg",
+        "resnet",
+        "resnext",
+        "wide_",
+        "densenet",
+        "mobilenet",
+        "squeeze",
+        "shuffle",
+        "google",
+        "inception",
         "efficientnet_b",
     )
-    assert {arch for arch in archs if arch.startswith(ours)} == set(ARCHS.values())
+    assert {arch for arch in archs if arch.startswith((*ours, "regnet", "mnasnet"))} == set(ARCHS.values())
 
 
 @pytest.mark.reference

@@ -31,6 +31,9 @@ PROMISED = {
     "MobileNet": "V1 V1_075 V1_050 V1_025 V2 V2_140 V2_075 V2_050 V2_035 V3Large V3Small",
     "SqueezeNet": "1_0 1_1",
     "EfficientNet": "B0 B1 B2 B3 B4 B5 B6 B7",
+    "RegNetX": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF",
+    "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
+    "MNASNet": "0_5 0_75 1_0 1_3",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "Xception")
@@ -66,7 +69,7 @@ every_traced = pytest.mark.parametrize(  # but for two whose layers another has 
 )
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
-    *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18"),
+    *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""
@@ -203,7 +206,7 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
 
 def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() -> None:
     without = {cls.family() for cls in CATALOGUE.values() if "dropout" not in inspect.signature(cls).parameters}
-    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family()}
+    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet}
 
 
 @every_arithmetic

@@ -210,8 +210,11 @@ def _twin(own: Model) -> tuple[nn.Module, str]:
             pass
     for whose, build in candidates:
         try:
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of names that timm has replaced
+            try:
+                with torch.device("meta"), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of names that timm has replaced
+                    module = build()
+            except NotImplementedError:  # torchvision computes RegNet's widths with tensors, which have no numbers there
                 module = build()
             module.load_state_dict(own.state_dict(), assign=True)
         except RuntimeError:  # no such network, or other names

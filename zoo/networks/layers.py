@@ -202,10 +202,10 @@ class InvertedResidual(nn.Module):
         return x + self.stochastic_depth(self.block(x))
 
 
-def divisible(channels: float) -> int:
-    """Round to the nearest multiple of 8, but at most 10 % down: the widths that MobileNet's and EfficientNet's authors use."""
-    rounded = max(8, int(channels + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * channels else rounded
+def divisible(channels: float, by: int = 8) -> int:
+    """Round to the nearest multiple, but at most 10 % down: the widths that MobileNet's, EfficientNet's and RegNet's authors use."""
+    rounded = max(by, int(channels + by / 2) // by * by)
+    return rounded + by if rounded < 0.9 * channels else rounded
 
 
 class ConvNormReLU(nn.Module):

@@ -21,12 +21,18 @@ RECORDED = {
     for row in checkpoints()
     if row.names == "timm" and row.sources[0].startswith("hf://timm/")
 }
+REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
+    **{"x_004_tv": "X_400MF", "x_008": "X_800MF", "x_016": "X_1_6GF", "x_032": "X_3_2GF", "x_080": "X_8GF", "x_160": "X_16GF"},
+    **{"x_320": "X_32GF", "y_004": "Y_400MF", "y_008_tv": "Y_800MF", "y_016": "Y_1_6GF", "y_032": "Y_3_2GF", "y_080_tv": "Y_8GF"},
+    **{"y_160": "Y_16GF", "y_320": "Y_32GF"},
+}
 UNRECORDED = {
     "legacy_xception": ("Xception", {}),
     "seresnet101": ("SEResNet101", {}),
     "seresnet152": ("SEResNet152", {}),
     "mobilenetv2_035": ("MobileNetV2_035", {}),
     "mobilenetv2_075": ("MobileNetV2_075", {}),
+    **{f"regnet{theirs}": (f"RegNet{ours}", {}) for theirs, ours in REGNETS.items()},
 }
 ARCHS = {**UNRECORDED, **RECORDED}
 

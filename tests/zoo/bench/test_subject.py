@@ -62,7 +62,13 @@ def test_answers_can_be_asked_for_after_the_reference() -> None:
         assert subject.relative_error(s.answers(lambda: s.peer(s.input(torch.float32))), s.reference) < 1e-5
 
 
-@pytest.mark.parametrize(("name", "twin"), [("SqueezeNet1_1", "torchvision"), ("GoogLeNet", "torchvision"), ("ResNet20", "zoo")])
+@pytest.mark.parametrize(
+    ("name", "twin"),
+    [
+        *((name, "torchvision") for name in ("SqueezeNet1_1", "GoogLeNet", "RegNetY_400MF", "MNASNet0_5")),
+        ("ResNet20", "zoo"),
+    ],
+)
 def test_the_peer_has_our_weights(name: str, twin: str) -> None:
     own = zoo.CATALOGUE[name]().eval()
     peer, whose = subject._twin(own)

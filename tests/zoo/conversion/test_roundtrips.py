@@ -21,6 +21,7 @@ from zoo.networks.resnet import CIFARResNet
 NETWORKS = (
     "ResNet18", "SEResNet18", "ResNet20", "SqueezeNet1_0", "SqueezeNet1_1", "DenseNet121", "DenseNet_BC_100_12",
     "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "GoogLeNet", "InceptionV3", "Xception", "EfficientNetB0",
+    "RegNetY_400MF", "MNASNet0_5",
 )  # fmt: skip
 CASES = [(format, convention) for format, (_, conventions) in COMBINATIONS.items() for convention in conventions]
 
@@ -31,7 +32,7 @@ def test_every_writable_format_is_tried() -> None:
 
 SLOW = (
     *("ResNet18", "SqueezeNet1_0", "MobileNetV2_035", "DenseNet121", "DenseNet_BC_100_12"),
-    *("InceptionV3", "Xception", "GoogLeNet", "EfficientNetB0"),
+    *("InceptionV3", "Xception", "GoogLeNet", "EfficientNetB0", "RegNetY_400MF", "MNASNet0_5"),
 )
 
 

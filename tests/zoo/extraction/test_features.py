@@ -48,6 +48,9 @@ class ThinDenseNet(zoo.DenseNet, blocks=(2, 1, 2, 1), growth_rate=8, stem_channe
 class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ...
 
 
+class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
+
+
 SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
@@ -65,6 +68,8 @@ SUBJECTS: dict[str, Any] = {
     "InceptionV3-transform": partial(InceptionV3, transform_input=True),
     "Xception": zoo.Xception,
     "EfficientNet": ThinEfficientNet,
+    "RegNet": ThinRegNet,
+    "MNASNet0_5": zoo.MNASNet0_5,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)
 

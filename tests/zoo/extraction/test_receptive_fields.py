@@ -36,6 +36,9 @@ class ThinDenseNet(zoo.DenseNet, blocks=(3, 3, 2, 2), growth_rate=8, stem_channe
 class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ...
 
 
+class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
+
+
 SUBJECTS = {
     "VGG": ThinVGG,
     "ResNet18": zoo.ResNet18,
@@ -54,6 +57,8 @@ SUBJECTS = {
     "Xception": zoo.Xception,
     "Xception-same": partial(zoo.Xception, padding="same"),
     "EfficientNet": ThinEfficientNet,
+    "RegNet": ThinRegNet,
+    "MNASNet0_5": zoo.MNASNet0_5,
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.zoo.kernels.engine_networks import NAMES, Shaped, Small, images, plain, tensors_of, varied
 from zoo.kernels import fast, why
 from zoo.kernels.engines import choose as engines
-from zoo.kernels.engines import openvino, parity, race
+from zoo.kernels.engines import judge, openvino, race
 from zoo.kernels.engines.choose import candidates, choose
 from zoo.kernels.engines.export import export
 
@@ -48,7 +48,7 @@ def test_a_batch_in_parts_gives_what_it_gives_whole(small: nn.Module, form: str,
     assert engine.note == f"{part} image{'s' if part > 1 else ''} at a time{together}"
     for given in (x, y, y.contiguous(memory_format=torch.channels_last), y.double()):
         found, expected = call(given), plain(network, given.float())
-        assert parity.error([found], [expected]) < 1e-5
+        assert judge.error([found], [expected]) < 1e-5
         assert [t.dtype for t in tensors_of(found)] == [t.dtype for t in tensors_of(expected)]
     kept = call(x)
     before = [tensor.clone() for tensor in tensors_of(kept)]
@@ -63,7 +63,7 @@ def test_parts_of_several_threads_are_not_mixed(small: nn.Module, monkeypatch: p
     call, inputs = engine.build(), [images(8, seed=seed) for seed in range(6)]
     expected = [plain(small, x) for x in inputs]
     with ThreadPoolExecutor(6) as pool:
-        assert max(pool.map(lambda i: max(parity.error([call(inputs[i])], [expected[i]]) for _ in range(20)), range(6))) < 1e-5
+        assert max(pool.map(lambda i: max(judge.error([call(inputs[i])], [expected[i]]) for _ in range(20)), range(6))) < 1e-5
 
 
 def test_a_part_that_fails_leaves_nothing_running(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
