@@ -8,10 +8,13 @@ import warnings
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable, first_line
@@ -36,8 +39,13 @@ KEPT_REASONS = 64
 class Fast(nn.Module):
     """A network that runs on kernels chosen for its layers and shapes; `fast` makes it, `plain` gives the network back.
 
-    Parameters, buffers and `state_dict` are the plain network's own, under the same names; what runs is a folded copy of them, in
-    `dtype` on `device`. `load_state_dict` renews the copy; weights changed in place otherwise need a new `fast(plain(model))`.
+    Parameters, buffers, children and `state_dict` are the plain network's own, under the same names; what runs is a folded copy of
+    them, in `dtype` on `device`. `load_state_dict`, a parent's too, renews the copy. Weights changed in place otherwise, and settings
+    of the network, need a new `fast(plain(model))`; attributes of the network can't be set here.
+
+    Where a plan has no answer the network itself gives it, on its own device: inside `torch.func.vmap` and its like, with other
+    parameters by `torch.func.functional_call`, in forward-mode derivatives, `torch.export` and `torch.jit.trace`, for subclasses of
+    Tensor. Where it lies on another device, or is in train mode, the call is refused.
 
     A plan is made for every input shape at its first call, checked against the plain network, and kept; the `KEPT_PLANS` last used
     are. Calls from many threads are allowed: they are answered in turn, each with its own output tensors. Copies and pickles carry
@@ -46,14 +54,12 @@ class Fast(nn.Module):
 
     answers_fast = True
     """What `fast_step` refuses it by, without loading this room."""
-    network: nn.Module
     _strict: bool = False
     """A plan that can't be made is raised, by the first call; later on, that call runs unchanged."""
 
     def __init__(self, network: nn.Module, device: torch.device, dtype: torch.dtype, tune: Tune, tf32: bool, progress: bool) -> None:
         super().__init__()
-        self.network = network
-        """What `fast` was called with; `core` is the network in it, without torch.compile's or DataParallel's wrapper."""
+        self._adopt(network)
         self.device, self.dtype, self.tf32, self.progress = device, dtype, tf32, progress
         self.tune: Tune = tune
         self.unchanged = ""
@@ -63,26 +69,50 @@ class Fast(nn.Module):
         self._fresh()
         self.training = False  # of this module alone: the network keeps its mode
 
+    def _adopt(self, network: nn.Module) -> None:
+        """Take the network's own parameters, buffers and children, so that names and a parent's `state_dict` are what they were."""
+        self.__dict__["_network"] = network  # no child: its own children are, under their own names
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[name] = getattr(network, name)
+
+    @property
+    def network(self) -> nn.Module:
+        """What `fast` was called with; `core` is the network in it, without torch.compile's or DataParallel's wrapper."""
+        self.__dict__["_touched"] = True  # who has it may replace its weights
+        return self._network
+
     def __getattr__(self, name: str) -> Any:
-        """Give the network's data, such as its checkpoint, and `preprocess`; its other methods would run slow, or change it unseen."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("_") or "network" not in self.__dict__.get("_modules", {}):
-                raise
+        """Give the network's data, its checkpoint say, its children and `preprocess`; its methods would run slow, or change it unseen."""
+        if name.startswith("_") or "_network" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
         core = self.core
         if not hasattr(core, name):
             raise AttributeError(f"neither Fast nor the {type(core).__name__} in it has {name!r}")
-        if callable(found := getattr(core, name)) and name != "preprocess":
+        found = getattr(core, name)
+        if isinstance(found, nn.Module):
+            self.__dict__["_touched"] = True
+        elif callable(found) and name != "preprocess":
             raise AttributeError(f"a fast network has no {name!r}; the network itself has: plain(model).{name}")
         return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of its own; one of the network's would change nothing here."""
+        layer = isinstance(value, nn.Module | nn.Parameter)
+        if not name.startswith("_") and name not in OWN and (layer or hasattr(self.core, name)):
+            raise AttributeError(f"a fast network takes no {name!r}: set it on plain(model), and call fast(plain(model)) again")
+        object.__setattr__(self, name, value)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """List this module and the network's children; whoever asks may replace their weights, so that the next call looks."""
+        self.__dict__["_touched"] = True
+        return super().named_modules(*args, **kwargs)
 
     @property
     def core(self) -> nn.Module:
         """The network itself, out of a wrapper that only says how to run it."""
         from zoo.kernels.arguments import core
 
-        return core(self.network)
+        return core(self._network)
 
     def _fresh(self) -> None:
         """Begin without plans."""
@@ -97,6 +127,10 @@ class Fast(nn.Module):
         self._choices: Choices | None = None
         self._plain_copy: nn.Module | None = None
         self._plain_dtype = self.dtype
+        self._touched = self._stale = False
+        held = ((module._parameters, module._buffers, module._modules) for module in self._network.modules())
+        self._holders = [one for some in held for one in some if isinstance(one, dict)]  # TorchScript's are none, and can't be changed
+        self._held = [*chain.from_iterable(map(dict.values, self._holders))]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the plain network computes in eval mode; same arguments, same structure of the result.
@@ -105,6 +139,10 @@ class Fast(nn.Module):
             ValueError: a tensor lies on another device; or the network's own error for input that it refuses.
             RuntimeError: a gradient is asked for.
         """
+        if self._stale:
+            with self._lock:
+                self._settle()
+                self._fresh()
         # Behind each call of a few milliseconds this finds cold caches, so that it costs several times what it does in a loop.
         if not kwargs and all(isinstance(arg, Tensor) for arg in args):
             leaves, tensors, spec = list(args), list(args), None
@@ -118,6 +156,11 @@ class Fast(nn.Module):
                 )
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise RuntimeError("fast(model) computes no gradients: call it under torch.no_grad(), or use plain(model) for this")
+            if tensor.is_neg() or tensor.is_conj():  # kernels read memory, where neither is carried out yet
+                args, kwargs = pytree.tree_map_only(Tensor, lambda lazy: lazy.resolve_conj().resolve_neg(), (args, kwargs))
+                return self.forward(*args, **kwargs)
+        if (special := _special(tensors)) or (self._touched and (special := self._replaced())):
+            return self._by_itself(special, args, kwargs)
         if self.unchanged:
             return self._run_unchanged(args, kwargs)
         if spec is not None and not all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves):  # an object may hold anything, and change
@@ -136,7 +179,7 @@ class Fast(nn.Module):
                     with self._lock:
                         self._unplanned.pop(key, None)
                     raise
-                warnings.warn(f"{type(self.network).__name__} runs unchanged for this shape: {error}", stacklevel=CALLER)
+                warnings.warn(f"{type(self._network).__name__} runs unchanged for this shape: {error}", stacklevel=CALLER)
                 return result
             if built is None:
                 return self._run_unchanged(args, kwargs)
@@ -148,6 +191,28 @@ class Fast(nn.Module):
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False) if casting else nullcontext():
             outputs = built.run(tensors)
         return outputs[0] if built.single else pytree.tree_unflatten(outputs, built.spec)
+
+    def _replaced(self) -> str:
+        """Say whether the network has other parameters, buffers or children than the plans were made of; "" if it hasn't."""
+        values = [*chain.from_iterable(map(dict.values, self._holders))]
+        if len(values) == len(self._held) and all(map(is_, values, self._held)):
+            self._touched = False
+            return ""
+        return "parameters, buffers or layers of its network were replaced since fast()"
+
+    def _by_itself(self, special: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the network itself answer a call that no plan can."""
+        from zoo.kernels.comparing.copies import own_dtype
+
+        network = self.core
+        places = {str(tensor.device) for tensor in (*network.parameters(), *network.buffers())} - {str(self.device)}
+        if places or any(module.training for module in network.modules()):
+            todo = f"plain(model).to({str(self.device)!r})" if places else "plain(model).eval()"
+            raise RuntimeError(f"{special}, which a fast network has no plan for; use plain(model), or {todo} first")
+        own = own_dtype(network)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(own) if leaf.is_floating_point() else leaf, (args, kwargs))
+        with torch.no_grad():
+            return network(*args, **kwargs)
 
     def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built | None:
         """Make the plan of a shape; None where it is known that there is none."""
@@ -169,7 +234,8 @@ class Fast(nn.Module):
                 from zoo.kernels.engines.build import build_cpu as build
             self._weights = Weights() if self._weights is None else self._weights
             self._choices = Choices(self.device) if self._choices is None else self._choices
-            with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            free = torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False)
+            with free[0], free[1], free[2], torch.device(self.device):  # whatever the caller's default device is
                 try:
                     with stopwatch() as seconds:
                         built = build(self.core, args, kwargs, self, self._weights, self._choices)
@@ -199,7 +265,7 @@ class Fast(nn.Module):
     def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from zoo.kernels.comparing.copies import channels_last, on_device, own_dtype
 
-        wanted = own_dtype(self.network)
+        wanted = own_dtype(self._network)
         with self._lock:
             if self._plain_copy is None:
                 self._plain_copy = self._with_part() if self.part else channels_last(on_device(self.core, self.device, self.dtype))
@@ -275,13 +341,13 @@ class Fast(nn.Module):
         from zoo.kernels.comparing.copies import own_dtype
 
         self.part, self.unchanged = name, reason
-        self._plain_copy, self._plain_dtype = self._with_part(), own_dtype(self.network)
+        self._plain_copy, self._plain_dtype = self._with_part(), own_dtype(self._network)
 
     def refuse(self, reason: str) -> None:
         """Run the network unchanged from now on, and warn whoever called `fast`."""
         self.unchanged = reason
         self._unplanned.clear()  # it is said once
-        warnings.warn(f"{type(self.network).__name__} runs unchanged: {reason}", stacklevel=3)
+        warnings.warn(f"{type(self._network).__name__} runs unchanged: {reason}", stacklevel=3)
 
     def report(self) -> Report:
         """Return what `why` shows."""
@@ -305,24 +371,36 @@ class Fast(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the plain network's `state_dict`."""
-        return self.network.state_dict(*args, **kwargs)
+        return self._network.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load into the plain network, and make plans and weights anew at the next call."""
-        result = self.network.load_state_dict(state_dict, strict=strict, assign=assign)
-        with self._lock:
-            self._settle()
-            self._fresh()
+        result = self._network.load_state_dict(state_dict, strict=strict, assign=assign)
+        self._stale = True
         return result
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Take part in a parent's `load_state_dict`."""
+        super()._load_from_state_dict(*args, **kwargs)
+        self._stale = True
+
+    def register_buffer(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Refuse what would become the network's own unseen."""
+        raise AttributeError(f"a fast network takes no {name!r}: register it at plain(model), and call fast(plain(model)) again")
+
+    register_parameter = add_module = register_module = register_buffer
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave plans and copies out; they belong to this process and device."""
-        hidden = ("_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype", "_doubtful")
+        hidden = {"_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype", "_doubtful"}
+        hidden |= {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_holders", "_held"}
         return {name: value for name, value in self.__dict__.items() if name not in hidden}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans."""
-        super().__setstate__(state)
+        nn.Module.__init__(self)
+        self.__dict__.update(state)
+        self._adopt(state["_network"])
         self._fresh()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fast:
@@ -339,8 +417,22 @@ class Fast(nn.Module):
         )
 
 
+OWN = {"device", "dtype", "tf32", "progress", "tune", "unchanged", "part", "training"}
+"""Attributes of a fast network that are not its network's."""
 _PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
 """Arguments that a plan may be made for, one for each value."""
+
+
+def _special(tensors: list[Tensor]) -> str:
+    """Say why no plan may answer a call, which has to be seen by PyTorch; "" of an ordinary one."""
+    if torch._C._are_functorch_transforms_active():
+        return "it is called inside a transform of torch.func, such as vmap"
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        return "it is being exported or traced"
+    if forward_ad._current_level >= 0:
+        return "it is called inside forward-mode differentiation"
+    other = next((type(tensor) for tensor in tensors if type(tensor) is not Tensor and type(tensor) is not nn.Parameter), None)
+    return f"it is given a {other.__name__}" if other else ""
 
 
 def _key(leaf: Any) -> Any:
