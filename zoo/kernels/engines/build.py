@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,9 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.comparing.copies import in_own_dtype, on_device, own_dtype
 from zoo.kernels.comparing.parity import FLOAT32_FLOOR, Parity
 from zoo.kernels.comparing.sample_images import natural_images
-from zoo.kernels.engines.export import finite
+from zoo.kernels.engines.engine import NotFinite
+from zoo.kernels.engines.export import finite, within
+from zoo.kernels.engines.keep_nan import LARGEST
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.passes.apart import alike, apart
@@ -28,7 +32,7 @@ from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.choices import Choice, Choices
 
 CPU = torch.device("cpu")
-NOT_FINITE = "NaN or infinity was in the input of a call: the network itself answers such"
+NOT_FINITE = "NaN or infinity was in a call, in its input or inside: the network itself answers such"
 
 
 def build_cpu(
@@ -76,14 +80,19 @@ def build_cpu(
     flat = getattr(chosen.call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
 
     itself = engines.Plain(model) if chosen.name not in (engines.EAGER, "channels_last") else None  # PyTorch keeps NaN
+    loses = chosen.name.startswith("openvino")  # whose graph keeps what arises inside of inputs up to `LARGEST`, see `keep_nan`
+    fits = partial(within, most=LARGEST) if loses else finite
 
     def run(given: list[Tensor]) -> list[Any]:
         cast = [t if t.dtype is own or not t.is_floating_point() else t.to(own) for t in given]
-        if itself is not None and not all(map(finite, cast)):  # OpenVINO's activations make a number of NaN
-            if NOT_FINITE not in report.notes:
-                report.notes.append(NOT_FINITE)
-            return pytree.tree_leaves(itself(*cast))
-        return pytree.tree_leaves(chosen.call(*cast)) if flat is None else flat(*cast)
+        if itself is None or all(map(fits, cast)):
+            with suppress(NotFinite):
+                made = pytree.tree_leaves(chosen.call(*cast)) if flat is None else flat(*cast)
+                if not loses or all(finite(one) for one in made if isinstance(one, Tensor)):
+                    return made
+        if NOT_FINITE not in report.notes:
+            report.notes.append(NOT_FINITE)
+        return pytree.tree_leaves(engines.Plain(model)(*cast))
 
     return Built(run, graph.spec, report)
 

@@ -14,6 +14,10 @@ from zoo.kernels.engines.export import EngineError
 EAGER = "eager"
 
 
+class NotFinite(RuntimeError):
+    """NaN or infinity arose inside of an engine that could lose it: only the network itself can answer."""
+
+
 @dataclass(frozen=True)
 class Engine:
     """A way to run a network on the CPU.

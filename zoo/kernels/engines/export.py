@@ -172,6 +172,15 @@ def finite(tensor: Tensor) -> bool:
         return bool(np.isfinite(array.sum(dtype=np.float64 if array.dtype == np.float64 else np.float32)))
 
 
+def within(tensor: Tensor, most: float) -> bool:
+    """Tell whether all numbers of a tensor lie between -most and most; NaN does not."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    held = tensor.detach()
+    array = (held.float() if held.dtype is torch.bfloat16 else held).numpy()
+    return bool(array.max() <= most and array.min() >= -most)
+
+
 def _float(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +76,13 @@ def _with_initialisers(exported: Exported) -> tuple[bytes, list[str]]:
         raise EngineError(f"the exported graph asks for {', '.join(unknown[:5])}, which the network does not have")
     del graph.input[:]
     graph.input.extend(kept)
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in (*graph.value_info, *graph.input)}
+    for number, node in enumerate(graph.node):
+        if node.op_type == "GlobalMaxPool":  # which loses NaN, as the maximum over axes does not
+            axes = np.arange(2, ranks.get(node.input[0], 4), dtype=np.int64)
+            graph.initializer.append(onnx.numpy_helper.from_array(axes, f"axes of global max {number}"))
+            node.op_type = "ReduceMax"
+            node.input.append(f"axes of global max {number}")
     # Of weights that are equal the exporter asks for one and calls the others its Identity, which hides them from the folding.
     same = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.input[0] in names}
     for node in graph.node:

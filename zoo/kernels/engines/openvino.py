@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.kernels.engines.engine import NotFinite
 from zoo.kernels.engines.export import EngineError, Exported, Form, as_array
+from zoo.kernels.engines.keep_nan import WATCH, keep_nan
 
 AHEAD = 4
 """Parts of a batch that are handed over for each one that is computed, so that no core waits for Python."""
@@ -53,6 +55,7 @@ def build(exported: Exported, form: Form, dtype: torch.dtype, parts: int = 1) ->
     ov, core = imported(), _core()
     model = core.read_model(exported.graph)
     weights = _insert_weights(ov, model, exported)
+    watches = keep_nan(model, dtype)
     compiled = core.compile_model(
         model,
         "CPU",
@@ -66,7 +69,8 @@ def build(exported: Exported, form: Form, dtype: torch.dtype, parts: int = 1) ->
     )
     asked, given = _positions(compiled.inputs), _positions(compiled.outputs)
     inputs = [(index, asked[name]) for index, name in enumerate(exported.inputs) if name in asked]
-    return _Requests(ov, compiled, inputs, [given[name] for name in exported.outputs], form, weights, parts)
+    outputs = [given[name] for name in (*exported.outputs, *([WATCH] if watches else []))]
+    return _Requests(ov, compiled, inputs, outputs, form, weights, parts)
 
 
 class _Requests:
@@ -93,7 +97,9 @@ class _Requests:
             self.idle.append(request)  # not after an error: what state it is in then is not known
         else:
             made = self._together(arrays)
-        return self.form.tensors(made)
+        if not all(np.isfinite(watch).all() for watch in made[self.form.count :]):
+            raise NotFinite("NaN or infinity arose inside")
+        return self.form.tensors(made[: self.form.count])
 
     def _request(self, arrays: list[tuple[int, Any]]) -> Any:
         try:
@@ -177,6 +183,7 @@ def imported() -> Any:
         sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # to the import statement: not installed
         try:
             import openvino
+            import openvino.opset13  # what `keep_nan` builds with
         finally:
             if had is ...:
                 del sys.modules["openvino_telemetry"]
