@@ -16,8 +16,7 @@ from convert.formats import _flux
 from convert.formats._flux import NORM_LEAVES, layout_of
 from convert.formats._julia import Array
 from convert.kinds import is_dict, is_mapping, is_row
-from convert.source import Convention, Part, Source, Stored
-from convert.steps import flip, from_layout, stored_shape, undo
+from convert.source import Convention, Part, Source, Stored, laid_out
 from weights.errors import ConvertError, UnsupportedFormat
 
 RECORD = "kernelzoo"
@@ -74,17 +73,8 @@ def _raw(part: Part, leaf: str, stored: Stored, convention: Convention) -> tuple
     kind = "conv" if part.kind == "depthwise" else part.kind
     if leaf != "weight" or kind not in ("conv", "transposed", "linear") or not 2 <= len(shape) <= 5:
         return shape, stored.dtype, lambda: np.ascontiguousarray(stored.array())
-    layout = layout_of(kind, len(shape))
-    raw = stored_shape(kind, layout, shape)
-    steps = from_layout(kind, layout, raw)
-
-    def make() -> np.ndarray:
-        array = stored.array()
-        if kind != "linear" and convention == "convolution":
-            array = flip(array, "OIDHW"[:2] + "DHW"[5 - len(shape) :])
-        return np.ascontiguousarray(undo(steps, array))
-
-    return raw, stored.dtype, make
+    raw = laid_out(stored, kind, layout_of(kind, len(shape)), flipped=convention == "convolution")
+    return raw.shape, raw.dtype, lambda: np.ascontiguousarray(raw.load())
 
 
 def fill(source: Source, top: Mapping[str, Any], types: set[str], *, state_only: bool) -> Any:

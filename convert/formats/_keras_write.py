@@ -11,7 +11,6 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,8 +21,8 @@ from convert._guard import need
 from convert.formats import _keras_model
 from convert.kinds import is_dict
 from convert.names.keras import IMAGENET
-from convert.source import Convention, Part
-from convert.steps import FlattenOrder, Shape, flip, from_layout, stored_shape, undo
+from convert.source import Convention, Part, laid_out, reflattened
+from convert.steps import Shape
 from weights.errors import ConvertError
 
 NOTES = "kernelzoo"
@@ -164,8 +163,11 @@ def _variables(part: Part, theano: bool) -> tuple[Variable, ...]:
             made.append(Variable(name, stored.shape, stored.array))
         else:
             layout, multiplier = _layout(part, stored.shape)
-            raw_shape = stored_shape(part.kind, layout, stored.shape, multiplier)
-            made.append(Variable(name, raw_shape, partial(_raw, part, layout, raw_shape, theano)))
+            if part.kind == "linear" and part.grid is not None:
+                stored = reflattened(stored, part.grid)
+            flipped = theano and part.kind in ("conv", "transposed")
+            raw = laid_out(stored, part.kind, layout, flipped=flipped, multiplier=multiplier)
+            made.append(Variable(name, raw.shape, raw.load))
     return tuple(made)
 
 
@@ -175,16 +177,6 @@ def _layout(part: Part, shape: Shape) -> tuple[str, int]:
     if part.kind == "depthwise":
         return layout[:-2] + "CM", shape[0] // part.groups
     return layout[:-2] + "OI" if part.kind == "transposed" else layout, 1
-
-
-def _raw(part: Part, layout: str, raw_shape: Shape, theano: bool) -> np.ndarray:
-    """Bring a weight from PyTorch's form to Keras's."""
-    array = part.leaves["weight"].array()
-    if part.kind == "linear" and part.grid is not None:
-        array = FlattenOrder(*part.grid, "hwc").undo(array)
-    elif theano and part.kind in ("conv", "transposed"):
-        array = flip(array, "OI" + layout[:-2])
-    return undo(from_layout(part.kind, layout, raw_shape), array)
 
 
 def _write_legacy(file: Any, layers: Sequence[Layer], backend: str) -> None:
