@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from convert.formats._mapped import description
 from convert.kinds import is_dict
 from convert.source import Shape
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
@@ -89,10 +90,9 @@ def read(path: Path) -> list[Section]:
         MalformedFile: it is none, or refers to sections that aren't there.
         UnsupportedFormat: it has a section of a kind that no one here knows.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise LimitExceeded(f"{path} has {path.stat().st_size} bytes; a description of a network has at most {MAX_BYTES}")
+    text = description(path, MAX_BYTES)
     try:
-        return parse(path.read_text("utf-8", errors="replace"))
+        return parse(text)
     except ConvertError as error:
         raise type(error)(f"{path}: {error}") from error
 

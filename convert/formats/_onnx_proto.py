@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 
 from convert import _guard
 from convert.formats import _wire
+from convert.formats._mapped import Maps
 from convert.formats._wire import Budget
 from convert.steps import Shape
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
@@ -76,26 +75,12 @@ class Model:
     close: Callable[[], None] = lambda: None
 
 
-class Files:
+class Files(Maps):
     """The file's bytes and those of the files beside it, mapped when they are needed."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
-        self.maps: list[mmap.mmap] = []
-        self.views: dict[Path, memoryview] = {}
-        self.size_bytes = 0
-        self.own = self._map(path)
-
-    def _map(self, path: Path) -> memoryview:
-        if path not in self.views:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-            if isinstance(mapped, mmap.mmap):
-                self.maps.append(mapped)
-            self.size_bytes += size
-            self.views[path] = memoryview(mapped)
-        return self.views[path]
 
     def beside(self, entries: dict[str, str], needed: int, name: str) -> memoryview:
         """Find a tensor's bytes in another file, which must be a plain one inside this file's folder."""
@@ -109,7 +94,7 @@ class Files:
             raise MalformedFile(f"{self.path}: {name} is kept in {location!r}, which is not there. Fetch it too.") from error
         if found != folder / location or not found.is_file() or found.stat().st_nlink > 1:
             raise UnsafeFormat(f"{self.path}: {name} is kept in {location!r}, a link or no plain file; only plain files are read")
-        view = self._map(found)
+        view = self.view(found)
         try:
             offset, length = int(entries.get("offset") or 0), int(entries.get("length") or needed)
         except ValueError as error:
@@ -117,16 +102,6 @@ class Files:
         if offset < 0 or length != needed or offset + length > len(view):
             raise MalformedFile(f"{self.path}: {name} has {needed} bytes and claims {length} from {offset} of {len(view)} in {location}")
         return view[offset : offset + length]
-
-    def close(self) -> None:
-        """Let go of the files; arrays that are still in use keep theirs."""
-        self.views.clear()
-        self.own = memoryview(b"")
-        for mapped in self.maps:
-            try:
-                mapped.close()
-            except BufferError:  # someone still holds a view, whose end will be the map's
-                continue
 
 
 def parse(path: Path) -> Model:
@@ -138,7 +113,7 @@ def parse(path: Path) -> Model:
     files, budget = Files(path), Budget()
     model = Model(close=files.close)
     graph: memoryview | None = None
-    for number, wire, value in _wire.fields(files.own, budget):
+    for number, wire, value in _wire.fields(files.view(path), budget):
         if number == 2:
             model.producer = (_wire.text(wire, value)[:100] + " " + model.producer).strip()
         elif number == 3:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
-import os
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ import numpy as np
 
 from convert import _guard
 from convert.formats import _tf_table, _wire
+from convert.formats._mapped import Maps
 from convert.formats._wire import Budget
 from convert.steps import Shape
 from weights.errors import LimitExceeded, MalformedFile
@@ -55,25 +54,7 @@ class Bundle:
     entries: list[Entry] = field(default_factory=list[Entry])
     names: dict[str, str] = field(default_factory=dict[str, str])
     left_out: list[str] = field(default_factory=list[str])
-    size_bytes: int = 0
-    maps: list[mmap.mmap] = field(default_factory=list[mmap.mmap])
-
-    def map(self, path: Path) -> memoryview:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if not size:
-                return memoryview(b"")
-            self.maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        self.size_bytes += size
-        return memoryview(self.maps[-1])
-
-    def close(self) -> None:
-        """Let go of the files; arrays that are still in use keep theirs."""
-        for mapped in self.maps:
-            try:
-                mapped.close()
-            except BufferError:  # someone still holds a view, whose end will be the map's
-                continue
+    files: Maps = field(default_factory=Maps)
 
 
 def parse(index: Path) -> Bundle:
@@ -83,7 +64,7 @@ def parse(index: Path) -> Bundle:
         ConvertError: it is damaged, beyond the limits, or a shard is missing.
     """
     bundle, budget = Bundle(2), Budget()
-    values = {str(item.key, "utf-8", "backslashreplace"): item for item in _tf_table.items(bundle.map(index))}
+    values = {str(item.key, "utf-8", "backslashreplace"): item for item in _tf_table.items(bundle.files.view(index))}
     first = values.pop("", None)
     if first is None:
         raise MalformedFile(f"{index} is a table, but no checkpoint's: it has no header")
@@ -104,17 +85,14 @@ def _second_version(bundle: Bundle, index: Path, header: _tf_table.Item, values:
             big = _wire.number(wire, value) == 1
     if not 0 < shards <= 10_000:
         raise MalformedFile(f"{index} claims {shards} shards")
-    opened: dict[int, memoryview] = {}
 
     def data(key: str, place: _Place) -> memoryview:
         if not 0 <= place.shard < shards:
             raise MalformedFile(f"{key} lies in shard {place.shard} of {shards}")
-        if place.shard not in opened:
-            path = index.with_name(f"{index.name.removesuffix('.index')}.data-{place.shard:05d}-of-{shards:05d}")
-            if not path.is_file():
-                raise MalformedFile(f"{index}: its shard {path.name} is not beside it. Fetch it too.")
-            opened[place.shard] = bundle.map(path)
-        view = opened[place.shard]
+        path = index.with_name(f"{index.name.removesuffix('.index')}.data-{place.shard:05d}-of-{shards:05d}")
+        if not path.is_file():
+            raise MalformedFile(f"{index}: its shard {path.name} is not beside it. Fetch it too.")
+        view = bundle.files.view(path)
         if place.offset < 0 or place.size < 0 or place.offset + place.size > len(view):
             raise MalformedFile(f"{key} has {place.size} bytes from {place.offset} of a shard of {len(view)}")
         return view[place.offset : place.offset + place.size]

@@ -20,7 +20,7 @@ from convert.formats import _caffe_wire as wire
 from convert.formats._caffe_graph import graph
 from convert.formats._caffe_layers import NORMS, Layer, lacking, layers, tensors
 from convert.formats._caffe_schema import Message, one
-from convert.formats._mapped import mapped
+from convert.formats._mapped import beside, mapped
 from convert.formats._wire import Budget
 from convert.graph import Graph
 from convert.source import Source
@@ -82,15 +82,6 @@ def read(path: Path) -> Source:
             preprocessing=preparation,
             notes=[*notes, *([] if preparation else [CONVENTION])],
         )
-
-
-def beside(path: Path, suffix: str) -> Path | None:
-    """Find the file that belongs to this one: of the same name but its ending, or the only one of its kind in the folder."""
-    same = path.with_suffix(suffix)
-    if same.is_file():
-        return same
-    others = sorted(other for other in path.parent.glob(f"*{suffix}") if other.is_file())
-    return others[0] if len(others) == 1 else None
 
 
 def _description(path: Path, net: Message) -> tuple[Message | None, str, list[str]]:
