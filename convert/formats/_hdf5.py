@@ -294,7 +294,7 @@ def _one(named: Named, kind: int) -> tuple[memoryview, bool]:
 
 def _type(file: Hdf5, data: memoryview, shared: bool) -> Type:
     if not shared:
-        return datatype(file.data, data)[0]
+        return datatype(file.data.cursor(data))
     address = _shared(file, data)
     named = file.at(address)
     if type(named) is not Named:

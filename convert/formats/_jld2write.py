@@ -152,19 +152,12 @@ def checksum(data: bytes) -> int:
     at = 0
     while length - at > 12:
         x, y, z = struct.unpack_from("<III", data, at)
-        a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
-        a = ((a - c) & mask) ^ rot(c, 4)
-        c = (c + b) & mask
-        b = ((b - a) & mask) ^ rot(a, 6)
-        a = (a + c) & mask
-        c = ((c - b) & mask) ^ rot(b, 8)
-        b = (b + a) & mask
-        a = ((a - c) & mask) ^ rot(c, 16)
-        c = (c + b) & mask
-        b = ((b - a) & mask) ^ rot(a, 19)
-        a = (a + c) & mask
-        c = ((c - b) & mask) ^ rot(b, 4)
-        b = (b + a) & mask
+        state = [(a + x) & mask, (b + y) & mask, (c + z) & mask]
+        for place, turn in enumerate((4, 6, 8, 16, 19, 4)):
+            left, right, other = place % 3, (place + 2) % 3, (place + 1) % 3
+            state[left] = ((state[left] - state[right]) & mask) ^ rot(state[right], turn)
+            state[right] = (state[right] + state[other]) & mask
+        a, b, c = state
         at += 12
     if at == length:
         return c

@@ -95,8 +95,7 @@ class Machine:
         self.stack.append(value)
 
     def pop(self) -> Any:
-        if not self.stack or self.stack[-1] is MARK:
-            raise MalformedFile(f"{self.path}: operation at {self.at - 1} finds nothing to work on")
+        self.top()
         return self.stack.pop()
 
     def top(self) -> Any:
@@ -147,7 +146,10 @@ class Machine:
         if not is_dict(items) or len(values) % 2:
             raise MalformedFile(f"{self.path}: items are set in a {type(target).__name__}")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            items[safe_key(key)] = value
+            items[self.key(key)] = value
+
+    def key(self, key: Any) -> Any:
+        return safe_key(key)
 
 
 def _text(value: Any) -> str:
