@@ -169,20 +169,13 @@ def _makes(section: Section, maps: Sequence[Map]) -> Map:
     if section.kind == "route":
         return sum(each[0] for each in maps) // section.number("groups", 1), height, width
     simple: Mapping[str, Callable[[], Map]] = {
-        "connected": lambda: (section.number("output", 1), 1, 1),
-        "rnn": lambda: (section.number("output", 1), 1, 1),
-        "gru": lambda: (section.number("output", 1), 1, 1),
-        "lstm": lambda: (section.number("output", 1), 1, 1),
+        **dict.fromkeys(("connected", "rnn", "gru", "lstm"), lambda: (section.number("output", 1), 1, 1)),
         "crnn": lambda: (section.number("output_filters", 1), height, width),
         "avgpool": lambda: (channels, 1, 1),
         "crop": lambda: (channels, section.number("crop_height", 1), section.number("crop_width", 1)),
-        "shortcut": lambda: maps[0],
-        "batchnorm": lambda: maps[0],
         "scale_channels": lambda: maps[1],
-        **dict.fromkeys(
-            ("implicit", "implicit_add", "implicit_mul"), lambda: (section.number("filters", 128), section.number("atoms", 1), 1)
-        ),
-        **dict.fromkeys(KEEP_SIZE, lambda: maps[0]),
+        **dict.fromkeys(IMPLICIT, lambda: (section.number("filters", 128), section.number("atoms", 1), 1)),
+        **dict.fromkeys(("shortcut", "batchnorm", *KEEP_SIZE), lambda: maps[0]),
     }
     if section.kind not in simple:
         raise UnsupportedFormat(f"section {section.index} is [{section.kind[:40]}], and nobody here knows its numbers in a .weights")

@@ -68,6 +68,12 @@ def tree(parts: Sequence[Part], convention: Convention, leaf: Leaf) -> dict[str,
     return root
 
 
+def document(parts: Sequence[Part], convention: Convention, metadata: Mapping[str, str] | None, leaf: Leaf) -> dict[str, Any]:
+    """Make the top level of a file: the network's state, and the file's own record; arguments and errors as in `tree`."""
+    record = {"convention": convention, "spatial": "hw", **dict(sorted((metadata or {}).items()))}
+    return {"model_state": tree(parts, convention, leaf), RECORD: record}
+
+
 def _raw(part: Part, leaf: str, stored: Stored, convention: Convention) -> tuple[tuple[int, ...], np.dtype[Any], Callable[[], np.ndarray]]:
     shape = stored.shape
     kind = "conv" if part.kind == "depthwise" else part.kind

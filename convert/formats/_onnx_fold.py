@@ -213,42 +213,43 @@ def _folded(stored: Stored, step: Reshape) -> Stored:
     return Stored(f"{stored.origin}, {step}", step.after, stored.dtype, lambda: stored.array().reshape(step.after))
 
 
-def _scales(node: Operator, stored: Stored, rest: Sequence[Stored]) -> tuple[Shape, np.dtype[Any]] | None:
+def _scales(node: Operator, stored: Stored, rest: Sequence[Stored]) -> Shape | None:
     """Tell how scale and zero point are to be shaped, if there is one or one for each place along an axis."""
     axis, rank, count = node.attrs.get("axis", 1), len(stored.shape), math.prod(rest[0].shape)
     if any(math.prod(other.shape) != count for other in rest) or node.attrs.get("block_size"):
         return None
     if count == 1:
-        return (1,) * rank, rest[0].dtype
+        return (1,) * rank
     if not -rank <= axis < rank or stored.shape[axis] != count:
         return None
-    return tuple(count if a == axis % rank else 1 for a in range(rank)), rest[0].dtype
+    return tuple(count if a == axis % rank else 1 for a in range(rank))
+
+
+def _zero(rest: Sequence[Stored], shape: Shape) -> Any:
+    return rest[1].array().reshape(shape).astype(np.float32) if len(rest) > 1 else np.float32(0)
 
 
 def _dequantised(node: Operator, stored: Stored, rest: Sequence[Stored]) -> Stored | None:
-    shaped = _scales(node, stored, rest)
-    if shaped is None:
+    shape, dtype = _scales(node, stored, rest), rest[0].dtype
+    if shape is None:
         return None
-    shape, dtype = shaped
 
     def load() -> np.ndarray:
-        zero = rest[1].array().reshape(shape).astype(np.float32) if len(rest) > 1 else np.float32(0)
-        return ((stored.array().astype(np.float32) - zero) * rest[0].array().reshape(shape)).astype(dtype)
+        return ((stored.array().astype(np.float32) - _zero(rest, shape)) * rest[0].array().reshape(shape)).astype(dtype)
 
     return Stored(f"{stored.origin}, dequantised from {stored.dtype}", stored.shape, dtype, load)
 
 
 def _quantised(node: Operator, stored: Stored, rest: Sequence[Stored]) -> Stored | None:
-    shaped = _scales(node, stored, rest)
-    target = rest[1].dtype if len(rest) > 1 else np.dtype(np.uint8)
-    if shaped is None or target.kind not in "iu":
+    shape, target = _scales(node, stored, rest), rest[1].dtype if len(rest) > 1 else np.dtype(np.uint8)
+    if shape is None or target.kind not in "iu":
         return None
-    limits, shape = np.iinfo(target), shaped[0]
+    limits = np.iinfo(target)
 
     def load() -> np.ndarray:
-        zero = rest[1].array().reshape(shape).astype(np.float32) if len(rest) > 1 else np.float32(0)
         with np.errstate(all="ignore"):
-            return np.clip(np.rint(stored.array() / rest[0].array().reshape(shape)) + zero, limits.min, limits.max).astype(target)
+            whole = np.rint(stored.array() / rest[0].array().reshape(shape)) + _zero(rest, shape)
+            return np.clip(whole, limits.min, limits.max).astype(target)
 
     return Stored(f"{stored.origin}, quantised to {target}", stored.shape, target, load)
 

@@ -22,7 +22,7 @@ from convert.formats import _bsondoc, _flux
 from convert.formats._bsonjl import Reader
 from convert.formats._fluxgraph import build
 from convert.formats._julia import DTYPES, Struct
-from convert.formats._juliatree import RECORD, fill, naming, tree
+from convert.formats._juliatree import document, fill, naming
 from convert.formats._mapped import mapped
 from convert.source import Convention, Part, Source
 from weights.errors import UnsupportedFormat
@@ -75,10 +75,9 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention = "convol
     Raises:
         UnsupportedFormat: the tensors take 2 GiB or more, a dtype is not Julia's, or names contradict each other.
     """
-    state = tree(parts, convention, _leaf)
-    record = {"convention": convention, "spatial": "hw", **dict(sorted((metadata or {}).items()))}
+    made = document(parts, convention, metadata, _leaf)
     with path.open("wb") as file:
-        for piece in _bsondoc.encode({"model_state": state, RECORD: record}):
+        for piece in _bsondoc.encode(made):
             file.write(piece)
 
 
