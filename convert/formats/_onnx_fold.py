@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats._onnx_proto import DTYPES, Model, Operator, Tensor
-from convert.source import Stored
+from convert.formats._onnx_proto import DTYPES, Model, Operator
+from convert.source import Stored, in_memory
 from convert.steps import Cast, Reshape, Shape, Transpose
 from weights.errors import MalformedFile
 
@@ -30,13 +30,13 @@ class Constants:
         self.stored: dict[str, Stored] = {}
         self.roots: dict[str, str] = {}
         self.known: dict[str, Known | int | None] = {}
-        for tensor in model.tensors.values():
-            self.add(tensor.name, tensor)
+        for name, tensor in model.tensors.items():
+            self.add(name, tensor)
 
-    def add(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Stored) -> None:
         """Keep an initialiser or what a Constant holds."""
-        self.stored[name] = Stored(tensor.name or name, tensor.shape, tensor.dtype, tensor.load)
-        self.roots[name] = tensor.name or name
+        self.stored[name] = replace(tensor, origin=tensor.origin or name)
+        self.roots[name] = tensor.origin or name
 
     def small(self, name: str) -> np.ndarray | None:
         """Read a constant if it is small; None if it isn't, or is none."""
@@ -81,12 +81,11 @@ class Constants:
     def _constant(self, node: Operator) -> bool:
         names = ("value", "value_float", "value_floats", "value_int", "value_ints")
         held = next((node.attrs[name] for name in names if name in node.attrs), None)
-        if isinstance(held, Tensor):
-            self.add(node.outputs[0], replace(held, name=held.name or node.outputs[0]))
+        if isinstance(held, Stored):
+            self.add(node.outputs[0], held)
         elif isinstance(held, int | float | list):
-            array = np.array(held, np.float32 if any("float" in key for key in node.attrs) else np.int64)
-            self.add(node.outputs[0], Tensor(node.outputs[0], array.shape, array.dtype, lambda: array))
-        return isinstance(held, Tensor | int | float | list)
+            self.add(node.outputs[0], in_memory("", np.array(held, np.float32 if any("float" in key for key in node.attrs) else np.int64)))
+        return isinstance(held, Stored | int | float | list)
 
     def _small(self, node: Operator, given: Sequence[str]) -> bool:
         """Compute with small constants: what is left of a BatchNorm that was taken apart, sizes, axes."""
@@ -268,7 +267,7 @@ def _broadcasts(op: str, arrays: Sequence[np.ndarray]) -> bool:
 
 def _filled(node: Operator, arrays: Sequence[np.ndarray]) -> np.ndarray:
     value = node.attrs.get("value")
-    held = value.load().reshape(-1)[:1] if isinstance(value, Tensor) else np.zeros(1, np.float32)
+    held = value.load().reshape(-1)[:1] if isinstance(value, Stored) else np.zeros(1, np.float32)
     sizes = [int(n) for n in arrays[0].reshape(-1)]
     if len(sizes) > 8 or min(sizes, default=0) < 0 or math.prod(sizes) > SMALL:
         raise MalformedFile(f"a constant of shape {sizes[:8]}")

@@ -14,6 +14,7 @@ from convert import _guard
 from convert.formats import _wire
 from convert.formats._mapped import Maps
 from convert.formats._wire import Budget, Message, message, one, schema
+from convert.source import Stored
 from convert.steps import Shape
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
 
@@ -45,20 +46,6 @@ NIBBLES = {21: False, 22: True}
 
 
 @dataclass(slots=True)
-class Tensor:
-    """A constant; `load` reads it."""
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
-    load: Callable[[], np.ndarray]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-@dataclass(slots=True)
 class Operator:
     """A node of the graph; `name` may be empty."""
 
@@ -83,7 +70,7 @@ class Model:
     opset: int = 1
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     operators: list[Operator] = field(default_factory=list[Operator])
-    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    tensors: dict[str, Stored] = field(default_factory=dict[str, Stored])
     inputs: dict[str, tuple[int | None, ...]] = field(default_factory=dict[str, tuple[int | None, ...]])
     outputs: list[str] = field(default_factory=list[str])
     left_out: list[str] = field(default_factory=list[str])
@@ -151,10 +138,10 @@ def _graph(data: memoryview, model: Model, files: Files, budget: Budget) -> None
             tensor = _tensor(_wire.content(wire, value), files, budget)
             if isinstance(tensor, str):
                 model.left_out.append(tensor)
-            elif tensor.name in model.tensors:
-                raise MalformedFile(f"{files.path} has two tensors called {tensor.name!r}")
+            elif tensor.origin in model.tensors:
+                raise MalformedFile(f"{files.path} has two tensors called {tensor.origin!r}")
             else:
-                model.tensors[tensor.name] = tensor
+                model.tensors[tensor.origin] = tensor
         elif number == 11:
             name, shape = _value_info(_wire.content(wire, value), budget)
             inputs[name] = shape
@@ -175,7 +162,7 @@ def _operator(data: memoryview, files: Files, budget: Budget) -> Operator:
 
 
 def _attribute(data: memoryview, files: Files, budget: Budget) -> tuple[str, Any]:
-    """Read an attribute: a number, a text, a list of numbers, or a `Tensor`; None for graphs and the like."""
+    """Read an attribute: a number, a text, a list of numbers, or a tensor; None for graphs and the like."""
     told = message(data, ATTRIBUTE, budget)
     name, kind = one(told, "name", ""), one(told, "type", 0)
     floats, ints, listed = told.get("floats", []), told.get("ints", []), "floats" in told or "ints" in told
@@ -187,7 +174,7 @@ def _attribute(data: memoryview, files: Files, budget: Budget) -> tuple[str, Any
     return name, (floats or ints) if listed else [] if kind in (6, 7) else single
 
 
-def _tensor(data: memoryview, files: Files, budget: Budget) -> Tensor | str:
+def _tensor(data: memoryview, files: Files, budget: Budget) -> Stored | str:
     """Describe a tensor, or say why it can't be had."""
     told = message(data, TENSOR, budget)
     name, kind, dims = one(told, "name", ""), one(told, "type", 0), told.get("dims", [])
@@ -207,11 +194,11 @@ def _tensor(data: memoryview, files: Files, budget: Budget) -> Tensor | str:
     if raw is not None:
         if len(raw) != nbytes:
             raise MalformedFile(f"{files.path}: {name} of shape {shape} needs {nbytes} bytes and has {len(raw)}")
-        return Tensor(name, shape, dtype, lambda: _plain(raw, kind, dtype, shape))
+        return Stored(name, shape, dtype, lambda: _plain(raw, kind, dtype, shape))
     held = sum(len(value) if not isinstance(value, int) else 1 for _, _, value in typed)
     if (nbytes if kind in NIBBLES else count) > held:  # a number takes a byte at the very least
         raise MalformedFile(f"{files.path}: {name} of shape {shape} has {held} bytes")
-    return Tensor(name, shape, dtype, lambda: _from_fields(typed, kind, dtype, shape, f"{files.path}: {name}"))
+    return Stored(name, shape, dtype, lambda: _from_fields(typed, kind, dtype, shape, f"{files.path}: {name}"))
 
 
 def _plain(raw: memoryview, kind: int, dtype: np.dtype[Any], shape: Shape) -> np.ndarray:

@@ -21,7 +21,7 @@ from convert._guard import check, reading
 from convert.formats import _flux
 from convert.formats._hdf5 import Dataset, Group, Hdf5, Type
 from convert.formats._hdf5_bytes import UNDEFINED
-from convert.formats._jld2write import Numbers, write_tree
+from convert.formats._jld2write import write_tree
 from convert.formats._julia import Array, Opaque
 from convert.formats._juliatree import document, fill, naming
 from convert.kinds import is_dict
@@ -157,6 +157,6 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention = "convol
         UnsupportedFormat: a dtype is not Julia's, or names contradict each other.
     """
     try:
-        write_tree(document(parts, convention, metadata, Numbers), path)
+        write_tree(document(parts, convention, metadata, lambda array: array), path)
     except OverflowError as error:
         raise ConvertError(f"{path}: a name or a text is longer than HDF5 can hold: {error}") from error
