@@ -221,11 +221,6 @@ def _object(machine: Machine) -> None:
     machine.push(machine.called(what, tuple(arguments)))
 
 
-def _instance(machine: Machine) -> None:
-    what = machine.name(machine.line(), machine.line())
-    machine.push(machine.called(what, tuple(machine.marked())))
-
-
 def _get(machine: Machine, key: int) -> None:
     if key not in machine.memo:
         raise MalformedFile(f"{machine.path}: nothing was memorised as {key}")
@@ -288,7 +283,7 @@ _NAMED: dict[str, Callable[[Machine], object]] = {
     "\x93": lambda m: m.push(m.name(*m.popped(2))),
     "R": lambda m: m.push(m.called(*m.popped(2))),
     "b": _build,
-    "i": _instance,
+    "i": lambda m: m.push(m.called(m.name(m.line(), m.line()), tuple(m.marked()))),
     "o": _object,
     "\x81": lambda m: m.push(Call(*m.popped(2))),
     "\x92": lambda m: m.push(Call(*m.popped(3)[:2])),
