@@ -59,7 +59,7 @@ def explain(
         shaped: gives a value of theirs the shape that our layer reads.
         biases: of those known layers whose bias our layer lacks.
     """
-    for cause, said, changed, values in _changes(source, nodes, known, end, biases):
+    for cause, said, changed, values in _changes(nodes, known, end, biases):
         try:
             made = shaped(execute.compute(source, changed, values, [end], inputs=inputs)[end])
         except ConvertError:  # a pool that no longer fits
@@ -72,9 +72,8 @@ def explain(
 
 
 def _changes(
-    source: Source, nodes: list[Node], known: Mapping[str, np.ndarray], end: str, biases: Mapping[str, np.ndarray]
+    nodes: list[Node], known: Mapping[str, np.ndarray], end: str, biases: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, str, list[Node], Mapping[str, np.ndarray]]]:
-    del source
     for number, node in enumerate(nodes):
         for cause, said, other in _others(node):
             yield cause, said, [*nodes[:number], other, *nodes[number + 1 :]], known

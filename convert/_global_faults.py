@@ -21,7 +21,10 @@ from convert.steps import FlattenOrder
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Weights = Callable[[Mapping[str, "Tensor"]], dict[str, "Tensor"]]
+Leaves = dict[str, "Tensor"]
+Weights = Callable[[Mapping[str, "Tensor"]], Leaves]
+
+LEAVES = ("weight", "bias", "running_mean", "running_var")
 
 MOST_PAIRS = 250
 """So many pairs of changes are tried when no single one explains the outputs."""
@@ -174,14 +177,15 @@ def _guesses(twin: nn.Module, inputs: np.ndarray) -> list[Guess]:
     convolutions = [layer.name for layer in found if layer.kind in ("conv", "depthwise", "transposed")]
     guesses = [*_kernels(convolutions), *_dense(found), *_images(inputs), *_norms(twin, found)]
     modules = modules_of(twin)
+    rounding, border = _patches.toggled("ceil_mode", usual=False), _patches.toggled("count_include_pad", usual=True)
     strided = [modules[name] for name in convolutions if isinstance(modules[name], nn.Conv2d)]
     guesses += [
         Guess(_fault.SAME, "SAME padding in every convolution and pool", patch=lambda: _patches.padded(strided, "same_upper")),
         Guess(_fault.SAME, "SAME padding in every convolution", patch=lambda: _patches.padded(strided, "same_upper", pools=False)),
         Guess(_fault.SAME, "symmetric padding in every convolution", patch=lambda: _patches.padded(strided, "symmetric", pools=False)),
         Guess(_fault.SAME, "SAME padding in every pool", patch=lambda: _patches.padded([], "same_upper")),
-        Guess(_fault.CEIL, "every pool's size rounded the other way", patch=lambda: _patches.functions(_patches.other_rounding)),
-        Guess(_fault.BORDER, "every average pool's border counted the other way", patch=lambda: _patches.functions(_patches.other_border)),
+        Guess(_fault.CEIL, "every pool's size rounded the other way", patch=lambda: _patches.functions(rounding)),
+        Guess(_fault.BORDER, "every average pool's border counted the other way", patch=lambda: _patches.functions(border)),
         Guess(_fault.CONCAT, "every concatenation in reverse order", patch=lambda: _patches.functions(_patches.reversed_concat)),
     ]
     if bottlenecks := _bottlenecks(found, modules):
@@ -195,9 +199,22 @@ def _guesses(twin: nn.Module, inputs: np.ndarray) -> list[Guess]:
     return guesses
 
 
+def _changed(names: list[str], do: Callable[[str, Leaves], Leaves]) -> Weights:
+    """Make other tensors of some layers: `do` is told a layer's name and its tensors by leaf."""
+
+    def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        changed = dict(tensors)
+        for name in names:
+            leaves = {leaf: tensors[f"{name}.{leaf}"] for leaf in LEAVES if f"{name}.{leaf}" in tensors}
+            changed.update({f"{name}.{leaf}": value for leaf, value in do(name, leaves).items()})
+        return changed
+
+    return weights
+
+
 def _kernels(names: list[str]) -> Iterator[Guess]:
     def every(do: Callable[[Tensor], Tensor]) -> Weights:
-        return lambda tensors: {**tensors, **{f"{name}.weight": do(tensors[f"{name}.weight"]) for name in names}}
+        return _changed(names, lambda name, leaves: {"weight": do(leaves["weight"])})
 
     if not names:
         return
@@ -210,15 +227,11 @@ def _dense(found: list[Layer]) -> Iterator[Guess]:
     grids = {layer.name: layer.grid for layer in found if layer.grid is not None}
 
     def ordered(order: str, back: bool) -> Weights:
-        def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            changed = dict(tensors)
-            for name, grid in grids.items():
-                step = FlattenOrder(*grid, order)
-                array = changed[f"{name}.weight"].detach().numpy()
-                changed[f"{name}.weight"] = _probe.tensor(step.undo(array) if back else step.do(array))
-            return changed
+        def weight(name: str, leaves: Leaves) -> Leaves:
+            step, array = FlattenOrder(*grids[name], order), leaves["weight"].detach().numpy()
+            return {"weight": _probe.tensor(step.undo(array) if back else step.do(array))}
 
-        return weights
+        return _changed(list(grids), weight)
 
     for order in ORDERS if grids else ():
         yield Guess(_fault.FLATTEN, f"flattened maps read in the order {order}", ordered(order, False))
@@ -275,15 +288,8 @@ def _norms(twin: nn.Module, found: list[Layer]) -> Iterator[Guess]:
     modules = modules_of(twin)
     names = [layer.name for layer in found if layer.kind == "norm"]
 
-    def vectors(do: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Weights:
-        def weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            changed = dict(tensors)
-            for name in names:
-                leaves = {leaf: tensors[f"{name}.{leaf}"] for leaf in _NORM if f"{name}.{leaf}" in tensors}
-                changed.update({f"{name}.{leaf}": value for leaf, value in do(leaves).items()})
-            return changed
-
-        return weights
+    def vectors(do: Callable[[Leaves], Leaves]) -> Weights:
+        return _changed(names, lambda name, leaves: do(leaves))
 
     if not names:
         return
@@ -304,9 +310,6 @@ def _norms(twin: nn.Module, found: list[Layer]) -> Iterator[Guess]:
     )
     inverse = vectors(lambda v: {"running_var": v["running_var"] ** -2 - eps})
     yield Guess(_fault.SPREAD, "every variance taken for one over a standard deviation", inverse)
-
-
-_NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 def _bottlenecks(found: list[Layer], modules: Mapping[str, Any]) -> list[tuple[Any, Any]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,16 @@ def reading(path: Path, what: str) -> Generator[None]:
         raise MalformedFile(f"{path} is no readable {what}: {said}. Is it cut short? Fetch it again.") from error
 
 
+def guarded(stored: Stored, path: Path, what: str) -> Stored:
+    """Turn what a library throws while the tensor is read into `MalformedFile`, as `reading` does."""
+
+    def load() -> np.ndarray:
+        with reading(path, what):
+            return stored.load()
+
+    return replace(stored, load=load)
+
+
 def check(path: Path, tensors: Iterable[Stored], size_bytes: int) -> None:
     """Refuse a file of `size_bytes` that claims more tensors, axes or bytes than it can honestly hold.
 
@@ -69,10 +81,7 @@ def check(path: Path, tensors: Iterable[Stored], size_bytes: int) -> None:
             raise LimitExceeded(f"{path} has more than {MAX_TENSORS} tensors")
         if len(stored.stored_shape) > MAX_RANK:
             raise LimitExceeded(f"{path}: {stored.origin} has {len(stored.stored_shape)} axes; at most {MAX_RANK} are read")
-        count = stored.stored_dtype.itemsize
-        for dim in stored.stored_shape:
-            count *= dim
-        total += count
+        total += math.prod(stored.stored_shape) * stored.stored_dtype.itemsize
         if total > 2 * size_bytes + SPARE_BYTES:
             raise LimitExceeded(f"{path} has {size_bytes} bytes and claims tensors of more than {total}: it is damaged or hostile")
 

@@ -98,19 +98,23 @@ def backwards(node: Node, size: tuple[int, ...]) -> bool:
     return convention == "convolution"
 
 
-def groups(node: Node, taps: np.ndarray, channels: int) -> int:
+def groups(node: Node, channels: int) -> int:
     """Read the number of groups; a depthwise layer has one per channel."""
     return channels if node.op == "depthwise" else int(node.attrs.get("groups", 1))
 
 
-def _conv(call: Call) -> np.ndarray:
+def _window(call: Call) -> tuple[np.ndarray, bool, _windows.Pair, _windows.Pair, _windows.Pair]:
+    """Read a kernel, whether it is slid backwards, its size, and its stride and dilation."""
     taps = kernel(call.node, call.needed("weight"))
-    turned = backwards(call.node, taps.shape[2:])
-    size = (taps.shape[2], taps.shape[3])
     stride, dilation = _windows.pair(call.attrs.get("stride")), _windows.pair(call.attrs.get("dilation"))
+    return taps, backwards(call.node, taps.shape[2:]), (taps.shape[2], taps.shape[3]), stride, dilation
+
+
+def _conv(call: Call) -> np.ndarray:
+    taps, turned, size, stride, dilation = _window(call)
     pads = _windows.resolve(call.attrs.get("pads"), (call.x.shape[2], call.x.shape[3]), size, stride, dilation)
     x = _windows.pad(call.x, pads)
-    count = groups(call.node, taps, x.shape[1])
+    count = groups(call.node, x.shape[1])
     out = _windows.convolve(x, taps, stride, dilation, count, turned)
 
     chosen, image = call.draw(taps.shape[0]), call.draw(x.shape[0])
@@ -121,10 +125,7 @@ def _conv(call: Call) -> np.ndarray:
 
 
 def _transposed(call: Call) -> np.ndarray:
-    taps = kernel(call.node, call.needed("weight"))
-    turned = backwards(call.node, taps.shape[2:])
-    size = (taps.shape[2], taps.shape[3])
-    stride, dilation = _windows.pair(call.attrs.get("stride")), _windows.pair(call.attrs.get("dilation"))
+    taps, turned, size, stride, dilation = _window(call)
     count, asked = int(call.attrs.get("groups", 1)), call.attrs.get("pads")
     full = _windows.spread(call.x, taps, stride, dilation, count, turned)
 

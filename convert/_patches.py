@@ -83,36 +83,32 @@ _POOL = ("input", "kernel_size", "stride", "padding")
 _ARGUMENTS = {"max_pool2d": (*_POOL, "dilation", "ceil_mode", "return_indices"), "avg_pool2d": (*_POOL, "ceil_mode", "count_include_pad")}
 
 
-def _pool(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...]] | None:
-    if name not in _ARGUMENTS:
-        return None
-    names = _ARGUMENTS[name]
-    return {**dict(zip(names, args, strict=False)), **kwargs}, args[len(names) :]
+def _pool(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """Name all arguments of a pool; None if it is none."""
+    return {**dict(zip(_ARGUMENTS[name], args, strict=False)), **kwargs} if name in _ARGUMENTS else None
 
 
-def other_rounding(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Toggle ceil_mode of every pool."""
-    if (pool := _pool(name, args, kwargs)) is None:
-        return function(*args, **kwargs)
-    return function(**{**pool[0], "ceil_mode": not pool[0].get("ceil_mode", False)})
+def toggled(argument: str, usual: bool) -> Intercept:
+    """Toggle an argument of every pool that has it: ceil_mode, or count_include_pad."""
 
+    def intercept(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        pool = _pool(name, args, kwargs)
+        if pool is None or argument not in _ARGUMENTS[name]:
+            return function(*args, **kwargs)
+        return function(**{**pool, argument: not pool.get(argument, usual)})
 
-def other_border(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Toggle count_include_pad of every average pool."""
-    if name != "avg_pool2d" or (pool := _pool(name, args, kwargs)) is None:
-        return function(*args, **kwargs)
-    return function(**{**pool[0], "count_include_pad": not pool[0].get("count_include_pad", True)})
+    return intercept
 
 
 def _same_pools(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from torch.nn import functional as F
 
     pool = _pool(name, args, kwargs)
-    if pool is None or name != "max_pool2d" or not any(_windows.pair(pool[0].get("padding"), 0)):
+    if pool is None or name != "max_pool2d" or not any(_windows.pair(pool.get("padding"), 0)):
         return function(*args, **kwargs)
-    x: Any = pool[0]["input"]
-    kernel = _windows.pair(pool[0]["kernel_size"])
-    stride = _windows.pair(pool[0].get("stride") or kernel)
+    x: Any = pool["input"]
+    kernel = _windows.pair(pool["kernel_size"])
+    stride = _windows.pair(pool.get("stride") or kernel)
     top, left, bottom, right = _windows.resolve("same_upper", (x.shape[2], x.shape[3]), kernel, stride)
     return F.max_pool2d(F.pad(x, (left, right, top, bottom), value=-float("inf")), kernel, stride)
 

@@ -6,6 +6,7 @@ compares with the fast path in every layer of every run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
@@ -34,10 +35,7 @@ def pair(value: Any, default: int = 1) -> Pair:
 
 def fits(*sizes: int) -> None:
     """Raise LimitExceeded when a map of these sizes is larger than any that a network has."""
-    count = 1
-    for size in sizes:
-        count *= max(int(size), 0)
-    if count > MAX_NUMBERS:
+    if math.prod(max(int(size), 0) for size in sizes) > MAX_NUMBERS:
         raise LimitExceeded(f"a map of {' x '.join(map(str, sizes))} numbers is larger than any network's")
 
 

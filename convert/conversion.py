@@ -54,8 +54,9 @@ def adopt(
         LookupError: no naming of this name.
         ConvertError: no naming knows the order of a file that keeps only an order.
     """
+    source = _settled(source, convention, spatial)
     if rows is not None:
-        return _carried(source, layers, shapes, "match" if naming == "auto" else naming, rows, convention, spatial)
+        return _carried(source, layers, shapes, "match" if naming == "auto" else naming, rows)
     if naming != "auto" and naming not in names.NAMINGS:
         raise LookupError(f"no naming {naming!r}; there are {', '.join(names.NAMINGS)}")
     candidates = names.of_format(source.format) if naming == "auto" else [naming]
@@ -69,11 +70,10 @@ def adopt(
             )
     best: Adopted | None = None
     for name in candidates:
-        found = (
-            _counted(source, layers, shapes, name, family, convention, spatial)
-            if source.positional
-            else _carried(source, layers, shapes, name, names.rows(name, family, shapes), convention, spatial)
-        )
+        if source.positional:
+            found = _counted(source, layers, shapes, name, family)
+        else:
+            found = _carried(source, layers, shapes, name, names.rows(name, family, shapes))
         if best is None or _missed(found) < _missed(best):
             best = found
         if best.report.complete:
@@ -111,35 +111,28 @@ def _missed(found: Adopted) -> int:
     return len(found.report.missing) + len(found.report.unmatched) + len(found.report.contested)
 
 
-def _carried(
-    source: Source,
-    layers: Sequence[Layer],
-    shapes: Mapping[str, Shape],
-    naming: str,
-    rows: Sequence[Row],
-    convention: Convention | None,
-    spatial: Spatial | None,
-) -> Adopted:
-    turned = {name: _oriented(stored, source, convention, spatial) for name, stored in source.tensors.items()}
+def _settled(source: Source, convention: Convention | None, spatial: Spatial | None) -> Source:
+    """Take what was said of all spatial kernels for what the file says of them."""
+    if convention is not None:
+        kernels = {name: replace(stored, convention=convention) for name, stored in source.tensors.items() if stored.convention is not None}
+        layout = replace(source.layout, convention=convention) if source.layout is not None else None
+        source = replace(source, tensors={**source.tensors, **kernels}, layout=layout)
+    return source if spatial is None else replace(source, spatial=spatial)
+
+
+def _carried(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape], naming: str, rows: Sequence[Row]) -> Adopted:
+    turned = {name: _oriented(stored, source) for name, stored in source.tensors.items()}
     carried, report, seen = names.carry(naming, turned, rows, shapes)
     spelt = names.spelt(naming, source.tensors, rows, shapes)
     own = {name.rpartition(".")[0]: known.rpartition(".")[0] for name, known in spelt.items()}
     pairs = {own.get(row.theirs, row.theirs): row.ours for row in rows if row not in report.unused}
     adopted = Adopted(naming, carried, pairs, report, {name: stored.shape for name, stored in seen.items()})
     complete(adopted, layers, shapes, rows, seen)
-    _reflatten(adopted, source, layers, spatial)
+    _reflatten(adopted, source, layers)
     return adopted
 
 
-def _counted(
-    source: Source,
-    layers: Sequence[Layer],
-    shapes: Mapping[str, Shape],
-    naming: str,
-    family: type | str,
-    convention: Convention | None,
-    spatial: Spatial | None,
-) -> Adopted:
+def _counted(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape], naming: str, family: type | str) -> Adopted:
     """Give each position its name, walking through our modules in the file's order."""
     layout = source.layout
     if layout is None:
@@ -172,7 +165,7 @@ def _counted(
             except (ValueError, KeyError):
                 shaped, was = stored, stored.stored_shape
             if leaf == "weight" and len(was) > 2:
-                shaped = _oriented(replace(shaped, convention=layout.convention), source, convention, spatial)
+                shaped = _oriented(replace(shaped, convention=layout.convention), source)
             found[ours] = shaped
             if tuple(was) != tuple(shapes[ours]):
                 report.misshaped.append((position, ours, tuple(was), tuple(shapes[ours])))
@@ -187,7 +180,7 @@ def _counted(
             fold_bias(adopted, norm, bias)
             adopted.moved.update(module for module, behind in biased.items() if behind == norm)
     note_moved(adopted)
-    _reflatten(adopted, source, layers, spatial)
+    _reflatten(adopted, source, layers)
     return adopted
 
 
@@ -197,33 +190,31 @@ def _leaves(layout: Positional, kinds: Mapping[str, str], module: str) -> Sequen
     return layout.leaves.get(kind, layout.leaves.get("conv" if kind == "depthwise" else kind, ()))
 
 
-def _oriented(stored: Stored, source: Source, convention: Convention | None, spatial: Spatial | None) -> Stored:
+def _oriented(stored: Stored, source: Source) -> Stored:
     """Turn a spatial kernel to cross-correlation over (height, width)."""
     if stored.convention is None or len(stored.shape) < 3:
         return stored
     if max(stored.shape[2:]) > 1:
-        if convention is None and stored.convention == "unknown":
+        if stored.convention == "unknown":
             raise Undecided(
                 f"{source.path} does not say whether {stored.origin} is a kernel of true convolution or of cross-correlation, which have "
                 "the same shape. Say --kernel-convention convolution or correlation to zoo convert or zoo add (in code "
                 'kernel_convention="…"), or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER.'
             )
-        if spatial is None and source.spatial == "unknown":
+        if source.spatial == "unknown":
             raise Undecided(
                 f"{source.path} does not say whether the first axis of its kernels is the height or the width of the images. "
                 'Say --spatial hw or wh to zoo convert or zoo add (in code spatial="…"), or let zoo convert decide by evidence: '
                 "--reference outputs.npz, or --images FOLDER."
             )
-    stored = replace(stored.as_correlation(convention), convention=convention or stored.convention)
-    if (spatial or source.spatial) == "wh" and len(stored.shape) == 4:
-        stored = stored.then(Transpose((0, 1, 3, 2)))
-    return stored
+    stored = stored.as_correlation()
+    return stored.then(Transpose((0, 1, 3, 2))) if source.spatial == "wh" and len(stored.shape) == 4 else stored
 
 
-def _reflatten(adopted: Adopted, source: Source, layers: Sequence[Layer], spatial: Spatial | None) -> None:
+def _reflatten(adopted: Adopted, source: Source, layers: Sequence[Layer]) -> None:
     """Bring dense layers that read a flattened map to PyTorch's order."""
     order = source.flatten
-    if (spatial or source.spatial) == "wh":
+    if source.spatial == "wh":
         order = order.translate(str.maketrans("hw", "wh"))
     if order == "chw":
         return

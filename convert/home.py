@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -79,15 +80,8 @@ def _library(naming: str, source: Source, inputs: np.ndarray, family: type | str
         return f"{naming} is not installed"
     import torch
 
-    make: Callable[..., Any]
-    if naming == "timm":
-        import timm
-
-        make = timm.create_model
-    else:
-        from torchvision import models  # pyright: ignore[reportMissingTypeStubs]  # torchvision has none
-
-        make = models.get_model
+    library: Any = importlib.import_module("timm" if naming == "timm" else "torchvision.models")
+    make: Callable[..., Any] = library.create_model if naming == "timm" else library.get_model
     keywords: Mapping[str, Any] = {} if classes is None else {"num_classes": classes}
     from convert.formats._torch import as_tensor
 

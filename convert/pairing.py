@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
@@ -60,10 +61,8 @@ def _by(
 ) -> None:
     """Pair what has the same key: one with one, or, where what is repeated is equal, one after the other."""
     there = {other for other, _ in found.values()}
-    ours, theirs = (
-        _grouped(key, {n: s for n, s in a.items() if n not in found}),
-        _grouped(key, {n: s for n, s in b.items() if n not in there}),
-    )
+    ours = _grouped(key, {n: s for n, s in a.items() if n not in found})
+    theirs = _grouped(key, {n: s for n, s in b.items() if n not in there})
     for value, names in ours.items():
         others = theirs.get(value, [])
         if (len(names) == len(others) == 1) or (repeated and others):
@@ -104,10 +103,7 @@ def _hash(name: str, stored: Stored) -> Hashable:
 
 
 def _size(stored: Stored) -> int:
-    size = 1
-    for dim in stored.stored_shape:
-        size *= dim
-    return size
+    return math.prod(stored.stored_shape)
 
 
 def _leaf(name: str) -> str:

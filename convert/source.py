@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from convert.graph import Graph
-from convert.steps import Cast, Flip, Reshape, Shape, Step
+from convert.steps import Cast, FlattenOrder, Flip, Reshape, Shape, Step, flip, from_layout, stored_shape, undo
 
 Convention = Literal["correlation", "convolution", "unknown"]
 Spatial = Literal["hw", "wh"]
@@ -96,6 +96,30 @@ def in_memory(origin: str, array: np.ndarray, *steps: Step, convention: Conventi
 def constant(value: float, shape: Shape, dtype: np.dtype[Any], what: str) -> Stored:
     """Describe a tensor of one value, which no file holds; `what` says why."""
     return Stored(what, shape, dtype, lambda: np.full(shape, value, dtype))
+
+
+def laid_out(stored: Stored, kind: str, layout: str, *, flipped: bool = False, multiplier: int = 1) -> Stored:
+    """Describe a weight in PyTorch's form as a file keeps it whose axes lie as `layout` says: `from_layout` leads back from there.
+
+    Args:
+        stored: the weight.
+        kind, layout: as `convert.steps.from_layout` takes them.
+        flipped: turn the kernel to one of true convolution.
+        multiplier: of a depthwise kernel whose layout names it.
+    """
+    shape = stored_shape(kind, layout, stored.shape, multiplier)
+    steps = from_layout(kind, layout, shape)
+
+    def load() -> np.ndarray:
+        array = undo(steps, stored.array())
+        return flip(array, layout) if flipped else array
+
+    return Stored(stored.origin, shape, stored.dtype, load)
+
+
+def reflattened(stored: Stored, grid: tuple[int, int, int], order: str = "hwc") -> Stored:
+    """Describe a dense weight that reads a flattened map of `grid` as a network keeps it that flattens in another order than ours."""
+    return Stored(stored.origin, stored.shape, stored.dtype, lambda: FlattenOrder(*grid, order).undo(stored.array()))
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ MAX_BYTES = 2**31 - 1
 """Of a document: lengths are int32."""
 
 _INT32, _INT64, _DOUBLE = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<d")
+_NUMBERS = {DOUBLE: _DOUBLE, INT64: _INT64, INT32: _INT32}
 
 
 def parse(buffer: memoryview) -> dict[str, Any]:
@@ -94,12 +95,8 @@ class _Parser:
         if kind == STRING:
             size = self._size(at, limit - 4)
             return bytes(self.buffer[at + 4 : at + 4 + max(size - 1, 0)]).decode("utf-8", "replace"), at + 4 + size
-        if kind == DOUBLE:
-            return self._unpack(_DOUBLE, at, limit), at + 8
-        if kind == INT64:
-            return self._unpack(_INT64, at, limit), at + 8
-        if kind == INT32:
-            return self._unpack(_INT32, at, limit), at + 4
+        if kind in _NUMBERS:
+            return self._unpack(_NUMBERS[kind], at, limit), at + _NUMBERS[kind].size
         if kind == BOOLEAN:
             if at >= limit:
                 raise MalformedFile(f"the file ends in the boolean at byte {at}")

@@ -11,7 +11,14 @@ from convert.formats._caffe_schema import Message, one, word
 from convert.graph import Graph, Node
 from convert.kinds import is_dict
 
-PLAIN = {"Sigmoid": "sigmoid", "TanH": "tanh", "Dropout": "identity", "ReLU6": "relu6", "Mish": "unknown:Mish"}
+PLAIN = {"Sigmoid": "sigmoid", "TanH": "tanh", "Dropout": "identity", "ReLU6": "relu6", "PReLU": "prelu", "Mish": "unknown:Mish"}
+READ: dict[str, tuple[str, str, dict[str, tuple[str, float]]]] = {
+    "ELU": ("elu", "elu_param", {"alpha": ("alpha", 1.0)}),
+    "Clip": ("clip", "clip_param", {"low": ("min", -math.inf), "high": ("max", math.inf)}),
+    "Power": ("affine", "power_param", {"scale": ("scale", 1.0), "offset": ("shift", 0.0)}),
+    "LRN": ("lrn", "lrn_param", {"size": ("local_size", 5), "alpha": ("alpha", 1.0), "beta": ("beta", 0.75), "k": ("k", 1.0)}),
+}
+"""Layers of one input that their own numbers describe: the operation, their message, and of each attribute its field and default."""
 KEEPS = ("relu", "relu6", "leaky_relu", "prelu", "elu", "sigmoid", "tanh", "softmax", "clip", "affine", "identity", "norm", "scale", "lrn")
 """Operations whose result has as many channels, and is as flat, as what they read."""
 
@@ -268,29 +275,17 @@ def _simple(layer: Layer, inputs: Sequence[str]) -> tuple[str, tuple[str, ...], 
     if layer.kind == "Softmax":
         axis = one(_param(layer, "softmax_param"), "axis", 1)
         return "softmax" if axis == 1 else f"unknown:Softmax over axis {axis}", reads, {}
-    if layer.kind == "PReLU":
-        return "prelu", reads, {}
-    if layer.kind == "ELU":
-        return "elu", reads, {"alpha": one(_param(layer, "elu_param"), "alpha", 1.0)}
     if layer.kind == "Bias" and len(inputs) == 1:
         return "scale", reads, {}
-    if layer.kind == "Clip":
-        p = _param(layer, "clip_param")
-        return "clip", reads, {"low": one(p, "min", -math.inf), "high": one(p, "max", math.inf)}
-    if layer.kind == "Power":
-        p = _param(layer, "power_param")
-        if one(p, "power", 1.0) == 1:
-            return "affine", reads, {"scale": one(p, "scale", 1.0), "offset": one(p, "shift", 0.0)}
     if layer.kind == "Padding":
         pad = one(_param(layer, "pooling_param"), "pad", 0)
         return "pad", reads, {"pads": (pad, pad, pad, pad), "value": 0.0}
-    if layer.kind == "LRN":
-        p = _param(layer, "lrn_param")
-        if word(p, "norm_region", ("ACROSS_CHANNELS", "WITHIN_CHANNEL")) == "ACROSS_CHANNELS":
-            size, alpha, beta, k = (
-                one(p, name, default) for name, default in (("local_size", 5), ("alpha", 1.0), ("beta", 0.75), ("k", 1.0))
-            )
-            return "lrn", reads, {"size": size, "alpha": alpha, "beta": beta, "k": k}
+    if layer.kind in READ:
+        op, message, fields = READ[layer.kind]
+        p = _param(layer, message)
+        across = word(p, "norm_region", ("ACROSS_CHANNELS", "WITHIN_CHANNEL")) == "ACROSS_CHANNELS"
+        if one(p, "power", 1.0) == 1 and across:  # else nothing here computes it
+            return op, reads, {ours: one(p, field, default) for ours, (field, default) in fields.items()}
     return f"unknown:{layer.kind}", tuple(inputs), {}
 
 

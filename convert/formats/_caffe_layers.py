@@ -157,8 +157,7 @@ def tensors(layer: Layer) -> dict[str, Stored]:
 def _of_kind(layer: Layer) -> dict[str, Stored]:
     blobs = layer.blobs
     if layer.kind in CONVOLUTIONS or layer.kind == "Deconvolution":
-        kind = "transposed" if layer.kind == "Deconvolution" else "conv"
-        return _kernel(layer, kind) if blobs and len(blobs[0].shape) > 3 else _numbered(layer)
+        return _kernel(layer) if blobs and len(blobs[0].shape) > 3 else _numbered(layer)
     if layer.kind == "InnerProduct":
         return _dense(layer)
     if layer.kind in NORMS:
@@ -170,14 +169,9 @@ def _of_kind(layer: Layer) -> dict[str, Stored]:
     return _numbered(layer)
 
 
-def _kernel(layer: Layer, kind: str) -> dict[str, Stored]:
-    weight, *rest = layer.blobs
-    if not weight.count:
-        return {}
-    made = {"weight": _stored(layer, 0, weight.shape, convention=True)}
-    if rest and rest[0].count:
-        made["bias"] = _stored(layer, 1, (rest[0].count,))
-    return made
+def _kernel(layer: Layer) -> dict[str, Stored]:
+    weight = layer.blobs[0]
+    return {"weight": _stored(layer, 0, weight.shape, convention=True), **_bias(layer)} if weight.count else {}
 
 
 def _dense(layer: Layer) -> dict[str, Stored]:
@@ -187,10 +181,12 @@ def _dense(layer: Layer) -> dict[str, Stored]:
     if len(raw) != 2:
         return _numbered(layer)
     transposed = one(one(layer.message, "inner_product_param", {}), "transpose", False)
-    made = {"weight": _stored(layer, 0, raw, from_layout("linear", "IO" if transposed else "OI", raw))}
-    if len(layer.blobs) > 1 and layer.blobs[1].count:
-        made["bias"] = _stored(layer, 1, (layer.blobs[1].count,))
-    return made
+    return {"weight": _stored(layer, 0, raw, from_layout("linear", "IO" if transposed else "OI", raw)), **_bias(layer)}
+
+
+def _bias(layer: Layer) -> dict[str, Stored]:
+    count = layer.blobs[1].count if len(layer.blobs) > 1 else 0
+    return {"bias": _stored(layer, 1, (count,))} if count else {}
 
 
 def _norm(layer: Layer) -> dict[str, Stored]:

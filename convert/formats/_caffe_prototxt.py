@@ -12,6 +12,7 @@ from typing import Any
 
 from convert._guard import MAX_DEPTH
 from convert.formats._caffe_schema import Message
+from convert.formats._mapped import description
 from weights.errors import LimitExceeded, MalformedFile
 
 MAX_BYTES = 4 * 2**20
@@ -34,10 +35,9 @@ def read(path: Path) -> Message:
         MalformedFile: it is no text format; the message says which line.
         LimitExceeded: it is larger, or nests deeper, than a network's.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise LimitExceeded(f"{path} has {path.stat().st_size} bytes; a description of a network has at most {MAX_BYTES}")
+    text = description(path, MAX_BYTES)
     try:
-        return parse(path.read_text("utf-8", errors="replace"))
+        return parse(text)
     except MalformedFile as error:
         raise type(error)(f"{path}: {error}") from error
 

@@ -8,43 +8,32 @@ Source: https://github.com/BVLC/caffe, src/caffe/proto/caffe.proto; the messages
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from convert.kinds import is_dict
+from convert.formats._wire import Message, Schema, one, schema
 
-Message = dict[str, list[Any]]
-Schema = Mapping[int, tuple[str, Any]]
-"""Field number to name and type: "int", "bool", "float", "string", "blob", or the schema of a message."""
-
-
-def _schema(text: str, **messages: Schema) -> Schema:
-    """Read fields as they stand in caffe.proto, `optional uint32 pad = 3` as "int pad 3"; a message's field has the message's name."""
-    fields = (field.split() for field in text.split(","))
-    return {int(number): (name, messages.get(kind, kind)) for kind, name, number in fields}
-
-
-SHAPE = _schema("int dim 1")
-RULE = _schema("int phase 1, string stage 4, string not_stage 5")
-TRANSFORM = _schema("float scale 1, int crop_size 3, string mean_file 4, float mean_value 5")
-CONVOLUTION = _schema(
+SHAPE = schema("int dim 1")
+RULE = schema("int phase 1, string stage 4, string not_stage 5")
+TRANSFORM = schema("float scale 1, int crop_size 3, string mean_file 4, float mean_value 5")
+CONVOLUTION = schema(
     """int num_output 1, bool bias_term 2, int pad 3, int kernel_size 4, int group 5, int stride 6, int pad_h 9, int pad_w 10,
     int kernel_h 11, int kernel_w 12, int stride_h 13, int stride_w 14, int axis 16, int dilation 18"""
 )
-POOLING = _schema(
+POOLING = schema(
     """int pool 1, int kernel_size 2, int stride 3, int pad 4, int kernel_h 5, int kernel_w 6, int stride_h 7, int stride_w 8,
     int pad_h 9, int pad_w 10, bool global_pooling 12, int round_mode 13"""
 )
-SOFTMAX = _schema("int axis 2")
-RELU = _schema("float negative_slope 1")
-DENSE = _schema("int num_output 1, bool bias_term 2, int axis 5, bool transpose 6")
-LRN = _schema("int local_size 1, float alpha 2, float beta 3, int norm_region 4, float k 5")
-ELTWISE = _schema("int operation 1, float coeff 2")
-CONCAT = _schema("int concat_dim 1, int axis 2")
-SLICE = _schema("int slice_dim 1, int slice_point 2, int axis 3")
-POWER = _schema("float power 1, float scale 2, float shift 3")
+SOFTMAX = schema("int axis 2")
+RELU = schema("float negative_slope 1")
+DENSE = schema("int num_output 1, bool bias_term 2, int axis 5, bool transpose 6")
+LRN = schema("int local_size 1, float alpha 2, float beta 3, int norm_region 4, float k 5")
+ELTWISE = schema("int operation 1, float coeff 2")
+CONCAT = schema("int concat_dim 1, int axis 2")
+SLICE = schema("int slice_dim 1, int slice_point 2, int axis 3")
+POWER = schema("float power 1, float scale 2, float shift 3")
 LAYER: Schema = {
-    **_schema("string name 1, string type 2, string bottom 3, string top 4, blob blobs 7, rule include 8, rule exclude 9", rule=RULE),
+    **schema("string name 1, string type 2, string bottom 3, string top 4, blob blobs 7, rule include 8, rule exclude 9", rule=RULE),
     100: ("transform_param", TRANSFORM),
     104: ("concat_param", CONCAT),
     106: ("convolution_param", CONVOLUTION),
@@ -56,25 +45,25 @@ LAYER: Schema = {
     123: ("relu_param", RELU),
     125: ("softmax_param", SOFTMAX),
     126: ("slice_param", SLICE),
-    131: ("prelu_param", _schema("bool channel_shared 2")),
-    133: ("reshape_param", _schema("shape shape 1, int axis 2, int num_axes 3", shape=SHAPE)),
-    135: ("flatten_param", _schema("int axis 1, int end_axis 2")),
-    139: ("batch_norm_param", _schema("bool use_global_stats 1, float eps 3")),
-    140: ("elu_param", _schema("float alpha 1")),
-    141: ("bias_param", _schema("int axis 1")),
-    142: ("scale_param", _schema("int axis 1, bool bias_term 4")),
-    143: ("input_param", _schema("shape shape 1", shape=SHAPE)),
-    148: ("clip_param", _schema("float min 1, float max 2")),
-    202: ("permute_param", _schema("int order 1")),
+    131: ("prelu_param", schema("bool channel_shared 2")),
+    133: ("reshape_param", schema("shape shape 1, int axis 2, int num_axes 3", shape=SHAPE)),
+    135: ("flatten_param", schema("int axis 1, int end_axis 2")),
+    139: ("batch_norm_param", schema("bool use_global_stats 1, float eps 3")),
+    140: ("elu_param", schema("float alpha 1")),
+    141: ("bias_param", schema("int axis 1")),
+    142: ("scale_param", schema("int axis 1, bool bias_term 4")),
+    143: ("input_param", schema("shape shape 1", shape=SHAPE)),
+    148: ("clip_param", schema("float min 1, float max 2")),
+    202: ("permute_param", schema("int order 1")),
 }
 # The first generation: one message for all kinds of layers, inside the second's
-V0_LAYER = _schema(
+V0_LAYER = schema(
     """string name 1, string type 2, int num_output 3, bool biasterm 4, int pad 7, int kernelsize 8, int group 9, int stride 10,
     int pool 11, int local_size 13, float alpha 14, float beta 15, float scale 17, string meanfile 18, int cropsize 20, float k 22,
     blob blobs 50, int concat_dim 65"""
 )
 V1_LAYER: Schema = {
-    **_schema(
+    **schema(
         "layer layer 1, string bottom 2, string top 3, string name 4, int type 5, blob blobs 6, rule include 32, rule exclude 33",
         layer=V0_LAYER,
         rule=RULE,
@@ -91,7 +80,7 @@ V1_LAYER: Schema = {
     36: ("transform_param", TRANSFORM),
     39: ("softmax_param", SOFTMAX),
 }
-NET = _schema(
+NET = schema(
     "string name 1, v1 layers 2, string input 3, int input_dim 4, shape input_shape 8, layer layer 100",
     v1=V1_LAYER,
     shape=SHAPE,
@@ -114,16 +103,6 @@ WORDS = {name.lower(): name for name in V1_TYPES} | {
     "padding": "Padding",
 }
 """The words of V1's enumeration (INNER_PRODUCT) and of V0's text (softmax_loss), in small letters and without underscores."""
-
-
-def one(message: Message, field: str, default: Any) -> Any:
-    """Return a field that occurs at most once, the last time if it does more often; as the type that `default` has."""
-    if not message.get(field):
-        return default
-    value = message[field][-1]
-    if is_dict(default):
-        return value if is_dict(value) else default
-    return type(default)(value)
 
 
 def word(message: Message, field: str, words: Sequence[str]) -> str:

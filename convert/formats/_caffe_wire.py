@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from convert._guard import MAX_DEPTH, MAX_RANK
+from convert._guard import MAX_RANK
 from convert.formats import _wire
-from convert.formats._caffe_schema import SHAPE, Message, Schema
-from convert.kinds import is_dict
+from convert.formats._caffe_schema import SHAPE
 from weights.errors import LimitExceeded, MalformedFile
 
 MAX_FIELDS = 400_000
@@ -70,28 +69,10 @@ class Blob:
             self.pieces.append((data, step))
 
 
-def message(data: memoryview, schema: Schema, budget: _wire.Budget, depth: int = 0) -> Message:
-    """Read a message; fields that `schema` has not are passed over.
-
-    Raises:
-        MalformedFile: a length leads out of its message, a number is cut short, a field has another type than Caffe's.
-        LimitExceeded: messages nest deeper, or have more fields, than networks do.
-    """
-    if depth > MAX_DEPTH:
-        raise LimitExceeded("messages nest deeper than any network's")
-    found: Message = {}
-    for number, wire, value in _wire.fields(data, budget):
-        if number in schema:
-            name, kind = schema[number]
-            found.setdefault(name, []).extend(_values(kind, wire, value, budget, depth))
-    return found
-
-
-def _values(kind: Any, wire: int, value: int | memoryview, budget: _wire.Budget, depth: int) -> list[Any]:
+def values(kind: str, wire: int, value: int | memoryview, budget: _wire.Budget) -> list[Any]:
+    """Read a field of Caffe's: "int", "bool" and "float" may be packed, and each number counts as a field."""
     if kind == "blob":
         return [blob(_wire.content(wire, value), budget)]
-    if is_dict(kind):
-        return [message(_wire.content(wire, value), kind, budget, depth + 1)]
     if kind == "string":
         if len(_wire.content(wire, value)) > MAX_TEXT:
             raise LimitExceeded(f"a name has {len(_wire.content(wire, value))} bytes; at most {MAX_TEXT} are read")
@@ -99,8 +80,7 @@ def _values(kind: Any, wire: int, value: int | memoryview, budget: _wire.Budget,
     if kind == "float":
         if wire == _wire.BYTES and not isinstance(value, int):
             budget.spend(len(value) // 4)
-            return np.frombuffer(value, "<f4").tolist()
-        return [_wire.real(wire, value)]
+        return _wire.reals(wire, value)
     if not isinstance(value, int):
         budget.spend(len(value))
     numbers = _wire.numbers(wire, value)
@@ -133,7 +113,7 @@ def blob(data: memoryview, budget: _wire.Budget) -> Blob:
             elif number in LEGACY:
                 legacy[LEGACY[number]] = _wire.number(wire, value)
             elif number == 7:
-                dims = message(_wire.content(wire, value), SHAPE, budget).get("dim", [])
+                dims = _wire.message(_wire.content(wire, value), SHAPE, budget, values).get("dim", [])
         at = end
     if dims is None:
         dims = [legacy.get(axis, 1) for axis in range(4)] if legacy else [found.count]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from convert.formats._mapped import description
 from convert.kinds import is_dict
 from convert.source import Shape
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
@@ -89,10 +90,9 @@ def read(path: Path) -> list[Section]:
         MalformedFile: it is none, or refers to sections that aren't there.
         UnsupportedFormat: it has a section of a kind that no one here knows.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise LimitExceeded(f"{path} has {path.stat().st_size} bytes; a description of a network has at most {MAX_BYTES}")
+    text = description(path, MAX_BYTES)
     try:
-        return parse(path.read_text("utf-8", errors="replace"))
+        return parse(text)
     except ConvertError as error:
         raise type(error)(f"{path}: {error}") from error
 
@@ -169,20 +169,13 @@ def _makes(section: Section, maps: Sequence[Map]) -> Map:
     if section.kind == "route":
         return sum(each[0] for each in maps) // section.number("groups", 1), height, width
     simple: Mapping[str, Callable[[], Map]] = {
-        "connected": lambda: (section.number("output", 1), 1, 1),
-        "rnn": lambda: (section.number("output", 1), 1, 1),
-        "gru": lambda: (section.number("output", 1), 1, 1),
-        "lstm": lambda: (section.number("output", 1), 1, 1),
+        **dict.fromkeys(("connected", "rnn", "gru", "lstm"), lambda: (section.number("output", 1), 1, 1)),
         "crnn": lambda: (section.number("output_filters", 1), height, width),
         "avgpool": lambda: (channels, 1, 1),
         "crop": lambda: (channels, section.number("crop_height", 1), section.number("crop_width", 1)),
-        "shortcut": lambda: maps[0],
-        "batchnorm": lambda: maps[0],
         "scale_channels": lambda: maps[1],
-        **dict.fromkeys(
-            ("implicit", "implicit_add", "implicit_mul"), lambda: (section.number("filters", 128), section.number("atoms", 1), 1)
-        ),
-        **dict.fromkeys(KEEP_SIZE, lambda: maps[0]),
+        **dict.fromkeys(IMPLICIT, lambda: (section.number("filters", 128), section.number("atoms", 1), 1)),
+        **dict.fromkeys(("shortcut", "batchnorm", *KEEP_SIZE), lambda: maps[0]),
     }
     if section.kind not in simple:
         raise UnsupportedFormat(f"section {section.index} is [{section.kind[:40]}], and nobody here knows its numbers in a .weights")

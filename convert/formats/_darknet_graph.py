@@ -69,9 +69,9 @@ class _Builder:
         self.made[section.index] = made
 
     def layer(self, section: Section, name: str, inputs: list[str]) -> str:
-        kind, size, stride = section.kind, section.number("size", 1), section.stride
+        kind, stride = section.kind, section.stride
         if kind in ("convolutional", "deconvolutional"):
-            return self.convolution(section, name, inputs, size, stride)
+            return self.convolution(section, name, inputs)
         if kind == "connected":
             if section.reads[1] * section.reads[2] != 1 or not inputs[0].endswith(("dense", "flatten")):
                 inputs = [self.put(f"{name}.flatten", "flatten", inputs, {"order": "chw"})]
@@ -102,14 +102,14 @@ class _Builder:
             return inputs[0]
         return self.put(f"{name}.{kind}", f"unknown:{kind}", inputs)
 
-    def convolution(self, section: Section, name: str, inputs: list[str], size: int, stride: tuple[int, int]) -> str:
+    def convolution(self, section: Section, name: str, inputs: list[str]) -> str:
         dilation = section.number("dilation", 1)
         pad = section.padding * dilation
         transposed = section.kind == "deconvolutional"
         attrs = {
             "layout": "IOHW" if transposed else "IHWO" if section.number("flipped") else "OIHW",
             "convention": "correlation",
-            "stride": stride,
+            "stride": section.stride,
             "pads": (pad, pad, pad, pad),
             "dilation": (dilation, dilation),
             "groups": section.number("groups", 1),

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from convert.core import COUNTER
-from convert.source import Convention, Part, Shape, Stored
-from convert.steps import FlattenOrder, flip, from_layout, stored_shape, undo
+from convert.source import Convention, Part, Stored, laid_out, reflattened
+from convert.steps import from_layout
 from weights.errors import ConvertError
 
 Path = tuple[str, ...]
@@ -93,7 +90,7 @@ def _raw_leaf(part: Part, leaf: str, stored: Stored, convention: str | None) -> 
     back = {value: key for key, value in LEAVES.items()}
     name = back.get(leaf, leaf)
     collection = "batch_stats" if name in STATISTICS else "params"
-    raw_shape, load = shape, stored.array
+    raw = stored
     if leaf == "weight":
         name = "scale" if part.kind == "norm" or len(shape) not in LAYOUTS else "kernel"
         if name == "kernel":
@@ -101,23 +98,7 @@ def _raw_leaf(part: Part, leaf: str, stored: Stored, convention: str | None) -> 
             if kind == "transposed" and part.groups > 1:
                 raise ConvertError(f"Flax has no transposed convolution in groups: {part.name} has {part.groups}")
             if kind == "linear" and part.grid is not None:  # it reads a map that Flax flattens height first
-                stored = _reordered(stored, FlattenOrder(*part.grid, "hwc"))
-            raw_shape, load = _kernel(kind, shape, stored, kind == "transposed" or convention == "convolution")
+                raw = reflattened(stored, part.grid)
+            raw = laid_out(raw, kind, LAYOUTS[len(shape)], flipped=kind == "transposed" or convention == "convolution")
     path = (collection, *filter(None, part.name.split(".")), name)
-    return path, Stored("/".join(path), raw_shape, stored.dtype, load)
-
-
-def _reordered(stored: Stored, order: FlattenOrder) -> Stored:
-    return Stored(stored.origin, stored.shape, stored.dtype, lambda: order.undo(stored.array()))
-
-
-def _kernel(kind: str, shape: Shape, stored: Stored, flipped: bool) -> tuple[Shape, Any]:
-    layout = LAYOUTS[len(shape)]
-    raw_shape = stored_shape(kind, layout, shape)
-    steps = from_layout(kind, layout, raw_shape)
-
-    def load() -> np.ndarray:
-        array = undo(steps, stored.array())
-        return flip(array, layout) if flipped and len(shape) > 2 else array
-
-    return raw_shape, load
+    return path, Stored("/".join(path), raw.shape, raw.dtype, raw.array)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,10 +88,8 @@ class _Builder:
             extra = {"count_pad": "all"} if value.name == "MeanPool" else {}
             return self.add(path, "avgpool" if value.name == "MeanPool" else "maxpool", [before], {**attrs, "rounding": "floor", **extra})
         whole = value.name.startswith("Global") or fields.get("out") in ((1, 1), [1, 1])
-        if value.name in ("GlobalMeanPool", "AdaptiveMeanPool") and whole:
-            return self.add(path, "global_avgpool", [before], {"keepdims": True})
-        if value.name in ("GlobalMaxPool", "AdaptiveMaxPool") and whole:
-            return self.add(path, "global_maxpool", [before], {"keepdims": True})
+        if whole and (pool := re.fullmatch(r"(?:Global|Adaptive)(Mean|Max)Pool", value.name)):
+            return self.add(path, "global_avgpool" if pool[1] == "Mean" else "global_maxpool", [before], {"keepdims": True})
         return self.add(path, "identity" if value.name in PASSING else f"unknown:{value.name}", [before])
 
     def chain(self, layers: Any, path: str, before: str) -> str:

@@ -294,7 +294,7 @@ def _one(named: Named, kind: int) -> tuple[memoryview, bool]:
 
 def _type(file: Hdf5, data: memoryview, shared: bool) -> Type:
     if not shared:
-        return datatype(file.data, data)[0]
+        return datatype(file.data.cursor(data))
     address = _shared(file, data)
     named = file.at(address)
     if type(named) is not Named:
@@ -323,7 +323,9 @@ def _attribute(file: Hdf5, message: Message) -> tuple[str, Any]:
     text = bytes(name).split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
     try:
         kind = _type(file, kind_bytes, version > 1 and bool(flags & 1))
-        shape = dataspace(file.data, file.data.view_of_shared(space_bytes, version > 1 and bool(flags & 2)))
+        if version > 1 and flags & 2:
+            raise UnsupportedFormat(f"{file.path}: a dataspace that several objects share; h5repack writes the file plainly")
+        shape = dataspace(file.data, space_bytes)
         if shape is None:
             return text, None
         count = math.prod(shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
+from weights.errors import LimitExceeded, MalformedFile
 
 UNDEFINED = 2**64 - 1
 """The address of what is not there."""
@@ -59,12 +59,6 @@ class Bytes:
 
     def cursor(self, view: memoryview) -> Cursor:
         return Cursor(self, view)
-
-    def view_of_shared(self, view: memoryview, shared: bool) -> memoryview:
-        """Refuse the one thing that nobody shares: a dataspace."""
-        if shared:
-            raise UnsupportedFormat(f"{self.path}: a dataspace that several objects share; h5repack writes the file plainly")
-        return view
 
 
 @dataclass(slots=True)

@@ -63,11 +63,8 @@ def links(data: Bytes, found: Sequence[Message]) -> Iterator[tuple[str, Link]]:
         elif message.kind == 6:
             yield _link(data, message.data)
         elif message.kind == 2:
-            at = 2 + (8 if message.data[1] & 1 else 0)
-            heap, index = data.word(message.data, at), data.word(message.data, at + 8)
-            if heap != UNDEFINED:
-                for record in heaps.records(data, index, 5):
-                    yield _link(data, heaps.heap_object(data, heap, bytes(record[4:])))
+            for record, heap in _dense(data, message, 8, 5):
+                yield _link(data, heaps.heap_object(data, heap, bytes(record[4:])))
 
 
 def _link(data: Bytes, view: memoryview) -> tuple[str, Link]:
@@ -88,8 +85,14 @@ def attributes(data: Bytes, found: Sequence[Message]) -> Iterator[Message]:
         if message.kind == 0x0C:
             yield message
         elif message.kind == 0x15:
-            at = 2 + (2 if message.data[1] & 1 else 0)
-            heap, index = data.word(message.data, at), data.word(message.data, at + 8)
-            if heap != UNDEFINED:
-                for record in heaps.records(data, index, 8):
-                    yield Message(0x0C, heaps.heap_object(data, heap, bytes(record[:8])), bool(record[8] & 2))
+            for record, heap in _dense(data, message, 2, 8):
+                yield Message(0x0C, heaps.heap_object(data, heap, bytes(record[:8])), bool(record[8] & 2))
+
+
+def _dense(data: Bytes, message: Message, order_bytes: int, kind: int) -> Iterator[tuple[memoryview, int]]:
+    """Go through what an object keeps in an index: the records, and the heap that they refer to."""
+    at = 2 + (order_bytes if message.data[1] & 1 else 0)
+    heap, index = data.word(message.data, at), data.word(message.data, at + 8)
+    if heap != UNDEFINED:
+        for record in heaps.records(data, index, kind):
+            yield record, heap

@@ -38,75 +38,77 @@ class Type:
     bfloat16: bool = False
 
 
-def datatype(data: Bytes, view: memoryview, depth: int = 0) -> tuple[Type, int]:
-    """Read a datatype message.
-
-    Returns:
-        The type, and how many bytes it took.
+def datatype(cursor: Cursor, depth: int = 0) -> Type:
+    """Read a datatype message, and move on behind it.
 
     Raises:
         MalformedFile, LimitExceeded, UnsupportedFormat.
     """
+    data = cursor.data
     if depth > MAX_NESTING:
         raise LimitExceeded(f"{data.path}: a type within a type, more than {MAX_NESTING} times")
-    cursor = data.cursor(view)
     first, bits, size = cursor.byte(), cursor.number(3), cursor.number(4)
-    number, version = first & 15, first >> 4
+    version = first >> 4
     if not 0 < size <= max(len(data.buffer), 16):
         raise MalformedFile(f"{data.path}: a type of {size} bytes")
-    if number not in _READERS:
-        raise UnsupportedFormat(f"{data.path}: HDF5 datatype class {number} is not read")
-    return _READERS[number](data, cursor, version, bits, size, depth), cursor.at
+    match first & 15:
+        case 0:
+            return _integer(cursor, bits, size)
+        case 1:
+            return _real(cursor, bits, size)
+        case 3:
+            return Type("string", np.dtype(f"S{size}"), text=True)
+        case 4:
+            cursor.skip(4)
+            return Type("bitfield", np.dtype(f"<u{size}" if size in (1, 2, 4, 8) else f"V{size}"))
+        case 5:
+            cursor.skip(bits & 255)
+            return Type("opaque", np.dtype(f"V{size}"))
+        case 6:
+            return _compound(cursor, version, bits & 0xFFFF, size, depth)
+        case 7:
+            address = bits & 15 == 0 and size == 8
+            return Type("reference", np.dtype("<u8")) if address else Type("region", np.dtype(f"V{size}"))
+        case 8:
+            return _enum(cursor, version, bits & 0xFFFF, depth)
+        case 9:
+            base = datatype(cursor, depth + 1)
+            if size != VLEN.itemsize:
+                raise UnsupportedFormat(f"{data.path}: a sequence stored in {size} bytes; 16 are read")
+            return Type("vlen", VLEN, text=bits & 15 == 1, base=base)
+        case 10:
+            return _array(cursor, version, size, depth)
+        case number:
+            raise UnsupportedFormat(f"{data.path}: HDF5 datatype class {number} is not read")
 
 
-def _integer(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+def _integer(cursor: Cursor, bits: int, size: int) -> Type:
     offset, precision = cursor.number(2), cursor.number(2)
     if size not in (1, 2, 4, 8) or offset or precision != 8 * size:
-        raise UnsupportedFormat(f"{data.path}: integers of {precision} bits in {size} bytes")
+        raise UnsupportedFormat(f"{cursor.data.path}: integers of {precision} bits in {size} bytes")
     return Type("number", np.dtype(f"{'>' if bits & 1 else '<'}{'i' if bits & 8 else 'u'}{size}"))
 
 
-def _real(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+def _real(cursor: Cursor, bits: int, size: int) -> Type:
     offset, precision = cursor.number(2), cursor.number(2)
     layout = tuple(cursor.take(4))
     cursor.skip(4)
     order = ">" if bits & 1 else "<"
     if bits & 64 or offset or precision != 8 * size:
-        raise UnsupportedFormat(f"{data.path}: floats of {precision} bits in {size} bytes")
+        raise UnsupportedFormat(f"{cursor.data.path}: floats of {precision} bits in {size} bytes")
     if (size, layout) == (2, (7, 8, 0, 7)):
         return Type("number", np.dtype(f"{order}u2"), bfloat16=True)
     if (size, layout) not in ((2, (10, 5, 0, 10)), (4, (23, 8, 0, 23)), (8, (52, 11, 0, 52))):
-        raise UnsupportedFormat(f"{data.path}: floats of {size} bytes that are not IEEE's")
+        raise UnsupportedFormat(f"{cursor.data.path}: floats of {size} bytes that are not IEEE's")
     return Type("number", np.dtype(f"{order}f{size}"))
 
 
-def _bitfield(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
-    cursor.skip(4)
-    return Type("bitfield", np.dtype(f"<u{size}" if size in (1, 2, 4, 8) else f"V{size}"))
-
-
-def _string(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
-    return Type("string", np.dtype(f"S{size}"), text=True)
-
-
-def _opaque(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
-    cursor.skip(bits & 255)
-    return Type("opaque", np.dtype(f"V{size}"))
-
-
-def _reference(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
-    if bits & 15 == 0 and size == 8:
-        return Type("reference", np.dtype("<u8"))
-    return Type("region", np.dtype(f"V{size}"))
-
-
-def _compound(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
-    count = bits & 0xFFFF
+def _compound(cursor: Cursor, version: int, count: int, size: int, depth: int) -> Type:
+    data = cursor.data
     if count > MAX_MEMBERS:
         raise LimitExceeded(f"{data.path}: a struct of {count} fields")
-    members: list[tuple[str, Type | None]] = []
+    members: list[tuple[str, Type]] = []
     offsets: list[int] = []
-    formats: list[np.dtype[Any]] = []
     for _ in range(count):
         name = cursor.name(8 if version < 3 else 1).decode("utf-8", "surrogateescape")
         offset = cursor.number(4 if version < 3 else max(1, (size.bit_length() + 7) // 8))
@@ -115,51 +117,38 @@ def _compound(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, d
             rank = cursor.byte()
             cursor.skip(11)
             dims = tuple(cursor.number(4) for _ in range(4))[:rank]
-        member, used = datatype(data, cursor.rest(), depth + 1)
-        cursor.skip(used)
+        member = datatype(cursor, depth + 1)
         if dims:
             member = _array_of(data, member, dims)
         if offset + member.dtype.itemsize > size:
             raise MalformedFile(f"{data.path}: the field {name!r} reaches beyond its struct")
         members.append((name, member))
         offsets.append(offset)
-        formats.append(member.dtype)
     names = [name for name, _ in members]
     if len(set(names)) != len(names) or "" in names:
         raise MalformedFile(f"{data.path}: a struct has two fields of one name, or one without")
+    formats = [member.dtype for _, member in members]
     dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size}) if names else np.dtype(f"V{size}")
     return Type("compound", dtype, members=tuple(members))
 
 
-def _enum(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
-    base, used = datatype(data, cursor.rest(), depth + 1)
-    cursor.skip(used)
-    count = bits & 0xFFFF
+def _enum(cursor: Cursor, version: int, count: int, depth: int) -> Type:
+    base = datatype(cursor, depth + 1)
     if count > MAX_MEMBERS:
-        raise LimitExceeded(f"{data.path}: an enumeration of {count}")
+        raise LimitExceeded(f"{cursor.data.path}: an enumeration of {count}")
     names = tuple((cursor.name(8 if version < 3 else 1).decode("utf-8", "replace"), None) for _ in range(count))
     cursor.skip(count * base.dtype.itemsize)
     return Type("enum", base.dtype, base=base, members=names)
 
 
-def _vlen(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
-    base, used = datatype(data, cursor.rest(), depth + 1)
-    cursor.skip(used)
-    if size != VLEN.itemsize:
-        raise UnsupportedFormat(f"{data.path}: a sequence stored in {size} bytes; 16 are read")
-    return Type("vlen", VLEN, text=bits & 15 == 1, base=base)
-
-
-def _array(data: Bytes, cursor: Cursor, version: int, bits: int, size: int, depth: int) -> Type:
+def _array(cursor: Cursor, version: int, size: int, depth: int) -> Type:
     rank = cursor.byte()
     cursor.skip(3 if version < 3 else 0)
     dims = tuple(cursor.number(4) for _ in range(rank))
     cursor.skip(4 * rank if version < 3 else 0)
-    base, used = datatype(data, cursor.rest(), depth + 1)
-    cursor.skip(used)
-    made = _array_of(data, base, dims)
+    made = _array_of(cursor.data, datatype(cursor, depth + 1), dims)
     if made.dtype.itemsize != size:
-        raise MalformedFile(f"{data.path}: an array type of {dims} takes {made.dtype.itemsize} bytes, not {size}")
+        raise MalformedFile(f"{cursor.data.path}: an array type of {dims} takes {made.dtype.itemsize} bytes, not {size}")
     return made
 
 
@@ -170,17 +159,3 @@ def _array_of(data: Bytes, base: Type, dims: tuple[int, ...]) -> Type:
         if not dim or count * base.dtype.itemsize > len(data.buffer) or len(dims) > 8:
             raise MalformedFile(f"{data.path}: an array type of {dims}")
     return Type("array", np.dtype((base.dtype, dims)), base=base)
-
-
-_READERS = {
-    0: _integer,
-    1: _real,
-    3: _string,
-    4: _bitfield,
-    5: _opaque,
-    6: _compound,
-    7: _reference,
-    8: _enum,
-    9: _vlen,
-    10: _array,
-}

@@ -7,9 +7,9 @@ Source: HDF5 File Format Specification, version 3.0.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from convert.formats._hdf5 import SIGNATURE
 from convert.formats._hdf5_bytes import UNDEFINED
 from convert.kinds import is_mapping
+from convert.source import Stored
 from weights.errors import UnsupportedFormat
 
 SPACE, LINK_INFO, TYPE, FILL, LINK, LAYOUT, GROUP_INFO = 0x01, 0x02, 0x03, 0x05, 0x06, 0x08, 0x0A
@@ -27,23 +28,8 @@ SUPERBLOCK_BYTES = 48
 FLOATS = {2: (15, 10, 5, 10, 15), 4: (31, 23, 8, 23, 127), 8: (63, 52, 11, 52, 1023)}
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """An array to be written, computed when its turn comes."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    make: Callable[[], np.ndarray]
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-
 def write_tree(root: Mapping[str, Any], path: Path) -> None:
-    """Write a dict of dicts, `Numbers`, ints and strs.
+    """Write a dict of dicts, `Stored`s, which are computed when their turn comes, ints and strs.
 
     Raises:
         UnsupportedFormat: an array's dtype is none of Julia's.
@@ -94,15 +80,15 @@ class _Plan:
         at = self.put(data)
         return self.put(_header([(SPACE, space), (TYPE, kind), (FILL, b"\3\t"), (LAYOUT, struct.pack("<BBQQ", 3, 1, at, len(data)))]))
 
-    def dataset(self, data: Numbers) -> int:
-        little = data.dtype.newbyteorder("<")
-        at = self.end if data.size else UNDEFINED
-        pad = -data.size % 8
-        self.pieces += [lambda: data.make().astype(little, copy=False).data if data.size else b"", b"\0" * pad]
-        self.end += data.size + pad
+    def dataset(self, data: Stored) -> int:
+        little, size = data.dtype.newbyteorder("<"), math.prod(data.shape) * data.dtype.itemsize
+        at = self.end if size else UNDEFINED
+        pad = -size % 8
+        self.pieces += [lambda: data.load().astype(little, copy=False).data if size else b"", b"\0" * pad]
+        self.end += size + pad
         space = struct.pack(f"<BBBB{len(data.shape)}Q", 2, len(data.shape), 0, 1 if data.shape else 0, *data.shape)
-        layout = struct.pack("<BBQQ", 3, 1, at, data.size)
-        return self.put(_header([(SPACE, space), (TYPE, _number(data.dtype, data.name)), (FILL, b"\3\t"), (LAYOUT, layout)]))
+        layout = struct.pack("<BBQQ", 3, 1, at, size)
+        return self.put(_header([(SPACE, space), (TYPE, _number(data.dtype, data.origin)), (FILL, b"\3\t"), (LAYOUT, layout)]))
 
 
 def _number(dtype: np.dtype[Any], name: str = "") -> bytes:
@@ -152,19 +138,12 @@ def checksum(data: bytes) -> int:
     at = 0
     while length - at > 12:
         x, y, z = struct.unpack_from("<III", data, at)
-        a, b, c = (a + x) & mask, (b + y) & mask, (c + z) & mask
-        a = ((a - c) & mask) ^ rot(c, 4)
-        c = (c + b) & mask
-        b = ((b - a) & mask) ^ rot(a, 6)
-        a = (a + c) & mask
-        c = ((c - b) & mask) ^ rot(b, 8)
-        b = (b + a) & mask
-        a = ((a - c) & mask) ^ rot(c, 16)
-        c = (c + b) & mask
-        b = ((b - a) & mask) ^ rot(a, 19)
-        a = (a + c) & mask
-        c = ((c - b) & mask) ^ rot(b, 4)
-        b = (b + a) & mask
+        state = [(a + x) & mask, (b + y) & mask, (c + z) & mask]
+        for place, turn in enumerate((4, 6, 8, 16, 19, 4)):
+            left, right, other = place % 3, (place + 2) % 3, (place + 1) % 3
+            state[left] = ((state[left] - state[right]) & mask) ^ rot(state[right], turn)
+            state[right] = (state[right] + state[other]) & mask
+        a, b, c = state
         at += 12
     if at == length:
         return c

@@ -13,20 +13,8 @@ import numpy as np
 
 from convert.steps import Shape
 
-DTYPES = {
-    "Float16": "<f2",
-    "Float32": "<f4",
-    "Float64": "<f8",
-    "Int8": "|i1",
-    "Int16": "<i2",
-    "Int32": "<i4",
-    "Int64": "<i8",
-    "UInt8": "|u1",
-    "UInt16": "<u2",
-    "UInt32": "<u4",
-    "UInt64": "<u8",
-    "Bool": "|b1",
-}
+SIZES = {("Float", "f"): (2, 4, 8), ("Int", "i"): (1, 2, 4, 8), ("UInt", "u"): (1, 2, 4, 8)}
+DTYPES = {f"{name}{8 * size}": np.dtype(f"<{code}{size}").str for (name, code), sizes in SIZES.items() for size in sizes} | {"Bool": "|b1"}
 """Element types by Julia's name; complex ones are `Complex` of a float."""
 
 

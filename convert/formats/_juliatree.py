@@ -16,8 +16,7 @@ from convert.formats import _flux
 from convert.formats._flux import NORM_LEAVES, layout_of
 from convert.formats._julia import Array
 from convert.kinds import is_dict, is_mapping, is_row
-from convert.source import Convention, Part, Source, Stored
-from convert.steps import flip, from_layout, stored_shape, undo
+from convert.source import Convention, Part, Source, Stored, laid_out
 from weights.errors import ConvertError, UnsupportedFormat
 
 RECORD = "kernelzoo"
@@ -25,7 +24,7 @@ RECORD = "kernelzoo"
 FIELDS = {leaf: name for name, leaf in NORM_LEAVES.items() if name != "σ"}
 SKIPPED = ("num_batches_tracked",)
 
-Leaf = Callable[[str, tuple[int, ...], np.dtype[Any], Callable[[], np.ndarray]], Any]
+Leaf = Callable[[Stored], Any]
 
 
 @contextmanager
@@ -45,7 +44,7 @@ def tree(parts: Sequence[Part], convention: Convention, leaf: Leaf) -> dict[str,
     Args:
         parts: the modules.
         convention: what the written kernels are to be used by; those of true convolution are flipped.
-        leaf: makes what stands for an array: (name, shape, dtype, a function that computes it C-contiguous).
+        leaf: makes what stands for an array, which has its name and axes reversed, and comes C-contiguous.
 
     Raises:
         UnsupportedFormat: a module's name is also a tensor's, or one name comes twice.
@@ -63,28 +62,24 @@ def tree(parts: Sequence[Part], convention: Convention, leaf: Leaf) -> dict[str,
             field = FIELDS.get(name, name) if part.kind == "norm" else name
             if field in here:
                 raise UnsupportedFormat(f"{part.name}.{name} is there twice")
-            here[field] = leaf(f"{part.name}.{name}", *_raw(part, name, stored, convention))
+            here[field] = leaf(_raw(part, name, stored, convention))
         if part.kind in ("conv", "depthwise", "transposed") and "weight" in part.leaves and convention == "convolution":
             here["groups"] = part.groups  # Conv has groups and CrossCor has not: it is what tells them apart
     return root
 
 
-def _raw(part: Part, leaf: str, stored: Stored, convention: Convention) -> tuple[tuple[int, ...], np.dtype[Any], Callable[[], np.ndarray]]:
-    shape = stored.shape
+def document(parts: Sequence[Part], convention: Convention, metadata: Mapping[str, str] | None, leaf: Leaf) -> dict[str, Any]:
+    """Make the top level of a file: the network's state, and the file's own record; arguments and errors as in `tree`."""
+    record = {"convention": convention, "spatial": "hw", **dict(sorted((metadata or {}).items()))}
+    return {"model_state": tree(parts, convention, leaf), RECORD: record}
+
+
+def _raw(part: Part, leaf: str, stored: Stored, convention: Convention) -> Stored:
+    axes, raw = len(stored.shape), stored
     kind = "conv" if part.kind == "depthwise" else part.kind
-    if leaf != "weight" or kind not in ("conv", "transposed", "linear") or not 2 <= len(shape) <= 5:
-        return shape, stored.dtype, lambda: np.ascontiguousarray(stored.array())
-    layout = layout_of(kind, len(shape))
-    raw = stored_shape(kind, layout, shape)
-    steps = from_layout(kind, layout, raw)
-
-    def make() -> np.ndarray:
-        array = stored.array()
-        if kind != "linear" and convention == "convolution":
-            array = flip(array, "OIDHW"[:2] + "DHW"[5 - len(shape) :])
-        return np.ascontiguousarray(undo(steps, array))
-
-    return raw, stored.dtype, make
+    if leaf == "weight" and kind in ("conv", "transposed", "linear") and 2 <= axes <= 5:
+        raw = laid_out(stored, kind, layout_of(kind, axes), flipped=convention == "convolution")
+    return Stored(f"{part.name}.{leaf}", raw.shape, raw.dtype, lambda: np.ascontiguousarray(raw.array()))
 
 
 def fill(source: Source, top: Mapping[str, Any], types: set[str], *, state_only: bool) -> Any:

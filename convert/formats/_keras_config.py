@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from convert._guard import MAX_DEPTH, MAX_TENSORS
-from convert.formats._keras_layers import MODERN
+from convert.formats._keras_layers import MODERN, snake
 from convert.kinds import is_dict, is_list, is_mapping
 from weights.errors import LimitExceeded, MalformedFile
 
@@ -91,12 +90,6 @@ def settings(layer: Mapping[str, Any]) -> Mapping[str, Any]:
 def is_operation(layer: Mapping[str, Any]) -> bool:
     """Tell a function of Keras 3 that a model calls, keras.ops.add, from a layer: it is not counted among the layers."""
     return ".ops." in str(layer.get("module") or "")
-
-
-def snake(name: str) -> str:
-    """Spell a class as Keras 3 counts it: Conv2DTranspose is conv2d_transpose."""
-    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
-    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 def _specs(model: Mapping[str, Any], prefix: str, path: tuple[str, ...], depth: int) -> Iterator[Spec]:

@@ -108,7 +108,9 @@ class _Build:
                 if (name_of(layer), 0) not in done:
                     done[name_of(layer), 0] = [self.input(prefix + name_of(layer), _input_shape(layer))]
                 continue
-            waiting.extend((layer, number, list(_inputs_of(call)), call) for number, call in enumerate(_calls(calls)))
+            if not is_list(calls):
+                raise NotUnderstood("inbound nodes that are no list")
+            waiting.extend((layer, number, list(_inputs_of(call)), call) for number, call in enumerate(calls))
         while waiting:
             later: list[tuple[Mapping[str, Any], int, list[Reference], Any]] = []
             for layer, number, inputs, stated in waiting:
@@ -177,13 +179,6 @@ def _references(stated: Any) -> list[Reference]:
 
 def _is_reference(value: Any) -> TypeGuard[Sequence[Any]]:
     return is_row(value) and len(value) >= 3 and isinstance(value[0], str) and all(type(v) is int for v in value[1:3])
-
-
-def _calls(stated: Any) -> list[Any]:
-    """Split a layer's "inbound_nodes" into its calls."""
-    if not is_list(stated):
-        raise NotUnderstood("inbound nodes that are no list")
-    return stated
 
 
 def _inputs_of(call: Any) -> Iterator[Reference]:

@@ -51,7 +51,14 @@ ORDER: dict[str, tuple[str, ...]] = {
 }
 """Variables of a layer in the order in which Keras 3 numbers them; what a layer was built without is skipped."""
 
-SNAKES = {re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)).lower(): name for name in ORDER}
+
+def snake(name: str) -> str:
+    """Spell a class as Keras 3 counts it: Conv2DTranspose is conv2d_transpose."""
+    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+SNAKES = {snake(name): name for name in ORDER}
 """Classes by the names that Keras 3 numbers them under: "conv2d_transpose", "p_re_lu"."""
 
 LEAVES = {

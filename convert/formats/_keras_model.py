@@ -12,12 +12,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from convert._guard import need
 from convert.kinds import is_dict
 from convert.names import keras as naming
-from convert.steps import Shape
+from convert.source import Stored
 from weights.errors import ConvertError
 
 T = TypeVar("T")
@@ -35,11 +33,11 @@ APPLICATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 """Our variants that keras.applications has: its function, and its arguments."""
 
 
-def config(layers: Sequence[tuple[str, Sequence[Shape]]], notes: Mapping[str, Any], path: Path) -> tuple[str, str]:
+def config(layers: Sequence[tuple[str, Sequence[Stored]]], notes: Mapping[str, Any], path: Path) -> tuple[str, str]:
     """State an architecture, without memory for its weights.
 
     Args:
-        layers: those with weights, in Keras's order: name and shapes.
+        layers: those with weights, in Keras's order: name and variables.
         notes: of the conversion; "model" and "options" matter here.
         path: of the file to be written, for messages.
 
@@ -59,16 +57,16 @@ def config(layers: Sequence[tuple[str, Sequence[Shape]]], notes: Mapping[str, An
     return _apart(state), keras.__version__
 
 
-def save(layers: Sequence[tuple[str, Sequence[Shape], Sequence[Callable[[], np.ndarray]]]], notes: Mapping[str, Any], path: Path) -> None:
-    """Let Keras write a whole model as a legacy file; arguments and errors as in `config`, here with the arrays."""
+def save(layers: Sequence[tuple[str, Sequence[Stored]]], notes: Mapping[str, Any], path: Path) -> None:
+    """Let Keras write a whole model as a legacy file; arguments and errors as in `config`."""
     if notes.get("model", "").startswith("MobileNetV3"):  # its "x + 3.0" loses the 3 there
         raise ConvertError(f"{path.name}: Keras can't read its own legacy file of a whole MobileNetV3; write .keras")
     keras = _keras()
 
     def build() -> None:
-        model = _built(keras, [(name, shapes) for name, shapes, _ in layers], notes, path)
-        for theirs, (_, _, arrays) in zip(_weighted(model), layers, strict=True):
-            theirs.set_weights([array() for array in arrays])
+        model = _built(keras, layers, notes, path)
+        for theirs, (_, variables) in zip(_weighted(model), layers, strict=True):
+            theirs.set_weights([variable.array() for variable in variables])
         absl = logging.getLogger("absl")
         level = absl.level
         absl.setLevel(logging.ERROR)  # it recommends another ending
@@ -110,7 +108,7 @@ def _apart(task: Callable[[], T]) -> T:
     return made[0]
 
 
-def _built(keras: Any, layers: Sequence[tuple[str, Sequence[Shape]]], notes: Mapping[str, Any], path: Path) -> Any:
+def _built(keras: Any, layers: Sequence[tuple[str, Sequence[Stored]]], notes: Mapping[str, Any], path: Path) -> Any:
     name = notes.get("model", "")
     if name not in APPLICATIONS:
         raise ConvertError(
@@ -119,12 +117,12 @@ def _built(keras: Any, layers: Sequence[tuple[str, Sequence[Shape]]], notes: Map
         )
     function, arguments = APPLICATIONS[name]
     _check_options(name, notes, path)
-    first = next(shapes[0] for _, shapes in layers if len(shapes[0]) == 4)
+    first = next(variables[0].shape for _, variables in layers if len(variables[0].shape) == 4)
     if first[2] != 3 or name.startswith("MobileNetV3"):  # whose padding depends on whether the size is stated
         arguments = {**arguments, "input_shape": (224, 224, first[2])}
-    model = getattr(keras.applications, function)(weights=None, classes=layers[-1][1][-1][0], classifier_activation=None, **arguments)
+    model = getattr(keras.applications, function)(weights=None, classes=layers[-1][1][-1].shape[0], classifier_activation=None, **arguments)
     theirs = [(layer.name, [tuple(weight.shape) for weight in layer.weights]) for layer in _weighted(model)]
-    ours = [(layer, [tuple(shape) for shape in shapes]) for layer, shapes in layers]
+    ours = [(layer, [variable.shape for variable in variables]) for layer, variables in layers]
     for there, here in zip_longest(theirs, ours):
         if there != here:
             raise ConvertError(f"{path.name}: Keras {keras.__version__} builds {name} otherwise: its layer {there} would get {here}")

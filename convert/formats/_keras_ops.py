@@ -102,13 +102,8 @@ def activation(said: Any, era: Era) -> tuple[str, Mapping[str, Any]]:
         return PLAIN[name], {}
     if name == "hard_sigmoid":
         return "hardsigmoid", {"alpha": 1 / 6, "beta": 0.5} if era.generation > 2 else {"alpha": 0.2, "beta": 0.5}
-    if name == "gelu":
-        return "gelu", {"approximate": False}
-    if name == "elu":
-        return "elu", {"alpha": 1.0}
-    if name == "leaky_relu":
-        return "leaky_relu", {"slope": 0.2}
-    return f"unknown:{name}", {}
+    usual = {"gelu": {"approximate": False}, "elu": {"alpha": 1.0}, "leaky_relu": {"slope": 0.2}}
+    return (name, usual[name]) if name in usual else (f"unknown:{name}", {})
 
 
 def pair(value: Any, default: int = 1) -> tuple[int, int]:

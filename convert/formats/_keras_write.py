@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,8 +21,8 @@ from convert._guard import need
 from convert.formats import _keras_model
 from convert.kinds import is_dict
 from convert.names.keras import IMAGENET
-from convert.source import Convention, Part
-from convert.steps import FlattenOrder, Shape, flip, from_layout, stored_shape, undo
+from convert.source import Convention, Part, Stored, in_memory, laid_out, reflattened
+from convert.steps import Shape
 from weights.errors import ConvertError
 
 NOTES = "kernelzoo"
@@ -51,21 +50,12 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
-    """One array of a layer: its name and its shape in Keras, and what makes it."""
-
-    name: str
-    shape: Shape
-    array: Callable[[], np.ndarray]
-
-
-@dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a Keras model: its name, its class in snake case, and its variables in Keras's order."""
+    """One layer of a Keras model: its name, its class in snake case, and its variables under Keras's names, in its form and order."""
 
     name: str
     kind: str
-    variables: tuple[Variable, ...]
+    variables: tuple[Stored, ...]
 
 
 def write(parts: Sequence[Part], path: Path, *, convention: Convention | None = None, metadata: Mapping[str, str]) -> None:
@@ -93,8 +83,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention | None = 
         _write_model(h5py, layers, path, notes, metadata)
         return
     if path.name.endswith(WHOLE):
-        described = [(layer.name, [v.shape for v in layer.variables], [v.array for v in layer.variables]) for layer in layers]
-        _keras_model.save(described, notes, path)
+        _keras_model.save([(layer.name, layer.variables) for layer in layers], notes, path)
         return
     with h5py.File(path, "w") as file:
         if legacy:
@@ -117,7 +106,7 @@ def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str
     """Turn parts into layers: two halves of a separable convolution are one, and EfficientNet begins by normalising."""
     names = {part.name for part in parts}
     made: list[Layer] = []
-    halves: dict[str, tuple[Variable, ...]] = {}
+    halves: dict[str, tuple[Stored, ...]] = {}
     for part in parts:
         whole = next((part.name.removesuffix(half) for half in HALVES if part.name.endswith(half)), None)
         if whole is None or any(whole + half not in names for half in HALVES):
@@ -125,7 +114,7 @@ def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str
             continue
         variables = _variables(part, theano=False)  # Keras flips no separable kernel
         if part.name.endswith(".pointwise"):
-            variables = (replace(variables[0], name="pointwise_kernel"), *variables[1:])
+            variables = (replace(variables[0], origin="pointwise_kernel"), *variables[1:])
         if whole in halves:
             made.append(Layer(whole, "separable_conv2d", (*halves[whole], *variables)))
         else:
@@ -149,23 +138,24 @@ def _normalization(prepared: Mapping[str, Any]) -> Layer:
         "variance": np.array(prepared["std"], np.float32) ** 2,
         "count": np.array(0, np.int32),
     }
-    return Layer("normalization", "normalization", tuple(Variable(name, a.shape, lambda a=a: a) for name, a in arrays.items()))
+    return Layer("normalization", "normalization", tuple(in_memory(name, array) for name, array in arrays.items()))
 
 
-def _variables(part: Part, theano: bool) -> tuple[Variable, ...]:
+def _variables(part: Part, theano: bool) -> tuple[Stored, ...]:
     if part.kind not in KINDS:
         raise ConvertError(f"{part.name}: Keras's files hold {', '.join(KINDS)} layers, not one of kind {part.kind!r}")
-    made: list[Variable] = []
+    made: list[Stored] = []
     for leaf, name in KINDS[part.kind]:
         if leaf not in part.leaves:
             continue
         stored = part.leaves[leaf]
-        if leaf != "weight" or part.kind == "norm":
-            made.append(Variable(name, stored.shape, stored.array))
-        else:
+        if leaf == "weight" and part.kind != "norm":
             layout, multiplier = _layout(part, stored.shape)
-            raw_shape = stored_shape(part.kind, layout, stored.shape, multiplier)
-            made.append(Variable(name, raw_shape, partial(_raw, part, layout, raw_shape, theano)))
+            if part.kind == "linear" and part.grid is not None:
+                stored = reflattened(stored, part.grid)
+            flipped = theano and part.kind in ("conv", "transposed")
+            stored = laid_out(stored, part.kind, layout, flipped=flipped, multiplier=multiplier)
+        made.append(replace(stored, origin=name))
     return tuple(made)
 
 
@@ -177,16 +167,6 @@ def _layout(part: Part, shape: Shape) -> tuple[str, int]:
     return layout[:-2] + "OI" if part.kind == "transposed" else layout, 1
 
 
-def _raw(part: Part, layout: str, raw_shape: Shape, theano: bool) -> np.ndarray:
-    """Bring a weight from PyTorch's form to Keras's."""
-    array = part.leaves["weight"].array()
-    if part.kind == "linear" and part.grid is not None:
-        array = FlattenOrder(*part.grid, "hwc").undo(array)
-    elif theano and part.kind in ("conv", "transposed"):
-        array = flip(array, "OI" + layout[:-2])
-    return undo(from_layout(part.kind, layout, raw_shape), array)
-
-
 def _write_legacy(file: Any, layers: Sequence[Layer], backend: str) -> None:
     """Write the form of Keras 1 and 2: a group for each layer, and lists of names as attributes."""
     _attribute(file, "layer_names", [layer.name for layer in layers])
@@ -194,9 +174,9 @@ def _write_legacy(file: Any, layers: Sequence[Layer], backend: str) -> None:
     file.attrs["keras_version"] = VERSION.encode()
     for layer in layers:
         group = file.require_group(layer.name)
-        _attribute(group, "weight_names", [f"{layer.name}/{variable.name}:0" for variable in layer.variables])
+        _attribute(group, "weight_names", [f"{layer.name}/{variable.origin}:0" for variable in layer.variables])
         for variable in layer.variables:
-            _fill(group, f"{layer.name}/{variable.name}:0", variable.array())
+            _fill(group, f"{layer.name}/{variable.origin}:0", variable.array())
 
 
 def _write_v3(file: Any, layers: Sequence[Layer]) -> None:
@@ -241,7 +221,7 @@ def _fill(group: Any, name: str, array: np.ndarray) -> None:
 
 def _write_model(h5py: Any, layers: Sequence[Layer], path: Path, notes: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
     """Write a .keras file: a zip of the architecture, which Keras states, and of a weights file."""
-    config, version = _keras_model.config([(layer.name, [v.shape for v in layer.variables]) for layer in layers], notes, path)
+    config, version = _keras_model.config([(layer.name, layer.variables) for layer in layers], notes, path)
     described = {"keras_version": version, "date_saved": "1980-01-01@00:00:00"}  # the same input gives the same bytes
     if NOTES in metadata:
         described[NOTES] = metadata[NOTES]

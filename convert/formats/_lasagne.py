@@ -12,8 +12,8 @@ import numpy as np
 from convert._guard import check
 from convert.formats import _named, _pickles
 from convert.kinds import is_dict, is_list
-from convert.source import WEIGHTED, Convention, Part, Positional, Shape, Source, Stored, in_memory
-from convert.steps import Cast, Moment, Step, flip, from_layout
+from convert.source import WEIGHTED, Convention, Part, Positional, Shape, Source, Stored, in_memory, laid_out
+from convert.steps import Cast, Moment, Step, from_layout
 from weights.errors import ConvertError, MalformedFile
 
 log = logging.getLogger("convert")
@@ -102,10 +102,9 @@ def listed(parts: Sequence[Part], convention: str | None) -> Iterator[Stored]:
 
 def _theirs(part: Part, leaf: str, tensor: Stored, convention: str | None) -> Stored:
     if leaf == "weight" and len(tensor.shape) == 2:
-        return Stored(tensor.origin, tensor.shape[::-1], tensor.dtype, lambda: tensor.array().T)
+        return laid_out(tensor, "linear", "IO")
     if leaf == "weight" and len(tensor.shape) > 2 and convention == "convolution":
-        layout = "OI" + "DHW"[5 - len(tensor.shape) :]
-        return Stored(tensor.origin, tensor.shape, tensor.dtype, lambda: flip(tensor.array(), layout))
+        return laid_out(tensor, "conv", "OI" + "DHW"[5 - len(tensor.shape) :], flipped=True)
     if leaf == "running_var":
         return in_memory(tensor.origin, inverse_deviation(tensor.array(), part.name))
     return tensor

@@ -250,22 +250,20 @@ def _node(
     return Node(name, same.get(plain, f"unknown:{kind}"), inputs), None if plain == "concat" else channels
 
 
-def _numbers(says: Mapping[str, Any], field: str, default: tuple[float, ...]) -> list[float]:
+def _numbers(says: Mapping[str, Any], field: str, default: tuple[float, ...] = ()) -> list[float]:
     value = says.get(field)
     found = value.numbers() if isinstance(value, Matrix) else []
     return found if len(found) >= len(default) else [*found, *default[len(found) :]]
 
 
 def _pair(says: Mapping[str, Any], field: str, default: int) -> tuple[int, int]:
-    value = says.get(field)
-    found = [int(n) for n in value.numbers()] if isinstance(value, Matrix) else []
+    found = [int(n) for n in _numbers(says, field)]
     return (found[0], found[1]) if len(found) > 1 else (found[0], found[0]) if found else (default, default)
 
 
 def _pads(says: Mapping[str, Any], field: str) -> tuple[int, int, int, int]:
     """Turn [top bottom left right], or one number for all, into top, left, bottom, right."""
-    value = says.get(field)
-    found = [int(n) for n in value.numbers()] if isinstance(value, Matrix) else []
+    found = [int(n) for n in _numbers(says, field)]
     if len(found) == 4:
         return found[0], found[2], found[1], found[3]
     if len(found) == 2:

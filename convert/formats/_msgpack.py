@@ -18,21 +18,9 @@ from weights.errors import LimitExceeded, MalformedFile
 MAX_NODES = 1_000_000
 
 FIXED = {0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
-SIZED = {
-    0xC4: ("bin", 1),
-    0xC5: ("bin", 2),
-    0xC6: ("bin", 4),
-    0xD9: ("str", 1),
-    0xDA: ("str", 2),
-    0xDB: ("str", 4),
-    0xDC: ("array", 2),
-    0xDD: ("array", 4),
-    0xDE: ("map", 2),
-    0xDF: ("map", 4),
-    0xC7: ("ext", 1),
-    0xC8: ("ext", 2),
-    0xC9: ("ext", 4),
-}
+FIRSTS = {"bin": (0xC4, (1, 2, 4)), "str": (0xD9, (1, 2, 4)), "array": (0xDC, (2, 4)), "map": (0xDE, (2, 4)), "ext": (0xC7, (1, 2, 4))}
+SIZED = {first + place: (kind, width) for kind, (first, widths) in FIRSTS.items() for place, width in enumerate(widths)}
+"""First byte: what follows, and how many bytes its size has."""
 CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
@@ -133,9 +121,10 @@ def header(kind: str, size: int, code: int = 0) -> bytes:
         return bytes([small[kind][0] | size])
     if kind == "ext" and size in (1, 2, 4, 8, 16):
         return bytes([0xD4 + size.bit_length() - 1]) + struct.pack("b", code)
-    for first, (name, width) in SIZED.items():
-        if name == kind and size < 1 << (8 * width):
-            return bytes([first]) + size.to_bytes(width, "big") + (struct.pack("b", code) if kind == "ext" else b"")
+    first, widths = FIRSTS[kind]
+    for place, width in enumerate(widths):
+        if size < 1 << (8 * width):
+            return bytes([first + place]) + size.to_bytes(width, "big") + (struct.pack("b", code) if kind == "ext" else b"")
     raise LimitExceeded(f"MessagePack holds no {kind} of {size}")
 
 

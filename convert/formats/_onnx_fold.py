@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from convert.formats._onnx_proto import DTYPES, Model, Operator, Tensor
-from convert.source import Stored
+from convert.formats._onnx_proto import DTYPES, Model, Operator
+from convert.source import Stored, in_memory
 from convert.steps import Cast, Reshape, Shape, Transpose
 from weights.errors import MalformedFile
 
@@ -30,13 +30,13 @@ class Constants:
         self.stored: dict[str, Stored] = {}
         self.roots: dict[str, str] = {}
         self.known: dict[str, Known | int | None] = {}
-        for tensor in model.tensors.values():
-            self.add(tensor.name, tensor)
+        for name, tensor in model.tensors.items():
+            self.add(name, tensor)
 
-    def add(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Stored) -> None:
         """Keep an initialiser or what a Constant holds."""
-        self.stored[name] = Stored(tensor.name or name, tensor.shape, tensor.dtype, tensor.load)
-        self.roots[name] = tensor.name or name
+        self.stored[name] = replace(tensor, origin=tensor.origin or name)
+        self.roots[name] = tensor.origin or name
 
     def small(self, name: str) -> np.ndarray | None:
         """Read a constant if it is small; None if it isn't, or is none."""
@@ -81,12 +81,11 @@ class Constants:
     def _constant(self, node: Operator) -> bool:
         names = ("value", "value_float", "value_floats", "value_int", "value_ints")
         held = next((node.attrs[name] for name in names if name in node.attrs), None)
-        if isinstance(held, Tensor):
-            self.add(node.outputs[0], replace(held, name=held.name or node.outputs[0]))
+        if isinstance(held, Stored):
+            self.add(node.outputs[0], held)
         elif isinstance(held, int | float | list):
-            array = np.array(held, np.float32 if any("float" in key for key in node.attrs) else np.int64)
-            self.add(node.outputs[0], Tensor(node.outputs[0], array.shape, array.dtype, lambda: array))
-        return isinstance(held, Tensor | int | float | list)
+            self.add(node.outputs[0], in_memory("", np.array(held, np.float32 if any("float" in key for key in node.attrs) else np.int64)))
+        return isinstance(held, Stored | int | float | list)
 
     def _small(self, node: Operator, given: Sequence[str]) -> bool:
         """Compute with small constants: what is left of a BatchNorm that was taken apart, sizes, axes."""
@@ -213,42 +212,43 @@ def _folded(stored: Stored, step: Reshape) -> Stored:
     return Stored(f"{stored.origin}, {step}", step.after, stored.dtype, lambda: stored.array().reshape(step.after))
 
 
-def _scales(node: Operator, stored: Stored, rest: Sequence[Stored]) -> tuple[Shape, np.dtype[Any]] | None:
+def _scales(node: Operator, stored: Stored, rest: Sequence[Stored]) -> Shape | None:
     """Tell how scale and zero point are to be shaped, if there is one or one for each place along an axis."""
     axis, rank, count = node.attrs.get("axis", 1), len(stored.shape), math.prod(rest[0].shape)
     if any(math.prod(other.shape) != count for other in rest) or node.attrs.get("block_size"):
         return None
     if count == 1:
-        return (1,) * rank, rest[0].dtype
+        return (1,) * rank
     if not -rank <= axis < rank or stored.shape[axis] != count:
         return None
-    return tuple(count if a == axis % rank else 1 for a in range(rank)), rest[0].dtype
+    return tuple(count if a == axis % rank else 1 for a in range(rank))
+
+
+def _zero(rest: Sequence[Stored], shape: Shape) -> Any:
+    return rest[1].array().reshape(shape).astype(np.float32) if len(rest) > 1 else np.float32(0)
 
 
 def _dequantised(node: Operator, stored: Stored, rest: Sequence[Stored]) -> Stored | None:
-    shaped = _scales(node, stored, rest)
-    if shaped is None:
+    shape, dtype = _scales(node, stored, rest), rest[0].dtype
+    if shape is None:
         return None
-    shape, dtype = shaped
 
     def load() -> np.ndarray:
-        zero = rest[1].array().reshape(shape).astype(np.float32) if len(rest) > 1 else np.float32(0)
-        return ((stored.array().astype(np.float32) - zero) * rest[0].array().reshape(shape)).astype(dtype)
+        return ((stored.array().astype(np.float32) - _zero(rest, shape)) * rest[0].array().reshape(shape)).astype(dtype)
 
     return Stored(f"{stored.origin}, dequantised from {stored.dtype}", stored.shape, dtype, load)
 
 
 def _quantised(node: Operator, stored: Stored, rest: Sequence[Stored]) -> Stored | None:
-    shaped = _scales(node, stored, rest)
-    target = rest[1].dtype if len(rest) > 1 else np.dtype(np.uint8)
-    if shaped is None or target.kind not in "iu":
+    shape, target = _scales(node, stored, rest), rest[1].dtype if len(rest) > 1 else np.dtype(np.uint8)
+    if shape is None or target.kind not in "iu":
         return None
-    limits, shape = np.iinfo(target), shaped[0]
+    limits = np.iinfo(target)
 
     def load() -> np.ndarray:
-        zero = rest[1].array().reshape(shape).astype(np.float32) if len(rest) > 1 else np.float32(0)
         with np.errstate(all="ignore"):
-            return np.clip(np.rint(stored.array() / rest[0].array().reshape(shape)) + zero, limits.min, limits.max).astype(target)
+            whole = np.rint(stored.array() / rest[0].array().reshape(shape)) + _zero(rest, shape)
+            return np.clip(whole, limits.min, limits.max).astype(target)
 
     return Stored(f"{stored.origin}, quantised to {target}", stored.shape, target, load)
 
@@ -267,7 +267,7 @@ def _broadcasts(op: str, arrays: Sequence[np.ndarray]) -> bool:
 
 def _filled(node: Operator, arrays: Sequence[np.ndarray]) -> np.ndarray:
     value = node.attrs.get("value")
-    held = value.load().reshape(-1)[:1] if isinstance(value, Tensor) else np.zeros(1, np.float32)
+    held = value.load().reshape(-1)[:1] if isinstance(value, Stored) else np.zeros(1, np.float32)
     sizes = [int(n) for n in arrays[0].reshape(-1)]
     if len(sizes) > 8 or min(sizes, default=0) < 0 or math.prod(sizes) > SMALL:
         raise MalformedFile(f"a constant of shape {sizes[:8]}")

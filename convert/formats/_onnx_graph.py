@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from convert.core import COUNTER
@@ -162,9 +162,7 @@ class Builder:
         if leaf != "weight" or not letters:
             stored = stored if len(stored.shape) == 1 else stored.reshape(-1)
         convention = "correlation" if leaf == "weight" and kind in ("conv", "transposed") else None
-        self.tensors[f"{module}.{leaf}"] = Stored(
-            stored.origin, stored.stored_shape, stored.stored_dtype, stored.load, stored.steps, convention
-        )
+        self.tensors[f"{module}.{leaf}"] = replace(stored, convention=convention)
         return "".join(raw)
 
     # the builder's own

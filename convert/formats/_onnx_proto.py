@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import mmap
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,9 @@ import numpy as np
 
 from convert import _guard
 from convert.formats import _wire
-from convert.formats._wire import Budget
+from convert.formats._mapped import Maps
+from convert.formats._wire import Budget, Message, message, one, schema
+from convert.source import Stored
 from convert.steps import Shape
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat, UnsupportedFormat
 
@@ -25,22 +25,24 @@ DTYPES = {
     12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16", 17: "float8_e4m3fn", 18: "float8_e4m3fnuz",
     19: "float8_e5m2", 20: "float8_e5m2fnuz", 24: "float8_e8m0fnu",
 }  # fmt: skip
+ENTRY = schema("string key 1, string value 2")
+MODEL = schema(
+    "string producer 2, string version 3, bytes graph 7, opset opsets 8, entry metadata 14",
+    opset=schema("string domain 1, int version 2"),
+    entry=ENTRY,
+)
+SHAPE = schema("dim dims 1", dim=schema("int size 1"))
+VALUE = schema("string name 1, type types 2", type=schema("tensor tensors 1", tensor=schema("shape shapes 2", shape=SHAPE)))
+OPERATOR = schema("string inputs 1, string outputs 2, string name 3, string op 4, bytes attrs 5, string domain 7")
+ATTRIBUTE = schema("string name 1, float f 2, int i 3, string s 4, bytes t 5, floats floats 7, ints ints 8, int type 20")
+TENSOR = schema(
+    """ints dims 1, int type 2, field typed 4, field typed 5, field typed 7, string name 8, bytes raw 9, field typed 10,
+    field typed 11, entry external 13, int location 14""",
+    entry=ENTRY,
+)
+"""Of onnx.proto what is read here; numbers of a tensor that are not raw stay in their fields until they are asked for."""
 NIBBLES = {21: False, 22: True}
 """Types of four bits, two to a byte, and whether they have a sign."""
-
-
-@dataclass(slots=True)
-class Tensor:
-    """A constant; `load` reads it."""
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
-    load: Callable[[], np.ndarray]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ class Model:
     opset: int = 1
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     operators: list[Operator] = field(default_factory=list[Operator])
-    tensors: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    tensors: dict[str, Stored] = field(default_factory=dict[str, Stored])
     inputs: dict[str, tuple[int | None, ...]] = field(default_factory=dict[str, tuple[int | None, ...]])
     outputs: list[str] = field(default_factory=list[str])
     left_out: list[str] = field(default_factory=list[str])
@@ -76,26 +78,12 @@ class Model:
     close: Callable[[], None] = lambda: None
 
 
-class Files:
+class Files(Maps):
     """The file's bytes and those of the files beside it, mapped when they are needed."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
-        self.maps: list[mmap.mmap] = []
-        self.views: dict[Path, memoryview] = {}
-        self.size_bytes = 0
-        self.own = self._map(path)
-
-    def _map(self, path: Path) -> memoryview:
-        if path not in self.views:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-            if isinstance(mapped, mmap.mmap):
-                self.maps.append(mapped)
-            self.size_bytes += size
-            self.views[path] = memoryview(mapped)
-        return self.views[path]
 
     def beside(self, entries: dict[str, str], needed: int, name: str) -> memoryview:
         """Find a tensor's bytes in another file, which must be a plain one inside this file's folder."""
@@ -109,7 +97,7 @@ class Files:
             raise MalformedFile(f"{self.path}: {name} is kept in {location!r}, which is not there. Fetch it too.") from error
         if found != folder / location or not found.is_file() or found.stat().st_nlink > 1:
             raise UnsafeFormat(f"{self.path}: {name} is kept in {location!r}, a link or no plain file; only plain files are read")
-        view = self._map(found)
+        view = self.view(found)
         try:
             offset, length = int(entries.get("offset") or 0), int(entries.get("length") or needed)
         except ValueError as error:
@@ -117,16 +105,6 @@ class Files:
         if offset < 0 or length != needed or offset + length > len(view):
             raise MalformedFile(f"{self.path}: {name} has {needed} bytes and claims {length} from {offset} of {len(view)} in {location}")
         return view[offset : offset + length]
-
-    def close(self) -> None:
-        """Let go of the files; arrays that are still in use keep theirs."""
-        self.views.clear()
-        self.own = memoryview(b"")
-        for mapped in self.maps:
-            try:
-                mapped.close()
-            except BufferError:  # someone still holds a view, whose end will be the map's
-                continue
 
 
 def parse(path: Path) -> Model:
@@ -136,25 +114,15 @@ def parse(path: Path) -> Model:
         ConvertError: it is damaged, beyond the limits, or reaches outside its folder.
     """
     files, budget = Files(path), Budget()
-    model = Model(close=files.close)
-    graph: memoryview | None = None
-    for number, wire, value in _wire.fields(files.own, budget):
-        if number == 2:
-            model.producer = (_wire.text(wire, value)[:100] + " " + model.producer).strip()
-        elif number == 3:
-            model.producer = (model.producer + " " + _wire.text(wire, value)[:40]).strip()
-        elif number == 7:
-            graph = _wire.content(wire, value)
-        elif number == 8:
-            domain, version = _pair(_wire.content(wire, value), budget)
-            if domain in ("", "ai.onnx"):
-                model.opset = max(version if isinstance(version, int) else 1, 1)
-        elif number == 14:
-            key, entry = _pair(_wire.content(wire, value), budget)
-            model.metadata[key] = str(entry)
-    if graph is None:
+    told = message(files.view(path), MODEL, budget)
+    producer = f"{one(told, 'producer', '')[:100]} {one(told, 'version', '')[:40]}".strip()
+    model = Model(producer, metadata=_entries(told.get("metadata", [])), close=files.close)
+    for opset in told.get("opsets", []):
+        if one(opset, "domain", "") in ("", "ai.onnx"):
+            model.opset = max(one(opset, "version", 1), 1)
+    if "graph" not in told:
         raise MalformedFile(f"{path} is no ONNX file: it has no graph")
-    _graph(graph, model, files, budget)
+    _graph(told["graph"][-1], model, files, budget)
     model.size_bytes = files.size_bytes
     return model
 
@@ -170,10 +138,10 @@ def _graph(data: memoryview, model: Model, files: Files, budget: Budget) -> None
             tensor = _tensor(_wire.content(wire, value), files, budget)
             if isinstance(tensor, str):
                 model.left_out.append(tensor)
-            elif tensor.name in model.tensors:
-                raise MalformedFile(f"{files.path} has two tensors called {tensor.name!r}")
+            elif tensor.origin in model.tensors:
+                raise MalformedFile(f"{files.path} has two tensors called {tensor.origin!r}")
             else:
-                model.tensors[tensor.name] = tensor
+                model.tensors[tensor.origin] = tensor
         elif number == 11:
             name, shape = _value_info(_wire.content(wire, value), budget)
             inputs[name] = shape
@@ -187,49 +155,18 @@ def _graph(data: memoryview, model: Model, files: Files, budget: Budget) -> None
 
 
 def _operator(data: memoryview, files: Files, budget: Budget) -> Operator:
-    node = Operator("", "", "", [], [], {})
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 1:
-            node.inputs.append(_wire.text(wire, value))
-        elif number == 2:
-            node.outputs.append(_wire.text(wire, value))
-        elif number == 3:
-            node.name = _wire.text(wire, value)
-        elif number == 4:
-            node.op = _wire.text(wire, value)
-        elif number == 5:
-            name, held = _attribute(_wire.content(wire, value), files, budget)
-            node.attrs[name] = held
-        elif number == 7:
-            node.domain = _wire.text(wire, value)
-    return node
+    told = message(data, OPERATOR, budget)
+    attrs = dict(_attribute(attribute, files, budget) for attribute in told.get("attrs", []))
+    op, name, domain = (one(told, field, "") for field in ("op", "name", "domain"))
+    return Operator(op, name, domain, told.get("inputs", []), told.get("outputs", []), attrs)
 
 
 def _attribute(data: memoryview, files: Files, budget: Budget) -> tuple[str, Any]:
-    """Read an attribute: a number, a text, a list of numbers, or a `Tensor`; None for graphs and the like."""
-    floats: list[float] = []
-    ints: list[int] = []
-    single: Any = None
-    name, listed, kind = "", False, 0
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 1:
-            name = _wire.text(wire, value)
-        elif number == 2:
-            single = _wire.real(wire, value)
-        elif number == 3:
-            single = _wire.number(wire, value)
-        elif number == 4:
-            single = _wire.text(wire, value)
-        elif number == 5:
-            single = _tensor(_wire.content(wire, value), files, budget)
-        elif number == 7:
-            listed = True
-            floats.extend([_wire.real(wire, value)] if wire == _wire.FIXED32 else np.frombuffer(_wire.content(wire, value), "<f4").tolist())
-        elif number == 8:
-            listed = True
-            ints.extend(_wire.numbers(wire, value))
-        elif number == 20:
-            kind = _wire.number(wire, value)
+    """Read an attribute: a number, a text, a list of numbers, or a tensor; None for graphs and the like."""
+    told = message(data, ATTRIBUTE, budget)
+    name, kind = one(told, "name", ""), one(told, "type", 0)
+    floats, ints, listed = told.get("floats", []), told.get("ints", []), "floats" in told or "ints" in told
+    single = _tensor(told["t"][-1], files, budget) if "t" in told else next((told[field][-1] for field in "fis" if field in told), None)
     if len(floats) + len(ints) > 1_000_000:
         raise LimitExceeded(f"{files.path}: the attribute {name!r} lists {len(floats) + len(ints)} numbers")
     if single is None and kind in (1, 2, 3):  # proto3 writers leave zeros out
@@ -237,29 +174,12 @@ def _attribute(data: memoryview, files: Files, budget: Budget) -> tuple[str, Any
     return name, (floats or ints) if listed else [] if kind in (6, 7) else single
 
 
-def _tensor(data: memoryview, files: Files, budget: Budget) -> Tensor | str:
+def _tensor(data: memoryview, files: Files, budget: Budget) -> Stored | str:
     """Describe a tensor, or say why it can't be had."""
-    dims: list[int] = []
-    name, kind, outside = "", 0, False
-    raw: memoryview | None = None
-    typed: list[tuple[int, int, int | memoryview]] = []
-    entries: dict[str, str] = {}
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 1:
-            dims.extend(_wire.numbers(wire, value))
-        elif number == 2:
-            kind = _wire.number(wire, value)
-        elif number in (4, 5, 7, 10, 11):
-            typed.append((number, wire, value))
-        elif number == 8:
-            name = _wire.text(wire, value)
-        elif number == 9:
-            raw = _wire.content(wire, value)
-        elif number == 13:
-            key, entry = _pair(_wire.content(wire, value), budget)
-            entries[key] = str(entry)
-        elif number == 14:
-            outside = _wire.number(wire, value) == 1
+    told = message(data, TENSOR, budget)
+    name, kind, dims = one(told, "name", ""), one(told, "type", 0), told.get("dims", [])
+    raw: memoryview | None = told["raw"][-1] if "raw" in told else None
+    typed: list[tuple[int, int, int | memoryview]] = told.get("typed", [])
     if len(dims) > _guard.MAX_RANK:
         raise LimitExceeded(f"{files.path}: {name} has {len(dims)} axes; at most {_guard.MAX_RANK} are read")
     if any(dim < 0 for dim in dims):
@@ -269,16 +189,16 @@ def _tensor(data: memoryview, files: Files, budget: Budget) -> Tensor | str:
     shape, count = tuple(dims), math.prod(dims)
     dtype = _guard.dtype_of(DTYPES.get(kind, "int8" if NIBBLES.get(kind) else "uint8"))
     nbytes = (count + 1) // 2 if kind in NIBBLES else count * dtype.itemsize
-    if outside:
-        raw = files.beside(entries, nbytes, name)
+    if one(told, "location", 0) == 1:
+        raw = files.beside(_entries(told.get("external", [])), nbytes, name)
     if raw is not None:
         if len(raw) != nbytes:
             raise MalformedFile(f"{files.path}: {name} of shape {shape} needs {nbytes} bytes and has {len(raw)}")
-        return Tensor(name, shape, dtype, lambda: _plain(raw, kind, dtype, shape))
+        return Stored(name, shape, dtype, lambda: _plain(raw, kind, dtype, shape))
     held = sum(len(value) if not isinstance(value, int) else 1 for _, _, value in typed)
     if (nbytes if kind in NIBBLES else count) > held:  # a number takes a byte at the very least
         raise MalformedFile(f"{files.path}: {name} of shape {shape} has {held} bytes")
-    return Tensor(name, shape, dtype, lambda: _from_fields(typed, kind, dtype, shape, f"{files.path}: {name}"))
+    return Stored(name, shape, dtype, lambda: _from_fields(typed, kind, dtype, shape, f"{files.path}: {name}"))
 
 
 def _plain(raw: memoryview, kind: int, dtype: np.dtype[Any], shape: Shape) -> np.ndarray:
@@ -318,38 +238,15 @@ def _nibbles(raw: np.ndarray, kind: int, shape: Shape) -> np.ndarray:
     return ((values ^ 8).astype(np.int8) - 8).astype(np.int8) if NIBBLES[kind] else values
 
 
-def _pair(data: memoryview, budget: Budget) -> tuple[str, str | int]:
-    """Read a message of a text and a text or a number: metadata, an operator set, a piece of external data."""
-    key: str = ""
-    entry: str | int = ""
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 1:
-            key = _wire.text(wire, value)
-        elif number == 2:
-            entry = _wire.number(wire, value) if wire == _wire.VARINT else _wire.text(wire, value)
-    return key, entry
+def _entries(told: list[Message]) -> dict[str, str]:
+    return {one(entry, "key", ""): one(entry, "value", "") for entry in told}
 
 
 def _value_info(data: memoryview, budget: Budget) -> tuple[str, tuple[int | None, ...]]:
     """Read an input's or output's name and shape."""
-    name = ""
-    dims: list[int | None] = []
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 1:
-            name = _wire.text(wire, value)
-        elif number == 2:
-            for shape in _inside(_inside(iter([_wire.content(wire, value)]), 1, budget), 2, budget):
-                for number_, wire_, value_ in _wire.fields(shape, budget):
-                    if number_ == 1:
-                        free = [_wire.number(w, v) for n, w, v in _wire.fields(_wire.content(wire_, value_), budget) if n == 1]
-                        dims.append(free[0] if free and free[0] > 0 else None)
+    told = message(data, VALUE, budget)
+    name, tensors = one(told, "name", ""), [tensor for kind in told.get("types", []) for tensor in kind.get("tensors", [])]
+    dims = [dim.get("size", [0])[0] for tensor in tensors for shape in tensor.get("shapes", []) for dim in shape.get("dims", [])]
     if len(dims) > _guard.MAX_RANK:
         raise UnsupportedFormat(f"{name} has {len(dims)} axes; at most {_guard.MAX_RANK} are read")
-    return name, tuple(dims)
-
-
-def _inside(messages: Iterator[memoryview], wanted: int, budget: Budget) -> Iterator[memoryview]:
-    for data in messages:
-        for number, wire, value in _wire.fields(data, budget):
-            if number == wanted:
-                yield _wire.content(wire, value)
+    return name, tuple(dim if dim > 0 else None for dim in dims)

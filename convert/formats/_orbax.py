@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from convert._guard import MAX_TENSORS, SPARE_BYTES, need, reading
+from convert._guard import MAX_TENSORS, SPARE_BYTES, guarded, need, reading
 from convert.kinds import is_dict
 from convert.source import Stored
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
@@ -111,8 +111,5 @@ def _stored(ts: Any, store: dict[str, Any], driver: str, key: str, size: int) ->
     if chunk > 2 * size + SPARE_BYTES:
         raise LimitExceeded(f"{key} has chunks of {chunk} bytes; all files together have {size}")
 
-    def load() -> np.ndarray:
-        with reading(Path(key), "array of an Orbax checkpoint"):
-            return np.asarray(ts.open(spec, read=True).result().read().result())
-
-    return Stored(key, shape, dtype, load)
+    stored = Stored(key, shape, dtype, lambda: np.asarray(ts.open(spec, read=True).result().read().result()))
+    return guarded(stored, Path(key), "array of an Orbax checkpoint")

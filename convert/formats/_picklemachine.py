@@ -95,14 +95,17 @@ class Machine:
         self.stack.append(value)
 
     def pop(self) -> Any:
-        if not self.stack or self.stack[-1] is MARK:
-            raise MalformedFile(f"{self.path}: operation at {self.at - 1} finds nothing to work on")
+        self.top()
         return self.stack.pop()
 
     def top(self) -> Any:
         if not self.stack or self.stack[-1] is MARK:
             raise MalformedFile(f"{self.path}: operation at {self.at - 1} finds nothing to work on")
         return self.stack[-1]
+
+    def popped(self, count: int) -> list[Any]:
+        """Take so many off the stack, the last at the end."""
+        return [self.pop() for _ in range(count)][::-1]
 
     def marked(self) -> list[Any]:
         """Take everything off the stack down to the mark."""
@@ -134,7 +137,8 @@ class Machine:
     def put(self, key: int) -> None:
         self.memo[key] = self.top()
 
-    def append(self, target: Any, values: list[Any]) -> None:
+    def append(self, values: list[Any]) -> None:
+        target = self.top()
         if isinstance(target, Call):
             target.elements.extend(values)
         elif is_list(target):
@@ -142,12 +146,17 @@ class Machine:
         else:
             raise MalformedFile(f"{self.path}: values are appended to a {type(target).__name__}")
 
-    def set_items(self, target: Any, values: list[Any]) -> None:
+    def set_items(self, values: list[Any]) -> None:
+        """Set keys and values, which take turns, in what is on top."""
+        target = self.top()
         items = target.items if isinstance(target, Call) else target
         if not is_dict(items) or len(values) % 2:
             raise MalformedFile(f"{self.path}: items are set in a {type(target).__name__}")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            items[safe_key(key)] = value
+            items[self.key(key)] = value
+
+    def key(self, key: Any) -> Any:
+        return safe_key(key)
 
 
 def _text(value: Any) -> str:
@@ -207,30 +216,9 @@ def _build(machine: Machine) -> None:
     target.state = state
 
 
-def _reduce(machine: Machine) -> None:
-    arguments, what = machine.pop(), machine.pop()
-    machine.push(machine.called(what, arguments))
-
-
-def _new_object(machine: Machine, keywords: bool = False) -> None:
-    if keywords:
-        machine.pop()
-    arguments, what = machine.pop(), machine.pop()
-    machine.push(Call(what, arguments))
-
-
 def _object(machine: Machine) -> None:
     what, *arguments = machine.marked() or [None]
     machine.push(machine.called(what, tuple(arguments)))
-
-
-def _instance(machine: Machine) -> None:
-    what = machine.name(machine.line(), machine.line())
-    machine.push(machine.called(what, tuple(machine.marked())))
-
-
-def _memorise(machine: Machine) -> None:
-    machine.put(len(machine.memo))
 
 
 def _get(machine: Machine, key: int) -> None:
@@ -239,45 +227,10 @@ def _get(machine: Machine, key: int) -> None:
     machine.push(machine.memo[key])
 
 
-def _stack_name(machine: Machine) -> None:
-    attribute, module = machine.pop(), machine.pop()
-    machine.push(machine.name(module, attribute))
-
-
-def _tuple(machine: Machine, count: int) -> None:
-    taken = [machine.pop() for _ in range(count)]
-    machine.push(tuple(reversed(taken)))
-
-
-def _append(machine: Machine) -> None:
-    value = machine.pop()
-    machine.append(machine.top(), [value])
-
-
-def _appends(machine: Machine) -> None:
-    values = machine.marked()
-    machine.append(machine.top(), values)
-
-
-def _set_item(machine: Machine) -> None:
-    value, key = machine.pop(), machine.pop()
-    machine.set_items(machine.top(), [key, value])
-
-
-def _set_items(machine: Machine) -> None:
-    values = machine.marked()
-    machine.set_items(machine.top(), values)
-
-
 def _dict(machine: Machine) -> None:
     values = machine.marked()
-    made: dict[Any, Any] = {}
-    machine.set_items(made, values)
-    machine.push(made)
-
-
-def _set(machine: Machine) -> None:
-    machine.push(Call(Name("builtins", "set"), (), elements=machine.marked()))
+    machine.push({})
+    machine.set_items(values)
 
 
 _NAMED: dict[str, Callable[[Machine], object]] = {
@@ -312,32 +265,32 @@ _NAMED: dict[str, Callable[[Machine], object]] = {
     "\x8d": lambda m: m.push(_unicode(m, m.number("<Q"))),
     "]": lambda m: m.push([]),
     "l": lambda m: m.push(m.marked()),
-    "a": _append,
-    "e": _appends,
+    "a": lambda m: m.append(m.popped(1)),
+    "e": lambda m: m.append(m.marked()),
     ")": lambda m: m.push(()),
     "t": lambda m: m.push(tuple(m.marked())),
-    "\x85": lambda m: _tuple(m, 1),
-    "\x86": lambda m: _tuple(m, 2),
-    "\x87": lambda m: _tuple(m, 3),
+    "\x85": lambda m: m.push(tuple(m.popped(1))),
+    "\x86": lambda m: m.push(tuple(m.popped(2))),
+    "\x87": lambda m: m.push(tuple(m.popped(3))),
     "}": lambda m: m.push({}),
     "d": _dict,
-    "s": _set_item,
-    "u": _set_items,
+    "s": lambda m: m.set_items(m.popped(2)),
+    "u": lambda m: m.set_items(m.marked()),
     "\x8f": lambda m: m.push(Call(Name("builtins", "set"), ())),
-    "\x90": _appends,
-    "\x91": _set,
+    "\x90": lambda m: m.append(m.marked()),
+    "\x91": lambda m: m.push(Call(Name("builtins", "set"), (), elements=m.marked())),
     "c": lambda m: m.push(m.name(m.line(), m.line())),
-    "\x93": _stack_name,
-    "R": _reduce,
+    "\x93": lambda m: m.push(m.name(*m.popped(2))),
+    "R": lambda m: m.push(m.called(*m.popped(2))),
     "b": _build,
-    "i": _instance,
+    "i": lambda m: m.push(m.called(m.name(m.line(), m.line()), tuple(m.marked()))),
     "o": _object,
-    "\x81": _new_object,
-    "\x92": lambda m: _new_object(m, keywords=True),
+    "\x81": lambda m: m.push(Call(*m.popped(2))),
+    "\x92": lambda m: m.push(Call(*m.popped(3)[:2])),
     "p": lambda m: m.put(int(m.line())),
     "q": lambda m: m.put(m.number("<B")),
     "r": lambda m: m.put(m.number("<I")),
-    "\x94": _memorise,
+    "\x94": lambda m: m.put(len(m.memo)),
     "g": lambda m: _get(m, int(m.line())),
     "h": lambda m: _get(m, m.number("<B")),
     "j": lambda m: _get(m, m.number("<I")),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
-import os
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +12,8 @@ import numpy as np
 
 from convert import _guard
 from convert.formats import _tf_table, _wire
-from convert.formats._wire import Budget
+from convert.formats._mapped import Maps
+from convert.formats._wire import Budget, Message, message, one, schema
 from convert.steps import Shape
 from weights.errors import LimitExceeded, MalformedFile
 
@@ -23,6 +21,17 @@ DTYPES = {
     1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 8: "complex64", 9: "int64", 10: "bool", 14: "bfloat16",
     17: "uint16", 18: "complex128", 19: "float16", 22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn",
 }  # fmt: skip
+SHAPE = schema("dim dims 2", dim=schema("int size 1"))
+SLICE = schema("extent extents 1", extent=schema("int start 1, int length 2"))
+HEADER = schema("int shards 1, int endianness 2")
+PLACE = schema("int dtype 1, shape shape 2, int shard 3, int offset 4, int size 5, field crc 6, slice slices 7", shape=SHAPE, slice=SLICE)
+OBJECTS = schema("node nodes 1", node=schema("attribute attributes 2", attribute=schema("string name 2, string key 3")))
+DESCRIPTIONS = schema(
+    "meta metas 1", meta=schema("tensor tensors 1", tensor=schema("string name 1, shape shape 2, int dtype 3", shape=SHAPE))
+)
+SAVED = schema("bytes slices 2")
+SAVED_SLICE = schema("string name 1, slice slice 2, bytes tensor 3", slice=SLICE)
+"""Of tensor_bundle.proto, trackable_object_graph.proto and saved_tensor_slice.proto what is read here."""
 STRING = 7
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 VALUES = {5: "<f4", 6: "<f8"}
@@ -55,25 +64,7 @@ class Bundle:
     entries: list[Entry] = field(default_factory=list[Entry])
     names: dict[str, str] = field(default_factory=dict[str, str])
     left_out: list[str] = field(default_factory=list[str])
-    size_bytes: int = 0
-    maps: list[mmap.mmap] = field(default_factory=list[mmap.mmap])
-
-    def map(self, path: Path) -> memoryview:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if not size:
-                return memoryview(b"")
-            self.maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        self.size_bytes += size
-        return memoryview(self.maps[-1])
-
-    def close(self) -> None:
-        """Let go of the files; arrays that are still in use keep theirs."""
-        for mapped in self.maps:
-            try:
-                mapped.close()
-            except BufferError:  # someone still holds a view, whose end will be the map's
-                continue
+    files: Maps = field(default_factory=Maps)
 
 
 def parse(index: Path) -> Bundle:
@@ -83,7 +74,7 @@ def parse(index: Path) -> Bundle:
         ConvertError: it is damaged, beyond the limits, or a shard is missing.
     """
     bundle, budget = Bundle(2), Budget()
-    values = {str(item.key, "utf-8", "backslashreplace"): item for item in _tf_table.items(bundle.map(index))}
+    values = {str(item.key, "utf-8", "backslashreplace"): item for item in _tf_table.items(bundle.files.view(index))}
     first = values.pop("", None)
     if first is None:
         raise MalformedFile(f"{index} is a table, but no checkpoint's: it has no header")
@@ -96,25 +87,18 @@ def parse(index: Path) -> Bundle:
 
 
 def _second_version(bundle: Bundle, index: Path, header: _tf_table.Item, values: dict[str, _tf_table.Item], budget: Budget) -> None:
-    shards, big = 1, False
-    for number, wire, value in _wire.fields(header.value, budget):
-        if number == 1:
-            shards = _wire.number(wire, value)
-        elif number == 2:
-            big = _wire.number(wire, value) == 1
+    told = message(header.value, HEADER, budget)
+    shards, big = one(told, "shards", 1), one(told, "endianness", 0) == 1
     if not 0 < shards <= 10_000:
         raise MalformedFile(f"{index} claims {shards} shards")
-    opened: dict[int, memoryview] = {}
 
     def data(key: str, place: _Place) -> memoryview:
         if not 0 <= place.shard < shards:
             raise MalformedFile(f"{key} lies in shard {place.shard} of {shards}")
-        if place.shard not in opened:
-            path = index.with_name(f"{index.name.removesuffix('.index')}.data-{place.shard:05d}-of-{shards:05d}")
-            if not path.is_file():
-                raise MalformedFile(f"{index}: its shard {path.name} is not beside it. Fetch it too.")
-            opened[place.shard] = bundle.map(path)
-        view = opened[place.shard]
+        path = index.with_name(f"{index.name.removesuffix('.index')}.data-{place.shard:05d}-of-{shards:05d}")
+        if not path.is_file():
+            raise MalformedFile(f"{index}: its shard {path.name} is not beside it. Fetch it too.")
+        view = bundle.files.view(path)
         if place.offset < 0 or place.size < 0 or place.offset + place.size > len(view):
             raise MalformedFile(f"{key} has {place.size} bytes from {place.offset} of a shard of {len(view)}")
         return view[place.offset : place.offset + place.size]
@@ -152,48 +136,25 @@ class _Place:
 
 
 def _place(data: memoryview, budget: Budget) -> _Place:
-    place = _Place()
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 1:
-            place.dtype = _wire.number(wire, value)
-        elif number == 2:
-            place.shape = _shape(_wire.content(wire, value), budget)
-        elif number == 3:
-            place.shard = _wire.number(wire, value)
-        elif number == 4:
-            place.offset = _wire.number(wire, value)
-        elif number == 5:
-            place.size = _wire.number(wire, value)
-        elif number == 6 and wire == _wire.FIXED32:
-            (place.crc,) = struct.unpack("<I", _wire.content(_wire.BYTES, value))
-        elif number == 7:
-            place.slices.append(_extents(_wire.content(wire, value), budget))
-    return place
+    told = message(data, PLACE, budget)
+    dtype, shard, offset, size = (one(told, field, 0) for field in ("dtype", "shard", "offset", "size"))
+    crcs = [int.from_bytes(value, "little") for _, wire, value in told.get("crc", []) if wire == _wire.FIXED32]
+    slices = [_extents(extents) for extents in told.get("slices", [])]
+    return _Place(dtype, _shape(one(told, "shape", {})), shard, offset, size, crcs[-1] if crcs else None, slices)
 
 
-def _shape(data: memoryview, budget: Budget) -> Shape:
-    dims: list[int] = []
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 2:
-            sizes = [_wire.number(w, v) for n, w, v in _wire.fields(_wire.content(wire, value), budget) if n == 1]
-            dims.append(sizes[0] if sizes else 0)
-            if len(dims) > _guard.MAX_RANK:
-                raise LimitExceeded(f"a tensor has more than {_guard.MAX_RANK} axes")
+def _shape(told: Message) -> Shape:
+    dims = [dim.get("size", [0])[0] for dim in told.get("dims", [])]
+    if len(dims) > _guard.MAX_RANK:
+        raise LimitExceeded(f"a tensor has more than {_guard.MAX_RANK} axes")
     if min(dims, default=0) < 0:
         raise MalformedFile(f"a tensor has shape {dims}")
     return tuple(dims)
 
 
-def _extents(data: memoryview, budget: Budget) -> list[Extent]:
+def _extents(told: Message) -> list[Extent]:
     """Read which part of a tensor a slice is: of each axis the start and the length, None for all of it."""
-    extents: list[Extent] = []
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 1:
-            start, length = 0, None
-            for n, w, v in _wire.fields(_wire.content(wire, value), budget):
-                start = _wire.number(w, v) if n == 1 else start
-                length = _wire.number(w, v) if n == 2 else length
-            extents.append((start, length))
+    extents: list[Extent] = [(one(extent, "start", 0), extent.get("length", [None])[-1]) for extent in told.get("extents", [])]
     if len(extents) > _guard.MAX_RANK:
         raise LimitExceeded(f"a part of a tensor has {len(extents)} axes")
     return extents
@@ -261,15 +222,8 @@ def _strings(key: str, data: memoryview, place: _Place) -> list[memoryview]:
 
 def _object_graph(data: memoryview, budget: Budget) -> dict[str, str]:
     """Read the variables' own names: checkpoint key to "block1_conv1/kernel"."""
-    names: dict[str, str] = {}
-    for number, wire, value in _wire.fields(data, budget):
-        if number != 1:
-            continue
-        for inner, w, v in _wire.fields(_wire.content(wire, value), budget):
-            if inner == 2:
-                texts = {n: _wire.text(k, x) for n, k, x in _wire.fields(_wire.content(w, v), budget) if n in (2, 3)}
-                names[texts.get(3, "")] = texts.get(2, "")
-    return names
+    attributes = [attribute for node in message(data, OBJECTS, budget).get("nodes", []) for attribute in node.get("attributes", [])]
+    return {one(attribute, "key", ""): one(attribute, "name", "") for attribute in attributes}
 
 
 def _slice_key(name: str, extents: Sequence[Extent]) -> bytes:
@@ -296,23 +250,14 @@ def _ordered_signed(value: int) -> bytes:
 def _first_version(bundle: Bundle, meta: _tf_table.Item, values: dict[str, _tf_table.Item], budget: Budget) -> None:
     """Read a SavedTensorSlices of descriptions, and one for each part of each tensor."""
     known: dict[str, tuple[Shape, int]] = {}
-    for number, wire, value in _wire.fields(meta.value, budget):
-        if number == 1:
-            for n, w, v in _wire.fields(_wire.content(wire, value), budget):
-                if n == 1:
-                    name, shape, dtype = "", (), 0
-                    for inner, k, x in _wire.fields(_wire.content(w, v), budget):
-                        name = _wire.text(k, x) if inner == 1 else name
-                        shape = _shape(_wire.content(k, x), budget) if inner == 2 else shape
-                        dtype = _wire.number(k, x) if inner == 3 else dtype
-                    known[name] = (shape, dtype)
+    for tensor in (tensor for held in message(meta.value, DESCRIPTIONS, budget).get("metas", []) for tensor in held.get("tensors", [])):
+        known[one(tensor, "name", "")] = (_shape(one(tensor, "shape", {})), one(tensor, "dtype", 0))
     pieces: dict[str, list[tuple[list[Extent], Entry]]] = {}
     for item in values.values():
-        for number, wire, value in _wire.fields(item.value, budget):
-            if number == 2:
-                found = _saved_slice(_wire.content(wire, value), known, item.check, budget)
-                if found is not None:
-                    pieces.setdefault(found[1].key, []).append(found)
+        for part in message(item.value, SAVED, budget).get("slices", []):
+            found = _saved_slice(part, known, item.check, budget)
+            if found is not None:
+                pieces.setdefault(found[1].key, []).append(found)
     for name, (shape, dtype) in known.items():
         if dtype not in DTYPES:
             bundle.left_out.append(name)
@@ -325,15 +270,8 @@ def _first_version(bundle: Bundle, meta: _tf_table.Item, values: dict[str, _tf_t
 def _saved_slice(
     data: memoryview, known: dict[str, tuple[Shape, int]], check: Callable[[], None], budget: Budget
 ) -> tuple[list[Extent], Entry] | None:
-    name, extents = "", []
-    tensor = memoryview(b"")
-    for number, wire, value in _wire.fields(data, budget):
-        if number == 1:
-            name = _wire.text(wire, value)
-        elif number == 2:
-            extents = _extents(_wire.content(wire, value), budget)
-        elif number == 3:
-            tensor = _wire.content(wire, value)
+    told = message(data, SAVED_SLICE, budget)
+    name, extents, tensor = one(told, "name", ""), _extents(one(told, "slice", {})), told.get("tensor", [memoryview(b"")])[-1]
     if name not in known or known[name][1] not in DTYPES:
         return None
     shape, kind = known[name]

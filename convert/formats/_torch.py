@@ -28,13 +28,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
-    """Look at a tensor's memory as an array."""
+    """Look at a tensor's memory as an array; of one on another device, at a copy."""
     import torch
 
-    name = str(tensor.dtype).removeprefix("torch.")
+    name, tensor = str(tensor.dtype).removeprefix("torch."), tensor.detach().cpu()
     if name in EXTENDED:
-        return tensor.detach().view(getattr(torch, WORDS[tensor.itemsize])).numpy().view(EXTENDED[name])
-    return tensor.detach().numpy()
+        return tensor.view(getattr(torch, WORDS[tensor.itemsize])).numpy().view(EXTENDED[name])
+    return tensor.numpy()
 
 
 def as_tensor(array: np.ndarray) -> Tensor:

@@ -27,6 +27,7 @@ from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsafeFor
 
 MAGIC = 0x1950A86A20F9469CFC6C
 STREAM = b"\x80\x02\x8a\x0a" + MAGIC.to_bytes(10, "little") + b"."
+"""A pickled number with which files of before 1.6 begin."""
 MAX_ENTRIES = 250_000
 STORED = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32", "Short": "int16",
@@ -158,14 +159,10 @@ class _Torchs(Machine):
         """See that no bit says that the numbers are the conjugate or the negative of what is stored."""
         return Odd(f"with {metadata[0]!r:.60}") if metadata and metadata[0] else tensor
 
-    def set_items(self, target: Any, values: list[Any]) -> None:
-        items = target.items if isinstance(target, Call) else target
-        if not is_dict(items) or len(values) % 2:
-            raise MalformedFile(f"{self.path}: items are set in a {type(target).__name__}")
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            if is_view(key):  # what is too long for a word stays where it is
-                raise LimitExceeded(f"{self.path} has a name of {len(key)} bytes")
-            items[key if isinstance(key, str | int | float | bool | None) else Odd("key")] = value
+    def key(self, key: Any) -> Any:
+        if is_view(key):  # what is too long for a word stays where it is
+            raise LimitExceeded(f"{self.path} has a name of {len(key)} bytes")
+        return key if isinstance(key, str | int | float | bool | None) else Odd("key")
 
 
 def opened(data: memoryview, path: Path) -> Opened:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from convert._guard import MAX_DEPTH
+from convert.kinds import is_dict
 from weights.errors import LimitExceeded, MalformedFile
 
 MAX_FIELDS = 2_000_000
 """Fields that a whole file may have; a large network's graph has a tenth of them, and each costs a microsecond."""
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+Message = dict[str, list[Any]]
+"""What a message holds, by its fields' names."""
+Schema = Mapping[int, tuple[str, Any]]
+"""Field number to name and type: the schema of a message, or a word of `VALUES` or of a format's own."""
 
 
 @dataclass(slots=True)
@@ -57,6 +65,52 @@ def fields(data: memoryview, budget: Budget) -> Iterator[tuple[int, int, int | m
             raise MalformedFile(f"field {number} claims {length} bytes where {end - at} are left")
         yield number, wire, data[at : at + length]
         at += length
+
+
+def schema(text: str, **messages: Schema) -> Schema:
+    """Read fields as they stand in a .proto, `optional uint32 pad = 3` as "int pad 3"; a message's field has the message's name."""
+    fields = (field.split() for field in text.split(","))
+    return {int(number): (name, messages.get(kind, kind)) for kind, name, number in fields}
+
+
+def message(data: memoryview, schema: Schema, budget: Budget, values: Values | None = None, depth: int = 0) -> Message:
+    """Read a message; fields that `schema` has not are passed over.
+
+    Args:
+        data: the message.
+        schema: its fields. One of type "field" is kept as `fields` gives it.
+        budget: of the file.
+        values: reads one field, if the format's types are not those of `VALUES`.
+        depth: how deep the message lies in others.
+
+    Raises:
+        MalformedFile: a length leads out of its message, a number is cut short, a field has another type than it should.
+        LimitExceeded: messages nest deeper, or have more fields, than networks do.
+    """
+    if depth > MAX_DEPTH:
+        raise LimitExceeded("messages nest deeper than any network's")
+    found: Message = {}
+    for number, wire, value in fields(data, budget):
+        if number in schema:
+            name, kind = schema[number]
+            held = found.setdefault(name, [])
+            if is_dict(kind):
+                held.append(message(content(wire, value), kind, budget, values, depth + 1))
+            elif kind == "field":
+                held.append((number, wire, value))
+            else:
+                held.extend(VALUES[kind](wire, value) if values is None else values(kind, wire, value, budget))
+    return found
+
+
+def one(message: Message, field: str, default: Any) -> Any:
+    """Return a field that occurs at most once, the last time if it does more often; as the type that `default` has."""
+    if not message.get(field):
+        return default
+    value = message[field][-1]
+    if is_dict(default):
+        return value if is_dict(value) else default
+    return type(default)(value)
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -105,6 +159,23 @@ def real(wire: int, value: int | memoryview) -> float:
 def numbers(wire: int, value: int | memoryview) -> list[int]:
     """Read integers of a repeated field: one, or a packed list."""
     return [number(wire, value)] if wire == VARINT else [int(n) for n in packed(content(wire, value))]
+
+
+def reals(wire: int, value: int | memoryview) -> list[float]:
+    """Read floats of a repeated field: one, or a packed list."""
+    return np.frombuffer(content(wire, value), "<f4").tolist() if wire == BYTES else [real(wire, value)]
+
+
+Values = Callable[[str, int, "int | memoryview", Budget], list[Any]]
+VALUES: dict[str, Callable[[int, int | memoryview], list[Any]]] = {
+    "int": lambda wire, value: [number(wire, value)],
+    "ints": numbers,
+    "floats": reals,
+    "float": lambda wire, value: [real(wire, value)],
+    "string": lambda wire, value: [text(wire, value)],
+    "bytes": lambda wire, value: [content(wire, value)],
+}
+"""Types of fields, and what reads one; those in the plural may be packed."""
 
 
 def packed(data: memoryview) -> np.ndarray:

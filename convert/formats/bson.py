@@ -11,6 +11,7 @@ format's rules and is not verified: `docs/from-metalhead.md` shows how.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from convert.formats import _bsondoc, _flux
 from convert.formats._bsonjl import Reader
 from convert.formats._fluxgraph import build
 from convert.formats._julia import DTYPES, Struct
-from convert.formats._juliatree import RECORD, fill, naming, tree
+from convert.formats._juliatree import document, fill, naming
 from convert.formats._mapped import mapped
-from convert.source import Convention, Part, Source
+from convert.source import Convention, Part, Source, Stored
 from weights.errors import UnsupportedFormat
 
 SUFFIXES = (".bson",)
@@ -75,26 +76,25 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention = "convol
     Raises:
         UnsupportedFormat: the tensors take 2 GiB or more, a dtype is not Julia's, or names contradict each other.
     """
-    state = tree(parts, convention, _leaf)
-    record = {"convention": convention, "spatial": "hw", **dict(sorted((metadata or {}).items()))}
+    made = document(parts, convention, metadata, _leaf)
     with path.open("wb") as file:
-        for piece in _bsondoc.encode({"model_state": state, RECORD: record}):
+        for piece in _bsondoc.encode(made):
             file.write(piece)
 
 
 JULIA_NAMES = {np.dtype(code).str[1:]: name for name, code in DTYPES.items()}
 
 
-def _leaf(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], make: Any) -> dict[str, Any]:
-    """Describe an array; `shape` is NumPy's, reversed."""
-    code = dtype.str[1:]
+def _leaf(array: Stored) -> dict[str, Any]:
+    """Describe an array, whose shape is NumPy's, reversed."""
+    code = array.dtype.str[1:]
     if code not in JULIA_NAMES:
-        raise UnsupportedFormat(f"{name}: BSON.jl has no {dtype}; cast it to float32 first")
-    little = dtype.newbyteorder("<")
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        raise UnsupportedFormat(f"{array.origin}: BSON.jl has no {array.dtype}; cast it to float32 first")
+    little = array.dtype.newbyteorder("<")
+    size = math.prod(array.shape) * array.dtype.itemsize
     return {
         "tag": "array",
         "type": {"tag": "datatype", "name": ["Core", JULIA_NAMES[code]], "params": []},
-        "size": list(reversed(shape)),
-        "data": _bsondoc.Blob(size, lambda: make().astype(little, copy=False).data if size else b""),
+        "size": list(reversed(array.shape)),
+        "data": _bsondoc.Blob(size, lambda: array.load().astype(little, copy=False).data if size else b""),
     }

@@ -19,9 +19,8 @@ from convert.formats import _caffe_schema as schema
 from convert.formats import _caffe_wire as wire
 from convert.formats._caffe_graph import graph
 from convert.formats._caffe_layers import NORMS, Layer, lacking, layers, tensors
-from convert.formats._caffe_schema import Message, one
-from convert.formats._mapped import mapped
-from convert.formats._wire import Budget
+from convert.formats._mapped import beside, mapped
+from convert.formats._wire import Budget, Message, message, one
 from convert.graph import Graph
 from convert.source import Source
 from weights.errors import ConvertError, MalformedFile
@@ -60,7 +59,7 @@ def read(path: Path) -> Source:
         ConvertError: the file is damaged, or claims more than it can hold.
     """
     with _guard.reading(path, "Caffe network"):
-        net = wire.message(mapped(path), schema.NET, Budget(wire.MAX_FIELDS))
+        net = message(mapped(path), schema.NET, Budget(wire.MAX_FIELDS), wire.values)
         if not schema.layers(net):
             raise MalformedFile(f"{path} has no layers")
         description, said, notes = _description(path, net)
@@ -82,15 +81,6 @@ def read(path: Path) -> Source:
             preprocessing=preparation,
             notes=[*notes, *([] if preparation else [CONVENTION])],
         )
-
-
-def beside(path: Path, suffix: str) -> Path | None:
-    """Find the file that belongs to this one: of the same name but its ending, or the only one of its kind in the folder."""
-    same = path.with_suffix(suffix)
-    if same.is_file():
-        return same
-    others = sorted(other for other in path.parent.glob(f"*{suffix}") if other.is_file())
-    return others[0] if len(others) == 1 else None
 
 
 def _description(path: Path, net: Message) -> tuple[Message | None, str, list[str]]:
@@ -148,8 +138,8 @@ def _remarks(running: list[Layer], others: list[Layer]) -> list[str]:
 
 def _preprocessing(path: Path, nets: list[Message]) -> dict[str, Any]:
     """Tell how images are prepared, where a data layer or a mean image says it; means and deviations on 0..1, in BGR."""
-    for message in (layer for net in reversed(nets) for layer in schema.layers(net)):
-        p = one(message, "transform_param", {})
+    for layer in (layer for net in reversed(nets) for layer in schema.layers(net)):
+        p = one(layer, "transform_param", {})
         if not any(name in p for name in ("mean_value", "mean_file", "scale")):
             continue
         means = [float(mean) for mean in p.get("mean_value", [])] or _mean(path, one(p, "mean_file", ""))

@@ -25,8 +25,8 @@ import numpy as np
 from convert import _guard
 from convert.formats import _darknet_cfg as cfg
 from convert.formats._darknet_graph import graph
-from convert.formats._darknet_write import write_listing
-from convert.formats._mapped import mapped
+from convert.formats._darknet_write import KERNELS, NORM, write_listing
+from convert.formats._mapped import beside, mapped
 from convert.graph import Graph
 from convert.kinds import is_dict
 from convert.source import Convention, Part, Positional, Source, Stored
@@ -75,7 +75,7 @@ def read(path: Path) -> Source:
         facts = {"version": f"{major}.{minor}.{revision}", "images seen": str(int.from_bytes(data[12:header], "little"))}
         alexey = (major, minor) == (0, 2) and revision == ALEXEY
         framework = f"Darknet {facts['version']}" + (" (AlexeyAB's)" if alexey else "")
-        found = _description(path)
+        found = beside(path, ".cfg")
         if found is None:
             return _unnamed(path, framework, numbers, facts)
         sections = cfg.read(found)
@@ -105,14 +105,6 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention = "correl
     write_listing(parts, path, path.with_suffix(SIDECARS[0]), convention=convention, metadata=metadata)
 
 
-def _description(path: Path) -> Path | None:
-    same = path.with_suffix(".cfg")
-    if same.is_file():
-        return same
-    others = [other for other in path.parent.glob("*.cfg") if other.is_file()]
-    return others[0] if len(others) == 1 else None
-
-
 def _unnamed(path: Path, framework: str, numbers: memoryview, facts: dict[str, str]) -> Source:
     shape = (len(numbers) // 4,)
     stored = Stored("all numbers", shape, np.dtype("<f4"), lambda: np.frombuffer(numbers, "<f4"))
@@ -120,12 +112,7 @@ def _unnamed(path: Path, framework: str, numbers: memoryview, facts: dict[str, s
         f"The file holds {shape[0]} numbers and no word of what they are: that is in the network's .cfg, which must lie beside it under "
         f"the name {path.with_suffix('.cfg').name}."
     )
-    order = {
-        "conv": ("bias", "weight"),
-        "transposed": ("bias", "weight"),
-        "linear": ("bias", "weight"),
-        "norm": ("bias", "weight", "running_mean", "running_var"),
-    }
+    order = {**dict.fromkeys(KERNELS, ("bias", "weight")), "norm": tuple(NORM)}
     layout = Positional(order, lambda kind, leaf, shape: (), "correlation")
     return Source(path, "darknet", framework, {"0": stored}, positional=True, facts=facts, notes=[note], layout=layout)
 

@@ -22,8 +22,7 @@ from convert.formats import _caffe_prototxt as prototxt
 from convert.formats._caffe_graph import fed_channels, graph
 from convert.formats._caffe_layers import CONVOLUTIONS, Layer, layers
 from convert.formats._caffe_schema import one
-from convert.formats._mapped import mapped
-from convert.formats.caffe import beside
+from convert.formats._mapped import beside, mapped
 from convert.graph import Graph
 from convert.source import Source, Stored, in_memory
 from convert.steps import Shape

@@ -21,9 +21,9 @@ from convert._guard import check, reading
 from convert.formats import _flux
 from convert.formats._hdf5 import Dataset, Group, Hdf5, Type
 from convert.formats._hdf5_bytes import UNDEFINED
-from convert.formats._jld2write import Numbers, write_tree
+from convert.formats._jld2write import write_tree
 from convert.formats._julia import Array, Opaque
-from convert.formats._juliatree import RECORD, fill, naming, tree
+from convert.formats._juliatree import document, fill, naming
 from convert.kinds import is_dict
 from convert.source import Convention, Part, Source
 from weights.errors import ConvertError, LimitExceeded
@@ -156,12 +156,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention = "convol
     Raises:
         UnsupportedFormat: a dtype is not Julia's, or names contradict each other.
     """
-
-    def leaf(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], make: Any) -> Numbers:
-        return Numbers(name, shape, dtype, make)
-
-    record = {"convention": convention, "spatial": "hw", **dict(sorted((metadata or {}).items()))}
     try:
-        write_tree({"model_state": tree(parts, convention, leaf), RECORD: record}, path)
+        write_tree(document(parts, convention, metadata, lambda array: array), path)
     except OverflowError as error:
         raise ConvertError(f"{path}: a name or a text is longer than HDF5 can hold: {error}") from error

@@ -18,8 +18,8 @@ from convert.core import COUNTER
 from convert.formats import _hdf5, _mat5, _mat73, _matgraph, _matlayers
 from convert.formats._mapped import mapped
 from convert.formats._mat import Matrix, Value
-from convert.source import Part, Shape, Source, Stored
-from convert.steps import Moment, flip, from_layout, stored_shape, undo
+from convert.source import Part, Shape, Source, Stored, laid_out
+from convert.steps import Moment
 from weights.errors import ConvertError, MalformedFile
 
 SUFFIXES = (".mat",)
@@ -89,7 +89,7 @@ def _layer(part: Part, convention: str | None) -> Value:
     if part.kind not in ("conv", "depthwise", "transposed", "linear") or "weight" not in leaves:
         return layer | {"type": "custom", "leaves": {leaf: _matrix(stored) for leaf, stored in leaves.items()}}
     weight = leaves["weight"]
-    kernel = _dense(part, weight) if len(weight.shape) == 2 else _kernel(part.kind, weight, convention)
+    kernel = _dense(part, weight) if len(weight.shape) == 2 else _kernel(part.kind, weight, convention == "convolution")
     layer["type"] = "convt" if part.kind == "transposed" else "conv"
     layer["weights"] = [kernel, _matrix(bias) if bias is not None else None]
     if part.groups > 1 and part.kind == "transposed":
@@ -115,17 +115,9 @@ def _norm(part: Part, leaves: Mapping[str, Stored]) -> dict[str, Value]:
     return {"type": "bnorm", "weights": weights, "epsilon": _number(eps), "variance": _matrix(variance)}
 
 
-def _kernel(kind: str, weight: Stored, convention: str | None) -> Matrix:
-    axes = len(weight.shape)
-    layout = "DHW"[5 - axes :] + LAYOUTS[kind][2:]
-    shape = stored_shape("conv" if kind == "depthwise" else kind, layout, weight.shape)
-    steps = from_layout("conv" if kind == "depthwise" else kind, layout, shape)
-
-    def load() -> np.ndarray:
-        array = undo(steps, weight.array())
-        return flip(array, layout) if convention == "convolution" else array
-
-    return Matrix(weight.origin, shape, weight.dtype, load)
+def _kernel(kind: str, weight: Stored, flipped: bool) -> Matrix:
+    raw = laid_out(weight, kind, "DHW"[5 - len(weight.shape) :] + LAYOUTS[kind][2:], flipped=flipped)
+    return Matrix(raw.origin, raw.shape, raw.dtype, raw.load)
 
 
 def _dense(part: Part, weight: Stored) -> Matrix:

@@ -23,8 +23,7 @@ from convert.core import COUNTER
 from convert.formats import _lasagne, _named, _pickles, flax
 from convert.formats._mapped import mapped, stored
 from convert.kinds import is_dict
-from convert.source import Part, Shape, Source, Stored, in_memory
-from convert.steps import flip
+from convert.source import Part, Shape, Source, Stored, in_memory, laid_out
 from weights.errors import ConvertError, LimitExceeded, MalformedFile
 
 SUFFIXES = (".npz", ".npy")
@@ -95,8 +94,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
 def _turned(tensor: Stored, leaf: str, convention: str | None) -> Stored:
     if leaf != "weight" or convention != "convolution" or len(tensor.shape) < 3:
         return tensor
-    layout = "OI" + "DHW"[5 - len(tensor.shape) :]
-    return Stored(tensor.origin, tensor.shape, tensor.dtype, lambda: flip(tensor.array(), layout))
+    return laid_out(tensor, "conv", "OI" + "DHW"[5 - len(tensor.shape) :], flipped=True)
 
 
 def _put(file: Any, array: np.ndarray) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +16,7 @@ import numpy as np
 from convert import _guard, execute
 from convert.formats import _onnx_export, _onnx_graph, _onnx_ops, _onnx_proto, _wire
 from convert.graph import Graph
-from convert.source import Convention, Part, Source, Stored
+from convert.source import Convention, Part, Source
 from weights.errors import ConvertError, MalformedFile
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def read(path: Path) -> Source:
         path,
         "onnx",
         f"ONNX opset {model.opset}" + (f", {model.producer}" if model.producer else ""),
-        {name: _guarded(path, stored) for name, stored in builder.tensors.items()},
+        {name: _guard.guarded(stored, path, "ONNX file") for name, stored in builder.tensors.items()},
         graph=graph,
         flatten="hwc" if flattened == {"hwc"} else "chw",
         facts={"opset": str(model.opset), **{key: entry[: _guard.MAX_FACT] for key, entry in list(model.metadata.items())[:100]}},
@@ -132,14 +131,6 @@ def export(
         network, Path(path), input_shape=input_shape, metadata=metadata, preprocessing=preprocessing, opset=opset
     )
     return _proved(Path(path), twin, example, preprocessing) if verify else None
-
-
-def _guarded(path: Path, stored: Stored) -> Stored:
-    def load() -> np.ndarray:
-        with _guard.reading(path, "ONNX file"):
-            return stored.load()
-
-    return replace(stored, load=load)
 
 
 def _preprocessing(graph: Graph | None) -> dict[str, Any]:

@@ -158,16 +158,13 @@ def save(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] 
     """
     import torch
 
-    codes = {getattr(torch, name): (code, itemsize) for code, (itemsize, name) in DTYPES.items()}
+    from convert.formats._torch import stored
+
+    known = {getattr(torch, name) for _, name in DTYPES.values()}
     for name, tensor in tensors.items():
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in codes:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in known:
             raise UnsupportedFormat(f"safetensors can't hold {name!r}: {tensor.dtype}, {tensor.layout}")
-    described = {name: (*codes[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
-
-    def content(name: str) -> np.ndarray:
-        return tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-    _write(described, content, path, metadata)
+    save_stored({name: stored(name, tensor) for name, tensor in tensors.items()}, path, metadata)
 
 
 def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, metadata: Mapping[str, str]) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from convert import _guard
 from convert.formats import _tf_bundle, _tf_table
 from convert.formats._tf_bundle import Bundle, Entry
@@ -74,8 +72,8 @@ def read(path: Path, *, averages: bool = False) -> Source:
         entries, notes = _chosen(bundle, averages)
         if not entries:
             raise MalformedFile(f"{path} holds no weights; its variables are {', '.join(e.key for e in bundle.entries[:10]) or 'none'}")
-        tensors = {name: _guarded(path, stored) for name, stored in _tensors(entries, notes).items()}
-        _guard.check(path, tensors.values(), bundle.size_bytes)
+        tensors = {name: _guard.guarded(stored, path, "TensorFlow checkpoint") for name, stored in _tensors(entries, notes).items()}
+        _guard.check(path, tensors.values(), bundle.files.size_bytes)
     if bundle.left_out:
         notes.append(f"left out: {counted(len(bundle.left_out), 'entry', 'entries')} without numbers")
     return Source(
@@ -86,7 +84,7 @@ def read(path: Path, *, averages: bool = False) -> Source:
         flatten="hwc",
         facts={"index": index.name, **({"object graph": f"{len(bundle.names)} names"} if bundle.names else {})},
         notes=notes,
-        close=bundle.close,
+        close=bundle.files.close,
     )
 
 
@@ -210,11 +208,3 @@ def _kind(module: str, leaf: str, shape: Sequence[int], leaves: Mapping[str, Ent
             guessed.append(module)
             return "depthwise", f"{letters}CM"
     return "conv", f"{letters}IO"
-
-
-def _guarded(path: Path, stored: Stored) -> Stored:
-    def load() -> np.ndarray:
-        with _guard.reading(path, "TensorFlow checkpoint"):
-            return stored.load()
-
-    return replace(stored, load=load)

@@ -13,6 +13,7 @@ import numpy as np
 from convert._guard import reading
 from convert.formats import _lasagne, _pickles
 from convert.formats._mapped import mapped
+from convert.formats._torchpickle import STREAM
 from convert.source import Part, Source
 from weights.errors import ConvertError, UnsupportedFormat
 
@@ -20,8 +21,6 @@ SUFFIXES = (".pkl", ".pickle")
 WRITES = True
 WEAK = True
 
-TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""A pickled number with which PyTorch's files of before 1.6 begin."""
 BEGINNING = re.compile(
     rb"\x80[\x02-\x05]|\((lp?|dp?|i|c)\d*\s?|c(numpy|theano|copy_reg|copyreg|collections)\b|\]q?[\x00-\xff]?\(|\}q?[\x00-\xff]?\("
 )
@@ -30,7 +29,7 @@ BEGINNING = re.compile(
 def sniff(path: Path, head: bytes) -> bool:
     """Tell a pickle by its first operations; PyTorch's own are told apart by their number."""
     del path
-    return BEGINNING.match(head) is not None and not head.startswith(TORCH)
+    return BEGINNING.match(head) is not None and not head.startswith(STREAM)
 
 
 def read(path: Path) -> Source:
@@ -43,7 +42,7 @@ def read(path: Path) -> Source:
     """
     with reading(path, "pickle"):
         buffer = mapped(path)
-        if bytes(buffer[: len(TORCH)]) == TORCH:
+        if bytes(buffer[: len(STREAM)]) == STREAM:
             raise UnsupportedFormat(f"{path} is a file of PyTorch's; read it as pytorch")
         return _lasagne.from_pickle(path, "theano", _pickles.load(buffer, path), len(buffer))
 

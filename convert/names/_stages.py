@@ -1,8 +1,8 @@
-"""Stages of networks that are one row of convolutions: VGG and AlexNet, whose layers we number straight through."""
+"""What several namings count or name alike: stages of one row of convolutions, and blocks of convolutions with a gate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def stages(found: Mapping[str, str]) -> dict[str, tuple[int, int]]:
@@ -24,3 +24,18 @@ def stages(found: Mapping[str, str]) -> dict[str, tuple[int, int]]:
         if kind != "linear":
             numbered[module] = stage, place
     return numbered
+
+
+def block(members: Sequence[str], prefix: str, gate: Mapping[str, str], *names: Sequence[str]) -> dict[str, str]:
+    """Name a block's convolutions and their BatchNorms, and the layers of its gate.
+
+    Args:
+        members: our modules of the block, in order.
+        prefix: what their names begin with.
+        gate: the last word of our name of a layer of the gate, and theirs.
+        names: theirs of all other members, in order; those are taken that are as many.
+    """
+    gates = {module: prefix + gate[last] for module in members if (last := module.rpartition(".")[2]) in gate}
+    plain = [module for module in members if module not in gates]
+    chosen = next((each for each in names if len(each) == len(plain)), names[-1])
+    return {module: prefix + name for module, name in zip(plain, chosen, strict=True)} | gates

@@ -69,7 +69,11 @@ GOOGLENET = {
     "branch4.1": "pool_proj",
     "fc": "loss3/classifier",
 }
-ALEXNET = {f"features.{index}": f"conv{number}" for number, index in enumerate((0, 3, 6, 8, 10), start=1)}
+ALEXNET = {
+    **{f"features.{index}": f"conv{number}" for number, index in enumerate((0, 3, 6, 8, 10), start=1)},
+    **{"classifier.1": "fc6", "classifier.4": "fc7", "classifier.6": "fc8"},
+}
+"""The published ones have other widths and two groups, which the shapes will show."""
 DENSE = {"classifier.0": "fc6", "classifier.3": "fc7", "classifier.6": "fc8"}
 COMPRESSED = {"conv1x1_1": "squeeze1x1", "conv1x1_2": "expand1x1", "conv3x3_2": "expand3x3"}
 NORMS = ("weight", "bias", "running_mean", "running_var")
@@ -248,12 +252,6 @@ def _inception(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str
     return theirs
 
 
-def _alexnet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
-    """Name the same layers; the published ones have other widths and two groups, which the shapes will show."""
-    del family, found
-    return {**ALEXNET, "classifier.1": "fc6", "classifier.4": "fc7", "classifier.6": "fc8"}
-
-
 def _bottlenecks(family: Sequence[str]) -> bool:
     return any(depth in family[0] for depth in ("50", "101", "152"))
 
@@ -267,5 +265,5 @@ FAMILIES: dict[str, Callable[[Sequence[str], Mapping[str, str]], dict[str, str]]
     "DenseNet": densenet,
     "GoogLeNet": _googlenet,
     "InceptionV3": _inception,
-    "AlexNet": _alexnet,
+    "AlexNet": lambda family, found: ALEXNET,
 }

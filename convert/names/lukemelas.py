@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from convert.core import Row, Shape, modules
+from convert.names._stages import block
 
 ENDS = {"features.0.0": "_conv_stem", "features.0.1": "_bn0", "features.8.0": "_conv_head", "features.8.1": "_bn1", "classifier.1": "_fc"}
 GATE = {"fc1": "_se_reduce", "fc2": "_se_expand"}
@@ -25,14 +26,10 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     names = dict(ENDS)
     blocks: dict[str, list[str]] = {}
     for module in found:
-        if block := re.match(r"features\.\d+\.\d+\.block\.", module):
-            blocks.setdefault(block[0], []).append(module)
+        if match := re.match(r"features\.\d+\.\d+\.block\.", module):
+            blocks.setdefault(match[0], []).append(module)
     for number, inner in enumerate(blocks.values()):
-        plain = [module for module in inner if module.rpartition(".")[2] not in GATE]
-        theirs = REST if len(plain) == len(REST) else EXPANSION + REST
-        names |= {module: f"_blocks.{number}.{name}" for module, name in zip(plain, theirs, strict=True)}
-        gate = ((module, module.rpartition(".")[2]) for module in inner)
-        names |= {module: f"_blocks.{number}.{GATE[last]}" for module, last in gate if last in GATE}
+        names |= block(inner, f"_blocks.{number}.", GATE, REST, EXPANSION + REST)
     return [Row(names.get(module, module), module, kind) for module, kind in found.items()]
 
 

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from convert.core import Row, Shape, modules
-from convert.names._stages import stages
+from convert.names._stages import block, stages
 
 FORMATS = ("pytorch", "safetensors", "npz")
 
@@ -29,7 +29,7 @@ MOBILE = {"MobileNetV1": (1, 2, 2, 6, 2), "MobileNetV2": (1, 2, 3, 7, 4), "Mobil
 EFFICIENT = {"1": (1, ()), "2": (2, ()), "3": (3, ()), "4": (4, ()), "5": (4, ("4",)), "6": (5, ()), "7": (5, ("6",))}
 """Our stage: theirs, and our stages that its units are counted on from."""
 GATES = {"fc1": "se.conv1", "fc2": "se.conv2"}
-SEPARABLE = ("dw_conv", "pw_conv")
+SEPARABLE, EXPANDED = ("dw_conv", "pw_conv"), ("conv1", "conv2", "conv3")
 BIASLESS = ("output.conv1",)
 MIXED = {
     **{f"5{letter}": (1, n) for n, letter in enumerate("bcd", 1)},
@@ -130,12 +130,9 @@ def _squeezenet(found: Mapping[str, str], family: Sequence[str]) -> Names:
     return theirs
 
 
-def _unit(members: Sequence[str], found: Mapping[str, str], prefix: str, names: Sequence[str]) -> Names:
-    """Name a block's convolutions and their BatchNorms in order, and its gate."""
-    gates = {module: prefix + GATES[module.rpartition(".")[2]] for module in members if module.endswith(tuple(GATES))}
-    plain = [module for module in members if module not in gates]
-    pairs = {module: f"{prefix}{names[n // 2]}.{_leaf(found[module])}" for n, module in enumerate(plain)}
-    return pairs | gates
+def _pairs(*names: str) -> list[str]:
+    """Name convolutions and the BatchNorm behind each."""
+    return [f"{name}.{leaf}" for name in names for leaf in ("conv", "bn")]
 
 
 def _mobile(found: Mapping[str, str], family: Sequence[str]) -> Names:
@@ -149,9 +146,8 @@ def _mobile(found: Mapping[str, str], family: Sequence[str]) -> Names:
     theirs |= {"classifier.0": "output.conv1", "classifier.3": "output.conv2"} if hidden else {"classifier.1": "output"}
     for number, (stage, unit) in enumerate(places, 1):
         members = [module for module in found if module.startswith(f"features.{number}.")]
-        plain = sum(not module.endswith(tuple(GATES)) for module in members)
-        names = SEPARABLE if name == "MobileNetV1" else ("exp_conv", "conv1", "conv2") if hidden else ("conv1", "conv2", "conv3")
-        theirs |= _unit(members, found, f"features.stage{stage}.unit{unit}.", names[-plain // 2 :])
+        names = _pairs(*(SEPARABLE if name == "MobileNetV1" else ("exp_conv", "conv1", "conv2") if hidden else EXPANDED))
+        theirs |= block(members, f"features.stage{stage}.unit{unit}.", GATES, names[2:], names)
     return {ours: name for ours, name in theirs.items() if ours in found}
 
 
@@ -164,8 +160,7 @@ def _efficientnet(found: Mapping[str, str], family: Sequence[str]) -> Names:
     for (ours, index), members in blocks.items():
         stage, earlier = EFFICIENT[ours]
         unit = int(index) + 1 + sum(sizes[other] for other in earlier)
-        expanded = sum(not module.endswith(tuple(GATES)) for module in members) == 6
-        theirs |= _unit(members, found, f"features.stage{stage}.unit{unit}.", ("conv1", "conv2", "conv3") if expanded else SEPARABLE)
+        theirs |= block(members, f"features.stage{stage}.unit{unit}.", GATES, _pairs(*EXPANDED), _pairs(*SEPARABLE))
     return theirs
 
 

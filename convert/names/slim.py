@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convert.core import Row, Shape, modules
+from convert.names._stages import block
 
 FORMATS = ("tensorflow",)
 
@@ -24,7 +25,8 @@ SCOPES = {"MobileNetV1": "MobilenetV1", "MobileNetV2": "MobilenetV2", "MobileNet
 LOGITS = "Logits/Conv2d_1c_1x1"
 CONVOLVED = (LOGITS, "Conv_2")
 """Dense layers that are 1x1 convolutions there."""
-SHORT, LONG = "depthwise project", "expand depthwise project"
+PARTS = [part + norm for part in ("expand", "depthwise", "project") for norm in ("", "/BatchNorm")]
+"""Of a block; the first has no expansion."""
 GATE = {"fc1": "squeeze_excite/Conv", "fc2": "squeeze_excite/Conv_1"}
 
 
@@ -83,9 +85,5 @@ def _later(found: Mapping[str, str]) -> dict[str, str]:
     }
     for index, members in blocks.items():
         scope = "expanded_conv" + (f"_{index - 1}" if index > 1 else "")
-        plain = [module for module in members if not module.endswith(tuple(GATE))]
-        parts = (SHORT if len(plain) == 4 else LONG).split()
-        names = [name for part in parts for name in (part, f"{part}/BatchNorm")]
-        theirs |= {module: f"{scope}/{name}" for module, name in zip(plain, names, strict=False)}
-        theirs |= {module: f"{scope}/{GATE[module.rpartition('.')[2]]}" for module in members if module not in plain}
+        theirs |= block(members, f"{scope}/", GATE, PARTS[2:], PARTS)
     return theirs

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from convert.core import Row, Shape, modules
+from convert.names._stages import block
 
 # Blocks of each stage of the papers' tables: timm counts by stage, torchvision straight through. EfficientNet's are by stage in both.
 STAGES = {
@@ -47,7 +48,7 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     name = next((name for name in ENDS if name in family), None)
     theirs = dict(ENDS[name]) if name is not None else {}
     for ours_prefix, theirs_prefix in _blocks(name, found):
-        theirs |= _block([module for module in found if module.startswith(ours_prefix)], theirs_prefix)
+        theirs |= block([module for module in found if module.startswith(ours_prefix)], theirs_prefix, GATE, SEPARABLE, INVERTED)
     if name == "RegNet":
         theirs |= {module: _regnets(*match.groups()) for module in found if (match := REGNETS_BLOCK.fullmatch(module))}
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
@@ -63,14 +64,6 @@ def _blocks(family: str | None, found: Mapping[str, str]) -> list[tuple[str, str
     sizes = STAGES.get(family or "", ())
     places = ((stage, block) for stage, size in enumerate(sizes) for block in range(size))
     return [(f"features.{index}.", f"blocks.{stage}.{block}.") for index, (stage, block) in enumerate(places, start=1)]
-
-
-def _block(modules: Sequence[str], prefix: str) -> dict[str, str]:
-    """Name a block's two or three convolutions, their BatchNorms and its gate."""
-    gate = {module: GATE[module.rpartition(".")[2]] for module in modules if module.endswith(tuple(GATE))}
-    plain = [module for module in modules if module not in gate]
-    names = SEPARABLE if len(plain) == len(SEPARABLE) else INVERTED
-    return {module: prefix + name for module, name in {**dict(zip(plain, names, strict=True)), **gate}.items()}
 
 
 def _regnets(stage: str, block: str, part: str, layer: str) -> str:
