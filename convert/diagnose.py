@@ -16,7 +16,7 @@ import numpy as np
 from convert import _between_faults, _fault, _global_faults, _layer_faults, _probe, execute
 from convert._fault import Fault, Site, Trial
 from convert._windows import Pads, pair, resolve
-from convert.certificate import OUTPUT, before_softmax
+from convert.certificate import OUTPUT, before_softmax, finite
 from convert.graph import Graph, Node
 from convert.kinds import is_array
 from convert.network import modules_of
@@ -62,9 +62,9 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Describe it in what JSON has; an infinite error is None there."""
-        tried = [{"hypothesis": trial.hypothesis, "error": _finite(trial.error)} for trial in self.tried]
+        tried = [{"hypothesis": trial.hypothesis, "error": finite(trial.error)} for trial in self.tried]
         told = {name: getattr(self, name) for name in ("theirs", "ours", "cause", "explanation", "remedy")}
-        return {**told, "before": _finite(self.before), "after": _finite(self.after), "tried": tried}
+        return {**told, "before": finite(self.before), "after": finite(self.after), "tried": tried}
 
     def __str__(self) -> str:
         if self.cause == NOTHING:
@@ -348,7 +348,3 @@ def _told(theirs: str | None, ours: str | None, fault: Fault | None, before: flo
     return Diagnosis(
         theirs, ours, " and ".join(fault.causes), explanation, before, fault.error, remedy[:1].upper() + remedy[1:] + ".", tried
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None
