@@ -317,10 +317,8 @@ class _Walk:
         if stored is None or not convolution or getattr(self.modules[self.pairs[node.name]], "bias", None) is not None:
             return None
         bias = stored.load().astype(np.float64).reshape(-1)
-        return bias if np.any(bias) and (self.pairs[node.name] in self.moved or self._norm_reads(node)) else None
-
-    def _norm_reads(self, node: Node) -> bool:
-        return any(node.name in other.inputs and other.op == "norm" for other in self.graph.nodes)
+        norm_reads = any(node.name in other.inputs and other.op == "norm" for other in self.graph.nodes)
+        return bias if np.any(bias) and (self.pairs[node.name] in self.moved or norm_reads) else None
 
     def _reads_images(self, name: str) -> bool:
         """Tell whether this value is made of the images and of no layer with weights."""
