@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -177,7 +178,7 @@ def _guesses(twin: nn.Module, inputs: np.ndarray) -> list[Guess]:
     convolutions = [layer.name for layer in found if layer.kind in ("conv", "depthwise", "transposed")]
     guesses = [*_kernels(convolutions), *_dense(found), *_images(inputs), *_norms(twin, found)]
     modules = modules_of(twin)
-    rounding, border = _patches.toggled("ceil_mode", usual=False), _patches.toggled("count_include_pad", usual=True)
+    rounding, border = partial(_patches.toggled, "ceil_mode", False), partial(_patches.toggled, "count_include_pad", True)
     strided = [modules[name] for name in convolutions if isinstance(modules[name], nn.Conv2d)]
     guesses += [
         Guess(_fault.SAME, "SAME padding in every convolution and pool", patch=lambda: _patches.padded(strided, "same_upper")),
@@ -193,9 +194,8 @@ def _guesses(twin: nn.Module, inputs: np.ndarray) -> list[Guess]:
         swaps = [change for a, b in bottlenecks for change in ((a, "stride", b.stride), (b, "stride", a.stride))]
         guesses.append(Guess(_fault.STRIDE, said, patch=lambda: _patches.attributes(swaps)))
     for name, function in _patches.activations().items():
-        guesses.append(
-            Guess(_fault.ACTIVATION, f"{name} for every activation", patch=lambda f=function: _patches.functions(_patches.activated(f)))
-        )
+        patch = partial(_patches.functions, partial(_patches.activated, function))
+        guesses.append(Guess(_fault.ACTIVATION, f"{name} for every activation", patch=patch))
     return guesses
 
 

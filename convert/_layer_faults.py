@@ -110,15 +110,12 @@ def _orientations(site: Site, weight: Tensor) -> list[Change]:
         (True, 3): (_fault.TRANSPOSED, "the kernels turned by 270 degrees"),
     }
 
-    def turned(key: tuple[Any, ...]) -> Any:
-        def how(w: Tensor) -> Tensor:
-            four = w.reshape(shape)
-            four = four.transpose(2, 3) if key[0] else four
-            return four.flip(key[1:]).reshape(w.shape) if len(key) > 1 else four.reshape(w.shape)
+    def turned(key: tuple[Any, ...], w: Tensor) -> Tensor:
+        four = w.reshape(shape)
+        four = four.transpose(2, 3) if key[0] else four
+        return four.flip(key[1:]).reshape(w.shape) if len(key) > 1 else four.reshape(w.shape)
 
-        return how
-
-    return [Change(cause, said, turned(key)) for key, (cause, said) in names.items() if not key[0] or shape[2] == shape[3]]
+    return [Change(cause, said, partial(turned, key)) for key, (cause, said) in names.items() if not key[0] or shape[2] == shape[3]]
 
 
 def _inputs(site: Site, weight: Tensor) -> list[Change]:

@@ -33,17 +33,14 @@ def padded(convolutions: list[Any], pads: str, pools: bool = True) -> Generator[
     """Pad as `pads` says, SAME or half the kernel on each side, whatever the layers say themselves."""
     from torch.nn import functional as F
 
-    def convolve(module: Any) -> Callable[[Tensor], Tensor]:
-        def forward(x: Tensor) -> Tensor:
-            top, left, bottom, right = _around(pads, (x.shape[2], x.shape[3]), module.kernel_size, module.stride, module.dilation)
-            padded = F.pad(x, (left, right, top, bottom))
-            return F.conv2d(padded, module.weight, module.bias, module.stride, 0, module.dilation, module.groups)
-
-        return forward
+    def convolve(module: Any, x: Tensor) -> Tensor:
+        top, left, bottom, right = _around(pads, (x.shape[2], x.shape[3]), module.kernel_size, module.stride, module.dilation)
+        padded = F.pad(x, (left, right, top, bottom))
+        return F.conv2d(padded, module.weight, module.bias, module.stride, 0, module.dilation, module.groups)
 
     changed = [module for module in convolutions if max(module.kernel_size) > 1 and any(_amount(module))]
     for module in changed:
-        module.forward = convolve(module)
+        module.forward = partial(convolve, module)
     try:
         with functions(_same_pools) if pools else ExitStack():
             yield
@@ -88,16 +85,12 @@ def _pool(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str,
     return {**dict(zip(_ARGUMENTS[name], args, strict=False)), **kwargs} if name in _ARGUMENTS else None
 
 
-def toggled(argument: str, usual: bool) -> Intercept:
+def toggled(argument: str, usual: bool, name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Toggle an argument of every pool that has it: ceil_mode, or count_include_pad."""
-
-    def intercept(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        pool = _pool(name, args, kwargs)
-        if pool is None or argument not in _ARGUMENTS[name]:
-            return function(*args, **kwargs)
-        return function(**{**pool, argument: not pool.get(argument, usual)})
-
-    return intercept
+    pool = _pool(name, args, kwargs)
+    if pool is None or argument not in _ARGUMENTS[name]:
+        return function(*args, **kwargs)
+    return function(**{**pool, argument: not pool.get(argument, usual)})
 
 
 def _same_pools(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,13 +114,9 @@ def reversed_concat(name: str, function: Any, args: tuple[Any, ...], kwargs: dic
     return function(*args, **kwargs)
 
 
-def activated(other: Callable[[Tensor], Tensor]) -> Intercept:
+def activated(other: Callable[[Tensor], Tensor], name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Put one function in the place of every activation."""
-
-    def intercept(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return other(args[0]) if name in RELUS and args else function(*args, **kwargs)
-
-    return intercept
+    return other(args[0]) if name in RELUS and args else function(*args, **kwargs)
 
 
 def activations() -> dict[str, Callable[[Tensor], Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,25 +65,19 @@ def forward(network: nn.Module, inputs: np.ndarray, watch: Collection[str] = (),
 
     passed = Passed()
 
-    def before(name: str) -> Any:
-        def hook(module: Any, arguments: tuple[Any, ...]) -> None:
-            del module
-            if name not in passed.inputs and arguments and isinstance(arguments[0], torch.Tensor):
-                passed.inputs[name] = arguments[0].numpy().copy()  # what follows may work in place
+    def before(name: str, module: Any, arguments: tuple[Any, ...]) -> None:
+        del module
+        if name not in passed.inputs and arguments and isinstance(arguments[0], torch.Tensor):
+            passed.inputs[name] = arguments[0].numpy().copy()  # what follows may work in place
 
-        return hook
-
-    def after(name: str) -> Any:
-        def hook(module: Any, arguments: tuple[Any, ...], output: Any) -> None:
-            del module, arguments
-            if name not in passed.outputs and isinstance(output, torch.Tensor):
-                passed.outputs[name] = output.numpy().copy()
-
-        return hook
+    def after(name: str, module: Any, arguments: tuple[Any, ...], output: Any) -> None:
+        del module, arguments
+        if name not in passed.outputs and isinstance(output, torch.Tensor):
+            passed.outputs[name] = output.numpy().copy()
 
     modules: Mapping[str, Any] = modules_of(network)
-    handles = [modules[name].register_forward_pre_hook(before(name)) for name in watch]
-    handles += [modules[name].register_forward_hook(after(name)) for name in watch]
+    handles = [modules[name].register_forward_pre_hook(partial(before, name)) for name in watch]
+    handles += [modules[name].register_forward_hook(partial(after, name)) for name in watch]
     try:
         with torch.no_grad():
             result = network(tensor(inputs))

@@ -118,7 +118,7 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Describe it in what JSON has; an infinite error is None there."""
-        return {"verdict": self.verdict, "proven": self.proven, "evidence": [_finite(asdict(one)) for one in self.evidence]}
+        return {"verdict": self.verdict, "proven": self.proven, "evidence": [finite(asdict(one)) for one in self.evidence]}
 
     def __str__(self) -> str:
         lines = [self.verdict]
@@ -297,9 +297,10 @@ def _judged(kind: Kind, layers: list[LayerError], tolerance: float, what: str) -
     return Evidence(kind, proven, worst.relative, detail, layers)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Turn what JSON has no words for, infinite numbers, into None, also within lists and dicts."""
     if is_dict(value):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if is_row(value):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ import numpy as np
 from convert import _between_faults, _fault, _global_faults, _layer_faults, _probe, execute
 from convert._fault import Fault, Site, Trial
 from convert._windows import Pads, pair, resolve
-from convert.certificate import OUTPUT, before_softmax
+from convert.certificate import OUTPUT, before_softmax, finite
 from convert.graph import Graph, Node
 from convert.kinds import is_array
 from convert.network import modules_of
@@ -62,9 +62,9 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Describe it in what JSON has; an infinite error is None there."""
-        tried = [{"hypothesis": trial.hypothesis, "error": _finite(trial.error)} for trial in self.tried]
+        tried = [{"hypothesis": trial.hypothesis, "error": finite(trial.error)} for trial in self.tried]
         told = {name: getattr(self, name) for name in ("theirs", "ours", "cause", "explanation", "remedy")}
-        return {**told, "before": _finite(self.before), "after": _finite(self.after), "tried": tried}
+        return {**told, "before": finite(self.before), "after": finite(self.after), "tried": tried}
 
     def __str__(self) -> str:
         if self.cause == NOTHING:
@@ -317,10 +317,8 @@ class _Walk:
         if stored is None or not convolution or getattr(self.modules[self.pairs[node.name]], "bias", None) is not None:
             return None
         bias = stored.load().astype(np.float64).reshape(-1)
-        return bias if np.any(bias) and (self.pairs[node.name] in self.moved or self._norm_reads(node)) else None
-
-    def _norm_reads(self, node: Node) -> bool:
-        return any(node.name in other.inputs and other.op == "norm" for other in self.graph.nodes)
+        norm_reads = any(node.name in other.inputs and other.op == "norm" for other in self.graph.nodes)
+        return bias if np.any(bias) and (self.pairs[node.name] in self.moved or norm_reads) else None
 
     def _reads_images(self, name: str) -> bool:
         """Tell whether this value is made of the images and of no layer with weights."""
@@ -348,7 +346,3 @@ def _told(theirs: str | None, ours: str | None, fault: Fault | None, before: flo
     return Diagnosis(
         theirs, ours, " and ".join(fault.causes), explanation, before, fault.error, remedy[:1].upper() + remedy[1:] + ".", tried
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and np.isfinite(value) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -95,18 +95,15 @@ def _observed(network: nn.Module, images: Tensor) -> dict[str, Moments]:
         raise ValueError("there is no BatchNorm to compare with" if not norms else "there are no images to compare with")
     sums: dict[str, Moments] = {}
 
-    def listen(name: str) -> Callable[[Any, tuple[Tensor, ...]], None]:
-        def before(module: Any, arguments: tuple[Tensor, ...]) -> None:
-            del module
-            x = arguments[0]
-            axes = [axis for axis in range(x.dim()) if axis != 1]
-            total, squares = x.sum(axes, dtype=torch.float64), x.square().sum(axes, dtype=torch.float64)
-            moments = (x.numel() // x.shape[1], total, squares)
-            sums[name] = _added(sums[name], moments) if name in sums else moments
+    def before(name: str, module: Any, arguments: tuple[Tensor, ...]) -> None:
+        del module
+        x = arguments[0]
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        total, squares = x.sum(axes, dtype=torch.float64), x.square().sum(axes, dtype=torch.float64)
+        moments = (x.numel() // x.shape[1], total, squares)
+        sums[name] = _added(sums[name], moments) if name in sums else moments
 
-        return before
-
-    handles = [module.register_forward_pre_hook(listen(name)) for name, module in norms.items()]
+    handles = [module.register_forward_pre_hook(partial(before, name)) for name, module in norms.items()]
     try:
         _run(network, images)
     finally:

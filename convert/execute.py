@@ -87,7 +87,7 @@ def compute(
         raise ConvertError(f"{source.path}: nothing here executes {', '.join(foreign)}")
     if source.spatial == "unknown" and any(node.op in ("conv", "depthwise", "transposed", "flatten") for node in nodes):
         raise ConvertError(f"{source.path}: nothing says whether its first spatial axis is the height or the width; settle it first")
-    turn = _exchanged if source.spatial == "wh" else _same
+    turn = _exchanged if source.spatial == "wh" else np.asarray
     readers = Counter(name for node in nodes for name in node.inputs)
     values = {name: turn(np.asarray(value, np.float64)) for name, value in known.items()}
     results = {name: np.asarray(known[name], np.float64) for name in wanted if name in known}
@@ -109,10 +109,6 @@ def compute(
 
 def _exchanged(array: np.ndarray) -> np.ndarray:
     return array.swapaxes(2, 3) if array.ndim == 4 else array
-
-
-def _same(array: np.ndarray) -> np.ndarray:
-    return array
 
 
 def _images(inputs: np.ndarray | None, node: Node, turn: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

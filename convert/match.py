@@ -204,7 +204,8 @@ class _Problem:
 
     def _by_near_names(self, domains: Domains) -> None:
         for members, _ in groups(domains):
-            score = {(name, option): _nearness(name, option) for name in members for option in domains[name]}
+            pairs = [(name, option) for name in members for option in domains[name]]
+            score = {both: SequenceMatcher(None, *map(_words, both), autojunk=False).ratio() for both in pairs}
             for name in members:
                 best = max(domains[name], key=lambda option: (score[name, option], option))
                 rivals = [score[name, option] for option in domains[name] if option != best]
@@ -272,10 +273,6 @@ def _swapped(shape: Shape, swapped: bool) -> Shape:
 
 def _words(name: str) -> list[str]:
     return re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
-
-
-def _nearness(name: str, other: str) -> float:
-    return SequenceMatcher(None, _words(name), _words(other), autojunk=False).ratio()
 
 
 def _template(name: str) -> str:

@@ -70,17 +70,13 @@ class _Build:
     def model(self, model: Mapping[str, Any], prefix: str, given: Sequence[str] | None, depth: int) -> list[str]:
         if depth > MAX_DEPTH:
             raise LimitExceeded(f"models nest more than {MAX_DEPTH} deep")
-        layers = children(model) or ()
-        config = settings(model)
-        if kind_of(model) == "Sequential" or not any("inbound_nodes" in layer for layer in layers):
-            return self.sequence(model, layers, prefix, given, depth)
-        return self.functional(config, layers, prefix, given, depth)
+        if kind_of(model) == "Sequential" or not any("inbound_nodes" in layer for layer in children(model) or ()):
+            return self.sequence(model, prefix, given, depth)
+        return self.functional(model, prefix, given, depth)
 
-    def sequence(
-        self, model: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], prefix: str, given: Sequence[str] | None, depth: int
-    ) -> list[str]:
+    def sequence(self, model: Mapping[str, Any], prefix: str, given: Sequence[str] | None, depth: int) -> list[str]:
         values = list(given or ())
-        for layer in layers:
+        for layer in children(model) or ():
             if kind_of(layer) == "InputLayer":
                 values = values or [self.input(prefix + name_of(layer), _input_shape(layer))]
                 continue
@@ -91,9 +87,8 @@ class _Build:
             raise NotUnderstood("a Sequential model without layers")
         return values
 
-    def functional(
-        self, config: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], prefix: str, given: Sequence[str] | None, depth: int
-    ) -> list[str]:
+    def functional(self, model: Mapping[str, Any], prefix: str, given: Sequence[str] | None, depth: int) -> list[str]:
+        config = settings(model)
         done: dict[tuple[str, int], list[str]] = {}
         entrances = _references(config.get("input_layers"))
         for number, (name, call, _) in enumerate(entrances):
@@ -102,7 +97,7 @@ class _Build:
                     raise NotUnderstood(f"the model of {prefix or 'the file'} gets {len(given)} inputs and has {len(entrances)}")
                 done[name, call] = [given[number]]
         waiting: list[tuple[Mapping[str, Any], int, list[Reference], Any]] = []
-        for layer in layers:
+        for layer in children(model) or ():
             calls: Any = layer.get("inbound_nodes") or []
             if kind_of(layer) == "InputLayer" or not calls:
                 if (name_of(layer), 0) not in done:

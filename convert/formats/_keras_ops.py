@@ -214,11 +214,6 @@ def _pool(layer: Setting, find: Find) -> Iterator[Op]:
         yield "", "maxpool", attrs
 
 
-def _global(layer: Setting, find: Find) -> Iterator[Op]:
-    op = "global_avgpool" if layer.kind == "GlobalAveragePooling2D" else "global_maxpool"
-    yield "", op, {"keepdims": bool(layer.get("keepdims", default=False))}
-
-
 def _flatten(layer: Setting, find: Find) -> Iterator[Op]:
     # Flatten with "channels_first" puts the channels last before it flattens, so that weights fit models of both formats
     yield "", "flatten", {"order": "hwc" if layer.layout == "nhwc" or layer.get("data_format") == "channels_first" else "chw"}
@@ -248,10 +243,6 @@ def _upsample(layer: Setting, find: Find) -> Iterator[Op]:
         yield "", f"unknown:UpSampling2D {mode}", {}
     else:
         yield "", "upsample", {"factor": pair(layer.get("size"), 2), "mode": mode}
-
-
-def _rescale(layer: Setting, find: Find) -> Iterator[Op]:
-    yield "", "affine", {"scale": _numbers(layer.get("scale", default=1.0)), "offset": _numbers(layer.get("offset", default=0.0))}
 
 
 def _normalize(layer: Setting, find: Find) -> Iterator[Op]:
@@ -329,14 +320,16 @@ _READERS: dict[str, Callable[[Setting, Find], Iterable[Op]]] = {
     "Softmax": _softmax,
     "MaxPooling2D": _pool,
     "AveragePooling2D": _pool,
-    "GlobalAveragePooling2D": _global,
-    "GlobalMaxPooling2D": _global,
+    "GlobalAveragePooling2D": lambda layer, find: [("", "global_avgpool", {"keepdims": bool(layer.get("keepdims", default=False))})],
+    "GlobalMaxPooling2D": lambda layer, find: [("", "global_maxpool", {"keepdims": bool(layer.get("keepdims", default=False))})],
     "Flatten": _flatten,
     "Reshape": _reshape,
     "ZeroPadding2D": lambda layer, find: [("", "pad", {"pads": _pads(layer, "padding"), "value": 0.0})],
     "Cropping2D": lambda layer, find: [("", "crop", {"pads": _pads(layer, "cropping")})],
     "UpSampling2D": _upsample,
-    "Rescaling": _rescale,
+    "Rescaling": lambda layer, find: [
+        ("", "affine", {"scale": _numbers(layer.get("scale", default=1.0)), "offset": _numbers(layer.get("offset", default=0.0))})
+    ],
     "Normalization": _normalize,
 }
 

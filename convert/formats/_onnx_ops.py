@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from convert.formats import _onnx_layers, _onnx_shapes
@@ -15,33 +16,25 @@ from convert.formats._onnx_windows import pads_of, pair_of, per_channel, side, s
 FLOATING = (1, 10, 11, 16)
 
 
-def plain(op: str, **defaults: tuple[str, float]) -> Callable[[Builder, Operator], bool]:
-    """Make the handler of an operator that changes numbers one by one; `defaults` name our attributes, theirs and their defaults."""
-
-    def handle(b: Builder, operator: Operator) -> bool:
-        x = b.value(operator)
-        attrs = {ours: float(operator.attrs.get(theirs, default)) for ours, (theirs, default) in defaults.items()}
-        return x is not None and b.layer(operator, op, [x], attrs, x.shape, x.layout)
-
-    return handle
+def plain(op: str, b: Builder, operator: Operator, **defaults: tuple[str, float]) -> bool:
+    """Change numbers one by one; `defaults` name our attributes, theirs and their defaults."""
+    x = b.value(operator)
+    attrs = {ours: float(operator.attrs.get(theirs, default)) for ours, (theirs, default) in defaults.items()}
+    return x is not None and b.layer(operator, op, [x], attrs, x.shape, x.layout)
 
 
-def gate(op: str, fused: str) -> Callable[[Builder, Operator], bool]:
-    """Make the handler of a sigmoid, which with the product behind it is one activation."""
-
-    def handle(b: Builder, operator: Operator) -> bool:
-        x, reader = b.value(operator), b.only_reader(operator)
-        hard = op == "hardsigmoid"
-        attrs = {"alpha": float(operator.attrs.get("alpha", 0.2)), "beta": float(operator.attrs.get("beta", 0.5))} if hard else {}
-        if x is None:
-            return False
-        usual = not hard or (abs(attrs["alpha"] - 1 / 6) < 1e-6 and attrs["beta"] == 0.5)
-        if usual and reader is not None and reader.op == "Mul" and set(reader.inputs) == {operator.inputs[0], operator.outputs[0]}:
-            b.done.add(id(reader))
-            return b.layer(reader, fused, [x], {}, x.shape, x.layout)
-        return b.layer(operator, op, [x], attrs, x.shape, x.layout)
-
-    return handle
+def gate(op: str, fused: str, b: Builder, operator: Operator) -> bool:
+    """A sigmoid, which with the product behind it is one activation."""
+    x, reader = b.value(operator), b.only_reader(operator)
+    hard = op == "hardsigmoid"
+    attrs = {"alpha": float(operator.attrs.get("alpha", 0.2)), "beta": float(operator.attrs.get("beta", 0.5))} if hard else {}
+    if x is None:
+        return False
+    usual = not hard or (abs(attrs["alpha"] - 1 / 6) < 1e-6 and attrs["beta"] == 0.5)
+    if usual and reader is not None and reader.op == "Mul" and set(reader.inputs) == {operator.inputs[0], operator.outputs[0]}:
+        b.done.add(id(reader))
+        return b.layer(reader, fused, [x], {}, x.shape, x.layout)
+    return b.layer(operator, op, [x], attrs, x.shape, x.layout)
 
 
 def gelu(b: Builder, operator: Operator) -> bool:
@@ -193,14 +186,14 @@ def lrn(b: Builder, operator: Operator) -> bool:
 HANDLERS: dict[str, Callable[[Builder, Operator], bool]] = {
     **_onnx_layers.HANDLERS,
     **_onnx_shapes.HANDLERS,
-    "Relu": plain("relu"),
-    "LeakyRelu": plain("leaky_relu", slope=("alpha", 0.01)),
-    "Elu": plain("elu", alpha=("alpha", 1.0)),
-    "Tanh": plain("tanh"),
-    "Softplus": plain("softplus"),
-    "HardSwish": plain("hardswish"),
-    "Sigmoid": gate("sigmoid", "silu"),
-    "HardSigmoid": gate("hardsigmoid", "hardswish"),
+    "Relu": partial(plain, "relu"),
+    "LeakyRelu": partial(plain, "leaky_relu", slope=("alpha", 0.01)),
+    "Elu": partial(plain, "elu", alpha=("alpha", 1.0)),
+    "Tanh": partial(plain, "tanh"),
+    "Softplus": partial(plain, "softplus"),
+    "HardSwish": partial(plain, "hardswish"),
+    "Sigmoid": partial(gate, "sigmoid", "silu"),
+    "HardSigmoid": partial(gate, "hardsigmoid", "hardswish"),
     "Gelu": gelu,
     "Clip": clip,
     **dict.fromkeys(("Dropout", "Identity", "Cast"), alias),

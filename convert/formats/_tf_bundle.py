@@ -14,6 +14,7 @@ from convert import _guard
 from convert.formats import _tf_table, _wire
 from convert.formats._mapped import Maps
 from convert.formats._wire import Budget, Message, message, one, schema
+from convert.source import Stored
 from convert.steps import Shape
 from weights.errors import LimitExceeded, MalformedFile
 
@@ -40,14 +41,10 @@ VALUES = {5: "<f4", 6: "<f8"}
 Extent = tuple[int, int | None]
 
 
-@dataclass(slots=True)
-class Entry:
-    """One tensor of a checkpoint; `same` is equal for entries of equal content."""
+@dataclass(frozen=True, slots=True)
+class Entry(Stored):
+    """One tensor of a checkpoint, whose origin is its key; `same` is equal for entries of equal content."""
 
-    key: str
-    shape: Shape
-    dtype: np.dtype[Any]
-    load: Callable[[], np.ndarray]
     same: object = None
 
 
@@ -183,7 +180,7 @@ def _plain(key: str, data: memoryview, place: _Place, shape: Shape, big: bool) -
         array = np.frombuffer(data, dtype.newbyteorder(order) if dtype.isbuiltin == 1 else dtype).reshape(shape)
         return array.astype(dtype, copy=False)
 
-    return Entry(key, shape, dtype, load, (place.crc, place.dtype, shape) if place.crc else None)
+    return Entry(key, shape, dtype, load, same=(place.crc, place.dtype, shape) if place.crc else None)
 
 
 def _assembled(key: str, shape: Shape, dtype: np.dtype[Any], pieces: Sequence[tuple[list[Extent], Entry]]) -> Entry:
@@ -257,7 +254,7 @@ def _first_version(bundle: Bundle, meta: _tf_table.Item, values: dict[str, _tf_t
         for part in message(item.value, SAVED, budget).get("slices", []):
             found = _saved_slice(part, known, item.check, budget)
             if found is not None:
-                pieces.setdefault(found[1].key, []).append(found)
+                pieces.setdefault(found[1].origin, []).append(found)
     for name, (shape, dtype) in known.items():
         if dtype not in DTYPES:
             bundle.left_out.append(name)

@@ -53,9 +53,9 @@ def items(data: memoryview) -> Iterator[Item]:
     _, at = _handle(footer, 0)
     index, _ = _handle(footer, at)
     spent, count = [0, 0], 0  # bytes of blocks, and of what compressed ones unpack to
-    for entry in _entries(_block(data, *index, spent)):
+    for entry in _entries(*_block(data, *index, spent)):
         handle, _ = _handle(entry.value, 0)
-        for item in _entries(_block(data, *handle, spent)):
+        for item in _entries(*_block(data, *handle, spent)):
             count += 1
             if count > MAX_KEYS:
                 raise LimitExceeded(f"it has more than {MAX_KEYS} keys")
@@ -68,13 +68,8 @@ def _handle(data: memoryview, at: int) -> tuple[tuple[int, int], int]:
     return (offset, size), at
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    data: memoryview
-    check: Callable[[], None]
-
-
-def _block(data: memoryview, offset: int, size: int, spent: list[int]) -> _Block:
+def _block(data: memoryview, offset: int, size: int, spent: list[int]) -> tuple[memoryview, Callable[[], None]]:
+    """Find a block's bytes, and what checks them when they are read."""
     if offset + size + 5 > len(data):
         raise MalformedFile(f"a block of {size} bytes from {offset} reaches beyond its {len(data)} bytes")
     spent[0] += size
@@ -90,19 +85,15 @@ def _block(data: memoryview, offset: int, size: int, spent: list[int]) -> _Block
     if size <= CHECKED_AT_ONCE or compression:
         check()
     if compression == 0:
-        return _Block(whole[:-1], check if size > CHECKED_AT_ONCE else _nothing)
+        return whole[:-1], check if size > CHECKED_AT_ONCE else lambda: None
     if compression != 1:
         raise UnsupportedFormat(f"its blocks are compressed in way {compression}; Snappy (1) and none (0) are read")
     unpacked = snappy(whole[:-1], MAX_UNPACKED_BYTES - spent[1])
     spent[1] += len(unpacked)
-    return _Block(memoryview(unpacked), _nothing)
+    return memoryview(unpacked), lambda: None
 
 
-def _nothing() -> None: ...
-
-
-def _entries(block: _Block) -> Iterator[Item]:
-    data = block.data
+def _entries(data: memoryview, check: Callable[[], None]) -> Iterator[Item]:
     if len(data) < 4:
         raise MalformedFile("a block is cut off")
     (restarts,) = struct.unpack("<I", data[-4:])
@@ -120,7 +111,7 @@ def _entries(block: _Block) -> Iterator[Item]:
             raise LimitExceeded(f"a key of {shared + added} bytes; at most {MAX_KEY_BYTES} are read")
         key = key[:shared] + bytes(data[at : at + added])
         at += added
-        yield Item(key, data[at : at + length], block.check)
+        yield Item(key, data[at : at + length], check)
         at += length
 
 

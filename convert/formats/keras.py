@@ -89,7 +89,8 @@ def _hdf5_file(path: Path) -> Source:
     config = parse(text, path) if text else {}
     layers = _keras_legacy.layers(file, top, specs(config))
     hint = _keras_legacy.path_hint(path)
-    old = said["keras_version"].startswith(("0", "1")) or (not said["keras_version"] and _spelt_as_keras_1(layers))
+    spelt_as_keras_1 = {leaf for layer in layers for leaf, _ in layer.variables} & {"W", "b", "running_std"}
+    old = said["keras_version"].startswith(("0", "1")) or (not said["keras_version"] and bool(spelt_as_keras_1))
     known = CONVENTIONS.get(said["backend"])
     era = Era(
         said["keras_version"],
@@ -199,8 +200,3 @@ def _source(
         notes=notes,
         close=file.close if file else lambda: None,
     )
-
-
-def _spelt_as_keras_1(layers: Sequence[Layer]) -> bool:
-    leaves = {leaf for layer in layers for leaf, _ in layer.variables}
-    return bool(leaves & {"W", "b", "running_std"})

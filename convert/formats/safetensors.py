@@ -207,19 +207,26 @@ def save_stored(
         if dtype not in codes:
             raise UnsupportedFormat(f"safetensors can't hold {name!r}: {dtype}")
     described = {name: (*codes[dtypes[name]], stored.shape) for name, stored in tensors.items()}
-
-    total, done = sum(math.prod(shape) * width for _, width, shape in described.values()), 0
-
-    def content(name: str) -> np.ndarray:
-        nonlocal done
-        written(done, total)
-        done += math.prod(described[name][2]) * described[name][1]
-        array = tensors[name].array()
-        if tuple(array.shape) != tensors[name].shape:
-            raise MalformedFile(f"{tensors[name].origin} should have the shape {tensors[name].shape} and came as {array.shape}")
-        return np.ascontiguousarray(array, dtypes[name]).reshape(-1).view(np.uint8)
-
-    _write(described, content, path, metadata)
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    order = sorted(described, key=lambda name: (-described[name][1], name))  # widest first: all stay aligned
+    end = 0
+    for name in order:
+        code, itemsize, shape = described[name]
+        start, end = end, end + math.prod(shape) * itemsize
+        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            start, stop = header[name]["data_offsets"]
+            if start == stop:
+                continue
+            written(start, end)
+            array = tensors[name].array()
+            if tuple(array.shape) != tensors[name].shape:
+                raise MalformedFile(f"{tensors[name].origin} should have the shape {tensors[name].shape} and came as {array.shape}")
+            file.write(np.ascontiguousarray(array, dtypes[name]).reshape(-1).view(np.uint8).data)
 
 
 def amend(path: Path, metadata: Mapping[str, str]) -> None:
@@ -246,26 +253,3 @@ def amend(path: Path, metadata: Mapping[str, str]) -> None:
         file.write(len(new).to_bytes(8, "little") + new)
         shutil.copyfileobj(old, file, 1 << 22)
     longer.replace(path)
-
-
-def _write(
-    described: Mapping[str, tuple[str, int, tuple[int, ...]]],
-    content: Callable[[str], np.ndarray],
-    path: Path,
-    metadata: Mapping[str, str] | None,
-) -> None:
-    """Write a file of tensors, each described by code, bytes of an element and shape, and made when its turn comes."""
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
-    order = sorted(described, key=lambda name: (-described[name][1], name))  # widest first: all stay aligned
-    end = 0
-    for name in order:
-        code, itemsize, shape = described[name]
-        start, end = end, end + math.prod(shape) * itemsize
-        header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            if math.prod(described[name][2]):
-                file.write(content(name).data)

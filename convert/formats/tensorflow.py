@@ -71,7 +71,7 @@ def read(path: Path, *, averages: bool = False) -> Source:
         bundle = _tf_bundle.parse(index)
         entries, notes = _chosen(bundle, averages)
         if not entries:
-            raise MalformedFile(f"{path} holds no weights; its variables are {', '.join(e.key for e in bundle.entries[:10]) or 'none'}")
+            raise MalformedFile(f"{path} holds no weights; its variables are {', '.join(e.origin for e in bundle.entries[:10]) or 'none'}")
         tensors = {name: _guard.guarded(stored, path, "TensorFlow checkpoint") for name, stored in _tensors(entries, notes).items()}
         _guard.check(path, tensors.values(), bundle.files.size_bytes)
     if bundle.left_out:
@@ -121,16 +121,16 @@ def _chosen(bundle: Bundle, averages: bool) -> tuple[dict[str, Entry], list[str]
     slots = 0
     named = _named(bundle)
     place = {key: number for number, key in enumerate(bundle.names)}  # a table is in alphabetical order, the object graph in the layers'
-    for entry in sorted(bundle.entries, key=lambda entry: place.get(entry.key, len(place))):
-        name = named[entry.key]
-        if SLOTS.search(entry.key) or COUNTERS.search(name) or COUNTERS.search(entry.key.removesuffix(SUFFIX)) or entry.dtype.kind in "iub":
+    for entry in sorted(bundle.entries, key=lambda entry: place.get(entry.origin, len(place))):
+        name, plain = named[entry.origin], entry.origin.removesuffix(SUFFIX)
+        if SLOTS.search(entry.origin) or COUNTERS.search(name) or COUNTERS.search(plain) or entry.dtype.kind in "iub":
             slots += 1
         elif AVERAGE.search(name):
             average[AVERAGE.sub("", name)] = entry
         elif name in kept and kept[name].same is not None and kept[name].same == entry.same:
             continue  # a SavedModel lists some variables twice
         else:
-            kept[name if name not in kept else entry.key.removesuffix(SUFFIX)] = entry
+            kept[name if name not in kept else plain] = entry
     if slots:
         notes.append(f"{slots} variables of the optimiser and counters were left out")
     if average and (averages or not set(average) & set(kept)):
@@ -143,7 +143,7 @@ def _chosen(bundle: Bundle, averages: bool) -> tuple[dict[str, Entry], list[str]
 
 def _named(bundle: Bundle) -> dict[str, str]:
     """Read the layers' names from the object graph; where it has none, an object's path must do."""
-    plain = {entry.key: entry.key.removesuffix(SUFFIX) for entry in bundle.entries}
+    plain = {entry.origin: entry.origin.removesuffix(SUFFIX) for entry in bundle.entries}
     full = {key: bundle.names[key] for key in plain if "/" in bundle.names.get(key, "") and not SLOTS.search(key)}
     if not full:
         return plain
@@ -154,9 +154,9 @@ def _named(bundle: Bundle) -> dict[str, str]:
     return {**plain, **{key: name.removesuffix(":0") for key, name in full.items()}}
 
 
-def _tensors(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Stored]:
+def _tensors(entries: Mapping[str, Stored], notes: list[str]) -> dict[str, Stored]:
     """Group variables by layer, and give each PyTorch's name and form."""
-    layers: dict[str, dict[str, Entry]] = {}
+    layers: dict[str, dict[str, Stored]] = {}
     for name, entry in entries.items():
         module, _, leaf = name.rpartition("/")
         layers.setdefault(module, {})[leaf] = entry
@@ -164,14 +164,13 @@ def _tensors(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Stored
     guessed: list[str] = []
     for module, leaves in layers.items():
         separable = any(leaf.startswith("depthwise_") for leaf in leaves) and any(leaf.startswith("pointwise_") for leaf in leaves)
-        for leaf, entry in _ordered(leaves):
+        for leaf, stored in _ordered(leaves):
             place = module if not separable else f"{module}.depthwise" if leaf.startswith("depthwise_") else f"{module}.pointwise"
             target = LEAVES.get(leaf, leaf)
-            stored = Stored(entry.key, entry.shape, entry.dtype, entry.load)
-            kind, layout = _kind(module, leaf, entry.shape, leaves, guessed) if target == "weight" else ("", "")
+            kind, layout = _kind(module, leaf, stored.shape, leaves, guessed) if target == "weight" else ("", "")
             if kind:
                 spatial = any(letter in layout for letter in "DHW")
-                stored = replace(stored.then(*from_layout(kind, layout, entry.shape)), convention="correlation" if spatial else None)
+                stored = replace(stored.then(*from_layout(kind, layout, stored.shape)), convention="correlation" if spatial else None)
             found[f"{place}.{target}" if place else target] = stored
     if len(found) < len(entries):
         raise MalformedFile(f"{len(entries) - len(found)} variables share a name with others")
@@ -180,12 +179,12 @@ def _tensors(entries: Mapping[str, Entry], notes: list[str]) -> dict[str, Stored
     return found
 
 
-def _ordered(leaves: Mapping[str, Entry]) -> Sequence[tuple[str, Entry]]:
+def _ordered(leaves: Mapping[str, Stored]) -> Sequence[tuple[str, Stored]]:
     order = ("weight", "bias", "running_mean", "running_var")
     return sorted(leaves.items(), key=lambda item: order.index(LEAVES[item[0]]) if item[0] in LEAVES else len(order))
 
 
-def _kind(module: str, leaf: str, shape: Sequence[int], leaves: Mapping[str, Entry], guessed: list[str]) -> tuple[str, str]:
+def _kind(module: str, leaf: str, shape: Sequence[int], leaves: Mapping[str, Stored], guessed: list[str]) -> tuple[str, str]:
     """Tell what a weight is, and the letters of its axes; nothing for a norm's."""
     if len(shape) == 2:
         return "linear", "IO"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from convert.core import Row, Shape, modules
@@ -109,22 +110,18 @@ def _squeezenet(found: Mapping[str, str]) -> dict[str, str]:
     return named
 
 
-def _mobile(version: str) -> Callable[[Mapping[str, str]], dict[str, str]]:
+def _mobile(version: str, found: Mapping[str, str]) -> dict[str, str]:
     stages = MOBILE_STAGES[version]
     places = [(stage, block) for stage, size in enumerate(stages, start=3) for block in range(1, size + 1)]
-
-    def named(found: Mapping[str, str]) -> dict[str, str]:
-        result = {"features.0.0": BODY + "1", "features.0.1": BODY + "2", "classifier.1": f"{HEAD}{3 if version == 'MobileNetV1' else 4}"}
-        last = 3 + len(stages)
-        for index, (stage, block) in enumerate(places, start=1):
-            inside = [module for module in found if module.startswith(f"features.{index}.")]
-            # blocks after a stage's first have a shortcut: Parallel(+, identity, Chain)
-            chain = f"{BODY}{stage}.layers.{block}.layers." + ("2.layers." if version == "MobileNetV2" and block > 1 else "")
-            result |= {module: f"{chain}{place}" for place, module in enumerate(inside, start=1)}
-        if version == "MobileNetV2":
-            result |= {f"features.{len(places) + 1}.0": f"{BODY}{last}", f"features.{len(places) + 1}.1": f"{BODY}{last + 1}"}
-        return result
-
+    named = {"features.0.0": BODY + "1", "features.0.1": BODY + "2", "classifier.1": f"{HEAD}{3 if version == 'MobileNetV1' else 4}"}
+    last = 3 + len(stages)
+    for index, (stage, block) in enumerate(places, start=1):
+        inside = [module for module in found if module.startswith(f"features.{index}.")]
+        # blocks after a stage's first have a shortcut: Parallel(+, identity, Chain)
+        chain = f"{BODY}{stage}.layers.{block}.layers." + ("2.layers." if version == "MobileNetV2" and block > 1 else "")
+        named |= {module: f"{chain}{place}" for place, module in enumerate(inside, start=1)}
+    if version == "MobileNetV2":
+        named |= {f"features.{len(places) + 1}.0": f"{BODY}{last}", f"features.{len(places) + 1}.1": f"{BODY}{last + 1}"}
     return named
 
 
@@ -169,7 +166,6 @@ NETWORKS: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "VGG": _vgg,
     "SqueezeNet": _squeezenet,
     "AlexNet": lambda found: dict(ALEXNET) if set(found) == set(ALEXNET) else {},
-    "MobileNetV1": _mobile("MobileNetV1"),
-    "MobileNetV2": _mobile("MobileNetV2"),
+    **{version: partial(_mobile, version) for version in MOBILE_STAGES},
     "InceptionV3": _inception,
 }
