@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from weights import NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
+from weights.arguments import did_you_mean
 from zoo.commands.completion import files, rejoin_colons
 from zoo.commands.console import ErrorLog, FrozenOption, fail, out, out_of_memory_or_gpu
 from zoo.commands.interrupts import say_interrupted, start_torch
@@ -122,6 +123,12 @@ class SubCommands(TyperGroup):
         """Load one of them; None where there is none of that name."""
         del ctx
         return command(cmd_name) if cmd_name in PLACES else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the sub-command that a line begins with; a misspelt one is told the right one."""
+        if args and args[0] not in PLACES and not args[0].startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {args[0]!r}{did_you_mean(args[0], PLACES) or '; zoo -h lists them'}")
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(

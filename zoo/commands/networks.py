@@ -17,7 +17,8 @@ from weights.wording import counted
 from zoo.commands.completion import names
 from zoo.commands.console import JsonOption, ModelArgument, out, print_json
 from zoo.commands.speeds import speeds
-from zoo.pretrained.records import nearest_with_weights
+from zoo.pretrained.names import named
+from zoo.pretrained.records import find_record, nearest_with_weights
 from zoo.pretrained.search import IMAGENET, Entry, search
 from zoo.variants import Variant, networks, spelt, variants
 
@@ -155,9 +156,11 @@ def info(
     full: Annotated[bool, typer.Option("--full", help="All that is known of every checkpoint: sources, hashes, preprocessing …")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a network and its checkpoints on one screen; --full shows all that is known of them."""
-    known = variants()[spelt(model)]
-    rows = weights.checkpoints(known.name)
+    """Show a network and its checkpoints on one screen; --full, or NAME:TAG, shows all that is known of them, or of that one."""
+    name, tag = named(model)
+    known = variants()[name]
+    rows = weights.checkpoints(name) if tag is None else (find_record(name, tag),)
+    full = full or tag is not None
     if as_json:
         print_json(
             {

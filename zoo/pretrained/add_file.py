@@ -65,6 +65,8 @@ def add_file(
         BadRecord: the tag is taken, a fact is wrong, or the path is a run, which is a source as it is.
     """
     facts: dict[str, Any] = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": preprocessing}
+    if not at_home(path).exists():
+        raise FileNotFoundError(f"'{path}' is not there; check the path of the file to add")
     path, told = at_home(path), (framework, match, kernel_convention, spatial) != ("auto", False, "auto", "auto")
     if is_run(path):
         raise BadRecord(

@@ -62,3 +62,11 @@ def test_a_message_speaks_the_shells_language(name: str, text: str, said: str) -
 def test_a_message_without_a_command_stays_as_it_is() -> None:
     nobody: Any = None
     assert in_shell_words("restart=True", nobody) == "restart=True"
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"), [("pul", "did you mean pull?"), ("Predict", "did you mean predict?"), ("qqqq", "zoo -h lists them")]
+)
+def test_a_misspelt_command_is_told_the_right_one(typed: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([typed, "resnet20"]) == 2
+    assert f"there is no command {typed!r}; {told}" in " ".join(capsys.readouterr().err.split())

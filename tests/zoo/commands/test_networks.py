@@ -151,3 +151,25 @@ def test_the_shipped_milliseconds_are_of_networks_that_there_are() -> None:
     assert shipped.plain.keys() <= CATALOGUE.keys()
     assert all(cost > 0 for cost in shipped.plain.values())
     assert "threads" in shipped.machine
+
+
+def test_one_checkpoint_is_shown_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "resnet20:CIFAR10"]) == 0
+    shown = capsys.readouterr().out
+    assert "akamaster" not in shown
+    assert "22978711f85112b9811d0348c319b8d18b4ae4b994a3539975971ac9589fe952" in shown
+    assert main(["info", "resnet20:nope"]) == 3
+
+
+def test_a_file_to_add_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["add", str(tmp_path / "none.pth"), "ResNet20:mine"]) == 3
+    assert "none.pth' is not there; check the path" in " ".join(capsys.readouterr().err.split())
+
+
+def test_several_checkpoints_are_pulled_at_once_each_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "resnet20", "ResNet20:CIFAR10", "-q"]) == 0
+    assert capsys.readouterr().out.count("ResNet20:cifar10:") == 1
+    assert main(["pull", "resnet20", "ResNet99", "-q"]) == 3
+    told = capsys.readouterr()
+    assert "did you mean" in told.err
+    assert not told.out  # names are looked at before anything is fetched
