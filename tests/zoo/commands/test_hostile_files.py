@@ -157,7 +157,7 @@ def test_a_full_disk_in_a_conversion_leaves_the_old_file(
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safetensors, "_write", full)
+    monkeypatch.setattr(safetensors, "save_stored", full)
     assert main(["convert", str(tmp_path / "x.pth"), str(tmp_path / "out.safetensors"), "--model", "ResNet20", "--replace"]) == 1
     assert "No space left" in capsys.readouterr().err
     assert (tmp_path / "out.safetensors").read_bytes() == b"as it was"
