@@ -80,7 +80,7 @@ def chosen(tensors: Mapping[str, T], which: str | None, file: Path | str) -> dic
     means = {_called(prefix): prefix for prefix in twins}
     raw = _called(next(iter(twins.values())))
     if which is None:
-        told = '%s holds several sets of weights, %s: %s is taken, and weights_of="ema" (zoo convert --weights-of ema) takes %s'
+        told = '%s holds several sets of weights, %s: %s is taken, and weights_of="ema" takes %s'
         log.warning(told, file, " and ".join(sets), raw, next(iter(means)))
     key = raw if which in (None, "raw") else next(iter(means)) if which == "ema" and len(means) == 1 else which
     if key not in sets:

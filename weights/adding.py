@@ -50,15 +50,8 @@ def add(
         NotLocked: ZOO_FROZEN is set.
         WeightsError: whatever `get` raises.
     """
-    if not re.fullmatch(TAG, tag):
-        raise BadRecord(f"a tag is letters, digits and _ . + -, got {tag!r}")
-    path = user_folder() / f"{model}.{tag}.toml"
+    path = check_new(model, tag, replace=replace)
     others = [row for row in checkpoints(model) if row.tag != tag]
-    if len(others) < len(checkpoints(model)) and not (replace and path.exists()):
-        todo = "choose another tag" if not path.exists() else f"choose another tag, or replace it (it is {path})"
-        raise BadRecord(f"{model} {tag} exists: {todo}.")
-    if alike := [one.row.tag for one in located(model) if one.rank == 0 and one.row.tag != tag and one.row.tag.lower() == tag.lower()]:
-        raise BadRecord(f"{model} {alike[0]} exists, and {tag} would have its file on a disk that is blind to case: choose another tag.")
     row = adhoc(model, str(source), **{"tag": tag, "default": not any(other.default for other in others)} | facts)
     if not row.num_classes:
         raise BadRecord(f"say num_classes, how many {model} {tag} tells apart.")
@@ -76,6 +69,23 @@ def add(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, to_toml(row))
     return row
+
+
+def check_new(model: str, tag: str, *, replace: bool = False) -> Path:
+    """Return the file that the record of a checkpoint of the user's own will have, before anything is read for it.
+
+    Raises:
+        BadRecord: the tag is none, or it is taken; `replace` lets one of the user's own go.
+    """
+    if not re.fullmatch(TAG, tag):
+        raise BadRecord(f"a tag is letters, digits and _ . + -, got {tag!r}")
+    path = user_folder() / f"{model}.{tag}.toml"
+    if any(row.tag == tag for row in checkpoints(model)) and not (replace and path.exists()):
+        todo = "choose another tag" + (f"; or replace=True replaces it, your own in {path}" if path.exists() else "")
+        raise BadRecord(f"{model} {tag} exists: {todo}")
+    if alike := [one.row.tag for one in located(model) if one.rank == 0 and one.row.tag != tag and one.row.tag.lower() == tag.lower()]:
+        raise BadRecord(f"{model} {alike[0]} exists, and {tag} would have its file on a disk that is blind to case: choose another tag.")
+    return path
 
 
 def remove(model: str, tag: str) -> Path:

@@ -68,6 +68,13 @@ _PLACES = {
     "zoo": "networks",
     "weights": "NoPretrainedWeights WeightsError WeightsMismatch",
 }
+_OTHERS = {
+    "list_models": 'zoo.networks("*resnet*") lists networks',
+    "create_model": 'zoo.network("resnet50") builds a network, trained("resnet50") loads its weights',
+    "get_model": 'zoo.network("resnet50") builds a network, trained("resnet50") loads its weights',
+    "get_weight": 'trained("resnet50:imagenet1k_v1") loads weights by their name',
+}
+"""What to do instead of other libraries' functions."""
 _PLACE = {name: module for module, names in _PLACES.items() for name in names.split()}
 
 
@@ -83,14 +90,27 @@ if not TYPE_CHECKING:  # type checkers read the names above, and know of no othe
             return [*sorted(_PLACE), *variants()]
         if name == "networks":
             return import_module("zoo.networks")  # a package that can be called
-        if name not in _PLACE and not name[:1].isupper():  # a network's name begins with a capital
-            raise AttributeError(f"module 'zoo' has no attribute {name!r}")
-        found = getattr(import_module(_PLACE.get(name, "zoo.catalogue")), name, None)
+        known = name in _PLACE or name[:1].isupper()  # a network's name begins with a capital
+        found = getattr(import_module(_PLACE.get(name, "zoo.catalogue")), name, None) if known else None
         if found is None:
-            raise AttributeError(f"module 'zoo' has no attribute {name!r}; zoo.CATALOGUE lists the networks")
+            raise AttributeError(f"module 'zoo' has no attribute {name!r}{_hint(name)}")
         if name in _PLACE:  # networks are left out: see __dir__
             globals()[name] = found
         return found
+
+
+def _hint(name: str) -> str:
+    if name.startswith("_"):  # Python's own tools ask for these
+        return ""
+    from weights.arguments import did_you_mean
+    from weights.errors import UnknownWeights
+    from zoo.variants import spelt, variants
+
+    try:
+        return f"; did you mean {spelt(name)}? Or by its name: zoo.network({name!r}), trained({name!r})"
+    except UnknownWeights:
+        todo = _OTHERS.get(name)
+        return f"; {todo}" if todo else did_you_mean(name, [*_PLACE, *variants()], cutoff=0.7) or "; zoo.networks() lists the networks"
 
 
 def __dir__() -> list[str]:

@@ -62,6 +62,11 @@ def labels(name: str) -> tuple[Label, ...]:
     return _shipped(str(name))
 
 
+def lists_of(count: int) -> list[str]:
+    """Name the lists that ship and have this many labels."""
+    return [table.stem for table in sorted(TABLES.glob("*.tsv")) if len(_shipped(table.stem)) == count]
+
+
 @cache
 def _shipped(name: str) -> tuple[Label, ...]:
     tables = {table.stem: table for table in sorted(TABLES.glob("*.tsv"))}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import zipfile
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weights.arguments import did_you_mean
+from weights.arguments import did_you_mean, forgiving
 from weights.errors import UnknownWeights
 
 TABLE = Path(__file__).parent / "data" / "networks.json"
@@ -85,18 +86,27 @@ def described(cls: Any, multiply_adds: int | None = None) -> Variant:
 
 
 def spelt(name: str, known: Iterable[str] | None = None) -> str:
-    """Return a network's name as the catalogue spells it, whatever its case.
+    """Return a network's name as the catalogue spells it, whatever its case and what is between its parts: "resnet-50", "vgg16_bn".
 
     Raises:
         UnknownWeights: there is no such network; the message names the nearest ones.
     """
-    folded = {one.lower(): one for one in (variants() if known is None else known)}
-    if name.lower() in folded:
-        return folded[name.lower()]
+    there = list(variants() if known is None else known)
+    folded = {_folded(one): one for one in there} | {one.lower(): one for one in there}
+    for asked in (name.strip().lower(), _folded(name)):
+        if asked in folded:
+            return folded[asked]
+    folded = {one.lower(): one for one in there}
     hint = did_you_mean(name, folded.values(), count=3) or "."
     raise UnknownWeights(f"no network {name!r}{hint} `zoo list` shows all {len(folded)}.")
 
 
+def _folded(name: str) -> str:
+    """Return a name in small letters, without what separates its parts, but for digits from digits: RegNetX_1_6GF is not RegNetX_16GF."""
+    return re.sub(r"(?<!\d)_|_(?!\d)", "", re.sub(r"[\s_.-]+", "_", name.strip().lower()))
+
+
+@forgiving
 def networks(pattern: str = "*") -> list[str]:
     """List the networks whose names a pattern means, in any case and in the catalogue's order.
 

@@ -54,7 +54,9 @@ def test_a_foreign_file_is_converted(tmp_path: Path, data: bytes) -> None:
 
 def test_a_name_that_is_taken_is_refused(mine: Path, safetensors: Callable[..., bytes]) -> None:
     weights.add(mine, "DenseNet264", "mine", num_classes=10)
-    with pytest.raises(BadRecord, match=r"DenseNet264 mine exists: choose another tag, or replace it \(it is .*DenseNet264.mine.toml"):
+    with pytest.raises(
+        BadRecord, match=r"DenseNet264 mine exists: choose another tag; or replace=True replaces it, your own in .*DenseNet264.mine.toml"
+    ):
         weights.add(mine, "DenseNet264", "mine", num_classes=10)
     mine.write_bytes(safetensors(seed=3))
     again = weights.add(mine, "DenseNet264", "mine", num_classes=10, replace=True)

@@ -10,12 +10,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperGroup
+from typer.models import ArgumentInfo
 
 from weights import NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
 from weights.arguments import did_you_mean
@@ -92,10 +93,12 @@ def _with_torch(called: Callable[..., object]) -> Callable[..., object]:
 def _with_files(called: Callable[..., object]) -> Callable[..., object]:
     """Let TAB complete files wherever a path is taken and nothing else is offered."""
     hints = get_type_hints(called, include_extras=True)
-    for hint in hints.values():
+    for name, hint in hints.items():
         base, *about = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
         if about and "Path" in str(base) and about[0].autocompletion is None:
             about[0].autocompletion = files
+        if about and isinstance(about[0], ArgumentInfo) and about[0].metavar is None:
+            about[0].metavar = name.upper().replace("_", "-")
     called.__annotations__ = hints
     return called
 
@@ -162,7 +165,9 @@ def _main(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; a user's mistake gets one clear message and an exit code, never a traceback."""
     rejoin_colons()
-    logging.basicConfig(handlers=[ErrorLog(logging.WARNING)], force=True)
+    logging.basicConfig(
+        handlers=[ErrorLog(logging.WARNING, partial(_called, sys.argv[1:] if arguments is None else arguments))], force=True
+    )
     try:
         code = app(args=arguments, prog_name="zoo", standalone_mode=False)
         sys.stdout.flush()

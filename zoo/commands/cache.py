@@ -18,7 +18,7 @@ from weights.cache import Cache
 from weights.collecting import KEEP_DAYS
 from weights.registry import located
 from weights.wording import counted
-from zoo.commands.completion import names, tags
+from zoo.commands.completion import names, own_names, tags
 from zoo.commands.console import (
     CHECKPOINT,
     BuildOption,
@@ -162,7 +162,7 @@ def add(
 
 
 def remove(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="NAME:TAG", autocompletion=names, help="As `zoo add` was told.")],
+    checkpoints: Annotated[list[str], typer.Argument(metavar="NAME:TAG", autocompletion=own_names, help="As `zoo add` was told.")],
 ) -> None:
     """Forget checkpoints of your own; their bytes stay in the cache."""
     for checkpoint in checkpoints:

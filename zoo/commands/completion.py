@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 import weights
+from weights.registry import located
 from zoo.variants import variants
 
 COLON = "ZOO_COLON_IS_A_WORD"
@@ -48,6 +49,17 @@ def names(incomplete: str) -> list[str]:
     known = next((one for one in variants() if one.lower() == name.lower()), None)
     found = _begun(_tags(known), tag) if known else []
     return found if os.environ.get(COLON) else [AnyCase(f"{known}:{tag}") for tag in found]
+
+
+def own_names(incomplete: str) -> list[str]:
+    """Complete the NAME:TAG of a checkpoint of the user's own, which alone can be removed."""
+    try:
+        own = [f"{one.row.model}:{one.row.tag}" for one in located() if one.rank == 0]
+    except weights.WeightsError:
+        return []
+    found = _begun(own, incomplete)
+    before = incomplete.rpartition(":")[0]
+    return [AnyCase(one[len(before) + 1 :]) for one in found] if before and os.environ.get(COLON) else found
 
 
 def listed_names(incomplete: str) -> list[str]:

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape as escape_markup
 
+from weights import SourceUnavailable
 from zoo.commands.completion import names, tags
 
 if TYPE_CHECKING:
@@ -82,6 +83,19 @@ def on_device(name: str | None, otherwise: str | None = None) -> torch.device:
     if place.type == "cuda" and not (there and (place.index or 0) < torch.cuda.device_count()):
         raise typer.BadParameter(f"there is no {str(place)!r} on this machine; take --device cpu", param_hint="--device")
     return place
+
+
+@contextmanager
+def naming_what_is_here(wanted: bool) -> Generator[None]:
+    """Let an error of default weights that can't be had name those that are on this machine, where nobody asked for others."""
+    from zoo.pretrained.offline import here
+
+    try:
+        yield
+    except SourceUnavailable as error:
+        if wanted and (found := here()):
+            error.args = (f"{error}\nOn this machine: {', '.join(found)}; model=NAME takes one of them.",)
+        raise
 
 
 def writable(place: Path | None) -> Path | None:
@@ -284,8 +298,12 @@ def fail(error: Exception | str, code: int, command: Any = None) -> int:
 
 
 class ErrorLog(logging.Handler):
-    """Shows log lines as the command shows errors."""
+    """Shows log lines as the command shows errors, in the words of the sub-command that `called` returns."""
+
+    def __init__(self, level: int, called: Callable[[], Any] = lambda: None) -> None:
+        super().__init__(level)
+        self.called = called
 
     def emit(self, record: logging.LogRecord) -> None:
         err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
-        err.print(printable(record.getMessage()), markup=False, highlight=False, soft_wrap=True)
+        err.print(printable(in_shell_words(record.getMessage(), self.called())), markup=False, highlight=False, soft_wrap=True)

@@ -37,7 +37,11 @@ MatchOption = Annotated[
     bool, typer.Option("--match", help="Derive which tensor is which from topology, shapes and names, without a table.")
 ]
 ConventionOption = Annotated[
-    Convention, typer.Option("--kernel-convention", help="Of its kernels. auto: what the file says, or else what the evidence says.")
+    Convention,
+    typer.Option(
+        "--kernel-convention",
+        help="What the convolutions of its framework compute; auto: what the file says, or else what the evidence says.",
+    ),
 ]
 SpatialOption = Annotated[
     Spatial, typer.Option("--spatial", help="Whether the first spatial axis of its kernels is height or width; auto: as the file says.")

@@ -22,6 +22,7 @@ from zoo.commands.console import (
     err,
     escape,
     makeable,
+    naming_what_is_here,
     out,
     png,
     print_json,
@@ -37,6 +38,7 @@ SHOWN = 5
 """Images without a row that are named at most; the file beside the output has all."""
 DTYPES = ("float32", "bfloat16", "float16")
 
+USUAL = "ResNet50"
 EMBEDS = "The network, or a run's folder; ResNet50, whose vectors suit pictures of all kinds."
 ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help=EMBEDS)]
 FileArgument = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help="What `zoo embed` wrote.")]
@@ -56,7 +58,7 @@ def embed(
         Path,
         typer.Option("--out", "-o", metavar="FILE", help="A .parquet, .npy or .safetensors file; with Ray a folder."),
     ],
-    model: ModelOption = "ResNet50",
+    model: ModelOption = USUAL,
     tag: WeightsOption = None,
     weights_of: WeightsOfOption = None,
     option: BuildOption = None,
@@ -93,9 +95,11 @@ def embed(
     if engine == "local" and path.suffix not in WRITERS:
         raise typer.BadParameter(f"the output is a {', '.join(WRITERS)} file, not {path.name!r}", param_hint="--out")
     makeable(path) if engine == "ray" else writable(path)
+    usual = model == USUAL and tag is None
     model, tag = named(model, tag)
     cls = model_class(model)
-    network = trained(cls, tag, progress=not quiet, weights_of=weights_of, **build_options(option, cls))
+    with naming_what_is_here(usual):
+        network = trained(cls, tag, progress=not quiet, weights_of=weights_of, **build_options(option, cls))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine}
     options["progress"] = False if quiet else partial(watched_images, console=err)

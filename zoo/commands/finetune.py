@@ -24,6 +24,7 @@ from zoo.commands.console import (
     err,
     escape,
     makeable,
+    naming_what_is_here,
     out,
     print_json,
     value_of,
@@ -59,18 +60,22 @@ def finetune(
         typer.Option(autocompletion=files, help="Images to measure on; a share of DATA if left out and DATA has no val folder."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; 10.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps instead.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
     head_epochs: Annotated[int | None, typer.Option(help="Of those, epochs in which only the new head learns.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images of a step, over all processes; 64.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Parts of a step, to need less memory.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Compute a step in so many parts, to need less memory.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Of weights; biases and norms have none.")] = None,
     layer_decay: Annotated[float | None, typer.Option(help="Factor of the rate from a layer to the one before it.")] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="Share of a target for all other classes.")] = None,
-    randaugment: Annotated[int | None, typer.Option(help="Magnitude 1..30.")] = None,
-    mixup: Annotated[float | None, typer.Option(help="Alpha.")] = None,
-    cutmix: Annotated[float | None, typer.Option(help="Alpha.")] = None,
+    randaugment: Annotated[int | None, typer.Option(help="Random changes of colour and shape, of this strength, 1..30.")] = None,
+    mixup: Annotated[
+        float | None, typer.Option(help="Blend pairs of images; alpha of the Beta distribution that draws the share, 0.2.")
+    ] = None,
+    cutmix: Annotated[
+        float | None, typer.Option(help="Paste a part of one image into another; alpha of the Beta distribution that draws its area, 1.0.")
+    ] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of the mean of the weights, 0.999.")] = None,
     balance: Annotated[bool | None, typer.Option("--balance", help="Rare classes count more.")] = None,
     freeze_norm: Annotated[bool | None, typer.Option("--freeze-norm", help="BatchNorm keeps its statistics.")] = None,
@@ -84,7 +89,7 @@ def finetune(
         bool | None, typer.Option("--fast/--no-fast", help="Steps on the zoo's kernels; on a GPU, where there are enough of them.")
     ] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Divide the network among the processes of torchrun.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Number from which everything random is drawn.")] = None,
     more: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, warmup=0.1; may be repeated.")
     ] = None,
@@ -103,12 +108,13 @@ def finetune(
     told = {name: value for name, value in locals().items() if name in _settings() and value is not None} | _more(more)
     with value_of(None):
         Settings.of(told)
+    asked: str | None = None
     if resume is not None:
         others = {"DATA": data, "--model": model, "--out": folder, "--weights": tag, "--from-scratch": scratch, "--val": val}
         others |= {"--option": option, "--restart": restart, "--find-lr": find_lr}
         if given := [name for name, value in others.items() if value]:
             raise typer.BadParameter(
-                f"'{resume}' says which images, network and weights; leave the others out: {', '.join(given)}", param_hint="--resume"
+                f"the run in '{resume}' has its own images, network and weights, so leave {' and '.join(given)} out", param_hint="--resume"
             )
         named: dict[str, Any] = {"model": None, "data": None, "out": resume, "resume": True}
     elif data is None:
@@ -117,6 +123,7 @@ def finetune(
         from zoo.catalogue import model_class
         from zoo.pretrained.names import named as read_names
 
+        asked = model or tag
         model, tag = read_names(model or "MobileNetV2", tag)
         cls, folder = model_class(model), makeable(folder or Path("runs/finetune"))
         if "num_classes" in (built := build_options(option, cls)):
@@ -133,7 +140,8 @@ def finetune(
             return
         named |= {"out": folder, "val": val, "restart": restart}
     try:
-        run = train(**named, progress=False if quiet else partial(watched_steps, console=err), **told)
+        with naming_what_is_here(resume is None and not asked):
+            run = train(**named, progress=False if quiet else partial(watched_steps, console=err), **told)
     except FileExistsError:
         todo = f"zoo finetune --resume {folder} goes on with it, --restart throws it away; or name another folder with --out"
         raise FileExistsError(f"'{folder}' holds a run: {todo}") from None

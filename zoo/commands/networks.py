@@ -62,13 +62,16 @@ def list_models(
     if as_json:
         print_json([_entry(e) for e in found])
         return
+    if not found:
+        asked = family is not None or min_top1 is not None or max_params is not None or licence is not None or data is not None
+        out.print("no checkpoint meets all of these; leave one of them out" if asked else "there are no networks", soft_wrap=True)
+        raise typer.Exit(1)
     out.print(_table(found, wide=out.width >= WIDE))
     noun = "checkpoint" if checkpoints else "network"
     told = f"GMACs: 10⁹ multiply-adds an image. MB: of the file, ~ if nobody says. CPU ms: {speeds().caption}; blank if not measured."
     out.print(f"[dim]{counted(len(found), noun)}. {told}[/dim]", soft_wrap=True)
-    out.print("[dim]An accuracy holds for its images and its preprocessing: zoo info NETWORK.[/dim]", soft_wrap=True)
-    if not found:
-        raise typer.Exit(1)
+    others = "" if checkpoints else " Of each network its default weights are shown: --checkpoints shows all."
+    out.print(f"[dim]An accuracy holds for its images and its preprocessing: zoo info NETWORK.{others}[/dim]", soft_wrap=True)
 
 
 def matching(pattern: str) -> set[str]:

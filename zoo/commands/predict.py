@@ -6,12 +6,13 @@ import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from weights import checkpoints
 from weights.wording import counted
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
@@ -32,6 +33,7 @@ from zoo.commands.console import device as device_option
 
 if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
+    from zoo.networks.model import Model
     from zoo.prediction.predict import Prediction
 
 DRAWN = 60
@@ -81,7 +83,7 @@ def predict(
     given, left_out = pictures(images)
     network = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
     record = network.checkpoint
-    called = f"{type(network).__name__} {record.tag if record else ''}".strip()
+    called = _called(network)
     found: list[tuple[Picture, list[Prediction]]] = []
     failed: list[BadImage] = []
     for one, row in classified(network, given, top, batch_size):
@@ -93,21 +95,39 @@ def predict(
             _print_predictions(one.name, row)
     drawn = None if picture is None or not found else _drawn(found[:DRAWN], picture, called)
     if as_json:
-        print_json([{"image": one.name, "network": called, "predictions": [asdict(x) for x in row]} for one, row in found])
+        print_json([_entry(one.name, called, row) for one, row in found])
     elif found:
         knows = why or f"which knows {counted(network.num_classes, 'class', 'classes')}"
         out.print(f"[dim]by {escape(f'{called}, {knows}')}; another: --model NETWORK[/dim]", soft_wrap=True)
+        if record is not None and record.labels is None and network.classes is None:
+            out.print("[dim]its classes have no names; zoo add FILE NAME:TAG --labels LIST gives them a list's[/dim]", soft_wrap=True)
         if drawn is not None:
-            out.print(f"[dim]drawn in '{escape(str(drawn))}'[/dim]", soft_wrap=True)
+            part = f", the first {DRAWN} of {len(found):,}" if len(found) > DRAWN else ""
+            out.print(f"[dim]drawn in '{escape(str(drawn))}'{part}[/dim]", soft_wrap=True)
     codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
-    if (asked := len(given) + left_out) > len(found) and found and not as_json:
+    if (asked := len(given) + left_out) > 1 and found and not as_json:
         out.print(f"[dim]{len(found):,} of {counted(asked, 'image')} classified[/dim]")
     if codes:
         raise typer.Exit(min(codes))
 
 
+def _called(network: Model) -> str:
+    """Name a network and its weights as they can be asked for again, ResNet50:imagenet1k_v1; or the file or run they came from."""
+    record, name = network.checkpoint, type(network).__name__
+    if record is None:
+        return name
+    known = any(record.tag == row.tag for row in checkpoints(record.model))
+    return f"{name}:{record.tag}" if known else f"{name} with the weights of {record.sources[0].removeprefix('file://')}"
+
+
+def _entry(name: str, called: str, row: list[Prediction]) -> dict[str, Any]:
+    uncertain = bool(row) and row[0].uncertain
+    return {"image": name, "network": called, "uncertain": uncertain, "predictions": [asdict(x) for x in row]}
+
+
 def _print_predictions(name: str, row: list[Prediction]) -> None:
-    out.print(f"[bold]{escape(name)}[/bold]", soft_wrap=True)
+    uncertain = "  [yellow]uncertain: it may show none of the classes[/yellow]" if row and row[0].uncertain else ""
+    out.print(f"[bold]{escape(name)}[/bold]{uncertain}", soft_wrap=True)
     for x in row:
         out.print(f"  {100 * x.probability:6.2f} %  {escape(x.label)}{f'  [dim]{x.wnid}[/dim]' if x.wnid else ''}")
 

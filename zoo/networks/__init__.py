@@ -12,11 +12,11 @@ from types import ModuleType
 class _Networks(ModuleType):
     """This package, which is a function too."""
 
-    def __call__(self, pattern: str = "*") -> list[str]:
+    def __call__(self, *pattern: str, **others: str) -> list[str]:
         """List the networks whose names a pattern means, in any case; see `zoo.variants.networks`."""
         from zoo.variants import networks
 
-        return networks(pattern)
+        return networks(*pattern, **others)
 
 
 sys.modules[__name__].__class__ = _Networks

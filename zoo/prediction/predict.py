@@ -8,18 +8,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weights.arguments import forgiving
+from weights import UnknownWeights
+from weights.arguments import forgiving, whole
 from zoo.catalogue import CATALOGUE
 from zoo.images.preprocess import is_many, named_images, preprocess_named
 from zoo.kernels import Fast
 from zoo.labels import Label, labels
 from zoo.networks.model import Model
+from zoo.pretrained.names import named
 from zoo.pretrained.offline import usual
 from zoo.pretrained.trained import trained
 
@@ -68,11 +71,13 @@ class Prediction:
 @overload
 def predict(model: Any, *, top: int = 5, batch_size: int = 32) -> list[Any]: ...
 @overload
-def predict(model: Model | Fast, images: str | os.PathLike[str] | Image, top: int = 5, batch_size: int = 32) -> list[Prediction]: ...
+def predict(model: Model | Fast | str, images: str | os.PathLike[str] | Image, top: int = 5, batch_size: int = 32) -> list[Prediction]: ...
 @overload
-def predict(model: Model | Fast, images: list[Any] | tuple[Any, ...], top: int = 5, batch_size: int = 32) -> list[list[Prediction]]: ...
+def predict(
+    model: Model | Fast | str, images: list[Any] | tuple[Any, ...], top: int = 5, batch_size: int = 32
+) -> list[list[Prediction]]: ...
 @overload
-def predict(model: Model | Fast, images: np.ndarray | Tensor, top: int = 5, batch_size: int = 32) -> list[Any]: ...
+def predict(model: Model | Fast | str, images: np.ndarray | Tensor, top: int = 5, batch_size: int = 32) -> list[Any]: ...
 @forgiving
 def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) -> list[Any]:
     """Classify images with the preprocessing and the labels of the model's own checkpoint.
@@ -87,7 +92,8 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
         'tabby'
 
     Args:
-        model: what `trained` returns, or `fast` of it, on any device and in any floating-point type. It may be left out.
+        model: what `trained` returns, or `fast` of it, on any device and in any floating-point type; or the name of a checkpoint,
+            "resnet50" or "resnet50:imagenet1k_v1". It may be left out.
         images: what `model.preprocess` takes, or a floating-point tensor (B, C, H, W) or (C, H, W) that is preprocessed already;
             the latter goes through `check_preprocessed`.
         top: how many classes, the most probable first; all of them if there are fewer.
@@ -97,16 +103,22 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
         For one image a list of predictions; for a list, a tuple or an array of four axes such a list for each image.
 
     Raises:
-        TypeError: the model is no network of the zoo.
-        ValueError: the model has no checkpoint, or `top` or `batch_size` is below 1.
+        TypeError: the model is no network of the zoo, or stands behind the images.
+        UnknownWeights: there is no network or checkpoint of this name.
+        ValueError: the model has no checkpoint, or `top` or `batch_size` is no whole number of at least 1.
         BadImage: an image can't be used.
         WrongInput: a tensor is not what the checkpoint's preprocessing gives.
         FloatingPointError: the network computes NaN or infinity.
     """
+    top, batch_size = whole("top", top), whole("batch_size", batch_size)
+    if isinstance(images, nn.Module):
+        raise TypeError("predict() takes the network first: predict(model, images)")
     if images is None:
         if isinstance(model, nn.Module):
             raise TypeError("predict(model, images) takes the images, too; without a network: predict(images)")
         model, images = _usual(), model
+    elif isinstance(model, str):
+        model = _named(model)
     network = _own(model)
     record = network.checkpoint
     if record is None:
@@ -115,9 +127,6 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
             f"this {name} is untrained, so no labels or preprocessing belong to it; use trained({name}), or set model.checkpoint to a "
             "record of the weights that you gave it"
         )
-    for argument, value in (("top", top), ("batch_size", batch_size)):
-        if value < 1:
-            raise ValueError(f"{argument} must be at least 1, got {value}")
     chosen = tuple(origin.label for origin in network.classes or ())
     names = chosen or (labels(record.labels) if record.labels else ())
     preprocessed = isinstance(images, Tensor) and images.is_floating_point()
@@ -154,8 +163,22 @@ def _own(model: Any) -> Model | Fast:
 
 
 @lru_cache(maxsize=1)
-def _usual_network(model: str, tag: str) -> Model:
+def _usual_network(model: str, tag: str | None) -> Model:
     return trained(CATALOGUE[model], tag)
+
+
+def _named(model: str) -> Model:
+    """Build the network of a name, "resnet50:imagenet1k_v1"; it is built once.
+
+    Raises:
+        UnknownWeights: no network is called so.
+    """
+    try:
+        return _usual_network(*named(model))
+    except UnknownWeights as error:
+        if Path(model).is_file():
+            raise TypeError(f"predict() takes the network first, and {model!r} is a file: predict(model, images)") from None
+        raise error
 
 
 def _usual() -> Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import tempfile
 from collections.abc import Mapping
@@ -12,12 +13,16 @@ from typing import Any, Literal
 import weights
 from convert import formats
 from weights import BadRecord, Checkpoint
+from weights.adding import check_new
 from weights.arguments import forgiving
 from weights.places import at_home
+from zoo.labels import lists_of
 from zoo.networks.model import Model
 from zoo.pretrained.records import to_safetensors
 from zoo.pretrained.run_folder import is_run
 from zoo.pretrained.trained import settled, trained
+
+log = logging.getLogger("zoo")
 
 
 @forgiving
@@ -66,23 +71,29 @@ def add_file(
     """
     facts: dict[str, Any] = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": preprocessing}
     if not at_home(path).exists():
-        raise FileNotFoundError(f"'{path}' is not there; check the path of the file to add")
-    path, told = at_home(path), (framework, match, kernel_convention, spatial) != ("auto", False, "auto", "auto")
+        raise FileNotFoundError(f"'{path}' is not there; name the file to add: zoo add weights.pth ResNet50:mine")
+    path = at_home(path)
+    check_new(model.variant().__name__, tag, replace=replace)
+    told = (framework, match, kernel_convention, spatial, weights_of) != ("auto", False, "auto", "auto", None)
     if is_run(path):
         raise BadRecord(
             f"{path} is a run of zoo finetune, which needs no adding: --model {path} and trained({model.__name__}, {str(path)!r}) take it "
             "as it is, with its classes and preprocessing, and so they do elsewhere, where the folder was copied to."
         )
-    if path.exists() and (told or formats.sniff(path) not in ("safetensors", "pytorch")):
+    native = path.exists() and formats.sniff(path) in ("safetensors", "pytorch")
+    if path.exists() and (told or not native):
         from zoo.conversion.convert import convert
 
         read: dict[str, Any] = {"kernel_convention": kernel_convention, "spatial": spatial, "match": match, "weights_of": weights_of}
         with tempfile.TemporaryDirectory(prefix="zoo-add-") as folder:
             place = Path(folder) / f"{path.stem}.safetensors"
             made = convert(path, place, model, framework=framework, **read, **options)
-            said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.certificate.verdict}"
+            if native:
+                said = f"added by the user; weights {weights_of!r} of {path.name}, sha256 {made.sha256}"
+            else:
+                said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.certificate.verdict}"
             return _added(model, place, tag, said, path, **facts, **options)
-    return _added(model, path, tag, "added by the user", None, **facts, **options, weights_of=weights_of)
+    return _added(model, path, tag, "added by the user", None, **facts, **options)
 
 
 def _added(
@@ -97,10 +108,9 @@ def _added(
     default: bool | None,
     replace: bool,
     preprocessing: Mapping[str, Any] | None,
-    weights_of: str | None = None,
     **options: Any,
 ) -> Checkpoint:
-    network = trained(model, path, progress=False, weights_of=weights_of, **options)
+    network = trained(model, path, progress=False, **options)
     known = network.checkpoint
     if known is None:
         raise TypeError(f"trained() gave {model.__name__} no record")
@@ -118,5 +128,9 @@ def _added(
         facts |= {"metrics": known.metrics, "metrics_data": known.metrics_data}
     if default is not None:
         facts["default"] = default
+    if not facts["labels"]:
+        lists = " or ".join(f"labels={one!r}" for one in lists_of(network.num_classes))
+        todo = f"if they are those of a list here, add it with {lists}" if lists else "trained(..., classes=[...]) gives them names"
+        log.warning("the classes of %s:%s have no names, class 0, class 1 ...; %s", known.model, tag, todo)
     settled(weights.adhoc(known.model, os.fspath(path), tag=tag, **facts), network, {})
     return weights.add(path, known.model, tag, to_safetensors=to_safetensors, replace=replace, origin=origin, **facts)

@@ -44,7 +44,13 @@ def replace_head(network: Model, num_classes: int) -> None:
     """Do what `reset_head` does, and say so in the log."""
     had = network.num_classes
     fresh_head(network, num_classes)
-    log.warning("%s: %s is new and untrained, %d classes instead of %d", type(network).__name__, network.classifiers[0], num_classes, had)
+    log.warning(
+        "%s: its classifier %s is new and untrained, %d classes instead of %d",
+        type(network).__name__,
+        network.classifiers[0],
+        num_classes,
+        had,
+    )
 
 
 def fresh_head(network: Model, num_classes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TypeVar
 
 from weights import UnknownWeights
@@ -10,6 +11,8 @@ from weights.places import at_home
 from zoo.pretrained.run_folder import is_run, read_row, unfinished
 from zoo.variants import spelt, variants
 
+TORCHVISIONS = re.compile(r"(\w+)_Weights\.(?!DEFAULT)(\w+)")
+"""How torchvision's own functions take checkpoints as words, "ResNet50_Weights.IMAGENET1K_V2"."""
 W = TypeVar("W", None, str, os.PathLike[str], str | None, str | os.PathLike[str] | None)
 
 
@@ -41,6 +44,10 @@ def named(model: str, weights: W = None) -> tuple[str, W | str]:
         raise UnknownWeights(
             f"{model} is a run, which has weights of its own: leave out {weights}, or name the network, {read_row(folder).model}"
         )
+    if "://" in model or folder.is_file():
+        raise UnknownWeights(
+            f"{model!r} names weights, and not the network that they are for: name that first, ResNet50, and them behind it"
+        )
     name, colon, tag = model.partition(":")
     if "/" in name or os.sep in name:
         raise UnknownWeights(
@@ -65,6 +72,8 @@ def of_network(name: str, weights: W) -> W | str:
     """
     if not isinstance(weights, str) or "://" in weights:
         return weights
+    if (enum := TORCHVISIONS.fullmatch(weights)) and spelt(enum[1]) == name:
+        return enum[2]
     first, colon, tag = weights.partition(":")
     if colon and first.lower() == name.lower():
         return tag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import weights
@@ -33,6 +34,13 @@ def usual() -> tuple[Checkpoint, str]:
         if place := next(_places(cache, row), None):
             return row, f"the best ImageNet checkpoint on this machine, {place}"
     return weights.find(*EMBEDDED), f"which ships with kernelzoo and knows ten classes; {BRINGS} brings a thousand"
+
+
+def here(count: int = 5) -> list[str]:
+    """Name the most accurate ImageNet checkpoints that are on this machine, NAME:TAG, `count` at most."""
+    rows = [row for row in weights.checkpoints() if row.labels == "imagenet1k" and row.model in variants()]
+    cache, ordered = Cache(), sorted(rows, key=lambda row: row.metrics.get("top1", 0.0), reverse=True)
+    return list(itertools.islice((f"{row.model}:{row.tag}" for row in ordered if any(_places(cache, row))), count))
 
 
 def _places(cache: Cache, row: Checkpoint) -> Iterator[str]:

@@ -137,7 +137,10 @@ def trained(
 def _meant(model: type[M] | str, weights: Any) -> tuple[type[M], str | os.PathLike[str] | None]:
     """Find the class and the weights that are named, and refuse what names none."""
     if not isinstance(model, str) and not (inspect.isclass(model) and issubclass(model, Model)):
-        shown = f"an instance of {type(model).__name__}" if isinstance(model, Model) else repr(model)
+        if isinstance(model, Model):
+            name = type(model).__name__
+            raise TypeError(f"trained() builds the network itself, of its class or name: trained({name}), not trained({name}())")
+        shown = repr(model)
         raise TypeError(f'trained() takes a network\'s class or name, trained(VGG19) or trained("vgg19"), not {shown}')
     if not isinstance(weights, str | os.PathLike | None):
         tag = getattr(weights, "name", None)  # torchvision's ResNet50_Weights.IMAGENET1K_V2

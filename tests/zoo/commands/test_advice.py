@@ -36,6 +36,7 @@ SPEAKS_IN = {
     "zoo/commands/console.py:on_device": ("bench", "predict"),
     "zoo/commands/console.py:unused": ("bundle", "sbom"),
     "zoo/commands/embed.py:_draw": ("search",),
+    "zoo/pretrained/add_file.py": ("add",),
     "zoo/commands/share.py:_signed": ("unbundle",),
     "zoo/conversion/result.py": ("convert",),
     "zoo/conversion/convert.py": ("convert",),

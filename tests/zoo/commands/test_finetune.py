@@ -103,9 +103,9 @@ def test_the_package_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ("told", "code", "words"),
     [
         ([], 2, "which images?"),
-        (["--resume", "x", "DATA"], 2, "leave the others out: DATA"),
-        (["--resume", "x", "-m", "ResNet20", "--out", "y"], 2, "leave the others out: --model, --out"),
-        (["--resume", "x", "--val", "v", "--option", "dropout=0.1"], 2, "leave the others out: --val, --option"),
+        (["--resume", "x", "DATA"], 2, "leave DATA out"),
+        (["--resume", "x", "-m", "ResNet20", "--out", "y"], 2, "leave --model and --out out"),
+        (["--resume", "x", "--val", "v", "--option", "dropout=0.1"], 2, "leave --val and --option out"),
         (["DATA", "--set", "warmup"], 2, "a setting looks like warmup=0.1"),
         (["DATA", "--set", "warm=1", "-m", "ResNet20"], 2, "did you mean warmup?"),
         (["--resume", "nowhere"], 3, "holds no run to go on with"),

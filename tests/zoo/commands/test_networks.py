@@ -163,7 +163,7 @@ def test_one_checkpoint_is_shown_by_its_name(capsys: pytest.CaptureFixture[str])
 
 def test_a_file_to_add_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["add", str(tmp_path / "none.pth"), "ResNet20:mine"]) == 3
-    assert "none.pth' is not there; check the path" in " ".join(capsys.readouterr().err.split())
+    assert "none.pth' is not there; name the file to add" in " ".join(capsys.readouterr().err.split())
 
 
 def test_several_checkpoints_are_pulled_at_once_each_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
+from zoo import ResNet20
 from zoo.commands import pictures as given
 from zoo.commands import predict as command
 from zoo.commands.app import main
@@ -42,6 +44,45 @@ def test_a_folder_is_all_of_its_pictures_with_the_answers_of_each(few: Path, tmp
     for source in ("shard.tar", "list.txt"):
         assert [row["predictions"] for row in predicted(capsys, str(tmp_path / source))] == answers
     assert [row["predictions"] for row in predicted(capsys, str(few), files[0])] == [*answers, answers[0]]
+
+
+def test_an_answer_that_is_a_guess_is_marked_and_pictures_are_counted(
+    few: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zoo.prediction.predict.UNCERTAIN", 1.1)
+    assert [row["uncertain"] for row in predicted(capsys, str(few))] == [True] * 5
+    assert main(["predict", "-m", "ResNet20", str(few)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("uncertain: it may show none of the classes") == 5
+    assert text.endswith("5 of 5 images classified\n")
+    monkeypatch.setattr("zoo.prediction.predict.UNCERTAIN", 0.0)
+    assert [row["uncertain"] for row in predicted(capsys, str(few))] == [False] * 5
+
+
+def test_a_sheet_that_holds_a_part_of_the_pictures_says_so(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "DRAWN", 3)
+    assert main(["predict", "-m", "ResNet20", str(few), "--picture", str(tmp_path / "sheet.png")]) == 0
+    assert "sheet.png', the first 3 of 5" in capsys.readouterr().out
+
+
+def test_a_file_and_classes_without_names_are_called_what_they_are(few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.pth"
+    torch.save(ResNet20().state_dict(), file)
+    photo = str(next(few.iterdir()))
+    assert main(["predict", "-m", "ResNet20", "-w", str(file), photo]) == 0
+    assert f"by ResNet20 with the weights of {file}, which knows 10 classes" in capsys.readouterr().out
+    assert main(["add", str(file), "ResNet20:mine"]) == 0
+    told = capsys.readouterr().err
+    assert "warning: the classes of ResNet20:mine have no names" in told
+    assert "add it with --labels cifar10" in told
+    assert main(["add", str(file), "ResNet20:mine"]) == 1
+    assert "ResNet20 mine exists: choose another tag; or --replace replaces it" in capsys.readouterr().err
+    assert main(["predict", "-m", "ResNet20:mine", photo]) == 0
+    assert "its classes have no names; zoo add FILE NAME:TAG --labels LIST" in capsys.readouterr().out
+    assert main(["add", str(file), "ResNet20:mine", "--replace", "--labels", "cifar10"]) == 0
+    assert "no names" not in capsys.readouterr().err
 
 
 def test_pictures_go_through_the_network_so_many_at_once(

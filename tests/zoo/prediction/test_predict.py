@@ -146,9 +146,9 @@ def test_an_untrained_model_is_refused_with_what_to_do() -> None:
 
 def test_top_and_batch_size_are_checked_and_top_may_exceed_the_classes(model: Model) -> None:
     assert len(predict(model, noise(40, 40, 3), top=1000)) == 10
-    with pytest.raises(ValueError, match="top must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="top is a whole number of at least 1, got 0"):
         predict(model, noise(40, 40, 3), top=0)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got -1"):
+    with pytest.raises(ValueError, match="batch_size is a whole number of at least 1, got -1"):
         predict(model, noise(40, 40, 3), batch_size=-1)
 
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 import zoo
-from weights import UnknownWeights
+from weights import BadRecord, UnknownWeights
 from zoo import ResNet20, ResNet50, network, predict, reset_head, trained
 from zoo.finetuning import Settings
+from zoo.pretrained.add_file import add_file
 from zoo.pretrained.names import named, of_network
+from zoo.variants import spelt
 
 
 @pytest.mark.parametrize("name", ["ResNet20", "resnet20", "ResNet20:cifar10", "RESNET20:CIFAR10"])
@@ -23,6 +25,43 @@ def test_a_checkpoint_is_found_by_its_name_in_any_case(name: str) -> None:
     assert type(found) is ResNet20
     assert found.checkpoint is not None
     assert found.checkpoint.tag == "cifar10"
+
+
+@pytest.mark.parametrize("name", ["resnet-20", " ResNet 20 ", "resnet_20"])
+def test_what_is_between_the_parts_of_a_name_does_not_matter(name: str) -> None:
+    assert type(network(name)) is ResNet20
+
+
+def test_every_name_of_torchvisions_is_one_of_ours() -> None:
+    models = pytest.importorskip("torchvision.models")
+    theirs = [
+        name
+        for name in models.list_models(module=models)
+        if name.replace("_", "") in {one.lower().replace("_", "") for one in zoo.networks()}
+    ]
+    assert len(theirs) > 50
+    assert spelt("regnet_x_1_6gf") != spelt("regnet_x_16gf")
+    for name in theirs:
+        assert spelt(name).lower().replace("_", "") == name.replace("_", "")
+
+
+def test_torchvisions_word_for_weights_is_their_tag() -> None:
+    assert of_network("ResNet50", "ResNet50_Weights.IMAGENET1K_V2") == "IMAGENET1K_V2"
+    assert of_network("VGG16_BN", "VGG16_BN_Weights.IMAGENET1K_V1") == "IMAGENET1K_V1"
+
+
+def test_a_file_in_the_networks_place_is_told_where_it_belongs(tmp_path: Path) -> None:
+    file = tmp_path / "both.pth"
+    torch.save(ResNet20().state_dict(), file)
+    with pytest.raises(UnknownWeights, match="name that first"):
+        trained(str(file))
+    with pytest.raises(TypeError, match="takes the network first"):
+        predict(str(file), "resnet20")
+
+
+def test_predict_takes_a_name_as_trained_does() -> None:
+    image = np.zeros((32, 32, 3), np.uint8)
+    assert predict("resnet20:cifar10", image) == predict(trained(ResNet20), image)
 
 
 def test_a_class_takes_a_tag_and_the_whole_name() -> None:
@@ -37,6 +76,7 @@ def test_a_class_takes_a_tag_and_the_whole_name() -> None:
     [
         ("ResNet51", None, "did you mean ResNet56 or ResNet50 or ResNet18"),
         ("ResNet50:imagenet1k_v3", None, "did you mean imagenet1k_v2"),
+        (ResNet50, "ResNet50_Weights.IMAGENET9", "did you mean imagenet1k_v2"),
         ("ResNet20:", None, "names no checkpoint behind its colon: ResNet20:TAG"),
         ("ResNet20:cifar10", "cifar10", "names its weights already: leave out cifar10"),
         (ResNet20, "ResNet50:imagenet1k_v1", "is a checkpoint of ResNet50, not of ResNet20"),
@@ -87,7 +127,7 @@ ASKED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: trained(ResNet50, in_channels=0), ValueError, "in_channels is a whole number of at least 1"),
     (lambda: trained(ResNet50, weights_of=3), TypeError, "weights_of is"),  # pyright: ignore[reportArgumentType]
     (lambda: trained(ResNet50, True), TypeError, "weights are named by a tag, a URL or a path"),  # pyright: ignore[reportArgumentType]
-    (lambda: trained(ResNet50(), "x"), TypeError, "an instance of ResNet50"),  # pyright: ignore[reportArgumentType, reportCallIssue]
+    (lambda: trained(ResNet50(), "x"), TypeError, r"trained\(ResNet50\), not trained\(ResNet50\(\)\)"),  # pyright: ignore[reportArgumentType, reportCallIssue]
     (lambda: ResNet50(pretrained=True), TypeError, r"ResNet50\(\) takes no 'pretrained'; ResNet50\(\) is untrained; trained\(ResNet50\)"),  # pyright: ignore[reportCallIssue]
     (lambda: ResNet50(weights="x"), TypeError, r"trained\(ResNet50, TAG\)"),  # pyright: ignore[reportCallIssue]
     (lambda: ResNet50(numclasses=3), TypeError, r"ResNet50\(\) takes no 'numclasses'; did you mean num_classes\?"),  # pyright: ignore[reportCallIssue]
@@ -97,6 +137,14 @@ ASKED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: zoo.fast(ResNet20(), devise="cpu"), TypeError, "did you mean device"),  # pyright: ignore[reportCallIssue]
     (lambda: zoo.finetune(ResNet20, "photos", epoch=3), TypeError, "did you mean epochs"),
     (lambda: zoo.finetune(ResNet20, "photos", pretrained=True), TypeError, "it trains from the default checkpoint"),
+    (lambda: zoo.networks("*", pretrained=True), TypeError, r"^networks\(\) takes no 'pretrained'; it takes pattern"),  # pyright: ignore[reportCallIssue]
+    (lambda: predict("cat.jpg", ResNet20()), TypeError, r"takes the network first: predict\(model, images\)"),
+    (lambda: predict(ResNet20(), "x.jpg", top=2.0), ValueError, "top is a whole number"),  # pyright: ignore[reportCallIssue, reportArgumentType]
+    (lambda: predict("resnt20", "x.jpg"), UnknownWeights, "did you mean ResNet20"),
+    (lambda: trained("https://a.example/both.pth"), UnknownWeights, "names weights, and not the network that they are for"),
+    (lambda: zoo.resnet50, AttributeError, r"did you mean ResNet50\? Or by its name: zoo.network\('resnet50'\)"),  # pyright: ignore[reportAttributeAccessIssue]
+    (lambda: zoo.ResNet49, AttributeError, "did you mean ResNet"),  # pyright: ignore[reportAttributeAccessIssue]
+    (lambda: zoo.list_models, AttributeError, r"zoo.networks\("),  # pyright: ignore[reportAttributeAccessIssue]
 ]
 
 
@@ -154,3 +202,26 @@ def test_options_are_checked_on_the_meta_device_and_cost_no_memory() -> None:
     with pytest.raises(ValueError, match="5x5"):
         trained(ResNet50, stride_on="5x5")
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("keys", [("model.{}", "model_ema.{}"), ("{}", "ema.{}")], ids=["both named", "raw without a prefix"])
+def test_the_set_that_was_chosen_is_the_one_that_is_added(keys: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw, averaged = ResNet20(), ResNet20()
+    file = tmp_path / "both.pth"
+    torch.save(
+        {key.format(name): value for key, one in zip(keys, (raw, averaged), strict=True) for name, value in one.state_dict().items()}, file
+    )
+    row = add_file(ResNet20, file, "averaged", weights_of="ema")
+    file.unlink()
+    found = trained(ResNet20, "averaged").state_dict()
+    assert all(torch.equal(found[name], value) for name, value in averaged.state_dict().items())
+    assert row.provenance.startswith("added by the user; weights 'ema' of both.pth, sha256 ")
+    assert "labels='cifar10'" in caplog.text  # it has ten classes, which nobody named
+
+
+def test_a_tag_that_is_none_is_refused_before_the_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "damaged.pth").write_bytes(b"nothing")
+    with pytest.raises(BadRecord, match="a tag is letters"):
+        add_file(ResNet20, tmp_path / "damaged.pth", "a b")
+    with pytest.raises(BadRecord, match=r"exists: choose another tag$"):
+        add_file(ResNet20, tmp_path / "damaged.pth", "cifar10")

@@ -177,7 +177,7 @@ def test_a_missing_file_says_what_a_source_can_be(tmp_path: Path) -> None:
 
 
 def test_an_instance_instead_of_a_class_is_explained() -> None:
-    with pytest.raises(TypeError, match=r"trained\(VGG19\)"):
+    with pytest.raises(TypeError, match=r"trained\(ResNet20\), not trained\(ResNet20\(\)\)"):
         trained(ResNet20())  # pyright: ignore[reportArgumentType]
 
 
