@@ -290,7 +290,7 @@ class Injection:
             except WeightsError as error:
                 outcome.result = type(error).__name__
                 named = any(
-                    word in str(error) for word in (*self.row.sources, "ResNet20 test", str(root), self.name, self.local.name, self.sha256)
+                    word in str(error) for word in (*self.row.sources, "ResNet20:test", str(root), self.name, self.local.name, self.sha256)
                 )
                 self.expect(named and len(str(error)) > 40, "untyped", str(error))
             except BaseException as error:

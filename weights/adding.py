@@ -54,7 +54,7 @@ def add(
     others = [row for row in checkpoints(model) if row.tag != tag]
     row = adhoc(model, str(source), **{"tag": tag, "default": not any(other.default for other in others)} | facts)
     if not row.num_classes:
-        raise BadRecord(f"say num_classes, how many {model} {tag} tells apart.")
+        raise BadRecord(f"say num_classes, how many {model}:{tag} tells apart.")
     if row.default and (taken := [one for one in located(model) if one.rank == 0 and one.row.default and one.row.tag != tag]):
         raise BadRecord(f"{taken[0]} is your default of {model}; take default = true away there before giving it to {tag}.")
     local = all(source.startswith("file:") for source in row.sources)  # what it has now is meant, whatever a lock pins of it
@@ -82,9 +82,9 @@ def check_new(model: str, tag: str, *, replace: bool = False) -> Path:
     path = user_folder() / f"{model}.{tag}.toml"
     if any(row.tag == tag for row in checkpoints(model)) and not (replace and path.exists()):
         todo = "choose another tag" + (f"; or replace=True replaces it, your own in {path}" if path.exists() else "")
-        raise BadRecord(f"{model} {tag} exists: {todo}")
+        raise BadRecord(f"{model}:{tag} exists: {todo}")
     if alike := [one.row.tag for one in located(model) if one.rank == 0 and one.row.tag != tag and one.row.tag.lower() == tag.lower()]:
-        raise BadRecord(f"{model} {alike[0]} exists, and {tag} would have its file on a disk that is blind to case: choose another tag.")
+        raise BadRecord(f"{model}:{alike[0]} exists, and {tag} would have its file on a disk that is blind to case: choose another tag.")
     return path
 
 

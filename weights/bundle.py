@@ -143,7 +143,7 @@ def bundle(
     for row in sorted(rows, key=lambda row: (row.model, row.tag)):
         installed = get(row, to_safetensors=to_safetensors)
         sha256, data = read_file(installed.path)
-        archive.check(str(installed.path), f"{row.model} {row.tag}", installed.sha256, sha256)
+        archive.check(str(installed.path), f"{row.model}:{row.tag}", installed.sha256, sha256)
         size, tensors = len(data), fingerprint(data, str(installed.path))
         del data  # hundreds of megabytes, while the network runs
         refs = [found for source in row.sources if (found := cache.ref(source)) and found["source_sha256"] == installed.source_sha256]
@@ -283,6 +283,6 @@ def _licences(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:
     lines = ['The weights in this bundle and their licences; "unstated" means that nobody who publishes them says.']
     for one, row, _ in chosen:
         spdx = "" if row.license == "unstated" else f"  https://spdx.org/licenses/{row.license}.html"
-        lines += ["", f"{one.model} {one.tag}: {row.license}{spdx}", *(f"  from {source}" for source in row.sources)]
+        lines += ["", f"{one.model}:{one.tag}: {row.license}{spdx}", *(f"  from {source}" for source in row.sources)]
         lines += [f"  {what}: {text}" for what, text in (("learnt from", row.provenance), ("recipe", row.recipe)) if text]
     return "\n".join([*lines, ""]).encode()

@@ -102,7 +102,7 @@ class Delivery:
         self._others = [] if anew else [*also, *elsewhere(checkpoint)]
         self._places = [(place, source) for place, source in candidates(checkpoint) if not anew or place == source]
         self.name = checkpoint.sha256 or key(checkpoint.sources[0])
-        self._title = f"{checkpoint.model} {checkpoint.tag}"
+        self._title = f"{checkpoint.model}:{checkpoint.tag}"
         places = [place for place, _ in self._places if not place.startswith(ELSEWHERE)]
         local = self._others or any(map(is_here, places))
         if not (places or local):

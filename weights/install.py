@@ -329,4 +329,4 @@ def _converted(convert: Converter | None, part: Part, made: Path, place: str) ->
 
 
 def _title(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.model} {checkpoint.tag}"
+    return f"{checkpoint.model}:{checkpoint.tag}"

@@ -241,7 +241,7 @@ def _fetched(folder: Path, row: Checkpoint, held: Checkpoint, pin: Pin | None, f
 def _kept(folder: Path, row: Checkpoint, name: str, part: Part, files: dict[str, Mirrored]) -> Mirrored:
     made = Mirrored(name, part.size, part.sha256, row.format, row.license, (f"{row.model}:{row.tag}",))
     if name in files and files[name].sha256 != made.sha256:
-        raise BadRecord(f"{folder / name} is another file, and {row.model} {row.tag} needs one of that name.")
+        raise BadRecord(f"{folder / name} is another file, and {row.model}:{row.tag} needs one of that name.")
     if name not in files and (folder / name).exists() and not _proven(folder / name, made):
         raise BadRecord(f"{folder / name} lies there and is no file of this mirror: move it away.")
     with disk(folder):

@@ -223,9 +223,9 @@ def _plan(
     here = next((found for found in located(one.model) if found.row.tag == one.tag), None)
     row, written = here.row if here else theirs, None
     if not here and any(source.startswith("package:") for source in row.sources):
-        raise BadRecord(f"{place}: {one.model} {one.tag} ships with another version of kernelzoo: update it here.")
+        raise BadRecord(f"{place}: {one.model}:{one.tag} ships with another version of kernelzoo: update it here.")
     if here:
-        _compare(here.row, theirs, one, f"{place} brings another {one.model} {one.tag} than {here}")
+        _compare(here.row, theirs, one, f"{place} brings another {one.model}:{one.tag} than {here}")
     if table is not None and labels:
         own = here.row.labels if here else theirs.labels
         try:

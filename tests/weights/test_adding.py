@@ -55,14 +55,14 @@ def test_a_foreign_file_is_converted(tmp_path: Path, data: bytes) -> None:
 def test_a_name_that_is_taken_is_refused(mine: Path, safetensors: Callable[..., bytes]) -> None:
     weights.add(mine, "DenseNet264", "mine", num_classes=10)
     with pytest.raises(
-        BadRecord, match=r"DenseNet264 mine exists: choose another tag; or replace=True replaces it, your own in .*DenseNet264.mine.toml"
+        BadRecord, match=r"DenseNet264:mine exists: choose another tag; or replace=True replaces it, your own in .*DenseNet264.mine.toml"
     ):
         weights.add(mine, "DenseNet264", "mine", num_classes=10)
     mine.write_bytes(safetensors(seed=3))
     again = weights.add(mine, "DenseNet264", "mine", num_classes=10, replace=True)
     assert (weights.find("DenseNet264"), again.default) == (again, True)
     assert not weights.add(mine, "DenseNet264", "second", num_classes=10).default
-    with pytest.raises(BadRecord, match="VGG19 imagenet1k_v1 exists: choose another tag"):
+    with pytest.raises(BadRecord, match="VGG19:imagenet1k_v1 exists: choose another tag"):
         weights.add(mine, "VGG19", "imagenet1k_v1", replace=True)
 
 
@@ -119,7 +119,7 @@ def test_frozen_believes_no_record_and_no_lock_in_the_caches_own_folder(
 
 
 def test_a_record_says_how_many_classes_it_has(mine: Path) -> None:
-    with pytest.raises(BadRecord, match="say num_classes, how many DenseNet264 mine tells apart"):
+    with pytest.raises(BadRecord, match="say num_classes, how many DenseNet264:mine tells apart"):
         weights.add(mine, "DenseNet264", "mine")
     assert not registry.user_folder().exists()
 

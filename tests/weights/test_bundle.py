@@ -188,7 +188,7 @@ def test_a_bundle_never_chooses_the_default(tar: Path) -> None:
 
 def test_licences_and_a_lock_come_along(tar: Path, data: bytes) -> None:
     files = members(tar)
-    assert b"ResNet20 test: unstated" in files["LICENCES.txt"]
+    assert b"ResNet20:test: unstated" in files["LICENCES.txt"]
     assert f'sha256 = "{of(data)}"'.encode() in files["weights.lock"]
     assert b'key = "ResNet20:test"' in files["weights.lock"]
 
@@ -470,7 +470,7 @@ def test_other_bytes_of_the_same_name_are_a_conflict(tar: Path, safetensors: Cal
     (tmp_path / "other.safetensors").write_bytes(safetensors(seed=5))
     weights.add(tmp_path / "other.safetensors", "ResNet20", "test", num_classes=10)
     before = installed(tmp_path / "elsewhere")
-    with pytest.raises(HashMismatch, match="brings another ResNet20 test"):
+    with pytest.raises(HashMismatch, match="brings another ResNet20:test"):
         unbundle(tar)
     assert installed(tmp_path / "elsewhere") == before
 
@@ -770,7 +770,7 @@ def test_what_came_in_a_bundle_and_no_source_has_any_more_is_told_with_both(
     Cache().blob(of(data)).unlink()
     del hub.bodies["w.safetensors"]
     with pytest.raises(
-        SourceUnavailable, match=r"(?s)no source delivered ResNet20 test:.*HTTP 404.*unbundle it again: zoo unbundle .*zoo\.tar$"
+        SourceUnavailable, match=r"(?s)no source delivered ResNet20:test:.*HTTP 404.*unbundle it again: zoo unbundle .*zoo\.tar$"
     ):
         weights.get(weights.find("ResNet20", "test"))
 

@@ -101,7 +101,7 @@ def test_wrong_bytes_of_the_own_container_are_no_reason_to_take_the_other(both: 
 
 def test_where_none_can_be_reached_the_error_is_of_the_own(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_OFFLINE", "1")
-    with pytest.raises(Offline, match="ResNet20 test is not in"):
+    with pytest.raises(Offline, match="ResNet20:test is not in"):
         get_any(both(OWN, SAME), progress=False)
 
 

@@ -128,7 +128,7 @@ def test_offline_names_its_switch_at_once_and_opens_no_socket(
     monkeypatch.setenv(switch, "1")
     monkeypatch.setattr(socket, "socket", None)
     for row in (record(SOURCE), record("https://example.org/w", SOURCE)):
-        with pytest.raises(Offline, match=rf"ResNet20 test is not in .* and {switch}=1 forbids the network"):
+        with pytest.raises(Offline, match=rf"ResNet20:test is not in .* and {switch}=1 forbids the network"):
             weights.get(row)
     assert not own_cache.exists()
 

@@ -52,7 +52,7 @@ def bundle(
         print_json({"file": str(output), "size_bytes": size, "weights": [asdict(one) for one in contents.weights]})
         return
     for one in contents.weights:
-        out.print(f"{one.model} {one.tag}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
+        out.print(f"{one.model}:{one.tag}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
     out.print(f"wrote '{escape(str(output))}', {size:,} bytes. There: zoo unbundle {escape(output.name)}", soft_wrap=True)
 
 
@@ -85,7 +85,7 @@ def unbundle(
         print_json([asdict(one) for one in done])
         return
     for one in done:
-        out.print(f"{one.model} {one.tag}: {'installed' if one.new else 'was here already'}, sha256 {one.sha256}", soft_wrap=True)
+        out.print(f"{one.model}:{one.tag}: {'installed' if one.new else 'was here already'}, sha256 {one.sha256}", soft_wrap=True)
         out.print(f"  {escape(one.proof)}", soft_wrap=True)
         if one.converted:
             whose = (

@@ -103,7 +103,7 @@ def subject(
     known = inspect.signature(type(network)).parameters
     told = {name: value for name, value in options.items() if name in known and name != "in_channels"}  # which the weights tell
     _check_rebuilt(network, told)
-    began = None if base is None else {"name": f"{base.model} {base.tag}", "sha256": base.sha256, "license": base.license}
+    began = None if base is None else {"name": f"{base.model}:{base.tag}", "sha256": base.sha256, "license": base.license}
     return Subject(network, ordered or list(classes), steps, told, began, not kept and base is not None)
 
 

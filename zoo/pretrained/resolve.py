@@ -88,7 +88,7 @@ def find(
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes:
         record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
-    return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model} {record.tag}")
+    return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model}:{record.tag}")
 
 
 def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:

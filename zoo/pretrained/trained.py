@@ -188,11 +188,11 @@ def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], op
     except (TypeError, ValueError, LookupError) as error:
         if options:
             raise
-        raise BadRecord(f"{record.model} {record.tag}: {error}") from error
+        raise BadRecord(f"{record.model}:{record.tag}: {error}") from error
     found = {"num_classes": _width(state, network.classifiers[0], 0), "in_channels": _width(state, network.first_layer, 1)}
     differ = {k: v for k, v in found.items() if v is not None and v != getattr(network, k) and (takes_all or k in accepted)}
     if record.num_classes and "num_classes" in differ:
-        raise BadRecord(f"{record.model} {record.tag}: the record says {record.num_classes} classes, the file has {differ['num_classes']}")
+        raise BadRecord(f"{record.model}:{record.tag}: the record says {record.num_classes} classes, the file has {differ['num_classes']}")
     if differ:
         with torch.device("meta"):
             network = model(**{**keywords, **differ})
@@ -201,7 +201,7 @@ def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], op
 
 def settled(record: Checkpoint, network: Model, options: Mapping[str, Any]) -> Checkpoint:
     """Complete a record by what the file and the user said, and refuse one that contradicts the network."""
-    place, steps = f"{record.model} {record.tag}", record.preprocessing
+    place, steps = f"{record.model}:{record.tag}", record.preprocessing
     if len(steps.mean) != network.in_channels:
         if record.num_classes:
             raise BadRecord(f"{place}: the network reads {network.in_channels} channels, and mean and std are given for {len(steps.mean)}")
@@ -248,7 +248,7 @@ def _assign(network: Model, state: dict[str, Tensor], record: Checkpoint) -> Non
             return f"Every name in it begins with '{prefix}.', and without that they are not this network's either. `zoo list` shows all."
         other = recognise(record.sha256) if record.sha256 else None
         if other is not None and other.model != record.model:
-            return f"Its sha256 is that of {other.model} {other.tag}: trained({other.model}, …)."
+            return f"Its sha256 is that of {other.model}:{other.tag}: trained({other.model}, …)."
         return "Is it a file of another network? `zoo list` shows all; constructor keywords go into trained() too."
 
     assign(network, state, file=record.sources[0], todo=todo)

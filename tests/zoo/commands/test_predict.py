@@ -78,7 +78,7 @@ def test_a_file_and_classes_without_names_are_called_what_they_are(few: Path, tm
     assert "warning: the classes of ResNet20:mine have no names" in told
     assert "add it with --labels cifar10" in told
     assert main(["add", str(file), "ResNet20:mine"]) == 1
-    assert "ResNet20 mine exists: choose another tag; or --replace replaces it" in capsys.readouterr().err
+    assert "ResNet20:mine exists: choose another tag; or --replace replaces it" in capsys.readouterr().err
     assert main(["predict", "-m", "ResNet20:mine", photo]) == 0
     assert "its classes have no names; zoo add FILE NAME:TAG --labels LIST" in capsys.readouterr().out
     assert main(["add", str(file), "ResNet20:mine", "--replace", "--labels", "cifar10"]) == 0

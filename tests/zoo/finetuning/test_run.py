@@ -241,7 +241,7 @@ def test_fresh_classes_get_a_head_that_learns_first(photos: Path, tmp_path: Path
     assert torch.equal(done.model.conv1.weight, base.conv1.weight)  # three steps are an epoch
     assert torch.equal(done.model.bn1.running_mean, base.bn1.running_mean)
     assert done.model.checkpoint is not None
-    assert done.model.checkpoint.provenance.startswith("fine-tuned from ResNet20 cifar10, sha256 22978711")
+    assert done.model.checkpoint.provenance.startswith("fine-tuned from ResNet20:cifar10, sha256 22978711")
     assert done.model.checkpoint.license == "MIT"
     assert done.model.checkpoint.preprocessing == base.checkpoint.preprocessing
 

@@ -456,7 +456,7 @@ def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
 def test_a_mismatch_carries_all_names_and_says_whose_the_file_is(tmp_path: Path) -> None:
     file = tmp_path / "w.safetensors"
     file.write_bytes(weights.get(weights.find("ResNet20")).path.read_bytes())
-    with pytest.raises(WeightsMismatch, match="that of ResNet20 cifar10") as caught:
+    with pytest.raises(WeightsMismatch, match="that of ResNet20:cifar10") as caught:
         trained(ResNet32, file)
     assert len(caught.value.missing) > 10
     assert "layer1.3.conv1.weight" in caught.value.missing

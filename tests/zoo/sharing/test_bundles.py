@@ -58,8 +58,8 @@ def test_a_bundle_proves_its_networks_on_the_other_side(tar: Path, tmp_path: Pat
 def test_what_is_said_of_a_bundle(tar: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["unbundle", str(tar)]) == 0
     text = capsys.readouterr().out
-    assert "ResNet20 cifar10: was here already" in text
-    assert "ResNet20 mine: installed" in text
+    assert "ResNet20:cifar10: was here already" in text
+    assert "ResNet20:mine: installed" in text
     assert "registered in" in text
     assert main(["unbundle", str(tar), "--no-check"]) == 0
     assert "not compared" in capsys.readouterr().out
@@ -267,7 +267,7 @@ def test_a_bundle_is_listed_without_installing_it(tar: Path, capsys: pytest.Capt
     found = json.loads(capsys.readouterr().out)
     assert [(one["model"], one["tag"]) for one in found["weights"]] == [("ResNet20", "cifar10"), ("ResNet20", "mine")]
     assert main(["bundle", "--list", str(tar)]) == 0
-    assert capsys.readouterr().out.startswith("ResNet20 cifar10: ")
+    assert capsys.readouterr().out.startswith("ResNet20:cifar10: ")
     assert main(["bundle", "ResNet20", "--list", str(tar)]) == 2
     assert main(["bundle", "--list", str(tar.with_name("none.tar"))]) == 3
     capsys.readouterr()
