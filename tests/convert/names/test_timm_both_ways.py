@@ -34,7 +34,8 @@ UNRECORDED = {
     "mobilenetv2_075": ("MobileNetV2_075", {}),
     **{f"regnet{theirs}": (f"RegNet{ours}", {}) for theirs, ours in REGNETS.items()},
 }
-ARCHS = {**UNRECORDED, **RECORDED}
+CONVNEXTS = {name.lower(): (name, {}) for name in zoo.CATALOGUE if name.startswith("ConvNeXt")}
+ARCHS = {**UNRECORDED, **CONVNEXTS, **RECORDED}
 
 
 def arithmetic(arch: str) -> object:

@@ -1,0 +1,72 @@
+"""ConvNeXt computes what torchvision's and timm's do, and its parts what the papers' formulas say."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from parity import assert_equal, assert_same_initialisation
+from torchvision import models
+
+from zoo import CATALOGUE, ConvNeXt_Atto, Model
+from zoo.networks.convnext import Block, ConvNeXt
+
+TORCHVISIONS = ("ConvNeXt_Tiny", "ConvNeXt_Small", "ConvNeXt_Base", "ConvNeXt_Large")
+TIMMS = [name for name in CATALOGUE if name.startswith("ConvNeXt_") and name not in TORCHVISIONS]
+SHOWN = ("ConvNeXt_Tiny", "ConvNeXt_Atto")
+
+
+class Narrow(ConvNeXt, widths=(8, 16, 24, 32), blocks=(1, 1, 2, 1)): ...
+
+
+def some_long(names: list[str] | tuple[str, ...]) -> list[object]:
+    return [name if name in SHOWN else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("size", [32, 75])
+@pytest.mark.parametrize("name", some_long(TORCHVISIONS))
+def test_logits_and_gradients_equal_torchvisions(name: str, size: int) -> None:
+    assert_equal(CATALOGUE[name], getattr(models, name.lower()), size)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("size", [32, 75])
+@pytest.mark.parametrize("name", some_long(TIMMS))
+def test_logits_and_gradients_equal_timms(name: str, size: int) -> None:
+    import timm
+
+    rate = 0.3
+    theirs = partial(timm.create_model, name.lower(), drop_path_rate=rate)
+    assert_equal(partial(CATALOGUE[name], stochastic_depth=rate), theirs, size, by_order=True)
+
+
+@pytest.mark.reference
+def test_all_of_torchvisions_are_there() -> None:
+    assert sorted(name.lower() for name in TORCHVISIONS) == [name for name in models.list_models(module=models) if "convnext" in name]
+
+
+@pytest.mark.reference
+def test_fresh_parameters_are_distributed_as_torchvisions() -> None:
+    theirs = models.convnext.ConvNeXt(
+        [models.convnext.CNBlockConfig(a, b, n) for a, b, n in zip((8, 16, 24, 32), (16, 24, 32, None), (1, 1, 2, 1), strict=True)]
+    )
+    assert_same_initialisation(Narrow(), theirs)
+
+
+def test_branches_are_dropped_ever_more_often_and_as_often_as_was_said() -> None:
+    def rates(network: Model) -> list[float]:
+        return [block.stochastic_depth.p for block in network.features.modules() if isinstance(block, Block)]
+
+    assert rates(Narrow(stochastic_depth=0.4)) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert set(rates(Narrow())) == {0}
+    with torch.device("meta"):
+        assert {name: rates(CATALOGUE[name]())[-1] for name in TORCHVISIONS} == dict(zip(TORCHVISIONS, (0.1, 0.4, 0.5, 0.5), strict=True))
+    with pytest.raises(ValueError, match="probability 0 <= p < 1, got 1"):
+        Narrow(stochastic_depth=1.0)
+
+
+def test_an_image_that_vanishes_in_the_strides_is_an_error() -> None:
+    with pytest.raises(ValueError, match="ConvNeXt_Atto needs images of at least 32x32 pixels, got 31x40"):
+        ConvNeXt_Atto()(torch.zeros(1, 3, 31, 40))
