@@ -140,6 +140,7 @@ def test_an_operation_that_nobody_knows_is_never_given_to_a_framework(monkeypatc
         ("timm", "RegNetY_128GF", "regnety_1280"),
         ("torchvision", "ConvNeXt_Tiny", "convnext_tiny"),
         ("timm", "ConvNeXt_Atto", "convnext_atto"),
+        ("timm", "ConvNeXtV2_Tiny", "convnextv2_tiny"),
     ],
 )
 @pytest.mark.reference

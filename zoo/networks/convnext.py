@@ -78,7 +78,7 @@ class ConvNeXt(Model):
     blocks: ClassVar[tuple[int, int, int, int]]
     """Blocks of each stage, B in section 3."""
     stochastic_depth: ClassVar[float] = 0.0
-    """Default probability of dropping the last block's branch: the one that the variant was trained with (appendix, Table 5)."""
+    """Default probability of dropping the last block's branch: what the authors trained with (Table 5), 0 where they don't say."""
     response_norm: ClassVar[bool] = False
     """Whether blocks normalise their responses, as version 2 does, rather than have a layer scale."""
 
@@ -131,8 +131,9 @@ class ConvNeXtV2(ConvNeXt):
     """Woo et al. 2023: ConvNeXt with global response normalisation, to learn from masked images.
 
     Layers have the names that torchvision's scheme would give them: `block.5` normalises the responses, `block.6` is the second
-    dense layer.
+    dense layer. Branches are dropped as often as the authors' page on training says, or as of Base where it says nothing.
     """
 
     paper = "https://arxiv.org/abs/2301.00808"
     response_norm = True
+    stochastic_depth = 0.1

@@ -54,6 +54,9 @@ class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squee
 class ThinConvNeXt(zoo.ConvNeXt, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
 
 
+class ThinConvNeXtV2(zoo.ConvNeXtV2, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
+
+
 SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
@@ -74,6 +77,7 @@ SUBJECTS: dict[str, Any] = {
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
     "ConvNeXt": ThinConvNeXt,
+    "ConvNeXtV2": ThinConvNeXtV2,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)
 
