@@ -48,8 +48,8 @@ KINDS: dict[str, Kind] = {
     "linear_from_conv": Kind(("weight", "bias"), reshaped=True),
     "conv_from_linear": Kind(("weight", "bias"), reshaped=True),
     # One tensor that a module holds beside its layers, a layer scale for example: the row names the tensor itself
-    "parameter": Kind(("",)),
-    "parameter_from_vector": Kind(("",), reshaped=True),  # (C, 1, 1) here and (C) there
+    "parameter": Kind(("",), reshaped=True),
+    "parameter_from_vector": Kind(("",), reshaped=True),  # (C, 1, 1) here and (C) there, where MATLAB's shapes end before a 1 anyway
 }
 
 
