@@ -184,7 +184,8 @@ def _variables(part: Part, theano: bool) -> tuple[Stored, ...]:
             layout, multiplier = _layout(part, stored.shape)
             if part.kind == "linear" and part.grid is not None:
                 stored = reflattened(stored, part.grid)
-            flipped = theano and part.kind in ("conv", "transposed")
+            depthwise = part.groups > 1 and stored.shape[1] == 1
+            flipped = theano and part.kind in ("conv", "transposed") and not depthwise
             stored = laid_out(stored, part.kind, layout, flipped=flipped, multiplier=multiplier)
         made.append(replace(stored, origin=name))
     return tuple(made)
