@@ -32,7 +32,10 @@ ENDS = {
     "MobileNetV3Small": {**STEM, "features.12.0": "blocks.5.0.conv", "features.12.1": "blocks.5.0.bn1", **HIDDEN},
     "EfficientNet": {**STEM, "features.8.0": "conv_head", "features.8.1": "bn2", "classifier.1": "classifier"},
     "RegNet": {"stem.0": "stem.conv", "stem.1": "stem.bn", "fc": "head.fc"},
-    "ConvNeXt": {"features.0.0": "stem.0", "features.0.1": "stem.1", "classifier.0": "head.norm", "classifier.2": "head.fc"},
+    "ConvNeXt": {
+        **{f"features.0.{place}": f"stem.{place}" for place in range(3)},
+        **{"features.8": "norm_pre", "classifier.0": "head.norm", "classifier.1.1": "head.pre_logits.fc", "classifier.2": "head.fc"},
+    },
 }
 # Dense layers that are convolutions there, so that VGG reads larger images and MobileNetV3 pools late
 CONVOLVED = ("pre_logits.fc1", "pre_logits.fc2", "conv_head")
@@ -50,7 +53,7 @@ CONVNEXTS = {
     "ConvNeXtV2": {"0": "conv_dw", "2": "norm", "3": "mlp.fc1", "5": "mlp.grn", "6": "mlp.fc2"},
 }
 CONVOLVED_BELOW = 96
-"""Channels of ConvNeXt-T's first stage: the dense layers of narrower networks' blocks are 1x1 convolutions there."""
+"""Channels of ConvNeXt-T's first stage: the dense layers of narrower networks' blocks, and of HNF's, are 1x1 convolutions there."""
 
 
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
@@ -65,7 +68,7 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
     if name == "ConvNeXt":
         theirs |= _convnexts(found, CONVNEXTS["ConvNeXtV2" if "ConvNeXtV2" in family else name])
-        if ours["features.0.0.weight"][0] < CONVOLVED_BELOW:
+        if ours["features.1.0.block.0.weight"][0] < CONVOLVED_BELOW or "features.8" in found:
             convolved |= {module for module, name in theirs.items() if ".mlp.fc" in name}
     kinds = found | dict.fromkeys(convolved, "linear_from_conv")
     kinds |= {name: "parameter_from_vector" for name in found if name.endswith(".layer_scale")}

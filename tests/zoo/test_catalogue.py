@@ -34,7 +34,8 @@ PROMISED = {
     "RegNetX": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF",
     "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
     "MNASNet": "0_5 0_75 1_0 1_3",
-    "ConvNeXt": "_Atto _Femto _Pico _Nano _Tiny _Small _Base _Large _XLarge",
+    "ConvNeXt": "_Atto _Femto _Pico _Nano _Tiny _Small _Base _Large _XLarge _XXLarge _Tiny_HNF _Large_MLP",
+    "ConvNeXt_": "Atto_OLS Femto_OLS Pico_OLS Nano_OLS",
     "ConvNeXtV2": "_Atto _Femto _Pico _Nano _Tiny _Base _Large _Huge",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from zoo.networks.layers import LayerNorm2d, Permute, StochasticDepth
 from zoo.networks.model import Model
 
 EPS = 1e-6
-"""Of every LayerNorm and of `ResponseNorm`, in torchvision, timm and the authors' code."""
+"""Of `ResponseNorm`, and of LayerNorms but for one variant's, in torchvision, timm and the authors' code."""
 
 
 class ResponseNorm(nn.Module):
@@ -39,13 +40,13 @@ class Block(nn.Module):
     Version 2 normalises responses between the dense layers, and needs no layer scale then (Woo et al. 2023, Figure 5).
     """
 
-    def __init__(self, channels: int, response_norm: bool, stochastic_depth: float) -> None:
+    def __init__(self, channels: int, response_norm: bool, stochastic_depth: float, norm_eps: float) -> None:
         super().__init__()
         hidden = 4 * channels
         steps: list[nn.Module] = [
             nn.Conv2d(channels, channels, 7, padding=3, groups=channels),
             Permute(0, 2, 3, 1),
-            nn.LayerNorm(channels, eps=EPS),
+            nn.LayerNorm(channels, eps=norm_eps),
             nn.Linear(channels, hidden),
             nn.GELU(),
         ]
@@ -81,6 +82,14 @@ class ConvNeXt(Model):
     """Default probability of dropping the last block's branch: what the authors trained with (Table 5), 0 where they don't say."""
     response_norm: ClassVar[bool] = False
     """Whether blocks normalise their responses, as version 2 does, rather than have a layer scale."""
+    stem_width: ClassVar[int | None] = None
+    """Channels between two overlapping 3x3 convolutions, which timm's `_ols` have instead of the one that reads patches of 4x4."""
+    norm_first: ClassVar[bool] = False
+    """Whether the last norm stands before the pool, as in timm's `_hnf`, not behind it."""
+    head_width: ClassVar[int | None] = None
+    """Width of a hidden dense layer before the classifier's, as networks have that were trained with texts."""
+    norm_eps: ClassVar[float] = EPS
+    """What LayerNorms add to the variance."""
 
     def __init__(self, num_classes: int = 1000, in_channels: int = 3, stochastic_depth: float | None = None) -> None:
         """Build the network untrained.
@@ -99,19 +108,29 @@ class ConvNeXt(Model):
         last = type(self).stochastic_depth if stochastic_depth is None else stochastic_depth
         done, total = 0, sum(self.blocks)
         width = self.widths[0]
-        layers = [nn.Sequential(nn.Conv2d(in_channels, width, 4, 4), LayerNorm2d(width, eps=EPS))]
+        norm = partial(LayerNorm2d, eps=self.norm_eps)
+        stem: list[nn.Module] = [nn.Conv2d(in_channels, width, 4, 4)]
+        if self.stem_width is not None:
+            stem = [nn.Conv2d(in_channels, self.stem_width, 3, 2, 1), nn.Conv2d(self.stem_width, width, 3, 2, 1)]
+        layers: list[nn.Module] = [nn.Sequential(*stem, norm(width))]
         for channels, count in zip(self.widths, self.blocks, strict=True):
             if channels != width:
-                layers.append(nn.Sequential(LayerNorm2d(width, eps=EPS), nn.Conv2d(width, channels, 2, 2)))
+                layers.append(nn.Sequential(norm(width), nn.Conv2d(width, channels, 2, 2)))
             stage = nn.Sequential()
             for _ in range(count):
-                stage.append(Block(channels, self.response_norm, last * done / (total - 1)))
+                stage.append(Block(channels, self.response_norm, last * done / (total - 1), self.norm_eps))
                 done += 1
             layers.append(stage)
             width = channels
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Sequential(LayerNorm2d(width, eps=EPS), nn.Flatten(1), nn.Linear(width, num_classes))
+        if self.norm_first:
+            self.features.append(norm(width))
+        flat: nn.Module = nn.Flatten(1)
+        if self.head_width is not None:
+            flat = nn.Sequential(flat, nn.Linear(width, self.head_width), nn.GELU())
+        last_norm = nn.Identity() if self.norm_first else norm(width)
+        self.classifier = nn.Sequential(last_norm, flat, nn.Linear(self.head_width or width, num_classes))
         self.initialise()
 
     def forward_body(self, x: Tensor) -> Tensor:

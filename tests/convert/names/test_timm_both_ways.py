@@ -34,8 +34,8 @@ UNRECORDED = {
     "mobilenetv2_075": ("MobileNetV2_075", {}),
     **{f"regnet{theirs}": (f"RegNet{ours}", {}) for theirs, ours in REGNETS.items()},
 }
-CONVNEXTS = {  # convnextv2_huge would take 20 GB, too
-    name.lower(): (name, {}) for name in zoo.CATALOGUE if name.startswith("ConvNeXt") and name != "ConvNeXtV2_Huge"
+CONVNEXTS = {  # convnextv2_huge and convnext_xxlarge would take 20 GB, too
+    name.lower(): (name, {}) for name in zoo.CATALOGUE if name.startswith("ConvNeXt") and not name.endswith(("Huge", "XXLarge"))
 }
 ARCHS = {**UNRECORDED, **CONVNEXTS, **RECORDED}
 

@@ -15,8 +15,8 @@ from zoo.networks.convnext import Block, ConvNeXt, ConvNeXtV2, ResponseNorm
 
 TORCHVISIONS = ("ConvNeXt_Tiny", "ConvNeXt_Small", "ConvNeXt_Base", "ConvNeXt_Large")
 TIMMS = [name for name in CATALOGUE if name.startswith("ConvNeXt") and name not in TORCHVISIONS]
-SHOWN = ("ConvNeXt_Tiny", "ConvNeXt_Atto", "ConvNeXtV2_Atto")
-HUGE = ("ConvNeXtV2_Huge",)
+SHOWN = ("ConvNeXt_Tiny", "ConvNeXt_Atto", "ConvNeXt_Atto_OLS", "ConvNeXt_Tiny_HNF", "ConvNeXtV2_Atto")
+HUGE = ("ConvNeXtV2_Huge", "ConvNeXt_XXLarge")
 """Their tensors are too large for most machines' memory, three times over; narrower siblings compute the same."""
 
 
