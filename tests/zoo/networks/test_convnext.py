@@ -10,6 +10,7 @@ from parity import assert_equal, assert_same_initialisation
 from torch import nn
 from torchvision import models
 
+from convert import core, names
 from zoo import CATALOGUE, ConvNeXt_Atto, Model
 from zoo.networks.convnext import Block, ConvNeXt, ConvNeXtV2, ResponseNorm
 
@@ -49,6 +50,23 @@ def test_logits_and_gradients_equal_timms(name: str, size: int) -> None:
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("name", TIMMS)
+def test_tensors_and_what_norms_add_to_variances_are_timms(name: str) -> None:
+    import timm
+
+    with torch.device("meta"):
+        theirs, ours = timm.create_model(name.lower()), CATALOGUE[name]()
+    shapes = {key: tuple(tensor.shape) for key, tensor in ours.state_dict().items()}
+    _, report = core.apply(names.rows("timm", type(ours), shapes), theirs.state_dict(), shapes)
+    assert report.ok, report
+    assert eps(ours) == eps(theirs)
+
+
+def eps(network: nn.Module) -> list[float]:
+    return [layer.eps for layer in network.modules() if isinstance(layer, nn.LayerNorm)]
+
+
+@pytest.mark.reference
 def test_all_of_torchvisions_are_there() -> None:
     assert sorted(name.lower() for name in TORCHVISIONS) == [name for name in models.list_models(module=models) if "convnext" in name]
 
@@ -64,8 +82,6 @@ def test_fresh_parameters_are_distributed_as_torchvisions() -> None:
 @pytest.mark.reference
 def test_fresh_parameters_are_distributed_as_timms() -> None:
     from timm.models.convnext import ConvNeXt as Theirs
-
-    from convert import names
 
     theirs = Theirs(dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), use_grn=True, ls_init_value=None, conv_mlp=True)
     carried = NarrowV2()
