@@ -45,6 +45,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(SEPARABLE, ("depthwise_kernel", "pointwise_kernel", "bias")),
     "BatchNormalization": ("gamma", "beta", "moving_mean", "moving_variance"),
     **dict.fromkeys(("LayerNormalization", "GroupNormalization"), ("gamma", "beta")),
+    "LayerScale": ("gamma",),  # of keras.applications' ConvNeXt, which gives the variable no name
     "Normalization": ("mean", "variance", "count"),
     "PReLU": ("alpha",),
     "Embedding": ("embeddings",),
@@ -151,6 +152,8 @@ def tensors(layer: Layer, era: Era) -> Iterator[tuple[str, Stored]]:
             part = "depthwise" if name == "depthwise_kernel" else "pointwise"
             leaf = "bias" if name in ("bias", "b") else "weight" if name in ("depthwise_kernel", "pointwise_kernel") else name
             yield f"{layer.name}.{part}.{leaf}", _kernel(stored, kind, name, era)
+        elif kind == "LayerScale" and len(names) == 1:
+            yield f"{layer.name}.weight", stored
         elif kind and (kind not in ORDER or kind == "EinsumDense"):
             yield f"{layer.name}.{name}", stored
         elif name in ("kernel", "W", "depthwise_kernel"):
@@ -194,7 +197,8 @@ def guess(layer: Layer, era: Era) -> str:
         return "BatchNormalization"
     kernel = shapes.get("kernel", shapes.get("W"))
     if kernel is None or len(kernel) < 2:
-        return "PReLU" if shapes.keys() & {"alpha", "alphas"} else ""
+        scaled = len(shapes) == 1 and layer.name.endswith("layer_scale")
+        return "PReLU" if shapes.keys() & {"alpha", "alphas"} else "LayerScale" if scaled else ""
     if len(kernel) == 2:
         return "Dense"
     bias = shapes.get("bias", shapes.get("b"))

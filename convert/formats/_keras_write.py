@@ -7,10 +7,12 @@ in that order; Keras reads both by it. So the parts must come in that order, as 
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,7 +41,11 @@ KINDS: dict[str, tuple[tuple[str, str], ...]] = {
     "depthwise": (("weight", "depthwise_kernel"), ("bias", "bias")),
     "linear": (("weight", "kernel"), ("bias", "bias")),
     "norm": (("weight", "gamma"), ("bias", "beta"), ("running_mean", "moving_mean"), ("running_var", "moving_variance")),
+    "layer_normalization": (("weight", "gamma"), ("bias", "beta")),
+    "layer_scale": (("weight", "variable"),),
 }
+CONVNEXT = re.compile(r"(\w+)_stem\.\1_stem_conv")
+"""The first layer of a ConvNeXt: all others begin with the network's name, too."""
 HALVES = (".depthwise", ".pointwise")
 VERSION = "2.3.1"
 """Of the Keras whose dialect a legacy file speaks: the last with every backend; later ones read it too."""
@@ -51,11 +57,15 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a Keras model: its name, its class in snake case, and its variables under Keras's names, in its form and order."""
+    """One layer of a Keras model: its name, its class in snake case, and its variables under Keras's names, in its form and order.
+
+    A model within the model has its layers in `inner`, and all their variables.
+    """
 
     name: str
     kind: str
     variables: tuple[Stored, ...]
+    inner: tuple[Layer, ...] = ()
 
 
 def write(parts: Sequence[Part], path: Path, *, convention: Convention | None = None, metadata: Mapping[str, str]) -> None:
@@ -103,7 +113,12 @@ def _notes(metadata: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str, Any]) -> list[Layer]:
-    """Turn parts into layers: two halves of a separable convolution are one, and EfficientNet begins by normalising."""
+    """Turn parts into layers: two halves of a separable convolution are one, and EfficientNet begins by normalising.
+
+    ConvNeXt has a Sequential for its stem and for each convolution that halves the map.
+    """
+    convnext = naming == "keras" and bool(parts) and CONVNEXT.fullmatch(parts[0].name) is not None
+    parts = [_convnexts(part) for part in parts] if convnext else parts
     names = {part.name for part in parts}
     made: list[Layer] = []
     halves: dict[str, tuple[Stored, ...]] = {}
@@ -121,6 +136,22 @@ def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str
             halves[whole] = variables
     if naming == "keras" and made and made[0].name == "stem_conv":
         made.insert(0, _normalization({**IMAGENET, **(notes.get("preprocessing") or {})}))
+    return _sequentials(made) if convnext else made
+
+
+def _convnexts(part: Part) -> Part:
+    """Say what Keras's ConvNeXt makes of a part: its depthwise convolutions are grouped ones there."""
+    kinds = {"depthwise": "conv", "parameter": "layer_scale", "other": "layer_normalization"}
+    return replace(part, kind=kinds.get(part.kind, part.kind))
+
+
+def _sequentials(layers: Sequence[Layer]) -> list[Layer]:
+    """Put layers that are called `model.layer` into the models of their names."""
+    made: list[Layer] = []
+    for name, members in groupby(layers, lambda layer: layer.name.rpartition(".")[0] or layer.name):
+        inner = tuple(replace(layer, name=layer.name.rpartition(".")[2]) for layer in members)
+        variables = tuple(variable for layer in inner for variable in layer.variables)
+        made.extend([Layer(name, "sequential", variables, inner)] if len(inner) > 1 else inner)
     return made
 
 
@@ -149,11 +180,12 @@ def _variables(part: Part, theano: bool) -> tuple[Stored, ...]:
         if leaf not in part.leaves:
             continue
         stored = part.leaves[leaf]
-        if leaf == "weight" and part.kind != "norm":
+        if leaf == "weight" and part.kind not in ("norm", "layer_normalization", "layer_scale"):
             layout, multiplier = _layout(part, stored.shape)
             if part.kind == "linear" and part.grid is not None:
                 stored = reflattened(stored, part.grid)
-            flipped = theano and part.kind in ("conv", "transposed")
+            depthwise = part.groups > 1 and stored.shape[1] == 1
+            flipped = theano and part.kind in ("conv", "transposed") and not depthwise
             stored = laid_out(stored, part.kind, layout, flipped=flipped, multiplier=multiplier)
         made.append(replace(stored, origin=name))
     return tuple(made)
@@ -174,9 +206,12 @@ def _write_legacy(file: Any, layers: Sequence[Layer], backend: str) -> None:
     file.attrs["keras_version"] = VERSION.encode()
     for layer in layers:
         group = file.require_group(layer.name)
-        _attribute(group, "weight_names", [f"{layer.name}/{variable.origin}:0" for variable in layer.variables])
-        for variable in layer.variables:
-            _fill(group, f"{layer.name}/{variable.origin}:0", variable.array())
+        held = [
+            (f"{layer.name}/{one.name}" if layer.inner else layer.name, each) for one in layer.inner or (layer,) for each in one.variables
+        ]
+        _attribute(group, "weight_names", [f"{scope}/{variable.origin}:0" for scope, variable in held])
+        for scope, variable in held:
+            _fill(group, f"{scope}/{variable.origin}:0", variable.array())
 
 
 def _write_v3(file: Any, layers: Sequence[Layer]) -> None:
@@ -187,6 +222,9 @@ def _write_v3(file: Any, layers: Sequence[Layer]) -> None:
         counts[layer.kind] += 1
         group = file.create_group(f"layers/{layer.kind}{f'_{number}' if number else ''}/vars")
         group.attrs["name"] = layer.name
+        if layer.inner:
+            _write_v3(group.parent, layer.inner)
+            continue
         for place, variable in enumerate(layer.variables):
             array = variable.array()
             if array.dtype.name == "bfloat16":  # HDF5 has no such type

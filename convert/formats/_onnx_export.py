@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert import _guard
+from convert.formats._onnx_graph import scope
+from convert.formats._onnx_proto import Operator
 from convert.kinds import is_row
 from weights.errors import ConvertError
 
@@ -152,6 +154,7 @@ def _tidy(model: Any, state: Mapping[str, Any], onnx: Any) -> dict[str, Any]:
     for node in graph.node:
         node.doc_string = ""
         del node.metadata_props[:]
+    _unfold(graph, state, onnx)
     asked = {given.name for given in graph.input}
     copies = [node for node in graph.node if node.op_type == "Identity" and node.input[0] in asked and node.output[0] in state]
     for node in copies:
@@ -162,6 +165,36 @@ def _tidy(model: Any, state: Mapping[str, Any], onnx: Any) -> dict[str, Any]:
     if absent := [name for name, tensor in state.items() if name not in asked and tensor.is_floating_point()]:
         log.info("the ONNX graph has no use for %s", ", ".join(absent[:10]))
     return {name: tensor for name, tensor in state.items() if name in asked}
+
+
+def _unfold(graph: Any, state: Mapping[str, Any], onnx: Any) -> None:
+    """Ask for the weights of dense layers over maps and tokens, which the exporter has transposed and then left out."""
+    given = {one.name: one for one in graph.input if one.name not in state}
+    asked = {one.name for one in graph.input}
+    same = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.input[0] in given}
+    nodes: list[Any] = []
+    for node in graph.node:
+        right = same.get(node.input[1], node.input[1]) if node.op_type == "MatMul" else ""
+        place, weight = node.name.rpartition("/")[0], f"{scope(Operator(node.op_type, node.name, '', [], [], {}))}.weight"
+        if right in given and weight in state and tuple(state[weight].shape) == _dims(given[right])[::-1]:
+            node.input[1] = f"{place}/Transpose_output_0"
+            nodes.append(onnx.helper.make_node("Transpose", [weight], [node.input[1]], f"{place}/Transpose", perm=[1, 0]))
+            if weight not in asked:
+                graph.input.append(onnx.helper.make_tensor_value_info(weight, onnx.TensorProto.FLOAT, list(state[weight].shape)))
+                asked.add(weight)
+        nodes.append(node)
+    read = {name for node in nodes for name in node.input}
+    nodes = [node for node in nodes if node.output[0] not in same or node.output[0] in read]
+    read = {name for node in nodes for name in node.input}
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for name, one in given.items():
+        if name not in read and name != "images":
+            graph.input.remove(one)
+
+
+def _dims(given: Any) -> tuple[int, ...]:
+    return tuple(axis.dim_value for axis in given.type.tensor_type.shape.dim)
 
 
 def _write(model: Any, tensors: Mapping[str, Any], path: Path) -> None:

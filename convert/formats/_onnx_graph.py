@@ -207,7 +207,7 @@ class Builder:
         node = self.emit(name, f"unknown:{operator.op or 'nothing'}", inputs)
         for key in keys:
             root, stored = self.constants.roots[key], self.constants.stored[key]
-            if node == module and root.rpartition(".")[0] == module:
+            if self.ops[module].startswith("unknown:") and root.rpartition(".")[0] == module:  # several operators may be one layer
                 self.used.add(root)
                 self.tensors[root] = stored
         for output in operator.outputs:

@@ -79,7 +79,7 @@ def gemm(b: Builder, operator: Operator) -> bool:
 
 def matmul(b: Builder, operator: Operator) -> bool:
     x, weight = b.value(operator), b.constant(operator, 1)
-    if x is None or weight is None or len(weight.shape) != 2 or x.layout not in ("flat", "nhwc"):
+    if x is None or weight is None or len(weight.shape) != 2 or x.layout == "nchw":
         return False
     return _dense(b, operator, x, "IO", bias=None)
 
@@ -101,9 +101,12 @@ def _dense(b: Builder, operator: Operator, x: Value, letters: str, bias: int | N
     raw = b.keep(module, "weight", roles["weight"], "linear", letters)
     if "bias" in roles:
         b.keep(module, "bias", roles["bias"])
-    node = b.emit(module, "dense", [x], {"layout": raw})
-    given_layout = x.layout if x.layout == "nhwc" else "flat"
-    shape = x.sized(c=width) if x.layout == "nhwc" else ((x.shape or (None,))[0], width)
+    vector = x.layout == "flat" or (operator.op == "Gemm" and x.layout != "nhwc")
+    if not vector and x.layout != "nhwc":  # tokens, or behind what is unknown: its tensors are kept, and it is not executed
+        node, given_layout, shape = b.emit(module, f"unknown:{operator.op}", [x]), "", None
+    else:
+        node, given_layout = b.emit(module, "dense", [x], {"layout": raw}), "flat" if vector else "nhwc"
+        shape = ((x.shape or (None,))[0], width) if vector else x.sized(c=width)
     if also is not None:
         b.done.add(id(also))
         b.gives(also, Value(node, shape, given_layout))

@@ -120,5 +120,14 @@ def inception(found: Sequence[str]) -> list[str]:
     return ordered
 
 
-ORDERS: dict[str, Callable[[Sequence[str]], list[str]]] = {"ResNet": resnet, "InceptionV3": inception}
+def convnext(found: Sequence[str]) -> list[str]:
+    """Put a layer scale behind the layers of its block."""
+    ordered = [module for module in found if not module.endswith(".layer_scale")]
+    for scale in (module for module in found if module.endswith(".layer_scale")):
+        last = f"{scale.removesuffix('layer_scale')}block.5"
+        ordered.insert(ordered.index(last) + 1, scale)
+    return ordered
+
+
+ORDERS: dict[str, Callable[[Sequence[str]], list[str]]] = {"ResNet": resnet, "InceptionV3": inception, "ConvNeXt": convnext}
 """Where Keras's order of layers, by depth, is not ours."""

@@ -21,7 +21,7 @@ from convert.names._stages import stages
 FORMATS = ("keras", "tensorflow", "onnx")
 
 IGNORED = ("normalization.", "normalization_", "rescaling")
-"""Layers that prepare images, in EfficientNet and MobileNetV3; here that belongs to the checkpoint, not to the network."""
+"""Layers that prepare images, in EfficientNet, ConvNeXt and MobileNetV3; here that belongs to the checkpoint, not to the network."""
 
 CAFFE = {"mean": (103.939 / 255, 116.779 / 255, 123.68 / 255), "std": (1 / 255,) * 3, "channel_order": "bgr"}
 SIGNED = {"mean": (0.5,) * 3, "std": (0.5,) * 3, "channel_order": "rgb"}
@@ -36,6 +36,7 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
     "InceptionV3": SIGNED,
     "Xception": SIGNED,
     "EfficientNet": {**IMAGENET, "built_in": True},
+    "ConvNeXt": {**IMAGENET, "built_in": True},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "ResNet": {"stride_on": "1x1", "norm_eps": 1.001e-5},
@@ -70,12 +71,16 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     found = modules(ours)
     name = _known(family)
     theirs = FAMILIES[name](found) if name else {}
+    if name == "ConvNeXt":  # whose layers all begin with the network's name
+        theirs = {module: there.replace("convnext", family[0].lower()) for module, there in theirs.items()}
     convolved = name in ("MobileNetV1", "MobileNetV3")
     adds = ("bias",) if set(family) & {*BOTTLENECKED} else ()
     made: list[Row] = []
     for module, kind in found.items():
         if kind == "linear" and convolved:
             kind = "linear_from_conv"
+        elif kind == "parameter" and module in theirs:
+            kind = "parameter_from_vector"
         lacks = ("weight",) if kind == "norm" and name == "InceptionV3" else ()
         made.append(Row(theirs.get(module, module), module, kind, adds if kind == "conv" else (), lacks))
     if name not in ORDERS:
@@ -103,7 +108,7 @@ def preprocessing(family: Sequence[str]) -> dict[str, Any]:
 
 
 def _known(family: Sequence[str]) -> str:
-    return next((name for name in FAMILIES if name in family), "")
+    return next((name for name in FAMILIES if name in family), "") if "ConvNeXtV2" not in family else ""
 
 
 def _vgg(found: Mapping[str, str]) -> dict[str, str]:
@@ -218,6 +223,20 @@ def _xception(found: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
+def _convnext(found: Mapping[str, str]) -> dict[str, str]:
+    names = {"classifier.0": "convnext_head_layernorm", "classifier.2": "convnext_head_dense"}
+    names |= {"features.0.0": "convnext_stem.convnext_stem_conv", "features.0.1": "convnext_stem.convnext_stem_layernorm"}
+    parts = {"0": "depthwise_conv", "2": "layernorm", "3": "pointwise_conv_1", "5": "pointwise_conv_2"}
+    for module in found:
+        if match := re.fullmatch(r"features\.(\d+)\.(\d+)\.(?:block\.(\d)|layer_scale)", module):
+            block = f"convnext_stage_{int(match[1]) // 2}_block_{match[2]}"
+            names[module] = f"{block}_{parts[match[3]]}" if match[3] else f"{block}_layer_scale.weight"
+        elif match := re.fullmatch(r"features\.([246])\.([01])", module):
+            number = int(match[1]) // 2 - 1
+            names[module] = f"convnext_downsampling_block_{number}.convnext_downsampling_{('layernorm', 'conv')[int(match[2])]}_{number}"
+    return names
+
+
 FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "VGG": _vgg,
     "ResNet": _resnet,
@@ -228,4 +247,5 @@ FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "InceptionV3": _inception,
     "Xception": _xception,
     "EfficientNet": _efficientnet,
+    "ConvNeXt": _convnext,
 }

@@ -1,6 +1,8 @@
-"""timm's names: torchvision's for ResNets, DenseNets, Inception and Xception, its own for VGG's head, RegNet and all mobile networks.
+"""timm's names: torchvision's for ResNets, DenseNets, Inception and Xception.
 
-Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py and _efficientnet_builder.py.
+Its own for VGG's head, RegNet, ConvNeXt and all mobile networks.
+
+Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py, convnext.py and _efficientnet_builder.py.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ ENDS = {
     "MobileNetV3Small": {**STEM, "features.12.0": "blocks.5.0.conv", "features.12.1": "blocks.5.0.bn1", **HIDDEN},
     "EfficientNet": {**STEM, "features.8.0": "conv_head", "features.8.1": "bn2", "classifier.1": "classifier"},
     "RegNet": {"stem.0": "stem.conv", "stem.1": "stem.bn", "fc": "head.fc"},
+    "ConvNeXt": {
+        **{f"features.0.{place}": f"stem.{place}" for place in range(3)},
+        **{"features.8": "norm_pre", "classifier.0": "head.norm", "classifier.1.1": "head.pre_logits.fc", "classifier.2": "head.fc"},
+    },
 }
 # Dense layers that are convolutions there, so that VGG reads larger images and MobileNetV3 pools late
 CONVOLVED = ("pre_logits.fc1", "pre_logits.fc2", "conv_head")
@@ -40,6 +46,14 @@ GATE = {"fc1": "se.conv_reduce", "fc2": "se.conv_expand"}
 
 REGNETS_BLOCK = re.compile(r"trunk_output\.block(\d+)\.block\d+-(\d+)\.(?:f\.)?(\w+)\.(\w+)")
 REGNETS = {"a": "conv1", "b": "conv2", "c": "conv3", "proj": "downsample", "0": "conv", "1": "bn"}
+
+CONVNEXTS_LAYER = re.compile(r"features\.(\d+)\.(\d+)(?:\.(?:block\.)?(\w+))?")
+CONVNEXTS = {
+    "ConvNeXt": {"0": "conv_dw", "2": "norm", "3": "mlp.fc1", "5": "mlp.fc2", "layer_scale": "gamma"},
+    "ConvNeXtV2": {"0": "conv_dw", "2": "norm", "3": "mlp.fc1", "5": "mlp.grn", "6": "mlp.fc2"},
+}
+CONVOLVED_BELOW = 96
+"""Channels of ConvNeXt-T's first stage: the dense layers of narrower networks' blocks, and of HNF's, are 1x1 convolutions there."""
 
 
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
@@ -52,7 +66,12 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     if name == "RegNet":
         theirs |= {module: _regnets(*match.groups()) for module in found if (match := REGNETS_BLOCK.fullmatch(module))}
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
+    if name == "ConvNeXt":
+        theirs |= _convnexts(found, CONVNEXTS["ConvNeXtV2" if "ConvNeXtV2" in family else name])
+        if ours["features.1.0.block.0.weight"][0] < CONVOLVED_BELOW or "features.8" in found:
+            convolved |= {module for module, name in theirs.items() if ".mlp.fc" in name}
     kinds = found | dict.fromkeys(convolved, "linear_from_conv")
+    kinds |= {name: "parameter_from_vector" for name in found if name.endswith(".layer_scale")}
     return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]
 
 
@@ -69,3 +88,15 @@ def _blocks(family: str | None, found: Mapping[str, str]) -> list[tuple[str, str
 def _regnets(stage: str, block: str, part: str, layer: str) -> str:
     """Name a layer of RegNet's blocks, which timm counts from 1 and without the stage."""
     return f"s{stage}.b{int(block) + 1}.{REGNETS.get(part, part)}.{REGNETS.get(layer, layer)}"
+
+
+def _convnexts(found: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, str]:
+    """Name the layers of ConvNeXt's stages and of what halves the map before them, which timm counts as part of the stage."""
+    names: dict[str, str] = {}
+    for module in found:
+        match = CONVNEXTS_LAYER.fullmatch(module)
+        if match is None or match[1] == "0":
+            continue
+        stage, halves = divmod(int(match[1]) - 1, 2)
+        names[module] = f"stages.{stage + 1}.downsample.{match[2]}" if halves else f"stages.{stage}.blocks.{match[2]}.{parts[match[3]]}"
+    return names

@@ -39,6 +39,25 @@ def test_the_way_back_is_derived_and_bit_exact() -> None:
     assert all(np.array_equal(stored.array(), given[name]) for name, stored in back.items())
 
 
+def test_a_row_may_name_one_tensor_that_is_no_layers() -> None:
+    shapes = {"block.layer_scale": (4, 1, 1), "block.table": (3, 2), "block.conv.weight": (4, 4, 1, 1)}
+    assert modules(shapes) == {"block.layer_scale": "parameter", "block.table": "parameter", "block.conv": "conv"}
+    rows = [
+        Row("b.gamma", "block.layer_scale", "parameter_from_vector"),
+        Row("b.table", "block.table", "parameter"),
+        Row("b.c", "block.conv", "conv"),
+    ]
+    given = {"b.gamma": np.arange(4.0), "b.table": np.ones((3, 2)), "b.c.weight": np.ones((4, 4, 1, 1))}
+    ours, report = apply(rows, given, shapes)
+    assert report.ok
+    assert {name: tensor.shape for name, tensor in ours.items()} == shapes
+    back = written(rows, {name: in_memory(name, tensor) for name, tensor in ours.items()})
+    assert back.keys() == given.keys()
+    assert all(np.array_equal(stored.array(), given[name]) for name, stored in back.items())
+    _, report = apply(rows, {**given, "b.gamma": np.ones(5)}, shapes)
+    assert report.misshaped == [("b.gamma", "block.layer_scale", (5,), (4, 1, 1))]
+
+
 def test_torch_tensors_are_carried_without_a_copy() -> None:
     given = {name: torch.from_numpy(np.asarray(tensor)) for name, tensor in theirs().items()}
     ours, report = apply(ROWS, given, SHAPES)

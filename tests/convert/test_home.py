@@ -138,6 +138,9 @@ def test_an_operation_that_nobody_knows_is_never_given_to_a_framework(monkeypatc
         ("timm", "RegNetX_400MF", "regnetx_004_tv"),
         ("timm", "RegNetX_3_2GF", "regnetx_032"),
         ("timm", "RegNetY_128GF", "regnety_1280"),
+        ("torchvision", "ConvNeXt_Tiny", "convnext_tiny"),
+        ("timm", "ConvNeXt_Atto", "convnext_atto"),
+        ("timm", "ConvNeXtV2_Tiny", "convnextv2_tiny"),
     ],
 )
 @pytest.mark.reference

@@ -34,6 +34,9 @@ PROMISED = {
     "RegNetX": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF",
     "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
     "MNASNet": "0_5 0_75 1_0 1_3",
+    "ConvNeXt": "_Atto _Femto _Pico _Nano _Tiny _Small _Base _Large _XLarge _XXLarge _Tiny_HNF _Large_MLP",
+    "ConvNeXt_": "Atto_OLS Femto_OLS Pico_OLS Nano_OLS",
+    "ConvNeXtV2": "_Atto _Femto _Pico _Nano _Tiny _Base _Large _Huge",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "Xception")
@@ -206,7 +209,7 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
 
 def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() -> None:
     without = {cls.family() for cls in CATALOGUE.values() if "dropout" not in inspect.signature(cls).parameters}
-    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet}
+    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet, zoo.ConvNeXt, zoo.ConvNeXtV2}
 
 
 @every_arithmetic

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
 from zoo.extraction.shapes import values
-from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut
+from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut, Permute
 from zoo.networks.model import Model
 
 Pair = tuple[int, int]
@@ -132,12 +132,12 @@ def _field(node: fx.Node, value: Any, inputs: list[Field], layers: Mapping[str, 
     if not isinstance(value, Tensor) or value.dim() < 2:
         return Field(unknown=behind)
     shape = tuple(value.shape[1:])
-    made = Field(shape, _axis(node, len(shape), inputs))
+    layer = layers[str(node.target)] if node.op == "call_module" else None
+    made = Field(shape, _axis(node, layer, len(shape), inputs))
     if made.sides is None or node.op == "get_attr":
         return made
     if behind:
         return replace(made, unknown=behind)
-    layer = layers[str(node.target)] if node.op == "call_module" else None
     maps = [x for x in inputs if x.reach]
     if layer is not None and (read := window(layer)) is not None:
         reach = inputs[0].reach
@@ -154,12 +154,14 @@ def _field(node: fx.Node, value: Any, inputs: list[Field], layers: Mapping[str, 
     return replace(made, reach=_join(maps))
 
 
-def _axis(node: fx.Node, rank: int, inputs: list[Field]) -> int:
+def _axis(node: fx.Node, layer: nn.Module | None, rank: int, inputs: list[Field]) -> int:
     """Tell which axis of a node's output is the channels'; `rank` is without the batch."""
     before = next((x for x in inputs if x.shape is not None), None)
     if before is None or before.shape is None:
         return 1 if rank != 2 else 2
     old = len(before.shape)
+    if isinstance(layer, Permute):
+        return layer.dims.index(before.axis)
     if node.target in ("permute", torch.permute) and rank == old:
         dims = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
         return [int(d) % (rank + 1) for d in dims].index(before.axis)  # pyright: ignore[reportArgumentType]

@@ -255,3 +255,29 @@ def imagenet_to_inception(x: Tensor) -> Tensor:
     if len(planes) == 1:
         constants = [(sum(mean for mean, _ in constants) / 3, sum(std for _, std in constants) / 3)]
     return torch.cat([plane * std + mean for plane, (mean, std) in zip(planes, itertools.cycle(constants), strict=False)], 1)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """LayerNorm over the channels of each pixel of a map."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (B, C, H, W)."""
+        x = F.layer_norm(input.permute(0, 2, 3, 1), self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
+
+class Permute(nn.Module):
+    """Reorder a tensor's axes: a module of its own, so that it has a place among a Sequential's numbers as in torchvision."""
+
+    def __init__(self, *dims: int) -> None:
+        """Put axis `dims[i]` at place i; ``Permute(0, 2, 3, 1)`` puts the channels of a map last."""
+        super().__init__()
+        self.dims = dims
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with its axes in the new order."""
+        return x.permute(self.dims)
+
+    def extra_repr(self) -> str:
+        """Show the order in the printed network."""
+        return f"{self.dims}"

@@ -81,6 +81,27 @@ def test_logits_are_ours_and_every_bit_comes_back(tmp_path: Path, name: str) -> 
         assert np.abs(value - expected[:1]).max() < 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("variant", ["ConvNeXt_Atto", "ConvNeXtV2_Atto"])
+def test_dense_layers_over_maps_come_back_where_nothing_here_executes_what_is_around_them(tmp_path: Path, variant: str) -> None:
+    """The exporter transposes their weights, and gives the names of those that are equal, as all fresh zeros are, to one."""
+    model, path = lively(zoo.CATALOGUE[variant]()), tmp_path / "net.onnx"
+    with torch.no_grad():
+        model.features[1][1].block[3].weight.copy_(model.features[1][0].block[3].weight)
+    assert (formats_onnx.export(model, path, input_shape=(3, 64, 40), metadata={}) or 1) < 1e-4
+    images = torch.randn(3, 3, 64, 40)
+    with torch.inference_mode():
+        expected = model(images).numpy()
+    assert np.abs(logits(path, images.numpy()) - expected).max() < 1e-4 * np.abs(expected).max()
+    with formats_onnx.read(path) as source:
+        assert source.tensors.keys() == model.state_dict().keys()
+        for name, tensor in model.state_dict().items():
+            if name.endswith("layer_scale"):
+                tensor = tensor.flatten()
+            assert source.tensors[name].array().tobytes() == tensor.numpy().tobytes(), name
+        assert source.graph is not None
+        assert "MatMul" in source.graph.unknown
+
+
 @pytest.mark.parametrize("order", ["rgb", "bgr"])
 def test_preprocessing_inside_takes_pixels_as_an_image_decoder_gives_them(tmp_path: Path, order: str) -> None:
     record = Preprocessing(None, None, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), order)

@@ -13,7 +13,8 @@ from convert import names
 from convert.formats._keras_model import APPLICATIONS
 from zoo.networks.model import Model
 
-LARGE = ("EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "DenseNet169", "DenseNet201", "ResNet101", "ResNet152")
+LARGE = ("EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "DenseNet169", "DenseNet201", "ResNet101", "ResNet152",
+         "ConvNeXt_Base", "ConvNeXt_Large", "ConvNeXt_XLarge")  # fmt: skip
 CLASSES = 10
 SCALES = {
     "EfficientNetB7": (0.6, 1.0),
@@ -78,9 +79,12 @@ def images(variant: str, count: int = 2) -> np.ndarray:
 
 
 def prepared(variant: str, model: Any, pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Prepare images for Keras's network and for ours: EfficientNet and MobileNetV3 scale their own."""
+    """Prepare images for Keras's network and for ours: EfficientNet, ConvNeXt and MobileNetV3 scale their own."""
     theirs = pictures
-    if variant.startswith("EfficientNet"):
+    if variant.startswith("ConvNeXt"):
+        mean, deviation = (np.array(each).reshape(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+        theirs, pictures = pictures * 255, (pictures - mean) / deviation
+    elif variant.startswith("EfficientNet"):
         layer = next(layer for layer in model.layers if layer.name.startswith("normalization"))
         mean, variance = (np.asarray(keras.ops.convert_to_numpy(v)).reshape(1, 3, 1, 1) for v in (layer.mean, layer.variance))
         theirs, pictures = pictures * 255, (pictures - mean) / np.sqrt(variance)

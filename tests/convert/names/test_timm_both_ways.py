@@ -34,7 +34,10 @@ UNRECORDED = {
     "mobilenetv2_075": ("MobileNetV2_075", {}),
     **{f"regnet{theirs}": (f"RegNet{ours}", {}) for theirs, ours in REGNETS.items()},
 }
-ARCHS = {**UNRECORDED, **RECORDED}
+CONVNEXTS = {  # convnextv2_huge and convnext_xxlarge would take 20 GB, too
+    name.lower(): (name, {}) for name in zoo.CATALOGUE if name.startswith("ConvNeXt") and not name.endswith(("Huge", "XXLarge"))
+}
+ARCHS = {**UNRECORDED, **CONVNEXTS, **RECORDED}
 
 
 def arithmetic(arch: str) -> object:

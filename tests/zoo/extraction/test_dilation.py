@@ -42,6 +42,12 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
+class ThinConvNeXt(zoo.ConvNeXt, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
+
+
+class ThinConvNeXtV2(zoo.ConvNeXtV2, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
+
+
 class ThinCIFARDenseNet(zoo.CIFARDenseNet, blocks=(2, 2, 2), growth_rate=4, stem_channels=8): ...
 
 
@@ -77,13 +83,15 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "EfficientNet-same": (partial(ThinEfficientNet, padding="same"), 64, 16),
     "RegNet": (ThinRegNet, 64, 4),
     "MNASNet0_5": (zoo.MNASNet0_5, 64, 8),
+    "ConvNeXt": (ThinConvNeXt, 64, 8),
+    "ConvNeXtV2": (ThinConvNeXtV2, 64, 8),
 }
 
 
 def maps(network: Model, side: int) -> Tensor:
     """The last map of images, with every gate open: gates see means, which no dilation keeps."""
     for name, layer in list(network.named_modules()):
-        if type(layer).__name__ == "SqueezeExcitation":
+        if type(layer).__name__ in ("SqueezeExcitation", "ResponseNorm"):
             network.set_submodule(name, nn.Identity())
     x = torch.randn(1, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

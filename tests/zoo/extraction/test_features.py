@@ -51,6 +51,12 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
+class ThinConvNeXt(zoo.ConvNeXt, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
+
+
+class ThinConvNeXtV2(zoo.ConvNeXtV2, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
+
+
 SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
@@ -70,6 +76,8 @@ SUBJECTS: dict[str, Any] = {
     "EfficientNet": ThinEfficientNet,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
+    "ConvNeXt": ThinConvNeXt,
+    "ConvNeXtV2": ThinConvNeXtV2,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)
 

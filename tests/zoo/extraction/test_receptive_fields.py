@@ -15,6 +15,7 @@ import zoo
 from zoo import CATALOGUE, Model
 from zoo.extraction.features import features
 from zoo.extraction.taps import Places, UnknownTap, trace
+from zoo.networks.convnext import ResponseNorm
 from zoo.networks.layers import SqueezeExcitation
 
 WIDEST = 320  # pixels; what is wider takes long, and is made of the same layers
@@ -39,6 +40,12 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
+class ThinConvNeXt(zoo.ConvNeXt, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
+
+
+class ThinConvNeXtV2(zoo.ConvNeXtV2, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
+
+
 SUBJECTS = {
     "VGG": ThinVGG,
     "ResNet18": zoo.ResNet18,
@@ -59,6 +66,8 @@ SUBJECTS = {
     "EfficientNet": ThinEfficientNet,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
+    "ConvNeXt": ThinConvNeXt,
+    "ConvNeXtV2": ThinConvNeXtV2,
 }
 
 
@@ -67,7 +76,7 @@ def test_a_receptive_field_is_where_a_nan_comes_from(subject: str) -> None:
     """NaN spreads through every layer, and only where a layer reads: rows just inside and just outside tell the exact edges."""
     network = alive(SUBJECTS[subject])
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, SqueezeExcitation):  # sees the whole image, and is left out of the field
+        if isinstance(layer, SqueezeExcitation | ResponseNorm):  # sees the whole image, and is left out of the field
             network.set_submodule(name, nn.Identity())
     places = Places(network, trace(network))
     checked = 0
