@@ -143,7 +143,7 @@ def test_no_name_in_a_cache_needs_a_disk_that_tells_case_or_takes_long_ones(
 def test_two_tags_that_differ_by_case_alone_would_be_one_file_on_some_disks(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "w.safetensors").write_bytes(data)
     first = weights.add(tmp_path / "w.safetensors", "ResNet20", "Mine", num_classes=10)
-    with pytest.raises(BadRecord, match=r"ResNet20 Mine exists, and mine would have its file on a disk that is blind to case"):
+    with pytest.raises(BadRecord, match=r"ResNet20:Mine exists, and mine would have its file on a disk that is blind to case"):
         weights.add(tmp_path / "w.safetensors", "ResNet20", "mine", num_classes=10)
     with pytest.raises(BadRecord):
         weights.add(tmp_path / "w.safetensors", "ResNet20", "mine", num_classes=10, replace=True)

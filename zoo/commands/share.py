@@ -64,7 +64,7 @@ def _list_bundle(file: Path, as_json: bool) -> None:
         print_json({"file": str(file), "size_bytes": file.stat().st_size, "weights": [asdict(one) for one in found.weights]})
         return
     for one in found.weights:
-        out.print(f"{escape(one.model)} {escape(one.tag)}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
+        out.print(f"{escape(one.model)}:{escape(one.tag)}: {one.size_bytes:,} bytes, sha256 {one.blob}", soft_wrap=True)
     out.print(f"[dim]{counted(len(found.weights), 'checkpoint')}; the bytes are proven when they are installed: zoo unbundle[/dim]")
 
 
