@@ -35,6 +35,7 @@ PROMISED = {
     "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
     "MNASNet": "0_5 0_75 1_0 1_3",
     "ConvNeXt": "_Atto _Femto _Pico _Nano _Tiny _Small _Base _Large _XLarge",
+    "Swin": "_T _S _B _L _V2_T _V2_S _V2_B _V2_L",
     "ConvNeXtV2": "_Atto _Femto _Pico _Nano _Tiny _Base _Large _Huge",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
@@ -203,12 +204,24 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
         "transform_input",
         "stochastic_depth",
         "classifier_padding",
+        "window",
+        "last_window",
+        "trained_window",
     }
 
 
 def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() -> None:
     without = {cls.family() for cls in CATALOGUE.values() if "dropout" not in inspect.signature(cls).parameters}
-    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet, zoo.ConvNeXt, zoo.ConvNeXtV2}
+    assert without == {
+        zoo.ResNet,
+        zoo.CIFARResNet,
+        zoo.ShuffleNetV2_x0_5.family(),
+        zoo.RegNet,
+        zoo.ConvNeXt,
+        zoo.ConvNeXtV2,
+        zoo.Swin,
+        zoo.SwinV2,
+    }
 
 
 @every_arithmetic

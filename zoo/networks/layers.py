@@ -281,3 +281,12 @@ class Permute(nn.Module):
     def extra_repr(self) -> str:
         """Show the order in the printed network."""
         return f"{self.dims}"
+
+
+class SpaceToDepth(nn.Module):
+    """Put the four pixels of each 2x2 square into one pixel's channels, in the order of Swin: a column, then the column on its right."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, 4 C, ceil(H / 2), ceil(W / 2)); odd sides are padded with a zero below and on the right."""
+        x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
+        return torch.cat([x[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)], 1)
