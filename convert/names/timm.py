@@ -75,6 +75,8 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     if name == "Swin":
         theirs = _swins(found) | theirs
     kinds = found | dict.fromkeys(convolved, "linear_from_conv")
+    if "SwinV2" in family:
+        kinds |= {name: "keyless" for name in found if name.endswith(".qkv")}
     kinds |= {name: "parameter_from_vector" for name in found if name.endswith(".layer_scale")}
     return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]
 

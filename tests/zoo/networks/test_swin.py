@@ -9,8 +9,10 @@ import torch
 from parity import assert_equal, assert_same_initialisation, randomised, relative
 from torch import nn
 from torchvision import models
+from written import written
 
 import zoo
+from convert import core, names
 from convert.names import COMPUTED, to_ours
 from zoo import CATALOGUE, Swin_T, Swin_V2_T
 from zoo.extraction.features import pyramid
@@ -58,8 +60,8 @@ def test_fresh_parameters_are_distributed_as_torchvisions(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_branches_are_dropped_as_often_as_in_torchvisions(name: str) -> None:
     with torch.device("meta"):
-        ours = CATALOGUE[name]()
-    made = theirs(name)
+        ours: Any = CATALOGUE[name]()
+    made: Any = theirs(name)
     for index in range(1, 8, 2):
         for block, other in zip(ours.features[index], made.features[index], strict=True):
             assert block.stochastic_depth1.p == block.stochastic_depth2.p == other.stochastic_depth.p
@@ -74,33 +76,29 @@ def test_a_file_of_torchvisions_loads_in_spite_of_its_buffers(name: str) -> None
     CATALOGUE[name]().load_state_dict(state)
 
 
+V2_256 = {"window": 16, "last_window": 8, "trained_window": 12}
+V2_384 = {"window": 24, "last_window": 12, "trained_window": 12}
+TIMMS = [
+    ("swin_tiny_patch4_window7_224", "Swin_T", {}, 224),
+    ("swinv2_tiny_window8_256", "Swin_V2_T", {}, 256),
+    ("swinv2_tiny_window16_256", "Swin_V2_T", {"window": 16, "last_window": 8}, 256),
+    *(
+        pytest.param(*case, marks=pytest.mark.long)
+        for case in (
+            ("swin_small_patch4_window7_224", "Swin_S", {}, 224),
+            ("swin_base_patch4_window12_384", "Swin_B", {"window": 12}, 384),
+            ("swin_large_patch4_window7_224", "Swin_L", {}, 224),
+            ("swinv2_base_window12_192", "Swin_V2_B", {"window": 12, "last_window": 6, "num_classes": 21841}, 192),
+            ("swinv2_base_window12to16_192to256", "Swin_V2_B", V2_256, 256),
+            ("swinv2_base_window12to24_192to384", "Swin_V2_B", V2_384, 384),
+            ("swinv2_large_window12to16_192to256", "Swin_V2_L", V2_256, 256),
+        )
+    ),
+]
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize(
-    ("arch", "name", "options", "size"),
-    [
-        ("swin_tiny_patch4_window7_224", "Swin_T", {}, 224),
-        ("swinv2_tiny_window8_256", "Swin_V2_T", {}, 256),
-        ("swinv2_tiny_window16_256", "Swin_V2_T", {"window": 16, "last_window": 8}, 256),
-        pytest.param("swin_base_patch4_window12_384", "Swin_B", {"window": 12}, 384, marks=pytest.mark.long),
-        pytest.param("swin_large_patch4_window7_224", "Swin_L", {}, 224, marks=pytest.mark.long),
-        pytest.param("swinv2_base_window12_192", "Swin_V2_B", {"window": 12, "last_window": 6, "num_classes": 21841}, 192, marks=pytest.mark.long),
-        pytest.param(
-            *("swinv2_base_window12to16_192to256", "Swin_V2_B"),
-            *({"window": 16, "last_window": 8, "trained_window": 12}, 256),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *("swinv2_base_window12to24_192to384", "Swin_V2_B"),
-            *({"window": 24, "last_window": 12, "trained_window": 12}, 384),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *("swinv2_large_window12to16_192to256", "Swin_V2_L"),
-            *({"window": 16, "last_window": 8, "trained_window": 12}, 256),
-            marks=pytest.mark.long,
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("arch", "name", "options", "size"), TIMMS)
 def test_timms_tensors_compute_the_same(arch: str, name: str, options: dict[str, Any], size: int) -> None:
     import timm
 
@@ -109,7 +107,14 @@ def test_timms_tensors_compute_the_same(arch: str, name: str, options: dict[str,
         ours = CATALOGUE[name](**options).eval()
     drawn = randomised(made)
     made.load_state_dict(drawn)
-    ours.load_state_dict(to_ours(drawn, ours.state_dict(), naming="timm", family=CATALOGUE[name]), assign=True)
+    shapes = {tensor: tuple(value.shape) for tensor, value in ours.state_dict().items()}
+    rows = names.rows("timm", CATALOGUE[name], shapes)
+    state, report = core.apply(rows, drawn, shapes)
+    assert report.ok, report
+    ours.load_state_dict(state, assign=True)
+    back = {tensor: stored.array() for tensor, stored in written(rows, state).items()}
+    assert back.keys() == drawn.keys()
+    assert all((value == drawn[tensor].numpy()).all() for tensor, value in back.items())
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = made(images)
@@ -127,7 +132,7 @@ def test_a_pyramid_has_four_maps(cls: type[zoo.Model]) -> None:
 
 
 def test_a_key_bias_has_no_part_in_version_2() -> None:
-    network = ThinV2().eval()
+    network: Any = ThinV2().eval()
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         expected = network(images)
@@ -136,7 +141,8 @@ def test_a_key_bias_has_no_part_in_version_2() -> None:
 
 
 def test_a_shift_never_joins_both_ends_of_a_map() -> None:
-    attention = Thin().features[1][1].attn.eval()
+    network: Any = Thin().eval()
+    attention = network.features[1][1].attn
     x = torch.randn(1, 14, 14, 16)
     other = x.clone()
     other[:, 11:] += 1  # the last shifted rows share their windows with the first ones
