@@ -12,6 +12,7 @@ from zoo.networks import alexnet, googlenet, inception, mobilenet, xception
 from zoo.networks.convnext import ConvNeXt, ConvNeXtV2
 from zoo.networks.densenet import CIFARDenseNet, DenseNet
 from zoo.networks.efficientnet import EfficientNet, EfficientNetLite
+from zoo.networks.maxvit import MaxViT
 from zoo.networks.mnasnet import MNASNet
 from zoo.networks.model import CATALOGUE, Model
 from zoo.networks.regnet import RegNet
@@ -219,3 +220,6 @@ class Swin_V2_T(SwinV2, width=96, blocks=(2, 2, 6, 2), heads=(3, 6, 12, 24), sto
 class Swin_V2_S(SwinV2, width=96, blocks=(2, 2, 18, 2), heads=(3, 6, 12, 24), stochastic_depth=0.3, params=49_737_442): ...
 class Swin_V2_B(SwinV2, width=128, blocks=(2, 2, 18, 2), heads=(4, 8, 16, 32), stochastic_depth=0.5, params=87_930_848): ...
 class Swin_V2_L(SwinV2, width=192, blocks=(2, 2, 18, 2), heads=(6, 12, 24, 48), stochastic_depth=0.2, params=196_757_980): ...
+
+# Tu et al. 2022, Table 1, counted by torchvision: https://arxiv.org/abs/2204.01697
+class MaxViT_T(MaxViT, stem_channels=64, widths=(64, 128, 256, 512), depths=(2, 2, 5, 2), stochastic_depth=0.2, params=30_919_624): ...

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weights.arguments import whole
-from zoo.networks.layers import LayerNorm2d, SpaceToDepth, StochasticDepth
+from zoo.networks.layers import LayerNorm2d, SpaceToDepth, StochasticDepth, pair_offsets
 from zoo.networks.model import Model
 
 CLOSED = -100.0
@@ -48,11 +48,8 @@ class WindowAttention(nn.Module):
 
     def position_bias(self) -> Tensor:
         """Return the bias of each pair of a window's pixels, (heads, N, N)."""
-        biases, side = self.offset_biases(), self.window
-        place = torch.arange(side * side, device=biases.device)
-        y, x = place // side, place % side
-        offset = (y[:, None] - y + side - 1) * (2 * side - 1) + x[:, None] - x + side - 1
-        return biases[offset].permute(2, 0, 1)
+        biases = self.offset_biases()
+        return biases[pair_offsets(self.window, biases.device)].permute(2, 0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, H, W, C) of (B, H, W, C)."""

@@ -119,7 +119,7 @@ def test_channels_and_strides_are_those_of_the_tensors(cls: type[Model]) -> None
         assert [tap.channels for tap in head] == [network.get_submodule(cls.classifiers[0]).weight.shape[1], 1000]
         return  # running them on the meta device takes seconds each, and they are of the same layers
     taken = features(network, ["embedding", "body", "logits", *(f"stride/{s}" for s in places.strides)])
-    side = 512 if cls.input_size > 32 else 32
+    side = -(-512 // cls.size_multiple) * cls.size_multiple if cls.input_size > 32 else 32
     for key, tensor in taken(torch.empty(2, 3, side, side, device="meta")).items():
         assert tensor.shape[1] == taken.channels[key], key
         stride = taken.strides[key]
