@@ -6,6 +6,7 @@ knows a file format or a framework: a tensor is anything with ``.shape`` and ``.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,9 @@ KINDS: dict[str, Kind] = {
     # and (O, I*h*w) hold the same numbers in the same order
     "linear_from_conv": Kind(("weight", "bias"), reshaped=True),
     "conv_from_linear": Kind(("weight", "bias"), reshaped=True),
+    # Queries, keys and values in one dense layer; there the biases of queries and values are tensors of the module around it, and keys
+    # have none, for which ours has zeros
+    "keyless": Kind(("weight", "bias")),
     # One tensor that a module holds beside its layers, a layer scale for example: the row names the tensor itself
     "parameter": Kind(("",), reshaped=True),
     "parameter_from_vector": Kind(("",), reshaped=True),  # (C, 1, 1) here and (C) there, where MATLAB's shapes end before a 1 anyway
@@ -113,7 +117,7 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
     Returns:
         The tensors by our names, misshaped ones as they came, and all that did not fit.
     """
-    report = Report()
+    report, tensors = Report(), _with_keys(rows, tensors)
     taken: Counter[str] = Counter()
     given: Counter[str] = Counter()
     carried: dict[str, T] = {}
@@ -140,6 +144,32 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
     report.missing.extend((ours, "") for ours in shapes if ours not in given and not ours.endswith(COUNTER))
     report.unmatched.extend(theirs for theirs in tensors if theirs not in taken)
     return carried, report
+
+
+def _with_keys(rows: Sequence[Row], tensors: Mapping[str, T]) -> Mapping[str, T]:
+    """Make one bias of those of queries and values, for rows that are "keyless"."""
+    made: dict[str, T] = {}
+    for row in rows:
+        query, value = (tensors.get(name) for name in keyless(row))
+        if row.kind == "keyless" and query is not None and value is not None:
+            made[joined(row.theirs, "bias")] = _around_zeros(query, value)
+    if not made:
+        return tensors
+    split = {name for row in rows if row.kind == "keyless" and joined(row.theirs, "bias") in made for name in keyless(row)}
+    return {name: tensor for name, tensor in tensors.items() if name not in split} | made
+
+
+def keyless(row: Row) -> tuple[str, str]:
+    """Name what a "keyless" row's biases of queries and of values are called there."""
+    around = row.theirs.rpartition(".")[0]
+    return joined(around, "q_bias"), joined(around, "v_bias")
+
+
+def _around_zeros(query: Any, value: Any) -> Any:
+    if hasattr(query, "around_zeros"):
+        return query.around_zeros(value)
+    library = importlib.import_module(type(query).__module__.partition(".")[0])
+    return library.concatenate((query, library.zeros_like(query), value))
 
 
 def joined(module: str, leaf: str) -> str:

@@ -78,6 +78,22 @@ class Stored:
         """Add the step that gives it another shape, with the same numbers in the same order."""
         return self.then(Reshape(self.shape, tuple(shape)))
 
+    def around_zeros(self, last: Stored) -> Stored:
+        """Describe this tensor, as many zeros, and another one of its length."""
+
+        def load() -> np.ndarray:
+            first = self.array()
+            return np.concatenate((first, np.zeros_like(first), last.array()))
+
+        shape = (2 * self.shape[0] + last.shape[0], *self.shape[1:])
+        return Stored(f"{self.origin}, zeros, {last.origin}", shape, self.dtype, load)
+
+    def third(self, index: int) -> Stored:
+        """Describe a third of its first axis; `index` counts from 0."""
+        length = self.shape[0] // 3
+        shape = (length, *self.shape[1:])
+        return Stored(self.origin, shape, self.dtype, lambda: self.array()[index * length : (index + 1) * length])
+
     def then(self, *steps: Step) -> Stored:
         return replace(self, steps=(*self.steps, *steps))
 

@@ -33,7 +33,9 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
     for row in rows:
         layer = known.get(row.ours)
         kind = layer.kind if layer is not None and row.kind in ("conv", "linear", "norm", "transposed") else row.kind
-        kind = {"linear_from_conv": "conv", "conv_from_linear": "linear", "parameter_from_vector": "parameter"}.get(kind, kind)
+        kind = {"keyless": "linear", "linear_from_conv": "conv", "conv_from_linear": "linear", "parameter_from_vector": "parameter"}.get(
+            kind, kind
+        )
         name, _, own = row.theirs.rpartition(".") if row.kind.startswith("parameter") else (row.theirs, "", "")
         leaves: dict[str, Stored] = {}
         for leaf in KINDS[row.kind].leaves:
@@ -47,6 +49,9 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
             elif leaf != COUNTER:
                 grid = layer.grid if layer is not None else None
                 leaves[leaf or own] = _as_theirs(stored, row, grid) if leaf in ("weight", "") else stored
+        if row.kind == "keyless" and "bias" in leaves:
+            around, biases = row.theirs.rpartition(".")[0], leaves.pop("bias")
+            found.append(Part(around, "parameter", {"q_bias": biases.third(0), "v_bias": biases.third(2)}, ours=""))
         for leaf in row.adds:
             width = leaves["weight"].shape[0]
             leaves[leaf] = in_memory("(none: zeros)", np.zeros(width, leaves["weight"].dtype))

@@ -32,6 +32,9 @@ log = logging.getLogger("convert")
 LIKELIEST = ("torchvision", "timm")
 """Namings that are tried before the others; those are tried by the alphabet."""
 
+COMPUTED = ("relative_position_index", "relative_coords_table", "attn_mask")
+"""Buffers that Swin's other implementations keep in their files; they follow from the size of a window, and networks here compute them."""
+
 
 def _discovered() -> dict[str, ModuleType]:
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
@@ -130,7 +133,7 @@ def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours:
     unused += tuple(getattr(module, "IGNORED", ()))
     mend, align = getattr(module, "mend", str), getattr(module, "align", None)
     plain = _unprefixed(strip_wrappers({name: name for name in tensors}), {row.theirs for row in mapping}, mend)
-    found = {mend(name): own for name, own in plain.items() if not name.startswith(unused)}
+    found = {mend(name): own for name, own in plain.items() if not name.startswith(unused) and not name.endswith(COMPUTED)}
     if align is None:
         return found
     aligned = align(list(dict.fromkeys(name.rpartition(".")[0] for name in found)), mapping)

@@ -1,8 +1,9 @@
 """timm's names: torchvision's for ResNets, DenseNets, Inception and Xception.
 
-Its own for VGG's head, RegNet, ConvNeXt and all mobile networks.
+Its own for VGG's head, RegNet, ConvNeXt, Swin and all mobile networks.
 
-Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py, convnext.py and _efficientnet_builder.py.
+Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py, convnext.py,
+swin_transformer.py, swin_transformer_v2.py and _efficientnet_builder.py.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ ENDS = {
         **{f"features.0.{place}": f"stem.{place}" for place in range(3)},
         **{"features.8": "norm_pre", "classifier.0": "head.norm", "classifier.1.1": "head.pre_logits.fc", "classifier.2": "head.fc"},
     },
+    "Swin": {"features.0.0": "patch_embed.proj", "features.0.2": "patch_embed.norm", "head": "head.fc"},
 }
 # Dense layers that are convolutions there, so that VGG reads larger images and MobileNetV3 pools late
 CONVOLVED = ("pre_logits.fc1", "pre_logits.fc2", "conv_head")
@@ -55,6 +57,9 @@ CONVNEXTS = {
 CONVOLVED_BELOW = 96
 """Channels of ConvNeXt-T's first stage: the dense layers of narrower networks' blocks, and of HNF's, are 1x1 convolutions there."""
 
+SWINS_LAYER = re.compile(r"features\.(\d+)\.(\w+)(.*)")
+SWINS_DENSE = {".mlp.0": ".mlp.fc1", ".mlp.3": ".mlp.fc2"}
+
 
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     """List a row for each of our modules; `family` is the class's name and its bases'."""
@@ -70,7 +75,11 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
         theirs |= _convnexts(found, CONVNEXTS["ConvNeXtV2" if "ConvNeXtV2" in family else name])
         if ours["features.1.0.block.0.weight"][0] < CONVOLVED_BELOW or "features.8" in found:
             convolved |= {module for module, name in theirs.items() if ".mlp.fc" in name}
+    if name == "Swin":
+        theirs = _swins(found) | theirs
     kinds = found | dict.fromkeys(convolved, "linear_from_conv")
+    if "SwinV2" in family:
+        kinds |= {name: "keyless" for name in found if name.endswith(".qkv")}
     kinds |= {name: "parameter_from_vector" for name in found if name.endswith(".layer_scale")}
     return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]
 
@@ -99,4 +108,15 @@ def _convnexts(found: Mapping[str, str], parts: Mapping[str, str]) -> dict[str, 
             continue
         stage, halves = divmod(int(match[1]) - 1, 2)
         names[module] = f"stages.{stage + 1}.downsample.{match[2]}" if halves else f"stages.{stage}.blocks.{match[2]}.{parts[match[3]]}"
+    return names
+
+
+def _swins(found: Mapping[str, str]) -> dict[str, str]:
+    """Name the layers of Swin's stages, and of what halves the map before them, which timm counts as part of the stage."""
+    names: dict[str, str] = {}
+    for module in found:
+        if match := SWINS_LAYER.fullmatch(module):
+            stage, blocks = divmod(int(match[1]), 2)
+            rest = SWINS_DENSE.get(match[3], match[3])
+            names[module] = f"layers.{stage}.blocks.{match[2]}{rest}" if blocks else f"layers.{stage}.downsample.{match[2]}"
     return names

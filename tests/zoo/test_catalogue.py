@@ -36,6 +36,7 @@ PROMISED = {
     "MNASNet": "0_5 0_75 1_0 1_3",
     "ConvNeXt": "_Atto _Femto _Pico _Nano _Tiny _Small _Base _Large _XLarge _XXLarge _Tiny_HNF _Large_MLP",
     "ConvNeXt_": "Atto_OLS Femto_OLS Pico_OLS Nano_OLS",
+    "Swin": "_T _S _B _L _V2_T _V2_S _V2_B _V2_L",
     "ConvNeXtV2": "_Atto _Femto _Pico _Nano _Tiny _Base _Large _Huge",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
@@ -101,8 +102,13 @@ def alive(make: Any, **options: Any) -> Model:
     return network
 
 
+def allowed(network: Model | type[Model], size: int) -> int:
+    """The smallest side of at least `size` pixels that a network takes."""
+    return -(-max(size, network.min_size) // network.size_multiple) * network.size_multiple
+
+
 def images(network: Model, batch: int = 2, size: int = 32) -> Tensor:
-    side = max(size, network.min_size)
+    side = allowed(network, size)
     return torch.randn(batch, network.in_channels, side, side, generator=torch.Generator().manual_seed(0))
 
 
@@ -157,7 +163,7 @@ def test_grey_images_of_odd_sizes_work(cls: type[Model], monkeypatch: pytest.Mon
     maps: list[Tensor] = []
     head = network.forward_head
     monkeypatch.setattr(network, "forward_head", lambda x: (maps.append(x), head(x))[1])
-    assert network(torch.empty(3, 1, max(97, cls.min_size), max(65, cls.min_size), device="meta")).shape == (3, 7)
+    assert network(torch.empty(3, 1, allowed(cls, 97), allowed(cls, 65), device="meta")).shape == (3, 7)
     assert [x.dim() for x in maps] == [4]
 
 
@@ -181,7 +187,7 @@ def test_min_size_is_the_smallest_that_the_arithmetic_allows(cls: type[Model]) -
             ValueError, match=rf"^{cls.__name__} needs images of at least {cls.min_size}x{cls.min_size} pixels, got .*; resize"
         ):
             network(smaller)
-        if cls.min_size > 1:
+        if cls.min_size > cls.size_multiple:
             with pytest.raises(RuntimeError):
                 network.forward_head(network.forward_body(smaller))
 
@@ -204,12 +210,25 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
         "transform_input",
         "stochastic_depth",
         "classifier_padding",
+        "window",
+        "last_window",
+        "trained_window",
     }
 
 
 def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() -> None:
     without = {cls.family() for cls in CATALOGUE.values() if "dropout" not in inspect.signature(cls).parameters}
-    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet, zoo.ConvNeXt, zoo.ConvNeXtV2}
+    assert without == {
+        zoo.ResNet,
+        zoo.CIFARResNet,
+        zoo.ShuffleNetV2_x0_5.family(),
+        zoo.RegNet,
+        zoo.ConvNeXt,
+        zoo.ConvNeXtV2,
+        zoo.Swin,
+        zoo.SwinV2,
+        zoo.MaxViT,
+    }
 
 
 @every_arithmetic

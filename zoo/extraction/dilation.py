@@ -41,7 +41,8 @@ def dilate(network: Model, output_stride: int) -> None:
         output_stride: pixels of the image between neighbours of the last map; a power of two, at most the network's own.
 
     Raises:
-        ValueError: another number, or one that falls inside the stride of a layer (AlexNet's first has 4).
+        ValueError: another number, or one that falls inside the stride of a layer (AlexNet's first has 4); or attention inside windows
+            would have to be dilated.
 
     Source:
         Chen et al. 2016, section 3.1 (https://arxiv.org/abs/1606.00915).
@@ -80,6 +81,8 @@ def changes(network: Model, output_stride: int) -> list[Change]:
     for node in written.graph.nodes:
         before = next((state[n] for n in node.all_input_nodes), (1, 1))
         state[node] = before
+        if before[1] > 1 and str(node.target) in written.closed:
+            raise ValueError(f"{kind} can't have output_stride={output_stride}: {node.target} can't be looked into, and so not be dilated")
         layer = modules.get(str(node.target)) if node.op == "call_module" else None
         if layer is not None and (read := window(layer)) is not None:
             change, state[node] = _step(str(node.target), layer, read, before, output_stride, kind)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
 from zoo.extraction.shapes import values
-from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut, Permute
+from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut, Permute, SpaceToDepth
 from zoo.networks.model import Model
 
 Pair = tuple[int, int]
@@ -96,6 +96,8 @@ def window(layer: nn.Module) -> Window | None:
         return Window(_pair(layer.kernel_size), (1, 1), _pair(layer.dilation), layer.before)
     if isinstance(layer, PaddedShortcut):
         return Window((1, 1), (layer.stride, layer.stride), (1, 1), (0, 0))
+    if isinstance(layer, SpaceToDepth):
+        return Window((2, 2), (2, 2), (1, 1), (0, 0))
     if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
         size, stride = _pair(layer.kernel_size), _pair(layer.stride)
         dilation = (1, 1) if isinstance(layer, nn.AvgPool2d) else _pair(layer.dilation)

@@ -38,7 +38,8 @@ class Tap:
         stride: pixels of the image between neighbours of the map; None where the place is no part of the image any more: behind a
             global pool, and in tokens.
         receptive_field: side in pixels of the square that one element depends on, of the longer side where they differ, regardless of
-            the image's border; None as for `stride`. What gates (squeeze-and-excite) see, the whole image, is left out.
+            the image's border; None as for `stride`. What gates (squeeze-and-excite) see, the whole image,
+            is left out, and so is what attention sees, a window.
     """
 
     key: str
@@ -118,7 +119,7 @@ class _Tracer(fx.Tracer):
         first = next((a.node for a in (*args, *kwargs.values()) if isinstance(a, fx.Proxy)), None)
         if first is not None:
             self.inputs[name] = first
-        before, ran = len(self.graph.nodes), set(self.outputs)
+        before, ran, depth = len(self.graph.nodes), set(self.outputs), len(self.module_stack)
         try:
             result = super().call_module(m, forward, args, kwargs)
         except Exception as error:  # its flow depends on values, or on what only runs with numbers: it stays one operation
@@ -127,6 +128,8 @@ class _Tracer(fx.Tracer):
             for node in list(reversed(self.graph.nodes))[: len(self.graph.nodes) - before]:
                 self.graph.erase_node(node)
             self.outputs = {inner: node for inner, node in self.outputs.items() if inner in ran}
+            while len(self.module_stack) > depth:  # torch.fx leaves it as the error found it
+                self.module_stack.popitem()
             self.closed[name] = str(error).partition("\n")[0]
             result = self.create_proxy("call_module", name, args, kwargs)
         self.note(name, result)

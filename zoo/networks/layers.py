@@ -281,3 +281,22 @@ class Permute(nn.Module):
     def extra_repr(self) -> str:
         """Show the order in the printed network."""
         return f"{self.dims}"
+
+
+class SpaceToDepth(nn.Module):
+    """Put the four pixels of each 2x2 square into one pixel's channels, in the order of Swin: a column, then the column on its right."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (B, 4 C, ceil(H / 2), ceil(W / 2)); odd sides are padded with a zero below and on the right."""
+        x = F.pad(x, (0, x.shape[3] % 2, 0, x.shape[2] % 2))
+        return torch.cat([x[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)], 1)
+
+
+def pair_offsets(side: int, device: torch.device) -> Tensor:
+    """Number the offsets of each pair of pixels of a square window, (N, N): rows of a table of (2 * `side` - 1) ** 2 biases.
+
+    Source: Liu et al. 2021, section 3.2 (https://arxiv.org/abs/2103.14030).
+    """
+    place = torch.arange(side * side, device=device)
+    y, x = place // side, place % side
+    return (y[:, None] - y + side - 1) * (2 * side - 1) + x[:, None] - x + side - 1

@@ -118,8 +118,20 @@ ALONE = (zoo.VGG11, zoo.ResNet18, zoo.AlexNet, zoo.InceptionV3, zoo.Xception)
 LIGHT = [cls for cls in CATALOGUE.values() if cls.params < 6_000_000 or cls in ALONE or cls is zoo.DenseNet121 or cls is zoo.GoogLeNet]
 
 
+UNDILATED = {zoo.Swin, zoo.SwinV2, zoo.MaxViT}
+"""Families whose windows no dilation spreads."""
+
+
 def test_the_light_ones_are_of_every_family() -> None:
-    assert {cls.family() for cls in LIGHT} == {cls.family() for cls in CATALOGUE.values()}
+    assert {cls.family() for cls in LIGHT} == {cls.family() for cls in CATALOGUE.values()} - UNDILATED
+
+
+@pytest.mark.parametrize(
+    ("cls", "attention"), [(zoo.Swin_T, "features.7.0.attn"), (zoo.MaxViT_T, "blocks.3.layers.0.layers.window_attention")]
+)
+def test_a_network_of_windows_says_that_it_can_not_be_dilated(cls: type[Model], attention: str) -> None:
+    with pytest.raises(ValueError, match=f"^{cls.__name__} can't have output_stride=16: {attention} can't be looked into"):
+        dilate(on_meta(cls), 16)
 
 
 @pytest.mark.parametrize("cls", LIGHT, ids=lambda cls: cls.__name__)

@@ -17,6 +17,7 @@ from zoo.extraction.features import features
 from zoo.extraction.taps import Places, UnknownTap, trace
 from zoo.networks.convnext import ResponseNorm
 from zoo.networks.layers import SqueezeExcitation
+from zoo.networks.swin import WindowAttention
 
 WIDEST = 320  # pixels; what is wider takes long, and is made of the same layers
 
@@ -46,6 +47,9 @@ class ThinConvNeXt(zoo.ConvNeXt, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): .
 class ThinConvNeXtV2(zoo.ConvNeXtV2, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
 
 
+class ThinSwin(zoo.Swin, width=8, blocks=(2, 2, 2, 2), heads=(1, 2, 4, 4), stochastic_depth=0.2): ...
+
+
 SUBJECTS = {
     "VGG": ThinVGG,
     "ResNet18": zoo.ResNet18,
@@ -67,6 +71,7 @@ SUBJECTS = {
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
     "ConvNeXt": ThinConvNeXt,
+    "Swin": ThinSwin,
     "ConvNeXtV2": ThinConvNeXtV2,
 }
 
@@ -76,7 +81,7 @@ def test_a_receptive_field_is_where_a_nan_comes_from(subject: str) -> None:
     """NaN spreads through every layer, and only where a layer reads: rows just inside and just outside tell the exact edges."""
     network = alive(SUBJECTS[subject])
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, SqueezeExcitation | ResponseNorm):  # sees the whole image, and is left out of the field
+        if isinstance(layer, SqueezeExcitation | ResponseNorm | WindowAttention):  # left out of the field
             network.set_submodule(name, nn.Identity())
     places = Places(network, trace(network))
     checked = 0
@@ -114,7 +119,7 @@ def test_channels_and_strides_are_those_of_the_tensors(cls: type[Model]) -> None
         assert [tap.channels for tap in head] == [network.get_submodule(cls.classifiers[0]).weight.shape[1], 1000]
         return  # running them on the meta device takes seconds each, and they are of the same layers
     taken = features(network, ["embedding", "body", "logits", *(f"stride/{s}" for s in places.strides)])
-    side = 512 if cls.input_size > 32 else 32
+    side = -(-512 // cls.size_multiple) * cls.size_multiple if cls.input_size > 32 else 32
     for key, tensor in taken(torch.empty(2, 3, side, side, device="meta")).items():
         assert tensor.shape[1] == taken.channels[key], key
         stride = taken.strides[key]
