@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from convert.core import Row, Shape, modules
 from convert.names._stages import block
 
-# Blocks of each stage of the papers' tables: timm counts by stage, torchvision straight through. EfficientNet's are by stage in both.
+# Blocks of each stage of the papers' tables: timm counts by stage, torchvision straight through; EfficientNet's are by stage in both.
 STAGES = {
     "MobileNetV1": (1, 2, 2, 6, 2),
     "MobileNetV2": (1, 2, 3, 4, 3, 3, 1),
     "MobileNetV3Large": (1, 2, 3, 4, 2, 3),
     "MobileNetV3Small": (1, 2, 3, 2, 3),
-    "EfficientNet": (),
 }
 # What is before and after the blocks, ours: theirs
 STEM = {"features.0.0": "conv_stem", "features.0.1": "bn1"}
@@ -32,6 +31,7 @@ ENDS = {
     "MobileNetV3Large": {**STEM, "features.16.0": "blocks.6.0.conv", "features.16.1": "blocks.6.0.bn1", **HIDDEN},
     "MobileNetV3Small": {**STEM, "features.12.0": "blocks.5.0.conv", "features.12.1": "blocks.5.0.bn1", **HIDDEN},
     "EfficientNet": {**STEM, "features.8.0": "conv_head", "features.8.1": "bn2", "classifier.1": "classifier"},
+    "EfficientNetV2": {**STEM, "classifier.1": "classifier"},
     "RegNet": {"stem.0": "stem.conv", "stem.1": "stem.bn", "fc": "head.fc"},
     "ConvNeXt": {
         **{f"features.0.{place}": f"stem.{place}" for place in range(3)},
@@ -44,6 +44,8 @@ CONVOLVED = ("pre_logits.fc1", "pre_logits.fc2", "conv_head")
 
 SEPARABLE = ("conv_dw", "bn1", "conv_pw", "bn2")
 INVERTED = ("conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3")
+FUSED = ("conv_exp", "bn1", "conv_pwl", "bn2")
+PLAIN = ("conv", "bn1")
 GATE = {"fc1": "se.conv_reduce", "fc2": "se.conv_expand"}
 
 REGNETS_BLOCK = re.compile(r"trunk_output\.block(\d+)\.block\d+-(\d+)\.(?:f\.)?(\w+)\.(\w+)")
@@ -66,8 +68,12 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     found = modules(ours)
     name = next((name for name in ENDS if name in family), None)
     theirs = dict(ENDS[name]) if name is not None else {}
+    kinds_of_blocks = (PLAIN, FUSED, INVERTED) if name == "EfficientNetV2" else (SEPARABLE, INVERTED)
     for ours_prefix, theirs_prefix in _blocks(name, found):
-        theirs |= block([module for module in found if module.startswith(ours_prefix)], theirs_prefix, GATE, SEPARABLE, INVERTED)
+        theirs |= block([module for module in found if module.startswith(ours_prefix)], theirs_prefix, GATE, *kinds_of_blocks)
+    if name == "EfficientNetV2":  # the number of stages differs
+        last = max((int(match[1]) for module in found if (match := re.match(r"features\.(\d+)", module))), default=0)
+        theirs |= {f"features.{last}.0": "conv_head", f"features.{last}.1": "bn2"}
     if name == "RegNet":
         theirs |= {module: _regnets(*match.groups()) for module in found if (match := REGNETS_BLOCK.fullmatch(module))}
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
@@ -86,7 +92,7 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
 
 def _blocks(family: str | None, found: Mapping[str, str]) -> list[tuple[str, str]]:
     """List where each block begins in our names and in theirs."""
-    if family == "EfficientNet":
+    if family in ("EfficientNet", "EfficientNetV2"):
         places = dict.fromkeys(re.findall(r"^features\.(\d+)\.(\d+)\.block", "\n".join(found), re.MULTILINE))
         return [(f"features.{stage}.{block}.", f"blocks.{int(stage) - 1}.{block}.") for stage, block in places]
     sizes = STAGES.get(family or "", ())

@@ -31,6 +31,7 @@ PROMISED = {
     "MobileNet": "V1 V1_075 V1_050 V1_025 V2 V2_140 V2_075 V2_050 V2_035 V3Large V3Small",
     "SqueezeNet": "1_0 1_1",
     "EfficientNet": "B0 B1 B2 B3 B4 B5 B6 B7",
+    "EfficientNetV2": "_S _M _L _XL _B0 _B1 _B2 _B3",
     "RegNetX": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF",
     "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
     "MNASNet": "0_5 0_75 1_0 1_3",
@@ -74,6 +75,7 @@ every_traced = pytest.mark.parametrize(  # but for two whose layers another has 
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
     *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
+    *("EfficientNetV2_B0", "MobileNetV4_Conv_Small_035"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""

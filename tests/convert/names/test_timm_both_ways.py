@@ -26,12 +26,14 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
     **{"x_320": "X_32GF", "y_004": "Y_400MF", "y_008_tv": "Y_800MF", "y_016": "Y_1_6GF", "y_032": "Y_3_2GF", "y_080_tv": "Y_8GF"},
     **{"y_160": "Y_16GF", "y_320": "Y_32GF"},
 }
-UNRECORDED = {
+EFFICIENTNETS_V2 = ("B0", "B1", "B2", "B3", "S", "M", "L", "XL")
+UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
     "legacy_xception": ("Xception", {}),
     "seresnet101": ("SEResNet101", {}),
     "seresnet152": ("SEResNet152", {}),
     "mobilenetv2_035": ("MobileNetV2_035", {}),
     "mobilenetv2_075": ("MobileNetV2_075", {}),
+    **{f"tf_efficientnetv2_{name.lower()}": (f"EfficientNetV2_{name}", {"padding": "same"}) for name in EFFICIENTNETS_V2},
     **{f"regnet{theirs}": (f"RegNet{ours}", {}) for theirs, ours in REGNETS.items()},
 }
 CONVNEXTS = {  # convnextv2_huge and convnext_xxlarge would take 20 GB, too

@@ -17,6 +17,7 @@ import zoo
 from zoo import CATALOGUE, Model, trained
 from zoo.extraction.dilation import dilate
 from zoo.extraction.features import body, features, pyramid
+from zoo.networks.efficientnet_v2 import BASE, EfficientNetV2
 
 
 def on_meta(make: Any) -> Model:
@@ -37,6 +38,9 @@ class ThinDenseNet(zoo.DenseNet, blocks=(3, 3, 2, 2), growth_rate=8, stem_channe
 
 
 class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ...
+
+
+class ThinEfficientNetV2(EfficientNetV2, table=BASE, stem=32, width=0.25, depth=0.4, dropout=0.2): ...
 
 
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
@@ -81,6 +85,8 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "Xception-same": (partial(zoo.Xception, padding="same"), 69, 8),
     "EfficientNet": (ThinEfficientNet, 64, 8),
     "EfficientNet-same": (partial(ThinEfficientNet, padding="same"), 64, 16),
+    "EfficientNetV2": (ThinEfficientNetV2, 64, 8),
+    "EfficientNetV2-same": (partial(ThinEfficientNetV2, padding="same"), 64, 16),
     "RegNet": (ThinRegNet, 64, 4),
     "MNASNet0_5": (zoo.MNASNet0_5, 64, 8),
     "ConvNeXt": (ThinConvNeXt, 64, 8),

@@ -36,6 +36,7 @@ from zoo import (
 )
 from zoo.extraction.features import Features, body, features, head, pyramid
 from zoo.extraction.taps import Places, trace
+from zoo.networks.efficientnet_v2 import BASE, EfficientNetV2
 
 
 # The families' own code at sizes that take little time
@@ -46,6 +47,9 @@ class ThinDenseNet(zoo.DenseNet, blocks=(2, 1, 2, 1), growth_rate=8, stem_channe
 
 
 class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ...
+
+
+class ThinEfficientNetV2(EfficientNetV2, table=BASE, stem=32, width=0.25, depth=0.4, dropout=0.2): ...
 
 
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
@@ -83,6 +87,7 @@ SUBJECTS: dict[str, Any] = {
     "InceptionV3-transform": partial(InceptionV3, transform_input=True),
     "Xception": zoo.Xception,
     "EfficientNet": ThinEfficientNet,
+    "EfficientNetV2": ThinEfficientNetV2,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
     "ConvNeXt": ThinConvNeXt,

@@ -16,6 +16,7 @@ from zoo import CATALOGUE, Model
 from zoo.extraction.features import features
 from zoo.extraction.taps import Places, UnknownTap, trace
 from zoo.networks.convnext import ResponseNorm
+from zoo.networks.efficientnet_v2 import BASE, EfficientNetV2
 from zoo.networks.layers import SqueezeExcitation
 from zoo.networks.swin import WindowAttention
 
@@ -36,6 +37,9 @@ class ThinDenseNet(zoo.DenseNet, blocks=(3, 3, 2, 2), growth_rate=8, stem_channe
 
 
 class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ...
+
+
+class ThinEfficientNetV2(EfficientNetV2, table=BASE, stem=32, width=0.25, depth=0.4, dropout=0.2): ...
 
 
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
@@ -68,6 +72,7 @@ SUBJECTS = {
     "Xception": zoo.Xception,
     "Xception-same": partial(zoo.Xception, padding="same"),
     "EfficientNet": ThinEfficientNet,
+    "EfficientNetV2": ThinEfficientNetV2,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
     "ConvNeXt": ThinConvNeXt,
