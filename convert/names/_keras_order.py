@@ -120,5 +120,30 @@ def inception(found: Sequence[str]) -> list[str]:
     return ordered
 
 
-ORDERS: dict[str, Callable[[Sequence[str]], list[str]]] = {"ResNet": resnet, "InceptionV3": inception}
+def inception_resnet(found: Sequence[str]) -> list[str]:
+    """Order a block's layers as `inception` does; the convolution behind the concatenation comes last."""
+    ordered: list[str] = []
+    blocks: dict[str, list[str]] = defaultdict(list)
+    for module in found:
+        blocks[module.rpartition(".branch")[0] or module].append(module)
+    for members in blocks.values():
+        steps: dict[str, list[int]] = defaultdict(list)
+        place = {module: re.search(r"\.(branch\d+)(?:\.(\d+))?\.", module) for module in members}
+        for match in place.values():
+            if match:
+                steps[match[1]].append(int(match[2] or 0))
+        distance = {
+            module: 3 * (max(steps[match[1]]) - int(match[2] or 0)) + (3 if module.endswith(".conv") else 2)
+            for module, match in place.items()
+            if match
+        }
+        ordered += sorted(members, key=lambda module: -distance.get(module, 0))
+    return ordered
+
+
+ORDERS: dict[str, Callable[[Sequence[str]], list[str]]] = {
+    "ResNet": resnet,
+    "InceptionV3": inception,
+    "InceptionResNetV2": inception_resnet,
+}
 """Where Keras's order of layers, by depth, is not ours."""

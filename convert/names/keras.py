@@ -34,6 +34,7 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
     "MobileNetV2": SIGNED,
     "MobileNetV3": {**SIGNED, "built_in": True},
     "InceptionV3": SIGNED,
+    "InceptionResNetV2": SIGNED,
     "Xception": SIGNED,
     "EfficientNet": {**IMAGENET, "built_in": True},
 }
@@ -76,7 +77,7 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     for module, kind in found.items():
         if kind == "linear" and convolved:
             kind = "linear_from_conv"
-        lacks = ("weight",) if kind == "norm" and name == "InceptionV3" else ()
+        lacks = ("weight",) if kind == "norm" and name in ("InceptionV3", "InceptionResNetV2") else ()
         made.append(Row(theirs.get(module, module), module, kind, adds if kind == "conv" else (), lacks))
     if name not in ORDERS:
         return made
@@ -194,6 +195,20 @@ def _inception(found: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
+def _inception_resnet(found: Mapping[str, str]) -> dict[str, str]:
+    """Number what has no name of its own as Keras makes it, in our order; what ends a block, and the network, has one."""
+    names = {"classif": "predictions", "conv2d_7b.conv": "conv_7b", "conv2d_7b.bn": "conv_7b_bn", "block8.conv2d": "block8_10_conv"}
+    for repeat, block in {"repeat": "block35", "repeat_1": "block17", "repeat_2": "block8"}.items():
+        for module in found:
+            if match := re.fullmatch(rf"{repeat}\.(\d+)\.conv2d", module):
+                names[module] = f"{block}_{int(match[1]) + 1}_conv"
+    units = [module.removesuffix(".conv") for module in found if module.endswith(".conv") and module not in names]
+    for number, unit in enumerate(units):
+        suffix = f"_{number}" if number else ""
+        names |= {f"{unit}.conv": f"conv2d{suffix}", f"{unit}.bn": f"batch_normalization{suffix}"}
+    return names
+
+
 def _xception(found: Mapping[str, str]) -> dict[str, str]:
     names = {"fc": "predictions"}
     for number in (1, 2):
@@ -226,6 +241,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "MobileNetV2": _mobilenet_v2,
     "MobileNetV3": _mobilenet_v3,
     "InceptionV3": _inception,
+    "InceptionResNetV2": _inception_resnet,
     "Xception": _xception,
     "EfficientNet": _efficientnet,
 }

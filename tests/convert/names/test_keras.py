@@ -32,7 +32,16 @@ pytestmark = [
 ]
 
 every_variant = pytest.mark.parametrize("variant", APPLICATIONS)
-WHOLE = ("ResNet50", "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "InceptionV3", "Xception", "EfficientNetB0")
+WHOLE = (
+    "ResNet50",
+    "MobileNetV1_025",
+    "MobileNetV2_035",
+    "MobileNetV3Small",
+    "InceptionV3",
+    "InceptionResNetV2",
+    "Xception",
+    "EfficientNetB0",
+)
 """Whole models are written of these alone: Keras builds them slowly, and what differs within a family is no more than its length."""
 ALL = (".weights.h5", ".h5", ".keras")
 READ = {"VGG16": (".weights.h5",), "VGG19": (".h5",), "ResNet50": (".h5",), **dict.fromkeys(LARGE, (".keras",))}
@@ -215,6 +224,7 @@ def test_preprocessing_is_what_keras_does(variant: str) -> None:
         "MobileNetV1": keras.applications.mobilenet,
         "MobileNetV2": keras.applications.mobilenet_v2,
         "InceptionV3": keras.applications.inception_v3,
+        "InceptionResNetV2": keras.applications.inception_resnet_v2,
         "Xception": keras.applications.xception,
     }
     told = names.fact("keras", "preprocessing", zoo.CATALOGUE[variant])

@@ -71,6 +71,8 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "GoogLeNet": (zoo.GoogLeNet, 64, 8),
     "InceptionV3": (zoo.InceptionV3, 107, 8),
     "InceptionV3-same": (partial(zoo.InceptionV3, padding="same"), 107, 16),
+    "InceptionV4": (zoo.InceptionV4, 107, 8),
+    "InceptionResNetV2": (zoo.InceptionResNetV2, 107, 8),
     "Xception": (zoo.Xception, 69, 8),
     "Xception-same": (partial(zoo.Xception, padding="same"), 69, 8),
     "EfficientNet": (ThinEfficientNet, 64, 8),
@@ -106,7 +108,7 @@ def test_every_nth_pixel_of_a_dilated_map_is_the_old_map(subject: str) -> None:
     torch.testing.assert_close(new[:, :, ::step, ::step], old, rtol=1e-9, atol=1e-9)
 
 
-ALONE = (zoo.VGG11, zoo.ResNet18, zoo.AlexNet, zoo.InceptionV3, zoo.Xception)
+ALONE = (zoo.VGG11, zoo.ResNet18, zoo.AlexNet, zoo.InceptionV3, zoo.InceptionV4, zoo.InceptionResNetV2, zoo.Xception)
 LIGHT = [cls for cls in CATALOGUE.values() if cls.params < 6_000_000 or cls in ALONE or cls is zoo.DenseNet121 or cls is zoo.GoogLeNet]
 
 

@@ -66,6 +66,8 @@ SUBJECTS: dict[str, Any] = {
     "MobileNetV3Small": MobileNetV3Small,
     "GoogLeNet-transform-aux": partial(GoogLeNet, transform_input=True, aux_logits=True),
     "InceptionV3-transform": partial(InceptionV3, transform_input=True),
+    "InceptionV4": zoo.InceptionV4,
+    "InceptionResNetV2": zoo.InceptionResNetV2,
     "Xception": zoo.Xception,
     "EfficientNet": ThinEfficientNet,
     "RegNet": ThinRegNet,

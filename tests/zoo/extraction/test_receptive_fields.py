@@ -54,6 +54,8 @@ SUBJECTS = {
     "MobileNetV3Small": zoo.MobileNetV3Small,
     "GoogLeNet": partial(zoo.GoogLeNet, transform_input=True),
     "InceptionV3": zoo.InceptionV3,
+    "InceptionV4": zoo.InceptionV4,
+    "InceptionResNetV2": zoo.InceptionResNetV2,
     "Xception": zoo.Xception,
     "Xception-same": partial(zoo.Xception, padding="same"),
     "EfficientNet": ThinEfficientNet,
