@@ -36,6 +36,7 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
     "InceptionV3": SIGNED,
     "InceptionResNetV2": SIGNED,
     "Xception": SIGNED,
+    "NASNetA": SIGNED,
     "EfficientNet": {**IMAGENET, "built_in": True},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -46,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "MobileNetV3": {"padding": "same", "norm_eps": 1e-3},
     "InceptionV3": {"padding": "same"},
     "Xception": {"padding": "same", "norm_eps": 1e-3},
+    "NASNetA": {"padding": "zero"},
     "EfficientNet": {"padding": "same", "norm_eps": 1e-3},
 }
 BOTTLENECKED = ("ResNet50", "ResNet101", "ResNet152")
@@ -233,6 +235,34 @@ def _xception(found: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
+def _nasnet(found: Mapping[str, str]) -> dict[str, str]:
+    """Name layers by what they do and by their cell; a reduction counts as a cell, and the fifth branch of one is left4 twice."""
+    names = {"conv0.conv": "stem_conv1", "conv0.bn": "stem_bn1", "last_linear": "predictions"}
+    last = max((int(match[1]) for module in found if (match := re.match(r"cell_(\d+)\.", module))), default=-1)
+    repeats = (last + 1) // 3
+    adjusting = {"conv_prev_1x1.conv": "conv_projection", "conv_prev_1x1.bn": "bn", "final_path_bn": "bn"}
+    adjusting |= {"path_1.conv": "conv_1", "path_2.conv": "conv_2"}
+    for module in found:
+        if not (match := re.fullmatch(r"(cell_stem|reduction_cell|cell)_(\d+)\.(.+)", module)):
+            continue
+        number, part = int(match[2]), match[3]
+        cell = {
+            "cell_stem": f"stem_{number + 1}",
+            "reduction_cell": f"reduce_{(number + 1) * repeats}",
+            "cell": f"{number + (number >= repeats)}",
+        }[match[1]]
+        kind = "normal" if match[1] == "cell" else "reduction"
+        if part in adjusting:
+            names[module] = f"adjust_{adjusting[part]}_{cell}"
+        elif part.startswith("conv_1x1."):
+            names[module] = f"{kind}_{part.removeprefix('conv_1x1.')}_1_{cell}"
+        elif branch := re.fullmatch(r"comb_iter_(\d)_(left|right)\.(bn_sep|separable)_(\d)(?:\.(depthwise|pointwise)_conv2d)?", part):
+            place = f"{branch[2]}{4 if (kind, branch[1]) == ('reduction', '4') else int(branch[1]) + 1}"
+            norm, half = ("bn_", "") if branch[3] == "bn_sep" else ("", f".{branch[5]}")
+            names[module] = f"separable_conv_{branch[4]}_{norm}{kind}_{place}_{cell}{half}"
+    return names
+
+
 FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "VGG": _vgg,
     "ResNet": _resnet,
@@ -243,5 +273,6 @@ FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "InceptionV3": _inception,
     "InceptionResNetV2": _inception_resnet,
     "Xception": _xception,
+    "NASNetA": _nasnet,
     "EfficientNet": _efficientnet,
 }

@@ -255,3 +255,24 @@ def imagenet_to_inception(x: Tensor) -> Tensor:
     if len(planes) == 1:
         constants = [(sum(mean for mean, _ in constants) / 3, sum(std for _, std in constants) / 3)]
     return torch.cat([plane * std + mean for plane, (mean, std) in zip(planes, itertools.cycle(constants), strict=False)], 1)
+
+
+class AvgPoolSame(nn.AvgPool2d):
+    """A 3x3 average pool with TensorFlow's SAME padding whose zeros count, as NASNet's of stride 2 are computed by Keras and timm."""
+
+    def __init__(self, stride: int) -> None:
+        """Build it; `stride` is the same both ways."""
+        super().__init__(3, stride)
+        self.window, self.step = (3, 3), (stride, stride)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pool (B, C, H, W) to (B, C, ceil(H / stride), ceil(W / stride))."""
+        return F.avg_pool2d(pad_same(input, self.window, self.step), self.window, self.step)
+
+
+class MaxPoolZero(MaxPoolSame):
+    """A 3x3 max pool with TensorFlow's SAME padding whose zeros take part in the maximum, as Keras pads NASNet's in a layer of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pool (B, C, H, W) to (B, C, ceil(H / stride), ceil(W / stride))."""
+        return F.max_pool2d(pad_same(input, self.window, self.step), self.window, self.step)

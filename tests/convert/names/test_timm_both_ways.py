@@ -28,6 +28,7 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
 }
 UNRECORDED = {
     "legacy_xception": ("Xception", {}),
+    "nasnetalarge": ("NASNetALarge", {}),
     "inception_v4": ("InceptionV4", {}),
     "inception_resnet_v2": ("InceptionResNetV2", {}),
     "seresnet101": ("SEResNet101", {}),

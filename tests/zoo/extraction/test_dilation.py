@@ -17,6 +17,7 @@ import zoo
 from zoo import CATALOGUE, Model, trained
 from zoo.extraction.dilation import dilate
 from zoo.extraction.features import body, features, pyramid
+from zoo.networks.nasnet import NASNetA
 
 
 def on_meta(make: Any) -> Model:
@@ -40,6 +41,9 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 
 
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
+
+
+class ThinNASNet(NASNetA, repeats=1, penultimate=96, stem_channels=8): ...
 
 
 class ThinCIFARDenseNet(zoo.CIFARDenseNet, blocks=(2, 2, 2), growth_rate=4, stem_channels=8): ...
@@ -73,6 +77,8 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "InceptionV3-same": (partial(zoo.InceptionV3, padding="same"), 107, 16),
     "InceptionV4": (zoo.InceptionV4, 107, 8),
     "InceptionResNetV2": (zoo.InceptionResNetV2, 107, 8),
+    "NASNetA": (ThinNASNet, 69, 8),
+    "NASNetA-zero": (partial(ThinNASNet, padding="zero"), 69, 8),
     "Xception": (zoo.Xception, 69, 8),
     "Xception-same": (partial(zoo.Xception, padding="same"), 69, 8),
     "EfficientNet": (ThinEfficientNet, 64, 8),

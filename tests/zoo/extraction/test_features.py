@@ -36,6 +36,7 @@ from zoo import (
 )
 from zoo.extraction.features import Features, body, features, head, pyramid
 from zoo.extraction.taps import Places, trace
+from zoo.networks.nasnet import NASNetA
 
 
 # The families' own code at sizes that take little time
@@ -49,6 +50,9 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 
 
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
+
+
+class ThinNASNet(NASNetA, repeats=1, penultimate=96, stem_channels=8): ...
 
 
 SUBJECTS: dict[str, Any] = {
@@ -68,6 +72,7 @@ SUBJECTS: dict[str, Any] = {
     "InceptionV3-transform": partial(InceptionV3, transform_input=True),
     "InceptionV4": zoo.InceptionV4,
     "InceptionResNetV2": zoo.InceptionResNetV2,
+    "NASNetA": ThinNASNet,
     "Xception": zoo.Xception,
     "EfficientNet": ThinEfficientNet,
     "RegNet": ThinRegNet,
