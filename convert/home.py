@@ -109,6 +109,7 @@ def architectures(naming: str, family: Sequence[str]) -> list[str]:
     snake = re.sub(r"(?<=[a-z])V(\d)", r"_v\1", family[0])
     plain = re.sub(r"^WideResNet", "wide_resnet", snake).lower()
     plain = re.sub(r"^efficientnetb", "efficientnet_b", plain)
+    plain = re.sub(r"^inceptionresnet", "inception_resnet", plain)
     plain = re.sub(r"(v3)(large|small)$", r"\1_\2", plain)
     plain = re.sub(r"^regnet(?=[xy])", "regnet_", plain)
     if naming == "torchvision":

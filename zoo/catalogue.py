@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from weights.errors import UnknownWeights
-from zoo.networks import alexnet, efficientnet_v2, googlenet, inception, mobilenet, xception
+from zoo.networks import alexnet, efficientnet_v2, googlenet, inception, inception_v4, mobilenet, xception
 from zoo.networks.convnext import ConvNeXt, ConvNeXtV2
 from zoo.networks.densenet import CIFARDenseNet, DenseNet
 from zoo.networks.efficientnet import EfficientNet, EfficientNetLite
@@ -16,6 +16,7 @@ from zoo.networks.efficientnet_v2 import EfficientNetV2
 from zoo.networks.maxvit import MaxViT
 from zoo.networks.mnasnet import MNASNet
 from zoo.networks.model import CATALOGUE, Model
+from zoo.networks.nasnet import NASNetA
 from zoo.networks.regnet import RegNet
 from zoo.networks.resnet import BasicBlock, Bottleneck, CIFARResNet, ResNet
 from zoo.networks.shufflenet import ShuffleNetV2
@@ -241,3 +242,11 @@ class EfficientNetV2_B0(EfficientNetV2, table=efficientnet_v2.BASE, stem=32, dro
 class EfficientNetV2_B1(EfficientNetV2, table=efficientnet_v2.BASE, stem=32, depth=1.1, dropout=0.2, input_size=240, params=8_141_052): ...
 class EfficientNetV2_B2(EfficientNetV2, table=efficientnet_v2.BASE, stem=32, width=1.1, depth=1.2, dropout=0.3, input_size=260, params=10_096_086): ...
 class EfficientNetV2_B3(EfficientNetV2, table=efficientnet_v2.BASE, stem=32, width=1.2, depth=1.4, dropout=0.3, input_size=300, params=14_358_406): ...
+
+# Szegedy et al. 2016, Figures 9 and 15, counted by timm: https://arxiv.org/abs/1602.07261
+class InceptionV4(inception_v4.InceptionV4, params=42_679_816): ...
+class InceptionResNetV2(inception_v4.InceptionResNetV2, params=55_843_464): ...
+
+# Zoph et al. 2017, Tables 2 and 3 (5.3 and 88.9 million), counted by Keras and timm: https://arxiv.org/abs/1707.07012
+class NASNetAMobile(NASNetA, repeats=4, penultimate=1056, stem_channels=32, params=5_289_978): ...
+class NASNetALarge(NASNetA, repeats=6, penultimate=4032, stem_channels=96, skip_reduction=True, input_size=331, params=88_753_150): ...

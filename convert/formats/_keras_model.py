@@ -20,7 +20,8 @@ from weights.errors import ConvertError
 
 T = TypeVar("T")
 
-SAME = ("VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152", "DenseNet121", "DenseNet169", "DenseNet201", "InceptionV3", "Xception",
+SAME = ("VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152", "DenseNet121", "DenseNet169", "DenseNet201", "InceptionV3",
+        "InceptionResNetV2", "Xception",
         "MobileNetV3Large", "MobileNetV3Small", *(f"EfficientNetB{n}" for n in range(8)))  # fmt: skip
 APPLICATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in SAME},

@@ -129,5 +129,65 @@ def convnext(found: Sequence[str]) -> list[str]:
     return ordered
 
 
-ORDERS: dict[str, Callable[[Sequence[str]], list[str]]] = {"ResNet": resnet, "InceptionV3": inception, "ConvNeXt": convnext}
+def inception_resnet(found: Sequence[str]) -> list[str]:
+    """Order a block's layers as `inception` does; the convolution behind the concatenation comes last."""
+    ordered: list[str] = []
+    blocks: dict[str, list[str]] = defaultdict(list)
+    for module in found:
+        blocks[module.rpartition(".branch")[0] or module].append(module)
+    for members in blocks.values():
+        steps: dict[str, list[int]] = defaultdict(list)
+        place = {module: re.search(r"\.(branch\d+)(?:\.(\d+))?\.", module) for module in members}
+        for match in place.values():
+            if match:
+                steps[match[1]].append(int(match[2] or 0))
+        distance = {
+            module: 3 * (max(steps[match[1]]) - int(match[2] or 0)) + (3 if module.endswith(".conv") else 2)
+            for module, match in place.items()
+            if match
+        }
+        ordered += sorted(members, key=lambda module: -distance.get(module, 0))
+    return ordered
+
+
+def nasnet(found: Sequence[str]) -> list[str]:
+    """Order a cell's layers by their distance from the concatenation that ends it, those of one distance by branch."""
+    places = {kind: {part: place for place, part in enumerate(_nasnet_parts(kind))} for kind in ("normal", "reduction")}
+    cells: dict[str, list[str]] = defaultdict(list)
+    for module in found:
+        cells[module.partition(".")[0]].append(module)
+    ordered: list[str] = []
+    for cell, members in cells.items():
+        parts = places["normal" if re.fullmatch(r"cell_\d+", cell) else "reduction"]
+        ordered += sorted(members, key=lambda module: parts.get(module.partition(".")[2], -1))
+    return ordered
+
+
+def _nasnet_parts(kind: str) -> list[str]:
+    """List the layers of a cell in Keras's order, with both ways to adjust the map before the last."""
+
+    def steps(step: str, *branches: str) -> list[str]:
+        halves = [".depthwise_conv2d", ".pointwise_conv2d"] if step.startswith("separable") else [""]
+        return [f"comb_iter_{branch}.{step}{half}" for branch in branches for half in halves]
+
+    both = ("separable_1", "bn_sep_1", "separable_2", "bn_sep_2")
+    halved = ["path_1.conv", "path_2.conv"]
+    if kind == "normal":
+        adjusted = [*halved, "conv_prev_1x1.conv", "conv_1x1.conv", "conv_prev_1x1.bn", "final_path_bn", "conv_1x1.bn"]
+        return adjusted + [part for step in both for part in steps(step, "0_left", "0_right", "1_left", "1_right", "4_left")]
+    adjusted = [*halved, "conv_1x1.conv", "conv_prev_1x1.conv", "conv_1x1.bn", "conv_prev_1x1.bn", "final_path_bn"]
+    parts = adjusted + [part for step in both for part in steps(step, "0_left", "0_right")]
+    for convolution, norm in (both[:2], both[2:]):
+        parts += steps(convolution, "1_right") + steps(norm, "1_right")
+        parts += steps(convolution, "2_right", "4_left") + steps(norm, "2_right", "4_left")
+    return parts
+
+
+ORDERS: dict[str, Callable[[Sequence[str]], list[str]]] = {
+    "ResNet": resnet,
+    "InceptionV3": inception,
+    "InceptionResNetV2": inception_resnet,
+    "NASNetA": nasnet,
+    "ConvNeXt": convnext,
+}
 """Where Keras's order of layers, by depth, is not ours."""

@@ -34,7 +34,9 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
     "MobileNetV2": SIGNED,
     "MobileNetV3": {**SIGNED, "built_in": True},
     "InceptionV3": SIGNED,
+    "InceptionResNetV2": SIGNED,
     "Xception": SIGNED,
+    "NASNetA": SIGNED,
     "EfficientNet": {**IMAGENET, "built_in": True},
     "ConvNeXt": {**IMAGENET, "built_in": True},
 }
@@ -46,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "MobileNetV3": {"padding": "same", "norm_eps": 1e-3},
     "InceptionV3": {"padding": "same"},
     "Xception": {"padding": "same", "norm_eps": 1e-3},
+    "NASNetA": {"padding": "zero"},
     "EfficientNet": {"padding": "same", "norm_eps": 1e-3},
 }
 BOTTLENECKED = ("ResNet50", "ResNet101", "ResNet152")
@@ -81,7 +84,7 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
             kind = "linear_from_conv"
         elif kind == "parameter" and module in theirs:
             kind = "parameter_from_vector"
-        lacks = ("weight",) if kind == "norm" and name == "InceptionV3" else ()
+        lacks = ("weight",) if kind == "norm" and name in ("InceptionV3", "InceptionResNetV2") else ()
         made.append(Row(theirs.get(module, module), module, kind, adds if kind == "conv" else (), lacks))
     if name not in ORDERS:
         return made
@@ -199,6 +202,20 @@ def _inception(found: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
+def _inception_resnet(found: Mapping[str, str]) -> dict[str, str]:
+    """Number what has no name of its own as Keras makes it, in our order; what ends a block, and the network, has one."""
+    names = {"classif": "predictions", "conv2d_7b.conv": "conv_7b", "conv2d_7b.bn": "conv_7b_bn", "block8.conv2d": "block8_10_conv"}
+    for repeat, block in {"repeat": "block35", "repeat_1": "block17", "repeat_2": "block8"}.items():
+        for module in found:
+            if match := re.fullmatch(rf"{repeat}\.(\d+)\.conv2d", module):
+                names[module] = f"{block}_{int(match[1]) + 1}_conv"
+    units = [module.removesuffix(".conv") for module in found if module.endswith(".conv") and module not in names]
+    for number, unit in enumerate(units):
+        suffix = f"_{number}" if number else ""
+        names |= {f"{unit}.conv": f"conv2d{suffix}", f"{unit}.bn": f"batch_normalization{suffix}"}
+    return names
+
+
 def _xception(found: Mapping[str, str]) -> dict[str, str]:
     names = {"fc": "predictions"}
     for number in (1, 2):
@@ -237,6 +254,34 @@ def _convnext(found: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
+def _nasnet(found: Mapping[str, str]) -> dict[str, str]:
+    """Name layers by what they do and by their cell; a reduction counts as a cell, and the fifth branch of one is left4 twice."""
+    names = {"conv0.conv": "stem_conv1", "conv0.bn": "stem_bn1", "last_linear": "predictions"}
+    last = max((int(match[1]) for module in found if (match := re.match(r"cell_(\d+)\.", module))), default=-1)
+    repeats = (last + 1) // 3
+    adjusting = {"conv_prev_1x1.conv": "conv_projection", "conv_prev_1x1.bn": "bn", "final_path_bn": "bn"}
+    adjusting |= {"path_1.conv": "conv_1", "path_2.conv": "conv_2"}
+    for module in found:
+        if not (match := re.fullmatch(r"(cell_stem|reduction_cell|cell)_(\d+)\.(.+)", module)):
+            continue
+        number, part = int(match[2]), match[3]
+        cell = {
+            "cell_stem": f"stem_{number + 1}",
+            "reduction_cell": f"reduce_{(number + 1) * repeats}",
+            "cell": f"{number + (number >= repeats)}",
+        }[match[1]]
+        kind = "normal" if match[1] == "cell" else "reduction"
+        if part in adjusting:
+            names[module] = f"adjust_{adjusting[part]}_{cell}"
+        elif part.startswith("conv_1x1."):
+            names[module] = f"{kind}_{part.removeprefix('conv_1x1.')}_1_{cell}"
+        elif branch := re.fullmatch(r"comb_iter_(\d)_(left|right)\.(bn_sep|separable)_(\d)(?:\.(depthwise|pointwise)_conv2d)?", part):
+            place = f"{branch[2]}{4 if (kind, branch[1]) == ('reduction', '4') else int(branch[1]) + 1}"
+            norm, half = ("bn_", "") if branch[3] == "bn_sep" else ("", f".{branch[5]}")
+            names[module] = f"separable_conv_{branch[4]}_{norm}{kind}_{place}_{cell}{half}"
+    return names
+
+
 FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "VGG": _vgg,
     "ResNet": _resnet,
@@ -245,7 +290,9 @@ FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "MobileNetV2": _mobilenet_v2,
     "MobileNetV3": _mobilenet_v3,
     "InceptionV3": _inception,
+    "InceptionResNetV2": _inception_resnet,
     "Xception": _xception,
+    "NASNetA": _nasnet,
     "EfficientNet": _efficientnet,
     "ConvNeXt": _convnext,
 }

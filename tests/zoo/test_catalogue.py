@@ -41,7 +41,7 @@ PROMISED = {
     "ConvNeXtV2": "_Atto _Femto _Pico _Nano _Tiny _Base _Large _Huge",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
-    *("AlexNet", "GoogLeNet", "InceptionV3", "Xception")
+    *("AlexNet", "GoogLeNet", "InceptionV3", "InceptionV4", "InceptionResNetV2", "Xception", "NASNetAMobile", "NASNetALarge")
 }
 
 
@@ -76,6 +76,7 @@ SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
     *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
     *("EfficientNetV2_B0", "MobileNetV4_Conv_Small_035"),
+    *("InceptionV4", "InceptionResNetV2", "NASNetAMobile"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""

@@ -36,12 +36,12 @@ class AtrousConv2d(nn.Conv2d):
 
 
 class AtrousMaxPool2d(nn.MaxPool2d):
-    """A max pool that has lost its stride and keeps the size of the map; no maximum is ever taken of padding."""
+    """A max pool that has lost its stride and keeps the size of the map; no maximum is ever taken of padding, unless that is zero."""
 
-    def __init__(self, size: Pair, lost: Pair, dilation: int, before: Pair | None) -> None:
+    def __init__(self, size: Pair, lost: Pair, dilation: int, before: Pair | None, padded: float = float("-inf")) -> None:
         """Pool windows of `size`; `before` pixels are padded above and left, None as TensorFlow's SAME does at the stride `lost`."""
         super().__init__(size, 1, 0, dilation)
-        self.lost, self.explicit = lost, before
+        self.lost, self.explicit, self.padded = lost, before, padded
 
     @property
     def before(self) -> Pair:
@@ -57,7 +57,7 @@ class AtrousMaxPool2d(nn.MaxPool2d):
             padding = _trailing(size, dilation, self.explicit)
         else:
             padding = _padding(input, size, self.lost, dilation, even=False)
-        return F.max_pool2d(F.pad(input, padding, value=float("-inf")), size, 1, 0, dilation)
+        return F.max_pool2d(F.pad(input, padding, value=self.padded), size, 1, 0, dilation)
 
 
 class AtrousAvgPool2d(nn.AvgPool2d):
@@ -80,6 +80,28 @@ class AtrousAvgPool2d(nn.AvgPool2d):
             return total / (size[0] * size[1])
         inside = F.pad(torch.ones_like(input[:1, :1]), padding)
         return total / F.conv2d(inside, input.new_ones(1, 1, *size), dilation=self.dilation)
+
+
+class AtrousAvgPoolSame(nn.AvgPool2d):
+    """An average pool that was padded as TensorFlow pads for its `stride` and counts the zeros, with gaps, at stride 1."""
+
+    def __init__(self, size: Pair, lost: Pair, dilation: int) -> None:
+        """Average windows of `size` whose pixels are `dilation` apart."""
+        super().__init__(size, 1, 0)
+        self.dilation, self.lost = (dilation, dilation), lost
+
+    @property
+    def before(self) -> Pair:
+        """Pixels padded before even sizes."""
+        return _before(_pair(self.kernel_size), self.lost, self.dilation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pool (B, C, H, W) to the same size."""
+        size, channels = _pair(self.kernel_size), input.shape[1]
+        padded = F.pad(input, _padding(input, size, self.lost, self.dilation, even=False))
+        # A convolution, for no average pool of PyTorch's has a dilation.
+        total = F.conv2d(padded, input.new_ones(channels, 1, *size), dilation=self.dilation, groups=channels)
+        return total / (size[0] * size[1])
 
 
 def _before(size: Pair, lost: Pair, dilation: Pair) -> Pair:

@@ -9,10 +9,10 @@ from typing import Any
 from torch import fx, nn
 
 from weights.arguments import forgiving, whole
-from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
+from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousAvgPoolSame, AtrousConv2d, AtrousMaxPool2d
 from zoo.extraction.receptive_fields import Pair, Window, fields, window
 from zoo.extraction.taps import BODY, trace
-from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut
+from zoo.networks.layers import AvgPoolSame, Conv2dEven, Conv2dSame, MaxPoolSame, MaxPoolZero, PaddedShortcut
 from zoo.networks.model import Model
 
 
@@ -102,7 +102,7 @@ def _step(name: str, layer: nn.Module, read: Window, before: Pair, output_stride
             )
         return Change(name, layer, read, rate, True), (stride, rate * step)
     after = (stride * step, rate)
-    if rate == 1 or read.size == (1, 1):
+    if rate == 1 or (read.size == (1, 1) and read.before == (0, 0)):
         return None, after
     if step > 1:
         raise ValueError(f"{kind} can't have output_stride={output_stride}: {name} has a stride behind a layer that has lost its own")
@@ -126,11 +126,16 @@ def changed(change: Change) -> nn.Module:
         new.weight, new.bias = layer.weight, layer.bias
     elif isinstance(layer, nn.MaxPool2d):
         if isinstance(layer, MaxPoolSame):
-            new = AtrousMaxPool2d(read.size, read.stride, rate, None)
+            padded = 0.0 if isinstance(layer, MaxPoolZero) else float("-inf")
+            new = AtrousMaxPool2d(read.size, read.stride, rate, None, padded)
         elif before != (0, 0) or (change.loses_stride and _drops_nothing(layer, read)):
             new = AtrousMaxPool2d(read.size, read.stride, rate, before)  # PyTorch's own pads no more than half of its undilated window
         else:
             new = nn.MaxPool2d(read.size, 1, 0, dilation)
+    elif isinstance(layer, AvgPoolSame):
+        new = AtrousAvgPoolSame(read.size, read.stride, rate)
+    elif isinstance(layer, nn.ZeroPad2d):  # a shift
+        new = nn.ZeroPad2d(tuple(rate * pixels for pixels in layer.padding))  # pyright: ignore[reportArgumentType]
     elif isinstance(layer, nn.AvgPool2d):
         keeps = change.loses_stride and _drops_nothing(layer, read)
         new = AtrousAvgPool2d(read.size, rate, before, keeps, layer.count_include_pad)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousConv2d, AtrousMaxPool2d
+from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousAvgPoolSame, AtrousConv2d, AtrousMaxPool2d
 from zoo.extraction.shapes import values
-from zoo.networks.layers import Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut, Permute, SpaceToDepth
+from zoo.networks.layers import AvgPoolSame, Conv2dEven, Conv2dSame, MaxPoolSame, PaddedShortcut, Permute, SpaceToDepth
 from zoo.networks.model import Model
 
 Pair = tuple[int, int]
@@ -92,16 +92,21 @@ def window(layer: nn.Module) -> Window | None:
 
     TensorFlow's SAME padding depends on the image's size; it is taken as for sizes that the strides divide.
     """
-    if isinstance(layer, AtrousAvgPool2d | AtrousConv2d | AtrousMaxPool2d):
+    if isinstance(layer, AtrousAvgPool2d | AtrousAvgPoolSame | AtrousConv2d | AtrousMaxPool2d):
         return Window(_pair(layer.kernel_size), (1, 1), _pair(layer.dilation), layer.before)
     if isinstance(layer, PaddedShortcut):
         return Window((1, 1), (layer.stride, layer.stride), (1, 1), (0, 0))
     if isinstance(layer, SpaceToDepth):
         return Window((2, 2), (2, 2), (1, 1), (0, 0))
+    if isinstance(layer, nn.ZeroPad2d):
+        left, right, top, bottom = layer.padding
+        if (left, top) == (-right, -bottom):  # a shift, which is no padding
+            return Window((1, 1), (1, 1), (1, 1), (top, left))
+        return None
     if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
         size, stride = _pair(layer.kernel_size), _pair(layer.stride)
         dilation = (1, 1) if isinstance(layer, nn.AvgPool2d) else _pair(layer.dilation)
-        if isinstance(layer, Conv2dSame | Conv2dEven | MaxPoolSame) or layer.padding == "same":
+        if isinstance(layer, AvgPoolSame | Conv2dSame | Conv2dEven | MaxPoolSame) or layer.padding == "same":
             reach = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
             before = [max(r - s, 0) // 2 for r, s in zip(reach, stride, strict=True)]
             return Window(size, stride, dilation, (before[0], before[1]))

@@ -300,3 +300,24 @@ def pair_offsets(side: int, device: torch.device) -> Tensor:
     place = torch.arange(side * side, device=device)
     y, x = place // side, place % side
     return (y[:, None] - y + side - 1) * (2 * side - 1) + x[:, None] - x + side - 1
+
+
+class AvgPoolSame(nn.AvgPool2d):
+    """A 3x3 average pool with TensorFlow's SAME padding whose zeros count, as NASNet's of stride 2 are computed by Keras and timm."""
+
+    def __init__(self, stride: int) -> None:
+        """Build it; `stride` is the same both ways."""
+        super().__init__(3, stride)
+        self.window, self.step = (3, 3), (stride, stride)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pool (B, C, H, W) to (B, C, ceil(H / stride), ceil(W / stride))."""
+        return F.avg_pool2d(pad_same(input, self.window, self.step), self.window, self.step)
+
+
+class MaxPoolZero(MaxPoolSame):
+    """A 3x3 max pool with TensorFlow's SAME padding whose zeros take part in the maximum, as Keras pads NASNet's in a layer of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pool (B, C, H, W) to (B, C, ceil(H / stride), ceil(W / stride))."""
+        return F.max_pool2d(pad_same(input, self.window, self.step), self.window, self.step)

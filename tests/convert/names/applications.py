@@ -13,8 +13,20 @@ from convert import names
 from convert.formats._keras_model import APPLICATIONS
 from zoo.networks.model import Model
 
-LARGE = ("EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "DenseNet169", "DenseNet201", "ResNet101", "ResNet152",
-         "ConvNeXt_Base", "ConvNeXt_Large", "ConvNeXt_XLarge")  # fmt: skip
+LARGE = (
+    "InceptionResNetV2",
+    "EfficientNetB4",
+    "EfficientNetB5",
+    "EfficientNetB6",
+    "EfficientNetB7",
+    "DenseNet169",
+    "DenseNet201",
+    "ResNet101",
+    "ResNet152",
+    "ConvNeXt_Base",
+    "ConvNeXt_Large",
+    "ConvNeXt_XLarge",
+)
 CLASSES = 10
 SCALES = {
     "EfficientNetB7": (0.6, 1.0),
@@ -32,7 +44,7 @@ def size(variant: str) -> tuple[int, int]:
     """An even height and an odd width, and most maps have one of each too; as small as the network allows."""
     if variant.startswith("VGG"):
         return 224, 225  # its first dense layer reads 7x7
-    if variant in ("InceptionV3", "Xception"):
+    if variant in ("InceptionV3", "InceptionResNetV2", "Xception"):
         return 98, 107
     return (34, 45) if variant in LARGE else (66, 75)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from applications import LARGE, apart, build, images, logits, logits_of_keras, ours, prepared, randomise
+from keras.src.applications import nasnet as keras_nasnet
 
 import zoo
 from convert import conversion, formats, names, writing
@@ -32,7 +33,17 @@ pytestmark = [
 ]
 
 every_variant = pytest.mark.parametrize("variant", APPLICATIONS)
-WHOLE = ("ResNet50", "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "InceptionV3", "Xception", "EfficientNetB0", "ConvNeXt_Tiny")
+WHOLE = (
+    "ResNet50",
+    "MobileNetV1_025",
+    "MobileNetV2_035",
+    "MobileNetV3Small",
+    "InceptionV3",
+    "InceptionResNetV2",
+    "Xception",
+    "EfficientNetB0",
+    "ConvNeXt_Tiny",
+)
 """Whole models are written of these alone: Keras builds them slowly, and what differs within a family is no more than its length."""
 ALL = (".weights.h5", ".h5", ".keras")
 READ = {"VGG16": (".weights.h5",), "VGG19": (".h5",), "ResNet50": (".h5",), **dict.fromkeys(LARGE, (".keras",))}
@@ -115,6 +126,45 @@ def test_logits_agree_both_ways(variant: str, tmp_path: Path) -> None:
     assert all(np.array_equal(a, b) for again in loaded[1:] for a, b in zip(loaded[0], again, strict=True))
     theirs, mine = prepared(variant, model, images(variant))
     assert apart(logits(network, mine), logits_of_keras(model, theirs)) < 1e-4
+
+
+def nasnet(variant: str) -> Any:
+    """Keras refuses to build its NASNetMobile over torch, but not what that function calls."""
+    cls = zoo.CATALOGUE[variant]
+    sizes = {"penultimate_filters": cls.penultimate, "num_blocks": cls.repeats, "stem_block_filters": cls.stem_channels}
+    return keras_nasnet.NASNet(
+        input_shape=(66, 75, 3), skip_reduction=cls.skip_reduction, filter_multiplier=2, default_size=cls.input_size,
+        weights=None, classes=10, classifier_activation=None, **sizes,
+    )  # fmt: skip
+
+
+def test_nasnets_logits_agree_both_ways(tmp_path: Path) -> None:
+    model, network = nasnet("NASNetAMobile"), ours("NASNetAMobile")
+    randomise(model, "NASNetAMobile")
+    structure = layers(network, (3, network.input_size, network.input_size))
+    pictures = images("NASNetAMobile")
+    for ending in (".weights.h5", ".h5"):
+        model.save_weights(tmp_path / f"theirs{ending}") if ending == ".weights.h5" else model.save(tmp_path / f"theirs{ending}")
+        filled(network, read(tmp_path / f"theirs{ending}", network, structure))
+        there = logits_of_keras(model, pictures.transpose(0, 2, 3, 1))
+        assert apart(there[:1], there[1:]) > 5e-4
+        assert apart(logits(network, pictures), there) < 1e-4
+        write(network, tmp_path / f"ours{ending}", structure)
+        before = model.get_weights()
+        for layer in model.layers:
+            layer.set_weights([np.zeros_like(weight) for weight in layer.get_weights()])
+        model.load_weights(tmp_path / f"ours{ending}")
+        assert all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+    padded = zoo.NASNetAMobile(num_classes=10).eval()
+    padded.load_state_dict(network.state_dict())
+    assert apart(logits(padded, pictures), there) > 1e-3
+
+
+@pytest.mark.parametrize("variant", ["NASNetAMobile", pytest.param("NASNetALarge", marks=pytest.mark.long)])
+def test_nasnets_rows_come_in_the_order_of_keras_layers(variant: str) -> None:
+    with keras.device("meta"):
+        model = nasnet(variant)
+    assert_in_order(model, ours(variant))
 
 
 @pytest.mark.parametrize("variant", WHOLE)
@@ -217,6 +267,7 @@ def test_preprocessing_is_what_keras_does(variant: str) -> None:
         "MobileNetV1": keras.applications.mobilenet,
         "MobileNetV2": keras.applications.mobilenet_v2,
         "InceptionV3": keras.applications.inception_v3,
+        "InceptionResNetV2": keras.applications.inception_resnet_v2,
         "Xception": keras.applications.xception,
     }
     told = names.fact("keras", "preprocessing", zoo.CATALOGUE[variant])

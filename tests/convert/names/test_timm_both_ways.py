@@ -29,6 +29,9 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
 EFFICIENTNETS_V2 = ("B0", "B1", "B2", "B3", "S", "M", "L", "XL")
 UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
     "legacy_xception": ("Xception", {}),
+    "nasnetalarge": ("NASNetALarge", {}),
+    "inception_v4": ("InceptionV4", {}),
+    "inception_resnet_v2": ("InceptionResNetV2", {}),
     "seresnet101": ("SEResNet101", {}),
     "seresnet152": ("SEResNet152", {}),
     "mobilenetv2_035": ("MobileNetV2_035", {}),

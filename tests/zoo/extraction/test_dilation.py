@@ -18,6 +18,7 @@ from zoo import CATALOGUE, Model, trained
 from zoo.extraction.dilation import dilate
 from zoo.extraction.features import body, features, pyramid
 from zoo.networks.efficientnet_v2 import BASE, EfficientNetV2
+from zoo.networks.nasnet import NASNetA
 
 
 def on_meta(make: Any) -> Model:
@@ -52,6 +53,9 @@ class ThinConvNeXt(zoo.ConvNeXt, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): .
 class ThinConvNeXtV2(zoo.ConvNeXtV2, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
 
 
+class ThinNASNet(NASNetA, repeats=1, penultimate=96, stem_channels=8): ...
+
+
 class ThinCIFARDenseNet(zoo.CIFARDenseNet, blocks=(2, 2, 2), growth_rate=4, stem_channels=8): ...
 
 
@@ -81,6 +85,10 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "GoogLeNet": (zoo.GoogLeNet, 64, 8),
     "InceptionV3": (zoo.InceptionV3, 107, 8),
     "InceptionV3-same": (partial(zoo.InceptionV3, padding="same"), 107, 16),
+    "InceptionV4": (zoo.InceptionV4, 107, 8),
+    "InceptionResNetV2": (zoo.InceptionResNetV2, 107, 8),
+    "NASNetA": (ThinNASNet, 69, 8),
+    "NASNetA-zero": (partial(ThinNASNet, padding="zero"), 69, 8),
     "Xception": (zoo.Xception, 69, 8),
     "Xception-same": (partial(zoo.Xception, padding="same"), 69, 8),
     "EfficientNet": (ThinEfficientNet, 64, 8),
@@ -120,7 +128,7 @@ def test_every_nth_pixel_of_a_dilated_map_is_the_old_map(subject: str) -> None:
     torch.testing.assert_close(new[:, :, ::step, ::step], old, rtol=1e-9, atol=1e-9)
 
 
-ALONE = (zoo.VGG11, zoo.ResNet18, zoo.AlexNet, zoo.InceptionV3, zoo.Xception)
+ALONE = (zoo.VGG11, zoo.ResNet18, zoo.AlexNet, zoo.InceptionV3, zoo.InceptionV4, zoo.InceptionResNetV2, zoo.Xception)
 LIGHT = [cls for cls in CATALOGUE.values() if cls.params < 6_000_000 or cls in ALONE or cls is zoo.DenseNet121 or cls is zoo.GoogLeNet]
 
 

@@ -37,6 +37,7 @@ from zoo import (
 from zoo.extraction.features import Features, body, features, head, pyramid
 from zoo.extraction.taps import Places, trace
 from zoo.networks.efficientnet_v2 import BASE, EfficientNetV2
+from zoo.networks.nasnet import NASNetA
 
 
 # The families' own code at sizes that take little time
@@ -70,6 +71,9 @@ class ThinSwinV2(zoo.SwinV2, width=8, blocks=(2, 2, 2, 2), heads=(1, 2, 4, 4), s
 class ThinMaxViT(zoo.MaxViT, stem_channels=8, widths=(8, 8, 16, 16), depths=(1, 2, 1, 1), head_channels=4, stochastic_depth=0.2): ...
 
 
+class ThinNASNet(NASNetA, repeats=1, penultimate=96, stem_channels=8): ...
+
+
 SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
@@ -85,6 +89,9 @@ SUBJECTS: dict[str, Any] = {
     "MobileNetV3Small": MobileNetV3Small,
     "GoogLeNet-transform-aux": partial(GoogLeNet, transform_input=True, aux_logits=True),
     "InceptionV3-transform": partial(InceptionV3, transform_input=True),
+    "InceptionV4": zoo.InceptionV4,
+    "InceptionResNetV2": zoo.InceptionResNetV2,
+    "NASNetA": ThinNASNet,
     "Xception": zoo.Xception,
     "EfficientNet": ThinEfficientNet,
     "EfficientNetV2": ThinEfficientNetV2,

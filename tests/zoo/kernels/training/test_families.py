@@ -13,7 +13,17 @@ import zoo
 from zoo import CATALOGUE, Model, fast, plain, why
 from zoo.networks.densenet import CIFARDenseNet
 
-SIZES = {"AlexNet": 67, "InceptionV3": 75, "Xception": 71, "MobileNetV1": 64, "MobileNetV2": 64, "MobileNetV3": 64, "EfficientNet": 64}
+SIZES = {
+    "AlexNet": 67,
+    "InceptionV3": 75,
+    "InceptionV4": 75,
+    "InceptionResNetV2": 75,
+    "Xception": 71,
+    "MobileNetV1": 64,
+    "MobileNetV2": 64,
+    "MobileNetV3": 64,
+    "EfficientNet": 64,
+}
 
 
 def smallest_of_each_family() -> list[type[Model]]:
