@@ -34,6 +34,10 @@ PROMISED = {
     "RegNetX": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF",
     "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
     "MNASNet": "0_5 0_75 1_0 1_3",
+    "Mixer": "_S32_224 _S16_224 _B32_224 _B16_224 _L32_224 _L16_224",
+    "ResMLP": "_12_224 _24_224 _36_224 _Big_24_224",
+    "GMLP": "_Ti16_224 _S16_224 _B16_224",
+    "ConvMixer": "_768_32 _1024_20_KS9_P14 _1536_20",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "Xception")
@@ -51,6 +55,7 @@ def named(make: Any) -> str:
     return make.__name__ if isinstance(make, type) else "-".join([make.func.__name__, *map(str, make.keywords.values())])
 
 
+MLPS = (zoo.Mixer_S32_224.family(), zoo.ResMLP, zoo.GMLP, zoo.ConvMixer)
 FAMILIES = smallest_of_each_family()
 # What a family's options add: other layers in other places
 OPTIONS = [
@@ -99,7 +104,7 @@ def alive(make: Any, **options: Any) -> Model:
 
 
 def images(network: Model, batch: int = 2, size: int = 32) -> Tensor:
-    side = max(size, network.min_size)
+    side = network.input_size if network.fixed_size else max(size, network.min_size)
     return torch.randn(batch, network.in_channels, side, side, generator=torch.Generator().manual_seed(0))
 
 
@@ -206,7 +211,7 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
 
 def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() -> None:
     without = {cls.family() for cls in CATALOGUE.values() if "dropout" not in inspect.signature(cls).parameters}
-    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet}
+    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet, *MLPS}
 
 
 @every_arithmetic

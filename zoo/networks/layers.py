@@ -255,3 +255,19 @@ def imagenet_to_inception(x: Tensor) -> Tensor:
     if len(planes) == 1:
         constants = [(sum(mean for mean, _ in constants) / 3, sum(std for _, std in constants) / 3)]
     return torch.cat([plane * std + mean for plane, (mean, std) in zip(planes, itertools.cycle(constants), strict=False)], 1)
+
+
+class MLP(nn.Module):
+    """Two dense layers over the last axis, with an activation and a dropout between them, named as in timm."""
+
+    def __init__(self, channels: int, hidden: int, activation: Callable[[], nn.Module] = nn.GELU, dropout: float = 0.0) -> None:
+        """Build them for `channels` in and out, with `hidden` ones between; `activation` makes the module behind the first."""
+        super().__init__()
+        self.fc1 = nn.Linear(channels, hidden)
+        self.act = activation()
+        self.drop = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(hidden, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, `channels`)."""
+        return self.fc2(self.drop(self.act(self.fc1(x))))

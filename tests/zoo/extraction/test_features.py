@@ -51,6 +51,18 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
+class ThinMixer(zoo.Mixer_S32_224.family(), depth=2, width=16, patch_size=8, input_size=32): ...
+
+
+class ThinResMLP(zoo.ResMLP, depth=2, width=16, patch_size=8, input_size=32): ...
+
+
+class ThinGMLP(zoo.GMLP, depth=2, width=16, patch_size=8, input_size=32): ...
+
+
+class ThinConvMixer(zoo.ConvMixer, depth=2, width=16): ...
+
+
 SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
@@ -70,6 +82,10 @@ SUBJECTS: dict[str, Any] = {
     "EfficientNet": ThinEfficientNet,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
+    "Mixer": ThinMixer,
+    "ResMLP": ThinResMLP,
+    "GMLP": ThinGMLP,
+    "ConvMixer": ThinConvMixer,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)
 

@@ -39,6 +39,9 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
+class ThinConvMixer(zoo.ConvMixer, depth=2, width=16): ...
+
+
 SUBJECTS = {
     "VGG": ThinVGG,
     "ResNet18": zoo.ResNet18,
@@ -59,6 +62,7 @@ SUBJECTS = {
     "EfficientNet": ThinEfficientNet,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
+    "ConvMixer": ThinConvMixer,
 }
 
 
