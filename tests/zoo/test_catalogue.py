@@ -39,6 +39,10 @@ PROMISED = {
     "ConvNeXt_": "Atto_OLS Femto_OLS Pico_OLS Nano_OLS",
     "Swin": "_T _S _B _L _V2_T _V2_S _V2_B _V2_L",
     "ConvNeXtV2": "_Atto _Femto _Pico _Nano _Tiny _Base _Large _Huge",
+    "Mixer": "_S32_224 _S16_224 _B32_224 _B16_224 _L32_224 _L16_224",
+    "ResMLP": "_12_224 _24_224 _36_224 _Big_24_224",
+    "GMLP": "_Ti16_224 _S16_224 _B16_224",
+    "ConvMixer": "_768_32 _1024_20_KS9_P14 _1536_20",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "InceptionV4", "InceptionResNetV2", "Xception", "NASNetAMobile", "NASNetALarge")
@@ -56,6 +60,7 @@ def named(make: Any) -> str:
     return make.__name__ if isinstance(make, type) else "-".join([make.func.__name__, *map(str, make.keywords.values())])
 
 
+MLPS = (zoo.Mixer_S32_224.family(), zoo.ResMLP, zoo.GMLP, zoo.ConvMixer)
 FAMILIES = smallest_of_each_family()
 # What a family's options add: other layers in other places
 OPTIONS = [
@@ -112,6 +117,7 @@ def allowed(network: Model | type[Model], size: int) -> int:
 
 def images(network: Model, batch: int = 2, size: int = 32) -> Tensor:
     side = allowed(network, size)
+    side = network.input_size if network.fixed_size else max(size, network.min_size)
     return torch.randn(batch, network.in_channels, side, side, generator=torch.Generator().manual_seed(0))
 
 
@@ -232,6 +238,7 @@ def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() 
         zoo.SwinV2,
         zoo.MaxViT,
     }
+    assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet, *MLPS}
 
 
 @every_arithmetic

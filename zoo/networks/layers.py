@@ -321,3 +321,19 @@ class MaxPoolZero(MaxPoolSame):
     def forward(self, input: Tensor) -> Tensor:
         """Pool (B, C, H, W) to (B, C, ceil(H / stride), ceil(W / stride))."""
         return F.max_pool2d(pad_same(input, self.window, self.step), self.window, self.step)
+
+
+class MLP(nn.Module):
+    """Two dense layers over the last axis, with an activation and a dropout between them, named as in timm."""
+
+    def __init__(self, channels: int, hidden: int, activation: Callable[[], nn.Module] = nn.GELU, dropout: float = 0.0) -> None:
+        """Build them for `channels` in and out, with `hidden` ones between; `activation` makes the module behind the first."""
+        super().__init__()
+        self.fc1 = nn.Linear(channels, hidden)
+        self.act = activation()
+        self.drop = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(hidden, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, `channels`)."""
+        return self.fc2(self.drop(self.act(self.fc1(x))))

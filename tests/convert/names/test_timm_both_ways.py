@@ -43,6 +43,8 @@ CONVNEXTS = {  # convnextv2_huge and convnext_xxlarge would take 20 GB, too
     name.lower(): (name, {}) for name in zoo.CATALOGUE if name.startswith("ConvNeXt") and not name.endswith(("Huge", "XXLarge"))
 }
 ARCHS = {**UNRECORDED, **CONVNEXTS, **RECORDED}
+MLPS = {name.lower(): (name, {}) for name in zoo.CATALOGUE if name.startswith(("Mixer_", "ResMLP_", "GMLP_", "ConvMixer_"))}
+ARCHS = {**UNRECORDED, **MLPS, **RECORDED}
 
 
 def arithmetic(arch: str) -> object:
@@ -104,7 +106,9 @@ def test_random_tensors_go_there_and_come_back(arch: str) -> None:
     ours.load_state_dict(state, assign=True)
     counters = {name: torch.tensor(0) for name in theirs.state_dict() if name.endswith(core.COUNTER)}
     theirs.load_state_dict(there | counters, assign=True)
-    side = max(32, cls.min_size + cls.min_size % 2)  # even: at odd sizes SAME and symmetric padding are the same
+    side = (
+        cls.input_size if cls.fixed_size else max(32, cls.min_size + cls.min_size % 2)
+    )  # even: at odd sizes SAME and symmetric padding are the same
     images = torch.randn(2, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         expected, logits = theirs(images), ours(images)

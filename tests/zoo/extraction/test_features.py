@@ -74,6 +74,18 @@ class ThinMaxViT(zoo.MaxViT, stem_channels=8, widths=(8, 8, 16, 16), depths=(1, 
 class ThinNASNet(NASNetA, repeats=1, penultimate=96, stem_channels=8): ...
 
 
+class ThinMixer(zoo.Mixer_S32_224.family(), depth=2, width=16, patch_size=8, input_size=32): ...
+
+
+class ThinResMLP(zoo.ResMLP, depth=2, width=16, patch_size=8, input_size=32): ...
+
+
+class ThinGMLP(zoo.GMLP, depth=2, width=16, patch_size=8, input_size=32): ...
+
+
+class ThinConvMixer(zoo.ConvMixer, depth=2, width=16): ...
+
+
 SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
@@ -102,6 +114,10 @@ SUBJECTS: dict[str, Any] = {
     "SwinV2": ThinSwinV2,
     "MaxViT": ThinMaxViT,
     "ConvNeXtV2": ThinConvNeXtV2,
+    "Mixer": ThinMixer,
+    "ResMLP": ThinResMLP,
+    "GMLP": ThinGMLP,
+    "ConvMixer": ThinConvMixer,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)
 

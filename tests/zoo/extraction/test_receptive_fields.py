@@ -58,6 +58,9 @@ class ThinSwin(zoo.Swin, width=8, blocks=(2, 2, 2, 2), heads=(1, 2, 4, 4), stoch
 class ThinNASNet(NASNetA, repeats=1, penultimate=96, stem_channels=8): ...
 
 
+class ThinConvMixer(zoo.ConvMixer, depth=2, width=16): ...
+
+
 SUBJECTS = {
     "VGG": ThinVGG,
     "ResNet18": zoo.ResNet18,
@@ -85,6 +88,7 @@ SUBJECTS = {
     "ConvNeXt": ThinConvNeXt,
     "Swin": ThinSwin,
     "ConvNeXtV2": ThinConvNeXtV2,
+    "ConvMixer": ThinConvMixer,
 }
 
 
