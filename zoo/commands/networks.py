@@ -244,7 +244,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
 def _facts(c: Checkpoint) -> dict[str, str]:
     p = c.preprocessing
     steps = [
-        f"resize the shorter side to {p.resize} px ({p.interpolation})" if p.resize else "",
+        f"resize {'both sides' if p.squash else 'the shorter side'} to {p.resize} px ({p.interpolation})" if p.resize else "",
         f"centre crop {p.crop} px" if p.crop else "",
     ]
     scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"

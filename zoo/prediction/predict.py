@@ -98,7 +98,7 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
 
     Raises:
         TypeError: the model is no network of the zoo.
-        ValueError: the model has no checkpoint, or `top` or `batch_size` is below 1.
+        ValueError: the model has no checkpoint, or one that gives embeddings and knows no classes; or `top` or `batch_size` is below 1.
         BadImage: an image can't be used.
         WrongInput: a tensor is not what the checkpoint's preprocessing gives.
         FloatingPointError: the network computes NaN or infinity.
@@ -114,6 +114,12 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
         raise ValueError(
             f"this {name} is untrained, so no labels or preprocessing belong to it; use trained({name}), or set model.checkpoint to a "
             "record of the weights that you gave it"
+        )
+    if record.embedding:
+        name = f"{record.model}:{record.tag}"
+        raise ValueError(
+            f'{name} has no classes: it gives an embedding of an image. features(model, "embedding") and zoo embed are for that; '
+            f'trained("{name}", num_classes=…) puts a classifier on, for you to train'
         )
     for argument, value in (("top", top), ("batch_size", batch_size)):
         if value < 1:
