@@ -21,7 +21,7 @@ import zoo
 from convert import names
 from recipes import registry_rows
 from weights.record import PERMISSIVE, Checkpoint, record
-from weights.registry import SHIPPED
+from weights.registry import SHIPPED, quickly
 from weights.sbom import SPDX
 from zoo.labels import labels
 
@@ -159,6 +159,12 @@ def test_the_preprocessing_is_complete_and_fits_the_network(rows: list[Checkpoin
             yield f"the network is built for {side} px, and the images have {steps.crop}"
 
     assert faults(rows, check) == []
+
+
+@each_family
+def test_the_loaders_quick_reader_reads_what_the_validating_one_does(rows: list[Checkpoint]) -> None:
+    text = (SHIPPED / f"{zoo.CATALOGUE[rows[0].model].__mro__[1].__module__.rpartition('.')[2]}.toml").read_text(encoding="utf-8")
+    assert [quickly(part) for part in re.split(r"^(?=\[)", text, flags=re.MULTILINE)[1:]] == rows
 
 
 def test_each_variant_with_weights_has_one_default_and_no_name_twice() -> None:
