@@ -103,10 +103,13 @@ ABSENT: dict[str, str] = {
 DIFFERS: dict[str, dict[str, str]] = {}
 """Rows whose facts differ from what this script writes: the key, and the reason."""
 
-LABELS = {1000: "imagenet1k"}
+LABELS = {
+    1000: "imagenet1k", 11_221: "imagenet21k_miil", 11_821: "imagenet12k", 21_841: "imagenet22k", 21_842: "imagenet22k_ms",
+    21_843: "imagenet21k_goog",
+}  # fmt: skip
+"""The list of a number of classes, as timm's ImageNetInfo tells them."""
 FEWEST = 2000
-"""Below so many outputs, and not 1000, they are no classes but the width of an embedding: 0, or CLIP's projection. The sets above have
-11,221 classes and more, and no list of labels here."""
+"""Below so many outputs, and not 1000, they are no classes but the width of an embedding: 0, or CLIP's projection."""
 SPDX = {
     "apache-2.0": "Apache-2.0", "mit": "MIT", "bsd-3-clause": "BSD-3-Clause", "cc-by-nc-4.0": "CC-BY-NC-4.0", "cc-by-4.0": "CC-BY-4.0",
     None: "unstated", "unknown": "unstated",
@@ -171,15 +174,18 @@ def _builders() -> dict[str, str]:
 
 @cache
 def misfit(model: str, arch: str, options: tuple[tuple[str, Any], ...], num_classes: int) -> str:
-    """Say how the tensors of timm's network differ from those of ours; "" where they don't."""
+    """Say how the tensors of timm's network differ from those of ours; "" where they don't. With 0 classes neither has a classifier."""
     import timm
 
     cls = zoo.CATALOGUE[model]
     with torch.device("meta"):
-        theirs = timm.create_model(arch, num_classes=num_classes or 1000).state_dict()  # pyright: ignore[reportPrivateImportUsage]
+        theirs = timm.create_model(arch, num_classes=num_classes).state_dict()  # pyright: ignore[reportPrivateImportUsage]
         ours = cls(num_classes=num_classes or 1000, **dict(options)).state_dict()
+    heads = tuple(f"{name}." for name in cls.classifiers) if not num_classes else ()
     got = names.to_ours(theirs, ours, naming="timm", family=cls)
-    missing = [name for name in ours if name not in got and not name.endswith("num_batches_tracked")]
+    missing = [
+        name for name in ours if name not in got and not name.endswith("num_batches_tracked") and not (heads and name.startswith(heads))
+    ]
     other = [name for name, tensor in got.items() if name not in ours or tensor.shape != ours[name].shape]
     return f"its tensors are not ours: {len(missing)} missing ({missing[:1]}), {len(other)} other ({other[:1]})" if missing or other else ""
 
