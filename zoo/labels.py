@@ -47,7 +47,8 @@ def labels(name: str) -> tuple[Label, ...]:
     """Read the labels of a data set.
 
     Args:
-        name: as in `Checkpoint.labels`, "imagenet1k", "imagenet22k" or "cifar10", or the path of such a table, as `zoo finetune` writes one.
+        name: as in `Checkpoint.labels`, "imagenet1k", "imagenet22k" or "cifar10", or the path of such a table, as `zoo finetune`
+            writes one.
 
     Returns:
         One label per class: ``labels("imagenet1k")[i]`` is what logit i means.
