@@ -84,6 +84,25 @@ ARCHS: dict[str, dict[str, Options]] = {
     "RegNetY_32GF": {"regnety_320": {}},
     "RegNetY_128GF": {"regnety_1280": {}},
     "Xception": {"legacy_xception": {}},
+    **{f"EfficientNetV2_{size}": {f"tf_efficientnetv2_{size.lower()}": SAME} for size in ("S", "M", "L", "XL", "B0", "B1", "B2", "B3")},
+    "Swin_T": {"swin_tiny_patch4_window7_224": {}},
+    "Swin_S": {"swin_small_patch4_window7_224": {}},
+    "Swin_B": {"swin_base_patch4_window7_224": {}, "swin_base_patch4_window12_384": {"window": 12}},
+    "Swin_L": {"swin_large_patch4_window7_224": {}, "swin_large_patch4_window12_384": {"window": 12}},
+    "Swin_V2_T": {"swinv2_tiny_window8_256": {}, "swinv2_tiny_window16_256": {"window": 16, "last_window": 8}},
+    "Swin_V2_S": {"swinv2_small_window8_256": {}, "swinv2_small_window16_256": {"window": 16, "last_window": 8}},
+    "Swin_V2_B": {
+        "swinv2_base_window8_256": {},
+        "swinv2_base_window16_256": {"window": 16, "last_window": 8},
+        "swinv2_base_window12_192": {"window": 12, "last_window": 6},
+        "swinv2_base_window12to16_192to256": {"window": 16, "last_window": 8, "trained_window": 12},
+        "swinv2_base_window12to24_192to384": {"window": 24, "last_window": 12, "trained_window": 12},
+    },
+    "Swin_V2_L": {
+        "swinv2_large_window12_192": {"window": 12, "last_window": 6},
+        "swinv2_large_window12to16_192to256": {"window": 16, "last_window": 8, "trained_window": 12},
+        "swinv2_large_window12to24_192to384": {"window": 24, "last_window": 12, "trained_window": 12},
+    },
 }
 """timm's architectures of our networks, the principal one first, that are called otherwise, need options, or are several."""
 
@@ -92,6 +111,7 @@ TORCHVISION: dict[str, Options] = {"GoogLeNet": {"transform_input": True}, "Ince
 
 LEFT_OUT: dict[str, str] = {
     "mnasnet_100.rmsp_in1k": "timm's names of MNASNet's layers are no naming of convert's",
+    **{f"resmlp_{size}_224.fb_dino": "trained without labels, and nobody says what its 1000 outputs are" for size in (12, 24)},
 }
 """Checkpoints of timm's that have no row, each with the reason."""
 
@@ -322,6 +342,8 @@ def wanted(cls: type[Model], prove: bool = True) -> tuple[list[Wanted], dict[str
                 out[f"{arch}.{tag}"] = row
             else:
                 rows.append(row)
+    tags = [row.tag for row in rows]
+    assert len(set(tags)) == len(tags), f"{cls.__name__} has a tag twice: {sorted(tag for tag in tags if tags.count(tag) > 1)}"
     return rows, out
 
 
