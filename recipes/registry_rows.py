@@ -7,7 +7,8 @@
 
 A row that is there stays as it is: hashes, sizes and other facts of it were found by hand. A new one has what timm 1.0.31's
 `pretrained_cfg` or torchvision's enum of weights states. timm states no accuracies there; those in registry_metrics.tsv are of its
-results-imagenet.csv, and a row has one only if it was measured with that row's own preprocessing.
+results-imagenet.csv, and a row has one only if it was measured with that row's own preprocessing. Where timm measured at two sizes, the row
+has the one that it was trained at.
 
 Which architectures of theirs are a network of ours: those that are called so but for case and underscores, and those in `ARCHS`, with the
 constructor options that their checkpoints need. timm's network is then built on the meta device: a row is written only if its tensors,
