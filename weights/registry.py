@@ -84,8 +84,10 @@ def find(model: str, tag: str | None = None) -> Checkpoint:
 
 def located(model: str | None = None) -> list[Located]:
     """List all tables of one model, or all, as they stand; raises as `checkpoints` does."""
-    named = re.compile(rf"\b{re.escape(model or '')}\b")
-    return [one for one in _rows(lambda text: named.search(text) is not None) if model in (None, one.row.model)]
+    if model is None:
+        return _rows(lambda text: True)
+    named = re.compile(rf"\b{re.escape(model)}\b")
+    return [one for one in _rows(lambda text: named.search(text) is not None) if one.row.model == model]
 
 
 def _merged(rows: list[Located]) -> tuple[Checkpoint, ...]:
@@ -99,7 +101,8 @@ def _merged(rows: list[Located]) -> tuple[Checkpoint, ...]:
     for model, ones in models.items():
         with contextlib.suppress(BadRecord, UnknownWeights):  # `find` raises them, the list has no default
             defaults.add((model, _default_tag(ones)))
-    return tuple(replace(one.row, default=name in defaults) for name, one in kept.items())
+    marked = ((one.row, name in defaults) for name, one in kept.items())
+    return tuple(row if row.default == default else replace(row, default=default) for row, default in marked)
 
 
 def _default_tag(rows: list[Located]) -> str:

@@ -79,15 +79,16 @@ def search(
     if family is not None and not any(_belongs(one, family) for one in known_networks.values()):
         families = dict.fromkeys(one.family for one in known_networks.values())
         raise ValueError(f"no family {family!r}; there are {', '.join(families)}")
+    known_rows = weights.checkpoints()
     most = count(max_params) if isinstance(max_params, str) else max_params
     if license is not None and license.lower() != FREE:
-        _known("has the licence", license, {c.license for c in weights.checkpoints()}, whole=True)
+        _known("has the licence", license, {c.license for c in known_rows}, whole=True)
     if data is not None:
-        _known("was measured on", data, {c.metrics_data for c in weights.checkpoints() if c.metrics_data}, whole=False)
+        _known("was measured on", data, {c.metrics_data for c in known_rows if c.metrics_data}, whole=False)
     if min_top1 is not None and data is None:
         data = IMAGENET
     rows: dict[str, list[Checkpoint]] = {}
-    for c in weights.checkpoints():
+    for c in known_rows:
         rows.setdefault(c.model, []).append(c)
     for name in rows.keys() - known_networks.keys():
         log.warning("a registry names weights of %s, and there is no such network", name)
