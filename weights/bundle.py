@@ -282,7 +282,9 @@ def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
 def _licences(chosen: Sequence[tuple[Carried, Checkpoint, Path]]) -> bytes:
     lines = ['The weights in this bundle and their licences; "unstated" means that nobody who publishes them says.']
     for one, row, _ in chosen:
-        spdx = "" if row.license == "unstated" else f"  https://spdx.org/licenses/{row.license}.html"
+        spdx = (
+            "" if row.license == "unstated" or row.license.startswith("LicenseRef-") else f"  https://spdx.org/licenses/{row.license}.html"
+        )
         lines += ["", f"{one.model}:{one.tag}: {row.license}{spdx}", *(f"  from {source}" for source in row.sources)]
         lines += [f"  {what}: {text}" for what, text in (("learnt from", row.provenance), ("recipe", row.recipe)) if text]
     return "\n".join([*lines, ""]).encode()

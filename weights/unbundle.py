@@ -30,7 +30,7 @@ from weights.reading import hashes, read_file
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
 
-IDENTITY = ("format", "names", "num_classes", "preprocessing", "options")
+IDENTITY = ("format", "names", "num_classes", "embedding", "preprocessing", "options")
 """Facts of a record without which its weights compute something else; the others may differ between versions of the registry."""
 Check = Callable[[Checkpoint, Installed, "bytes | None"], str]
 """Runs a checkpoint on the golden inputs, returns what was found, and raises where the outputs are others."""

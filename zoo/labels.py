@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 TABLES = Path(__file__).parent / "data"
+SYNSETS = TABLES / "synsets.zip"
+"""ImageNet's larger sets: the WordNet ids of each in class order, and `names.tsv` with what all of them are called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ def labels(name: str) -> tuple[Label, ...]:
     """Read the labels of a data set.
 
     Args:
-        name: as in `Checkpoint.labels`, "imagenet1k" or "cifar10", or the path of such a table, as `zoo finetune` writes one.
+        name: as in `Checkpoint.labels`, "imagenet1k", "imagenet22k" or "cifar10", or the path of such a table, as `zoo finetune`
+            writes one.
 
     Returns:
         One label per class: ``labels("imagenet1k")[i]`` is what logit i means.
@@ -70,9 +74,15 @@ def lists_of(count: int) -> list[str]:
 @cache
 def _shipped(name: str) -> tuple[Label, ...]:
     tables = {table.stem: table for table in sorted(TABLES.glob("*.tsv"))}
-    if name not in tables:
-        raise ValueError(f"there are no labels named {name!r}; there are {', '.join(tables)}. A record without labels has labels = None.")
-    return _read(tables[name], 0, 0)
+    if name in tables:
+        return _read(tables[name], 0, 0)
+    with zipfile.ZipFile(SYNSETS) as packed:
+        lists = [one for one in packed.namelist() if not one.endswith(".tsv")]
+        if name in lists:
+            called = dict(line.split("\t") for line in packed.read("names.tsv").decode().splitlines())
+            return tuple(Label(called.get(wnid, wnid), wnid) for wnid in packed.read(name).decode().split())
+    known = ", ".join([*tables, *lists])
+    raise ValueError(f"there are no labels named {name!r}; there are {known}. A record without labels has labels = None.")
 
 
 @cache

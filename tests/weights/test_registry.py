@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,9 @@ def test_a_table_becomes_a_record() -> None:
         ({"num_classes": True}, "num_classes is a int, got True"),
         ({"num_classes": -1}, "num_classes is positive, got -1"),
         ({"num_classes": 0}, "num_classes is positive, got 0"),
+        ({"embedding": True, "labels": "cifar10"}, "labels and metrics are of classes, and an embedding has none"),
+        ({"preprocessing": {**TABLE["preprocessing"], "squash": True}}, "squash needs resize"),
+        ({"preprocessing": {**TABLE["preprocessing"], "squash": 1}}, "preprocessing.squash is a bool, got 1"),
         ({"default": 1}, "default is a bool, got 1"),
         ({"sha256": "abc"}, "sha256 is 64 lower-case hex digits, got 'abc'"),
         ({"sha256": "A" * 64}, "sha256 is 64 lower-case hex digits"),
@@ -127,11 +132,11 @@ def test_reading_one_model_reads_what_reading_all_does() -> None:
 
 def test_finding_one_network_parses_the_files_that_name_it_alone() -> None:
     """Parsing all takes a hundred times as long."""
-    registry._parse.cache_clear()
+    registry._parse_shipped.cache_clear()
     weights.find("VGG19")
-    one = registry._parse.cache_info().misses
+    one = registry._parse_shipped.cache_info().misses
     weights.checkpoints()
-    assert 0 < 4 * one <= registry._parse.cache_info().misses
+    assert 0 < 4 * one <= registry._parse_shipped.cache_info().misses
 
 
 def test_an_unknown_tag_lists_the_nearest_and_all() -> None:
@@ -283,3 +288,47 @@ def test_a_password_in_a_source_is_refused_and_not_repeated() -> None:
     with pytest.raises(InsecureSource, match="HF_TOKEN") as caught:
         weights.adhoc("ResNet20", "https://me:secret@example.org/w.safetensors")
     assert "secret" not in str(caught.value)
+
+
+QUICK = {
+    "sources": 'sources = ["https://example.org/w-12345678.pth", "https://example.org/v-12345678.pth"]',
+    "alternatives": 'alternatives = [\n    { source = "https://example.org/v.pth", format = "pytorch", size_bytes = 1_000_000 },\n]',
+    "format": 'format = "pytorch"',
+    "names": 'names = "timm"',
+    "num_classes": "num_classes = 11_221",
+    "default": "default = true",
+    "options": 'options = { eps = 1e-05, padding = "same" }',
+    "metrics": "metrics = { top1 = 76.5 }",
+    "metrics_data": 'metrics_data = "ImageNet-1k validation"',
+    "license": 'license = "MIT"',
+    "preprocessing": 'preprocessing = { resize = 4, crop = 4, interpolation = "nearest", mean = [0.5], std = [1.0], squash = true }',
+    "provenance": 'provenance = "made up, by a test"',
+}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'license = "says \\"so\\""',
+        "license = 'MIT'",
+        'license = """\nMIT"""',
+        'options = { padding = "a, b" }',
+        "options = { widths = [1, 2] }",
+        "options.padding = 3",
+        "sources = [\"https://example.org/a.pth\", 'https://example.org/b.pth']",
+        "num_classes\t= 3",
+        'alternatives = [{ source = "https://example.org/v.pth", format = "pytorch" }]',
+        "metrics = { top1 = 76.5, top5 = 80 } # of them",
+        "gmacs = 0x1F",
+        'preprocessing = { interpolation = "nearest", mean = [0.5], std = [1.0] } # nothing',
+    ],
+)
+def test_the_quick_reader_leaves_what_it_does_not_know_to_tomllib(line: str) -> None:
+    text = "\n".join(["[Net.v1]", *{**QUICK, re.split(r"\W", line)[0]: line}.values()])
+    assert registry.quickly(text) is None
+    assert registry.record("Net", "v1", tomllib.loads(text)["Net"]["v1"], "here")
+
+
+def test_the_quick_reader_reads_as_tomllib_does() -> None:
+    text = "\n".join(["[Net.v1]", *QUICK.values(), "# a comment, = 3", ""])
+    assert registry.quickly(text) == registry.record("Net", "v1", tomllib.loads(text)["Net"]["v1"], "here")

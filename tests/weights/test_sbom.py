@@ -93,14 +93,14 @@ def test_it_says_what_is_used_from_where_under_which_licence(lock: Path) -> None
     assert "hashes" not in second
 
 
-@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.long)])  # a row takes a tenth of a second
+@pytest.mark.parametrize("every", [50, pytest.param(1, marks=pytest.mark.long)])  # a row takes a tenth of a second
 def test_the_registry_makes_a_valid_one(every: int) -> None:
     rows = weights.checkpoints()[::every]
     entries = [Entry(f"{row.model}:{row.tag}", row.format, row.sources, row.license, row.sha256) for row in rows]
     bom = check(sbom("all", entries, "1"))
     assert len(bom["components"]) == len(rows)
     named = {licence["license"].get("name") for one in bom["components"] for licence in one["licenses"]}
-    assert named <= {None, "unstated"}
+    assert {name for name in named if not (name or "").startswith("LicenseRef-")} <= {None, "unstated"}
 
 
 def test_the_same_lock_gives_the_same_bytes_and_another_does_not(lock: Path) -> None:

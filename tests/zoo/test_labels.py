@@ -44,3 +44,27 @@ def test_every_table_is_well_formed(table: Path) -> None:
 def test_unknown_labels_are_refused_and_the_known_ones_listed() -> None:
     with pytest.raises(ValueError, match="no labels named 'imagenet'; there are cifar10, imagenet1k"):
         labels("imagenet")
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("count", [11_221, 11_821, 21_841, 21_842, 21_843])
+def test_the_larger_sets_are_in_the_order_that_timm_knows_by_their_number_of_classes(count: int) -> None:
+    from timm.data import ImageNetInfo  # pyright: ignore[reportPrivateImportUsage]
+    from timm.data.imagenet_info import infer_imagenet_subset
+    from timm.models import PretrainedCfg  # pyright: ignore[reportPrivateImportUsage]
+
+    from recipes.registry_rows import LABELS
+
+    subset = infer_imagenet_subset(PretrainedCfg(num_classes=count).to_dict())
+    assert subset is not None
+    info = ImageNetInfo(subset)
+    ours = labels(LABELS[count])
+    assert [label.wnid for label in ours] == info.label_names()
+    told = [info.label_name_to_description(name, detailed=False) for name in info.label_names()[::97]]
+    assert [label.name for label in ours[::97]] == [names.partition(", ")[0] for names in told]
+
+
+def test_the_thousand_classes_stand_where_the_larger_sets_publishers_say() -> None:
+    """The first of the indices with which Swin's authors take ImageNet-1k's classes from their 21,841."""
+    rows = {label.wnid: row for row, label in enumerate(labels("imagenet22k"))}
+    assert [rows[label.wnid] for label in labels("imagenet1k")[:10]] == [359, 368, 460, 475, 486, 492, 496, 514, 516, 525]

@@ -35,7 +35,7 @@ from zoo.commands.console import (
 from zoo.commands.convert import ConventionOption, FromOption, MatchOption, SpatialOption
 from zoo.commands.share import verify_signature
 from zoo.pretrained.names import named
-from zoo.pretrained.records import find_record, to_safetensors
+from zoo.pretrained.records import find_record, restriction, to_safetensors
 from zoo.variants import spelt
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def pull(
     for each in records:
         record, installed = get_any(each, to_safetensors=to_safetensors, progress=not quiet, frozen=frozen or None)
         done.append({"network": record.model, "tag": record.tag, **asdict(installed), "proof": _proof(record)})
+        done[-1]["licence"] = record.license
         if not as_json:
             _show_pulled(record, installed)
     if as_json:
@@ -76,6 +77,8 @@ def _show_pulled(record: Checkpoint, installed: weights.Installed) -> None:
         f"sha256 {installed.source_sha256} ({_proof(record)})\nsha256 {installed.sha256} (as stored)\n{escape(str(installed.path))}",
         soft_wrap=True,
     )
+    if told := restriction(record):
+        out.print(f"[yellow]licence {escape(record.license)}: {told}[/yellow]", soft_wrap=True)
 
 
 def _proof(record: Checkpoint) -> str:

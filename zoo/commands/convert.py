@@ -221,6 +221,7 @@ def _show(made: Conversion) -> None:
 
 
 def _shown(steps: Preprocessing) -> str:
-    size = ", ".join(f"{name} {side}" for name, side in (("resize", steps.resize), ("crop", steps.crop)) if side)
+    sides = ("squash" if steps.squash else "resize", steps.resize), ("crop", steps.crop)
+    size = ", ".join(f"{name} {side}" for name, side in sides if side)
     mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (steps.mean, steps.std))
     return f"{size}, {steps.channel_order.upper()}, mean {mean}, std {std} of 0..1"

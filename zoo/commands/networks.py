@@ -18,7 +18,7 @@ from zoo.commands.completion import names
 from zoo.commands.console import JsonOption, ModelArgument, out, print_json
 from zoo.commands.speeds import speeds
 from zoo.pretrained.names import named
-from zoo.pretrained.records import find_record, nearest_with_weights
+from zoo.pretrained.records import find_record, nearest_with_weights, restriction
 from zoo.pretrained.search import IMAGENET, Entry, search
 from zoo.variants import Variant, networks, spelt, variants
 
@@ -39,8 +39,10 @@ def list_models(
     family: Annotated[str | None, typer.Option(help="Only this family: VGG, ResNet, MobileNetV2 …")] = None,
     min_top1: Annotated[float | None, typer.Option(help="Only checkpoints with at least this top-1 accuracy in percent.")] = None,
     max_params: Annotated[str | None, typer.Option(help="Only networks with at most this many parameters: 10M, 500k, 25557032.")] = None,
+    max_gmacs: Annotated[float | None, typer.Option(help="Only networks with at most so many 10⁹ multiply-adds an image.")] = None,
     licence: Annotated[
-        str | None, typer.Option("--licence", "--license", help='Only checkpoints of this licence: "MIT", "unstated" …')
+        str | None,
+        typer.Option("--licence", "--license", help='Only checkpoints of this licence: "MIT", "unstated" …; "permissive": every use.'),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Only accuracies on these images: ImageNet, CIFAR-10 …")] = None,
     sort: Annotated[
@@ -51,12 +53,13 @@ def list_models(
 ) -> None:
     """List the networks and their default checkpoints."""
     try:
-        found = search(family=family, min_top1=min_top1, max_params=max_params, license=licence, data=data, all_checkpoints=checkpoints)
+        wanted = {"min_top1": min_top1, "max_params": max_params, "max_gmacs": max_gmacs, "license": licence, "data": data}
+        found = search(family=family, all_checkpoints=checkpoints, **wanted)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if pattern is not None:
-        wanted = matching(pattern)
-        found = [entry for entry in found if entry.name in wanted]
+        called = matching(pattern)
+        found = [entry for entry in found if entry.name in called]
     if sort is not None:
         found.sort(key=ORDERS[sort])
     if as_json:
@@ -247,7 +250,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
 def _facts(c: Checkpoint) -> dict[str, str]:
     p = c.preprocessing
     steps = [
-        f"resize the shorter side to {p.resize} px ({p.interpolation})" if p.resize else "",
+        f"resize {'both sides' if p.squash else 'the shorter side'} to {p.resize} px ({p.interpolation})" if p.resize else "",
         f"centre crop {p.crop} px" if p.crop else "",
     ]
     scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"
@@ -260,7 +263,8 @@ def _facts(c: Checkpoint) -> dict[str, str]:
         "sources": "\n".join(c.sources),
         "else": "\n".join(f"{other.source} ({other.format})" for other in c.alternatives),
         "sha256": known,
-        "licence": c.license,
+        "licence": c.license + (f": {told}" if (told := restriction(c)) else ""),
+        "outputs": "an embedding, no classes" if c.embedding else "",
         "options": ", ".join(f"{k}={v!r}" for k, v in c.options.items()),
         "recipe": c.recipe or "",
         "learnt from": c.provenance,

@@ -63,7 +63,7 @@ class Foreign:
         side = self.image_size
         if side not in (None, self.network.input_size) and not {"resize", "crop"} & both.keys():
             both |= {"resize": side, "crop": side}
-        return {name: both[name] for name in ("resize", "crop", "interpolation", "mean", "std", "channel_order") if name in both}
+        return {name: both[name] for name in ("resize", "crop", "interpolation", "mean", "std", "channel_order", "squash") if name in both}
 
     @property
     def image_size(self) -> int | None:

@@ -268,7 +268,8 @@ def decode_on_gpu(chunk: Chunk, preprocessing: Preprocessing, device: torch.devi
         if image is None:
             continue
         if preprocessing.resize is not None:
-            image = F.resize(image, [preprocessing.resize], InterpolationMode(preprocessing.interpolation), antialias=True)
+            sides = [preprocessing.resize] * (2 if preprocessing.squash else 1)
+            image = F.resize(image, sides, InterpolationMode(preprocessing.interpolation), antialias=True)
         if preprocessing.crop is not None:
             image = F.center_crop(image, [preprocessing.crop, preprocessing.crop])
         found[index] = image.permute(1, 2, 0)

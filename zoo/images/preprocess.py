@@ -37,8 +37,8 @@ def preprocess(images: Any, preprocessing: Preprocessing) -> Tensor:
         images: a path, a PIL image, a numpy array or torch tensor of uint8 or uint16, (H, W), (H, W, C) or (C, H, W), or a list or
             tuple of these; an array of four axes is a batch. C is 1, 3 or 4 (RGBA), in RGB order whatever the record's order is;
             only a record of another number of channels wants exactly that number. `open_image` says how each becomes 8-bit RGB.
-        preprocessing: the record: shorter side resized by PIL (antialiased), square centre crop (black where the picture is
-            smaller), channel order, then (x / 255 - mean) / std with `mean` and `std` in the tensor's channel order.
+        preprocessing: the record: shorter side, or with `squash` both, resized by PIL (antialiased), square centre crop (black where
+            the picture is smaller), channel order, then (x / 255 - mean) / std with `mean` and `std` in the tensor's channel order.
 
     Returns:
         float32 (B, C, H, W) on the CPU, contiguous; B is 1 for a single image.
@@ -182,6 +182,7 @@ def _resize(image: Image, preprocessing: Preprocessing, name: str) -> Image:
         return image
     short, long = preprocessing.resize, int(preprocessing.resize * max(image.size) / min(image.size))
     size = (short, long) if image.width <= image.height else (long, short)
+    size = (short, short) if preprocessing.squash else size
     if size == image.size:
         return image
     _check_size(*size, name, "is so narrow that resizing its shorter side makes")

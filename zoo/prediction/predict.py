@@ -105,7 +105,7 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
     Raises:
         TypeError: the model is no network of the zoo, or stands behind the images.
         UnknownWeights: there is no network or checkpoint of this name.
-        ValueError: the model has no checkpoint, or `top` or `batch_size` is no whole number of at least 1.
+        ValueError: the model has no checkpoint, or one that gives embeddings and knows no classes; or `top` or `batch_size` is no whole number of at least 1.
         BadImage: an image can't be used.
         WrongInput: a tensor is not what the checkpoint's preprocessing gives.
         FloatingPointError: the network computes NaN or infinity.
@@ -126,6 +126,12 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
         raise ValueError(
             f"this {name} is untrained, so no labels or preprocessing belong to it; use trained({name}), or set model.checkpoint to a "
             "record of the weights that you gave it"
+        )
+    if record.embedding:
+        name = f"{record.model}:{record.tag}"
+        raise ValueError(
+            f'{name} has no classes: it gives an embedding of an image. features(model, "embedding") and zoo embed are for that; '
+            f'trained("{name}", num_classes=…) puts a classifier on, for you to train'
         )
     chosen = tuple(origin.label for origin in network.classes or ())
     names = chosen or (labels(record.labels) if record.labels else ())

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from weights.arguments import forgiving, whole
@@ -40,16 +41,28 @@ def reset_head(model: M, num_classes: int) -> M:
     return model
 
 
+def remove_head(network: Model) -> None:
+    """Let the network give what enters its classifier, in place: as of a checkpoint that has none. `reset_head` puts one on."""
+    for name in network.classifiers:
+        try:
+            network.get_submodule(name)
+        except AttributeError:  # an auxiliary head that this network was built without
+            continue
+        network.set_submodule(name, nn.Identity())
+    network.num_classes, network.classes = 0, None
+
+
 def replace_head(network: Model, num_classes: int) -> None:
     """Do what `reset_head` does, and say so in the log."""
     had = network.num_classes
     fresh_head(network, num_classes)
+    before = f"{had} classes" if had else "none"
     log.warning(
-        "%s: its classifier %s is new and untrained, %d classes instead of %d",
+        "%s: its classifier %s is new and untrained, %d classes instead of %s",
         type(network).__name__,
         network.classifiers[0],
         num_classes,
-        had,
+        before,
     )
 
 
@@ -60,8 +73,10 @@ def fresh_head(network: Model, num_classes: int) -> None:
             old = network.get_submodule(name)
         except AttributeError:  # an auxiliary head that this network was built without
             continue
-        weight = next(old.parameters())
+        training = old.training
+        weight = next(old.parameters(), next(network.parameters()))
         place = {"device": weight.device, "dtype": weight.dtype}
+        old = _removed(network, name) if isinstance(old, nn.Identity) else old
         if isinstance(old, nn.Conv2d):
             size, padding = (old.kernel_size[0], old.kernel_size[1]), (int(old.padding[0]), int(old.padding[1]))
             new: nn.Module = nn.Conv2d(old.in_channels, num_classes, size, padding=padding, bias=old.bias is not None, **place)
@@ -70,10 +85,19 @@ def fresh_head(network: Model, num_classes: int) -> None:
         else:
             raise TypeError(f"{name} of {type(network).__name__} is a {type(old).__name__}, not a layer with one output per class")
         network.initialise_layer(name, new)
-        network.set_submodule(name, new.train(old.training))
+        network.set_submodule(name, new.train(training))
     network.num_classes, network.classes = num_classes, None
     if network.checkpoint is not None:
-        network.checkpoint = replace(network.checkpoint, num_classes=num_classes, labels=None, metrics={}, metrics_data=None)
+        network.checkpoint = replace(
+            network.checkpoint, num_classes=num_classes, embedding=False, labels=None, metrics={}, metrics_data=None
+        )
+
+
+def _removed(network: Model, name: str) -> nn.Module:
+    """Build the classifier that `remove_head` took away, on the meta device."""
+    options = network.checkpoint.options if network.checkpoint is not None else {}
+    with torch.device("meta"):
+        return type(network)(**options).get_submodule(name)
 
 
 def adapt_stem(network: Model, in_channels: int) -> None:

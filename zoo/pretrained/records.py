@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, UnknownWeights, header
+from weights.record import PERMISSIVE
 from zoo.variants import Variant, spelt, variants
 
 
@@ -68,6 +70,20 @@ def unknown(network: Variant, source: str, **facts: Any) -> Checkpoint:
     elif side < 64:  # no ImageNet network, so not ImageNet's usual preprocessing
         facts["preprocessing"] = replace(weights.adhoc(network.name, source).preprocessing, resize=side, crop=side)
     return weights.adhoc(network.name, source, **facts)
+
+
+def restriction(record: Checkpoint) -> str:
+    """Say what a checkpoint's licence may forbid; "" where it allows every use, or nobody states one.
+
+    Example:
+        >>> restriction(find_record("ResNet50", "fb_ssl_yfcc100m_ft_in1k"))
+        'not for commercial use'
+    """
+    if record.license in PERMISSIVE or record.license == "unstated":
+        return ""
+    if re.search("-NC-|noncommercial|non-commercial", record.license, re.IGNORECASE):
+        return "not for commercial use"
+    return "terms of its own; read them before you use it"
 
 
 def to_safetensors(source: Path, destination: Path) -> str:

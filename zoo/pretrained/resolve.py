@@ -86,7 +86,7 @@ def find(
         return noted or _recognised(record, sha256), _finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
-    if not record.num_classes:
+    if not record.num_classes and not record.embedding:
         record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
     return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model}:{record.tag}")
 

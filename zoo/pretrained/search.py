@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import weights
 from weights import Checkpoint
 from weights.arguments import forgiving
+from weights.record import PERMISSIVE
 from zoo.variants import Variant, variants
 
 log = logging.getLogger("zoo")
+FREE = "permissive"
+"""Stands for every licence of `weights.record.PERMISSIVE`."""
 IMAGENET = "ImageNet"
 
 
@@ -48,6 +51,7 @@ def search(
     family: str | None = None,
     min_top1: float | None = None,
     max_params: str | int | None = None,
+    max_gmacs: float | None = None,
     license: str | None = None,
     data: str | None = None,
     all_checkpoints: bool = False,
@@ -58,7 +62,9 @@ def search(
         family: name of the family's class, in any case: "ResNet"; or the start of variants' names.
         min_top1: least top-1 accuracy in percent, under the checkpoint's own preprocessing.
         max_params: most parameters, 10_000_000 or "10M".
-        license: SPDX identifier in any case, or "unstated".
+        max_gmacs: most multiply-adds of one image of the network's own size, in 10⁹.
+        license: SPDX identifier in any case, "unstated", or "permissive" for all that allow every use. Where a network's default
+            checkpoint has another, its most accurate one of this licence stands for it.
         data: what the accuracy was measured on, by its first letters in any case: "ImageNet", "CIFAR-10". With `min_top1` it is
             ImageNet unless named: accuracies on different images don't compare.
         all_checkpoints: every checkpoint, not only the default one.
@@ -73,15 +79,16 @@ def search(
     if family is not None and not any(_belongs(one, family) for one in known_networks.values()):
         families = dict.fromkeys(one.family for one in known_networks.values())
         raise ValueError(f"no family {family!r}; there are {', '.join(families)}")
+    known_rows = weights.checkpoints()
     most = count(max_params) if isinstance(max_params, str) else max_params
-    if license is not None:
-        _known("has the licence", license, {c.license for c in weights.checkpoints()}, whole=True)
+    if license is not None and license.lower() != FREE:
+        _known("has the licence", license, {c.license for c in known_rows}, whole=True)
     if data is not None:
-        _known("was measured on", data, {c.metrics_data for c in weights.checkpoints() if c.metrics_data}, whole=False)
+        _known("was measured on", data, {c.metrics_data for c in known_rows if c.metrics_data}, whole=False)
     if min_top1 is not None and data is None:
         data = IMAGENET
     rows: dict[str, list[Checkpoint]] = {}
-    for c in weights.checkpoints():
+    for c in known_rows:
         rows.setdefault(c.model, []).append(c)
     for name in rows.keys() - known_networks.keys():
         log.warning("a registry names weights of %s, and there is no such network", name)
@@ -91,18 +98,31 @@ def search(
             continue
         if most is not None and one.params > most:
             continue
+        if max_gmacs is not None and (one.multiply_adds is None or one.multiply_adds > max_gmacs * 1e9):
+            continue
         known = [c for c in rows.get(name, []) if all_checkpoints or c.default]
+        if license is not None and not all_checkpoints and not any(_licensed(c, license) for c in known):
+            licensed = [c for c in rows.get(name, []) if _licensed(c, license)]
+            known = [max(licensed, key=_top1)] if licensed else known
         wanted = [
             c
             for c in known
             if (min_top1 is None or c.metrics.get("top1", -1) >= min_top1)
-            and (license is None or c.license.lower() == license.lower())
+            and (license is None or _licensed(c, license))
             and (data is None or (c.metrics_data or "").lower().startswith(data.lower()))
         ]
         found += [Entry(one, c) for c in wanted]
         if not known and license is None and data is None:
             found.append(Entry(one, None))
     return found
+
+
+def _top1(row: Checkpoint) -> float:
+    return row.metrics.get("top1", 0.0)
+
+
+def _licensed(row: Checkpoint, license: str) -> bool:
+    return row.license in PERMISSIVE if license.lower() == FREE else row.license.lower() == license.lower()
 
 
 def _known(what: str, asked: str, there: set[str], *, whole: bool) -> None:

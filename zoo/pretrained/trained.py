@@ -23,7 +23,7 @@ from zoo.labels import labels as labels_named
 from zoo.networks.assignment import assign
 from zoo.networks.model import Model
 from zoo.pretrained.classes import choose_classes, class_list
-from zoo.pretrained.heads import adapt_stem, replace_head
+from zoo.pretrained.heads import adapt_stem, remove_head, replace_head
 from zoo.pretrained.names import named, of_network
 from zoo.pretrained.resolve import find
 
@@ -71,7 +71,8 @@ def trained(
             or a path. A known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
             `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
             run of `zoo finetune`, "runs/x".
-        num_classes: another number of classes than the checkpoint's puts a new, untrained classifier on the trained body.
+        num_classes: another number of classes than the checkpoint's puts a new, untrained classifier on the trained body. Where the
+            checkpoint has no classifier, as DINOv2's, the network without this gives the embedding (B, C) instead of logits.
         classes: WordNet ids and names, ["n02123045", "tabby", "dog"], instead of `num_classes`: rows of the checkpoint's classifier
             are reused, averaged for what stands above them ("dog"), and drawn anew for the rest; see `pretrained.classes`.
         output_stride: of the last map, 8 or 16: behind it, layers are dilated instead; see `zoo.extraction.dilation.dilate`.
@@ -114,6 +115,8 @@ def trained(
     record, tensors = find(cls, weights, verify, progress, frozen, told, num_classes is not None, options, weights_of)
     network, state = _build(cls, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)
+    if _headless(record) and not fresh:
+        remove_head(network)
     try:
         _assign(network, state, record)
     except WeightsMismatch as error:
@@ -169,6 +172,8 @@ def _check_options(model: type[Model], options: Mapping[str, Any]) -> None:
 def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
     """Build the network of a record from the bytes of its safetensors file, in eval mode; raises as `trained` does."""
     network, state = _build(model, record, safetensors.tensors(buffer), {})
+    if _headless(record):
+        remove_head(network)
     _assign(network, state, record)
     network.eval()
     network.checkpoint = settled(record, network, {})
@@ -216,6 +221,11 @@ def settled(record: Checkpoint, network: Model, options: Mapping[str, Any]) -> C
     used = {**record.options, **options}
     metrics = dict(record.metrics) if used == record.options else {}  # they hold for the network that was measured
     return replace(record, num_classes=network.num_classes, preprocessing=steps, options=used, metrics=metrics)
+
+
+def _headless(record: Checkpoint) -> bool:
+    """Tell whether a record says that its file has no classifier; 0 classes alone say that nobody told."""
+    return record.embedding and not record.num_classes
 
 
 def _without_head(network: Model, state: dict[str, Tensor]) -> bool:

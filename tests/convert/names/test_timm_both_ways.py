@@ -42,9 +42,8 @@ UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
 CONVNEXTS = {  # convnextv2_huge and convnext_xxlarge would take 20 GB, too
     name.lower(): (name, {}) for name in zoo.CATALOGUE if name.startswith("ConvNeXt") and not name.endswith(("Huge", "XXLarge"))
 }
-ARCHS = {**UNRECORDED, **CONVNEXTS, **RECORDED}
 MLPS = {name.lower(): (name, {}) for name in zoo.CATALOGUE if name.startswith(("Mixer_", "ResMLP_", "GMLP_", "ConvMixer_"))}
-ARCHS = {**UNRECORDED, **MLPS, **RECORDED}
+ARCHS = {**UNRECORDED, **CONVNEXTS, **MLPS, **RECORDED}
 
 
 def arithmetic(arch: str) -> object:

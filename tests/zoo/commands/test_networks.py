@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import weights
+from weights.record import PERMISSIVE
 from zoo import CATALOGUE, ResNet20
 from zoo.commands import networks, speeds
 from zoo.commands.app import main
@@ -151,6 +152,35 @@ def test_the_shipped_milliseconds_are_of_networks_that_there_are() -> None:
     assert shipped.plain.keys() <= CATALOGUE.keys()
     assert all(cost > 0 for cost in shipped.plain.values())
     assert "threads" in shipped.machine
+
+
+def test_the_most_accurate_free_network_of_few_operations_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = listed(capsys, "--sort", "accuracy", "--max-gmacs", "5", "--licence", "permissive")
+    assert all(row["multiply_adds"] <= 5e9 and row["checkpoint"]["license"] in PERMISSIVE for row in rows)
+    top = [
+        row["checkpoint"]["metrics"].get("top1", 0) for row in rows if (row["checkpoint"]["metrics_data"] or "ImageNet").startswith("Im")
+    ]
+    assert top == sorted(top, reverse=True)
+    found = next(row["checkpoint"] for row in rows if row["network"] == "ResNet50")  # whose default's licence nobody states
+    free = [row for row in weights.checkpoints("ResNet50") if row.license in PERMISSIVE]
+    assert not found["default"]
+    assert found["metrics"]["top1"] == max(row.metrics["top1"] for row in free if "top1" in row.metrics)
+    assert not any(row["network"] == "VGG19" for row in rows)
+    assert len(listed(capsys, "--licence", "permissive", "--checkpoints")) == sum(
+        row.license in PERMISSIVE for row in weights.checkpoints()
+    )
+
+
+@pytest.mark.parametrize("command", [["list", "--sort", "accuracy", "--max-gmacs", "5", "--licence", "permissive"], ["info", "ResNet50"]])
+def test_a_thousand_rows_are_listed_in_half_a_second_of_one_core(command: list[str]) -> None:
+    """The least of three, since other programs take time of the same cores."""
+    spent: list[float] = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run([sys.executable, "-m", "zoo", *command], check=True, capture_output=True)
+        after = os.times()
+        spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(spent) < 1.0  # half of it on a machine of its own; without bound where it is shared
 
 
 def test_one_checkpoint_is_shown_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,14 @@ def torchvision_transforms() -> dict[str, object]:
     return {str(w.transforms()): w.transforms() for w in weights}
 
 
+def test_a_record_that_squashes_resizes_both_sides_and_cuts_the_middle() -> None:
+    picture = Image.fromarray(noise(60, 90, 3))
+    squashed = Preprocessing(40, 32, "bicubic", (0.0,) * 3, (1.0,) * 3, squash=True)
+    expected = np.asarray(picture.resize((40, 40), Image.Resampling.BICUBIC))[4:36, 4:36]
+    assert (pixels(picture, squashed) == expected).all()
+    assert (pixels(picture.transpose(Image.Transpose.ROTATE_90), squashed).shape) == (32, 32, 3)
+
+
 @pytest.mark.reference
 def test_every_torchvision_classification_transform_is_reproduced_bit_for_bit(photographs: list[Image.Image]) -> None:
     transforms = torchvision_transforms()
