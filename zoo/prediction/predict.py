@@ -105,7 +105,8 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
     Raises:
         TypeError: the model is no network of the zoo, or stands behind the images.
         UnknownWeights: there is no network or checkpoint of this name.
-        ValueError: the model has no checkpoint, or one that gives embeddings and knows no classes; or `top` or `batch_size` is no whole number of at least 1.
+        ValueError: the model has no checkpoint, or one that gives embeddings and knows no classes; or `top` or `batch_size` is no whole
+            number of at least 1.
         BadImage: an image can't be used.
         WrongInput: a tensor is not what the checkpoint's preprocessing gives.
         FloatingPointError: the network computes NaN or infinity.
