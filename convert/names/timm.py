@@ -51,6 +51,8 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
         theirs |= block([module for module in found if module.startswith(ours_prefix)], theirs_prefix, GATE, SEPARABLE, INVERTED)
     if name == "RegNet":
         theirs |= {module: _regnets(*match.groups()) for module in found if (match := REGNETS_BLOCK.fullmatch(module))}
+    if "GhostNet" in family:
+        theirs |= {module: module.replace(".se.fc1", ".se.conv_reduce").replace(".se.fc2", ".se.conv_expand") for module in found}
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
     kinds = found | dict.fromkeys(convolved, "linear_from_conv")
     return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]

@@ -34,6 +34,7 @@ PROMISED = {
     "RegNetX": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF",
     "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
     "MNASNet": "0_5 0_75 1_0 1_3",
+    "GhostNet": "_050 _100 _130",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "InceptionV4", "InceptionResNetV2", "Xception", "NASNetAMobile", "NASNetALarge")
@@ -70,7 +71,7 @@ every_traced = pytest.mark.parametrize(  # but for two whose layers another has 
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
     *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
-    *("InceptionV4", "InceptionResNetV2", "NASNetAMobile"),
+    *("InceptionV4", "InceptionResNetV2", "NASNetAMobile", "GhostNet_050"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""

@@ -29,6 +29,9 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
 UNRECORDED = {
     "legacy_xception": ("Xception", {}),
     "nasnetalarge": ("NASNetALarge", {}),
+    "ghostnet_050": ("GhostNet_050", {}),
+    "ghostnet_100": ("GhostNet_100", {}),
+    "ghostnet_130": ("GhostNet_130", {}),
     "inception_v4": ("InceptionV4", {}),
     "inception_resnet_v2": ("InceptionResNetV2", {}),
     "seresnet101": ("SEResNet101", {}),
