@@ -76,6 +76,8 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
         theirs |= {f"features.{last}.0": "conv_head", f"features.{last}.1": "bn2"}
     if name == "RegNet":
         theirs |= {module: _regnets(*match.groups()) for module in found if (match := REGNETS_BLOCK.fullmatch(module))}
+    if "GhostNet" in family:
+        theirs |= {module: module.replace(".se.fc1", ".se.conv_reduce").replace(".se.fc2", ".se.conv_expand") for module in found}
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
     if name == "ConvNeXt":
         theirs |= _convnexts(found, CONVNEXTS["ConvNeXtV2" if "ConvNeXtV2" in family else name])

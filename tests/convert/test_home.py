@@ -133,6 +133,7 @@ def test_an_operation_that_nobody_knows_is_never_given_to_a_framework(monkeypatc
         ("timm", "EfficientNetB0", "efficientnet_b0"),
         ("timm", "MobileNetV2", "mobilenetv2_100"),
         ("timm", "Xception", "legacy_xception"),
+        ("timm", "GhostNet_050", "ghostnet_050"),
         ("timm", "NASNetALarge", "nasnetalarge"),
         ("timm", "InceptionV4", "inception_v4"),
         ("timm", "InceptionResNetV2", "inception_resnet_v2"),

@@ -43,6 +43,7 @@ PROMISED = {
     "ResMLP": "_12_224 _24_224 _36_224 _Big_24_224",
     "GMLP": "_Ti16_224 _S16_224 _B16_224",
     "ConvMixer": "_768_32 _1024_20_KS9_P14 _1536_20",
+    "GhostNet": "_050 _100 _130",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "InceptionV4", "InceptionResNetV2", "Xception", "NASNetAMobile", "NASNetALarge")
@@ -80,8 +81,7 @@ every_traced = pytest.mark.parametrize(  # but for two whose layers another has 
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
     *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
-    *("EfficientNetV2_B0", "MobileNetV4_Conv_Small_035"),
-    *("InceptionV4", "InceptionResNetV2", "NASNetAMobile"),
+    *("EfficientNetV2_B0", "MobileNetV4_Conv_Small_035", "InceptionV4", "InceptionResNetV2", "NASNetAMobile", "GhostNet_050"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""

@@ -130,11 +130,12 @@ def test_logits_agree_both_ways(variant: str, tmp_path: Path) -> None:
 
 def nasnet(variant: str) -> Any:
     """Keras refuses to build its NASNetMobile over torch, but not what that function calls."""
-    cls = zoo.CATALOGUE[variant]
-    sizes = {"penultimate_filters": cls.penultimate, "num_blocks": cls.repeats, "stem_block_filters": cls.stem_channels}
+    cls: Any = zoo.CATALOGUE[variant]
+    sizes: dict[str, Any] = {"penultimate_filters": cls.penultimate, "num_blocks": cls.repeats, "stem_block_filters": cls.stem_channels}
+    sizes |= {"weights": None, "classifier_activation": None}
     return keras_nasnet.NASNet(
         input_shape=(66, 75, 3), skip_reduction=cls.skip_reduction, filter_multiplier=2, default_size=cls.input_size,
-        weights=None, classes=10, classifier_activation=None, **sizes,
+        classes=10, **sizes,
     )  # fmt: skip
 
 

@@ -30,6 +30,9 @@ EFFICIENTNETS_V2 = ("B0", "B1", "B2", "B3", "S", "M", "L", "XL")
 UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
     "legacy_xception": ("Xception", {}),
     "nasnetalarge": ("NASNetALarge", {}),
+    "ghostnet_050": ("GhostNet_050", {}),
+    "ghostnet_100": ("GhostNet_100", {}),
+    "ghostnet_130": ("GhostNet_130", {}),
     "inception_v4": ("InceptionV4", {}),
     "inception_resnet_v2": ("InceptionResNetV2", {}),
     "seresnet101": ("SEResNet101", {}),

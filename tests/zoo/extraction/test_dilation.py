@@ -89,6 +89,7 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "InceptionResNetV2": (zoo.InceptionResNetV2, 107, 8),
     "NASNetA": (ThinNASNet, 69, 8),
     "NASNetA-zero": (partial(ThinNASNet, padding="zero"), 69, 8),
+    "GhostNet_050": (zoo.GhostNet_050, 64, 8),
     "Xception": (zoo.Xception, 69, 8),
     "Xception-same": (partial(zoo.Xception, padding="same"), 69, 8),
     "EfficientNet": (ThinEfficientNet, 64, 8),

@@ -104,6 +104,7 @@ SUBJECTS: dict[str, Any] = {
     "InceptionV4": zoo.InceptionV4,
     "InceptionResNetV2": zoo.InceptionResNetV2,
     "NASNetA": ThinNASNet,
+    "GhostNet_050": zoo.GhostNet_050,
     "Xception": zoo.Xception,
     "EfficientNet": ThinEfficientNet,
     "EfficientNetV2": ThinEfficientNetV2,
