@@ -144,6 +144,7 @@ LAW: dict[str, set[str]] = {
     "zoo.networks": {"weights", "zoo.images", "zoo.kernels.activations", "zoo.labels", "zoo.variants"},
     "zoo.catalogue": {"weights", "zoo.networks", "zoo.variants"},
     "zoo.extraction": {"weights", "zoo.images", "zoo.kernels", "zoo.networks"},
+    "zoo.segmentation": {"weights", "zoo.extraction", "zoo.kernels", "zoo.networks"},
     "zoo.kernels.tuning": {
         "zoo.kernels.comparing",
         "zoo.kernels.compilation",

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from zoo.prediction.predict import predict as predict
     from zoo.pretrained.heads import reset_head as reset_head
     from zoo.pretrained.trained import trained as trained
+    from zoo.segmentation.unet import UNet as UNet
     from zoo.variants import networks as networks
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ _PLACES = {
     "zoo.kernels.api.fast": "fast plain why",
     "zoo.kernels.api.network": "Fast",
     "zoo.kernels.training.step": "fast_step",
+    "zoo.segmentation.unet": "UNet",
     "zoo": "networks",
     "weights": "NoPretrainedWeights WeightsError WeightsMismatch",
 }

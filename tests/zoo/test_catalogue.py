@@ -174,6 +174,9 @@ def test_grey_images_of_odd_sizes_work(cls: type[Model], monkeypatch: pytest.Mon
     monkeypatch.setattr(network, "forward_head", lambda x: (maps.append(x), head(x))[1])
     assert network(torch.empty(3, 1, allowed(cls, 97), allowed(cls, 65), device="meta")).shape == (3, 7)
     assert [x.dim() for x in maps] == [4]
+    sides = [cls.input_size] * 2 if cls.fixed_size else [max(97, cls.min_size), max(65, cls.min_size)]
+    assert network(torch.empty(3, 1, *sides, device="meta")).shape == (3, 7)
+    assert [x.dim() for x in maps] == [3 if issubclass(cls, MLPS[0]) else 4]
 
 
 @every_arithmetic
@@ -189,6 +192,10 @@ def test_other_channels_compute(make: Any, in_channels: int) -> None:
 @every_size
 def test_min_size_is_the_smallest_that_the_arithmetic_allows(cls: type[Model]) -> None:
     network = on_meta(cls).eval()
+    if cls.fixed_size:
+        with pytest.raises(ValueError, match=f"^{cls.__name__} takes images of {cls.input_size}x{cls.input_size} pixels alone"):
+            network(torch.empty(1, 3, cls.input_size + 32, cls.input_size, device="meta"))
+        return
     smallest = torch.empty(1, 3, cls.min_size, cls.min_size, device="meta")
     assert network(smallest).shape == (1, network.num_classes)
     for smaller in (smallest[:, :, 1:], smallest[:, :, :, 1:]):

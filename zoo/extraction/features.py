@@ -205,7 +205,7 @@ def pyramid(model: Model | Fast, output_stride: int | None = None) -> Features |
         ``list(pyramid(model).channels.values())`` to torchvision's FeaturePyramidNetwork.
 
     Raises:
-        ValueError: the network has fewer than two of these maps (those for CIFAR), or can't have the output stride.
+        ValueError: the network has fewer than two of these maps (those for CIFAR, those of patches), or can't have the output stride.
         TypeError: `model` is no network of the zoo.
 
     Source:
@@ -219,9 +219,8 @@ def pyramid(model: Model | Fast, output_stride: int | None = None) -> Features |
     levels = {level: strides[stride] for level, stride in LEVELS.items() if stride in strides}
     if len(levels) < 2:
         has = ", ".join(f"{STRIDE}{stride}" for stride in sorted(strides)) or "tokens, by modules' names"
-        raise ValueError(
-            f"{type(network).__name__} is for small images and has no pyramid of strides 4 to 32; features(model, at=…) has {has}"
-        )
+        small = " is for small images and" if network.input_size <= 32 else ""
+        raise ValueError(f"{type(network).__name__}{small} has no pyramid of strides 4 to 32; features(model, at=…) has {has}")
     return features(model, levels, output_stride=output_stride)
 
 

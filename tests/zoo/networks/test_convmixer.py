@@ -48,9 +48,10 @@ def test_a_block_is_a_shortcut_over_places_and_none_over_channels() -> None:
         if isinstance(layer, nn.BatchNorm2d):
             nn.init.uniform_(layer.weight, 0.5, 1.5)
             nn.init.normal_(layer.bias)
-    block = network.blocks[0]
+    block = network.get_submodule("blocks.0")
+    assert isinstance(block, nn.Sequential)
     x = torch.randn(2, 8, 6, 6)
-    depthwise, gelu, norm = block[0].fn
+    depthwise, gelu, norm = block[0].get_submodule("fn").children()
     mixed = norm(gelu(depthwise(x))) + x
     assert torch.allclose(block(x), block[3](nn.functional.gelu(block[1](mixed))), atol=1e-5)
 
