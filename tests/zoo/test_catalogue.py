@@ -230,6 +230,7 @@ def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() 
     }
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of what reads constants: the position biases of Swin V2
 @every_arithmetic
 def test_every_layer_runs_once_and_is_hooked_without_harm(make: Any) -> None:
     network = alive(make).train()
