@@ -91,7 +91,9 @@ def _library(naming: str, source: Source, inputs: np.ndarray, family: type | str
                 warnings.simplefilter("ignore")
                 network = make(architecture, **keywords).eval()
                 tensors = network.state_dict()  # emptied, it still says versions, without which torchvision's MNASNet takes nothing
+                computed = {name: tensor for name, tensor in tensors.items() if name.endswith(names.COMPUTED)}
                 tensors.clear()
+                tensors.update(computed)
                 tensors.update({name: as_tensor(stored.array()) for name, stored in source.tensors.items()})
                 network.load_state_dict(tensors)
                 images = torch.from_numpy(np.ascontiguousarray(inputs, np.float32))  # pyright: ignore[reportUnknownMemberType]  # torch gives its argument no type
@@ -119,6 +121,9 @@ def architectures(naming: str, family: Sequence[str]) -> list[str]:
         kind, whole, tenth, unit = regnet.groups()  # timm counts hundreds of MF, and some have a twin of torchvision's widths
         size = int(whole) // 100 if unit == "m" else 10 * int(whole) + int(tenth or 0)
         return [f"regnet{kind}_{size:03}_tv", f"regnet{kind}_{size:03}"]
+    if swin := re.fullmatch(r"swin_(v2_)?([tsbl])", close):
+        size = {"t": "tiny", "s": "small", "b": "base", "l": "large"}[swin[2]]
+        return [f"swinv2_{size}_window8_256" if swin[1] else f"swin_{size}_patch4_window7_224"]
     hundred = {"mobilenet_v1": "mobilenetv1_100", "mobilenet_v2": "mobilenetv2_100", "mobilenet_v3_large": "mobilenetv3_large_100"}
     hundred["mobilenet_v3_small"] = "mobilenetv3_small_100"
     return list(dict.fromkeys((hundred.get(plain, plain), close, f"legacy_{plain}", f"tf_{plain}")))

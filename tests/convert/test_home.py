@@ -144,6 +144,11 @@ def test_an_operation_that_nobody_knows_is_never_given_to_a_framework(monkeypatc
         ("timm", "RegNetY_128GF", "regnety_1280"),
         ("torchvision", "ConvNeXt_Tiny", "convnext_tiny"),
         ("timm", "ConvNeXt_Atto", "convnext_atto"),
+        ("torchvision", "Swin_T", "swin_t"),
+        ("timm", "Swin_S", "swin_small_patch4_window7_224"),
+        ("torchvision", "Swin_V2_T", "swin_v2_t"),
+        ("timm", "Swin_V2_T", "swinv2_tiny_window8_256"),
+        ("torchvision", "MaxViT_T", "maxvit_t"),
         ("timm", "ConvNeXtV2_Tiny", "convnextv2_tiny"),
     ],
 )

@@ -73,15 +73,16 @@ OPTIONS = [
 TRACED = [*FAMILIES, *OPTIONS[2:]]
 every_entry = pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
 every_arithmetic = pytest.mark.parametrize("make", [*FAMILIES, *OPTIONS], ids=lambda make: named(make))
-every_traced = pytest.mark.parametrize(  # but for two whose layers another has as well: AlexNet, DenseNet121
+every_traced = pytest.mark.parametrize(  # but for those whose layers another has as well: AlexNet, DenseNet121, or that take long
     "make",
-    [pytest.param(make, marks=pytest.mark.long) if named(make) in ("VGG11", "DenseNet_BC_100_12") else make for make in TRACED],
+    [pytest.param(make, marks=pytest.mark.long) if named(make) in ("VGG11", "DenseNet_BC_100_12", "MaxViT_T") else make for make in TRACED],
     ids=lambda make: named(make),
 )
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
     *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
     *("EfficientNetV2_B0", "MobileNetV4_Conv_Small_035", "InceptionV4", "InceptionResNetV2", "NASNetAMobile", "GhostNet_050"),
+    *("Swin_T", "Swin_V2_T", "MaxViT_T"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""
@@ -248,6 +249,7 @@ def test_dropout_is_an_argument_but_where_neither_paper_nor_checkpoint_has_it() 
     assert without == {zoo.ResNet, zoo.CIFARResNet, zoo.ShuffleNetV2_x0_5.family(), zoo.RegNet, *MLPS}
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # of what reads constants: the position biases of Swin V2
 @every_arithmetic
 def test_every_layer_runs_once_and_is_hooked_without_harm(make: Any) -> None:
     network = alive(make).train()
