@@ -13,12 +13,14 @@ from convert import names
 from convert.formats._keras_model import APPLICATIONS
 from zoo.networks.model import Model
 
-LARGE = ("EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "DenseNet169", "DenseNet201", "ResNet101", "ResNet152")
+LARGE = ("EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "DenseNet169", "DenseNet201", "ResNet101", "ResNet152",
+         *(f"EfficientNetV2_{name}" for name in ("B1", "B2", "B3", "S", "M", "L")))  # fmt: skip
 CLASSES = 10
 SCALES = {
     "EfficientNetB7": (0.6, 1.0),
     "EfficientNetB6": (0.6, 1.0),
     "EfficientNetB0": (0.7, 1.2),
+    **dict.fromkeys(("EfficientNetV2_S", "EfficientNetV2_M", "EfficientNetV2_L"), (0.5, 0.8)),
     "EfficientNet": (0.6, 1.1),
     "MobileNetV1": (0.9, 1.5),
     "MobileNet": (0.6, 1.2),
@@ -80,7 +82,9 @@ def images(variant: str, count: int = 2) -> np.ndarray:
 def prepared(variant: str, model: Any, pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Prepare images for Keras's network and for ours: EfficientNet and MobileNetV3 scale their own."""
     theirs = pictures
-    if variant.startswith("EfficientNet"):
+    if variant in ("EfficientNetV2_S", "EfficientNetV2_M", "EfficientNetV2_L"):
+        theirs, pictures = pictures * 255, pictures * (255 / 128) - 1
+    elif variant.startswith("EfficientNet"):
         layer = next(layer for layer in model.layers if layer.name.startswith("normalization"))
         mean, variance = (np.asarray(keras.ops.convert_to_numpy(v)).reshape(1, 3, 1, 1) for v in (layer.mean, layer.variance))
         theirs, pictures = pictures * 255, (pictures - mean) / np.sqrt(variance)

@@ -32,7 +32,10 @@ pytestmark = [
 ]
 
 every_variant = pytest.mark.parametrize("variant", APPLICATIONS)
-WHOLE = ("ResNet50", "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "InceptionV3", "Xception", "EfficientNetB0")
+WHOLE = (
+    *("ResNet50", "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "InceptionV3", "Xception"),
+    *("EfficientNetB0", "EfficientNetV2_B0"),
+)
 """Whole models are written of these alone: Keras builds them slowly, and what differs within a family is no more than its length."""
 ALL = (".weights.h5", ".h5", ".keras")
 READ = {"VGG16": (".weights.h5",), "VGG19": (".h5",), "ResNet50": (".h5",), **dict.fromkeys(LARGE, (".keras",))}
@@ -160,6 +163,7 @@ def assert_in_order(model: Any, network: Model) -> None:
         ("Xception", {"norm_eps": 1e-5}),
         ("EfficientNetB0", {"padding": "symmetric"}),
         ("EfficientNetB0", {"norm_eps": 1e-5}),
+        ("EfficientNetV2_B0", {"padding": "symmetric"}),
     ],
 )
 def test_without_one_of_the_namings_options_the_logits_are_others(variant: str, wrong: dict[str, Any]) -> None:
