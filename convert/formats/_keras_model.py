@@ -26,6 +26,7 @@ SAME = ("VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152", "DenseNet121", "
 APPLICATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in SAME},
     **{f"ConvNeXt_{size}": (f"ConvNeXt{size}", {}) for size in ("Tiny", "Small", "Base", "Large", "XLarge")},
+    **{f"EfficientNetV2_{name}": (f"EfficientNetV2{name}", {}) for name in ("B0", "B1", "B2", "B3", "S", "M", "L")},
     **{f"MobileNetV1{end}": ("MobileNet", {"alpha": alpha}) for end, alpha in (("", 1.0), ("_075", 0.75), ("_050", 0.5), ("_025", 0.25))},
     **{
         f"MobileNetV2{end}": ("MobileNetV2", {"alpha": alpha})

@@ -112,6 +112,10 @@ def _notes(metadata: Mapping[str, str]) -> Mapping[str, Any]:
     return notes if is_dict(notes) else {}
 
 
+RESCALING = ("EfficientNetV2_S", "EfficientNetV2_M", "EfficientNetV2_L")
+"""EfficientNets that scale their images by a layer without weights."""
+
+
 def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str, Any]) -> list[Layer]:
     """Turn parts into layers: two halves of a separable convolution are one, and EfficientNet begins by normalising.
 
@@ -134,7 +138,7 @@ def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str
             made.append(Layer(whole, "separable_conv2d", (*halves[whole], *variables)))
         else:
             halves[whole] = variables
-    if naming == "keras" and made and made[0].name == "stem_conv":
+    if naming == "keras" and made and made[0].name == "stem_conv" and notes.get("model") not in RESCALING:
         made.insert(0, _normalization({**IMAGENET, **(notes.get("preprocessing") or {})}))
     return _sequentials(made) if convnext else made
 

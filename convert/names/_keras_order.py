@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from convert.core import Row
 
-DEPTHWISE = re.compile(r"conv_dw_\d+|.*depthwise|.*dwconv")
+DEPTHWISE = re.compile(r"conv_dw_\d+|.*depthwise|.*dwconv2?")
 NUMBERED = re.compile(r"(conv2d|batch_normalization|depthwise_conv2d|separable_conv2d|dense)(?:_(\d+))?(\.depthwise|\.pointwise|)")
 """What Keras calls a layer that has no name of its own, and any layer in the groups of a .weights.h5 file."""
 OLD: tuple[tuple[str, str], ...] = (

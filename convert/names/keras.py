@@ -39,6 +39,7 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
     "NASNetA": SIGNED,
     "EfficientNet": {**IMAGENET, "built_in": True},
     "ConvNeXt": {**IMAGENET, "built_in": True},
+    "EfficientNetV2": {"mean": (128 / 255,) * 3, "std": (128 / 255,) * 3, "channel_order": "rgb", "built_in": True},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "ResNet": {"stride_on": "1x1", "norm_eps": 1.001e-5},
@@ -50,11 +51,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Xception": {"padding": "same", "norm_eps": 1e-3},
     "NASNetA": {"padding": "zero"},
     "EfficientNet": {"padding": "same", "norm_eps": 1e-3},
+    "EfficientNetV2": {"padding": "same"},
 }
+NORMALISING = ("EfficientNetV2_B0", "EfficientNetV2_B1", "EfficientNetV2_B2", "EfficientNetV2_B3")
+"""Those of V2 that normalise their images as V1 does; the larger ones have no layer for it that has weights."""
 BOTTLENECKED = ("ResNet50", "ResNet101", "ResNet152")
 """The ResNets that Keras has; stride and biases of the others are nobody's."""
 
 INVERTED = ("expand", "expand_bn", "depthwise", "depthwise_bn", "project", "project_bn")
+FUSED = ("expand", "expand_bn", "project", "project_bn")
 SPELLINGS = {  # of the parts of an inverted bottleneck and its gate
     "MobileNetV2": {word: word.replace("_bn", "_BN") for word in INVERTED},
     "MobileNetV3": {"fc1": "squeeze_excite_conv", "fc2": "squeeze_excite_conv_1"},
@@ -67,6 +72,7 @@ SPELLINGS = {  # of the parts of an inverted bottleneck and its gate
         "fc2": "se_expand",
     },
 }
+SPELLINGS["EfficientNetV2"] = {**SPELLINGS["EfficientNet"], "depthwise": "dwconv2"}
 
 
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
@@ -107,7 +113,8 @@ def options(family: Sequence[str]) -> dict[str, Any]:
 
 def preprocessing(family: Sequence[str]) -> dict[str, Any]:
     """Tell how the images of keras.applications' own weights are prepared; "built_in" where their network does it to pixels."""
-    return dict(PREPROCESSING.get(_known(family), {}))
+    known = "EfficientNet" if set(family) & {*NORMALISING} else _known(family)
+    return dict(PREPROCESSING.get(known, {}))
 
 
 def _known(family: Sequence[str]) -> str:
@@ -165,9 +172,18 @@ def _mobilenet_v3(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _efficientnet(found: Mapping[str, str]) -> dict[str, str]:
+    return _ends(found) | _inverted(found, r"features\.(\d+)\.(\d+)\.block", "EfficientNet", "block")
+
+
+def _efficientnet_v2(found: Mapping[str, str]) -> dict[str, str]:
+    return _ends(found) | _inverted(found, r"features\.(\d+)\.(\d+)\.block", "EfficientNetV2", "block")
+
+
+def _ends(found: Mapping[str, str]) -> dict[str, str]:
+    """Name what is before and after EfficientNet's stages, of which V2 has six or seven."""
+    last = max((int(match[1]) for module in found if (match := re.match(r"features\.(\d+)", module))), default=0)
     names = {"features.0.0": "stem_conv", "features.0.1": "stem_bn", "classifier.1": "predictions"}
-    names |= {"features.8.0": "top_conv", "features.8.1": "top_bn"}
-    return names | _inverted(found, r"features\.(\d+)\.(\d+)\.block", "EfficientNet", "block")
+    return names | {f"features.{last}.0": "top_conv", f"features.{last}.1": "top_bn"}
 
 
 def _inverted(found: Mapping[str, str], block: str, family: str, prefix: str) -> dict[str, str]:
@@ -188,7 +204,8 @@ def _inverted(found: Mapping[str, str], block: str, family: str, prefix: str) ->
         else:
             blocks[start].append(module)
     for start, members in blocks.items():
-        names |= {module: start + spelling.get(word, word) for module, word in zip(members, INVERTED[-len(members) :], strict=True)}
+        words = FUSED if len(members) == len(FUSED) and family == "EfficientNetV2" else INVERTED[-len(members) :]
+        names |= {module: start + spelling.get(word, word) for module, word in zip(members, words, strict=True)}
     return names
 
 
@@ -295,4 +312,5 @@ FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "NASNetA": _nasnet,
     "EfficientNet": _efficientnet,
     "ConvNeXt": _convnext,
+    "EfficientNetV2": _efficientnet_v2,
 }

@@ -32,6 +32,8 @@ PROMISED = {
     "SqueezeNet": "1_0 1_1",
     "EfficientNet": "B0 B1 B2 B3 B4 B5 B6 B7",
     "EfficientNetV2": "_S _M _L _XL _B0 _B1 _B2 _B3",
+    "MobileNetV4_Conv": "_Small _Small_050 _Small_035 _Medium _Large",
+    "MobileNetV4_Hybrid": "_Medium _Large",
     "RegNetX": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF",
     "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
     "MNASNet": "0_5 0_75 1_0 1_3",

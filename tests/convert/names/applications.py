@@ -27,11 +27,14 @@ LARGE = (
     "ConvNeXt_Large",
     "ConvNeXt_XLarge",
 )
+LARGE = ("EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "DenseNet169", "DenseNet201", "ResNet101", "ResNet152",
+         *(f"EfficientNetV2_{name}" for name in ("B1", "B2", "B3", "S", "M", "L")))  # fmt: skip
 CLASSES = 10
 SCALES = {
     "EfficientNetB7": (0.6, 1.0),
     "EfficientNetB6": (0.6, 1.0),
     "EfficientNetB0": (0.7, 1.2),
+    **dict.fromkeys(("EfficientNetV2_S", "EfficientNetV2_M", "EfficientNetV2_L"), (0.5, 0.8)),
     "EfficientNet": (0.6, 1.1),
     "MobileNetV1": (0.9, 1.5),
     "MobileNet": (0.6, 1.2),
@@ -96,6 +99,8 @@ def prepared(variant: str, model: Any, pictures: np.ndarray) -> tuple[np.ndarray
     if variant.startswith("ConvNeXt"):
         mean, deviation = (np.array(each).reshape(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
         theirs, pictures = pictures * 255, (pictures - mean) / deviation
+    if variant in ("EfficientNetV2_S", "EfficientNetV2_M", "EfficientNetV2_L"):
+        theirs, pictures = pictures * 255, pictures * (255 / 128) - 1
     elif variant.startswith("EfficientNet"):
         layer = next(layer for layer in model.layers if layer.name.startswith("normalization"))
         mean, variance = (np.asarray(keras.ops.convert_to_numpy(v)).reshape(1, 3, 1, 1) for v in (layer.mean, layer.variance))

@@ -43,6 +43,8 @@ WHOLE = (
     "Xception",
     "EfficientNetB0",
     "ConvNeXt_Tiny",
+    *("ResNet50", "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "InceptionV3", "Xception"),
+    *("EfficientNetB0", "EfficientNetV2_B0"),
 )
 """Whole models are written of these alone: Keras builds them slowly, and what differs within a family is no more than its length."""
 ALL = (".weights.h5", ".h5", ".keras")
@@ -213,6 +215,7 @@ def assert_in_order(model: Any, network: Model) -> None:
         ("Xception", {"norm_eps": 1e-5}),
         ("EfficientNetB0", {"padding": "symmetric"}),
         ("EfficientNetB0", {"norm_eps": 1e-5}),
+        ("EfficientNetV2_B0", {"padding": "symmetric"}),
     ],
 )
 def test_without_one_of_the_namings_options_the_logits_are_others(variant: str, wrong: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
     **{"y_160": "Y_16GF", "y_320": "Y_32GF"},
 }
 EFFICIENTNETS_V2 = ("B0", "B1", "B2", "B3", "S", "M", "L", "XL")
+MOBILENETS_V4 = ("Conv_Small", "Conv_Small_050", "Conv_Small_035", "Conv_Medium", "Conv_Large", "Hybrid_Medium", "Hybrid_Large")
 UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
     "legacy_xception": ("Xception", {}),
     "nasnetalarge": ("NASNetALarge", {}),
@@ -40,6 +41,7 @@ UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
     "mobilenetv2_035": ("MobileNetV2_035", {}),
     "mobilenetv2_075": ("MobileNetV2_075", {}),
     **{f"tf_efficientnetv2_{name.lower()}": (f"EfficientNetV2_{name}", {"padding": "same"}) for name in EFFICIENTNETS_V2},
+    **{f"mobilenetv4_{name.lower()}": (f"MobileNetV4_{name}", {}) for name in MOBILENETS_V4},
     **{f"regnet{theirs}": (f"RegNet{ours}", {}) for theirs, ours in REGNETS.items()},
 }
 CONVNEXTS = {  # convnextv2_huge and convnext_xxlarge would take 20 GB, too
@@ -54,7 +56,7 @@ def arithmetic(arch: str) -> object:
     variant, options = ARCHS[arch]
     cls = zoo.CATALOGUE[variant]
     switches = (getattr(cls, "squeeze_excite", False), getattr(cls, "groups", 1) > 1, getattr(cls, "batch_norm", False))
-    return cls.family(), cls.paper, switches, options.get("padding")
+    return cls.family(), cls.paper, switches, options.get("padding"), getattr(cls, "layer_scale", False)
 
 
 SMALLEST = {arithmetic(arch): arch for arch in sorted(ARCHS, key=lambda arch: -zoo.CATALOGUE[ARCHS[arch][0]].params)}

@@ -94,6 +94,7 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "Xception-same": (partial(zoo.Xception, padding="same"), 69, 8),
     "EfficientNet": (ThinEfficientNet, 64, 8),
     "EfficientNet-same": (partial(ThinEfficientNet, padding="same"), 64, 16),
+    "MobileNetV4": (zoo.MobileNetV4_Conv_Small_035, 64, 8),
     "EfficientNetV2": (ThinEfficientNetV2, 64, 8),
     "EfficientNetV2-same": (partial(ThinEfficientNetV2, padding="same"), 64, 16),
     "RegNet": (ThinRegNet, 64, 4),

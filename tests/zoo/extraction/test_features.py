@@ -37,6 +37,7 @@ from zoo import (
 from zoo.extraction.features import Features, body, features, head, pyramid
 from zoo.extraction.taps import Places, trace
 from zoo.networks.efficientnet_v2 import BASE, EfficientNetV2
+from zoo.networks.mobilenet_v4 import MQA, UIB, Fused, MobileNetV4
 from zoo.networks.nasnet import NASNetA
 
 
@@ -51,6 +52,14 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 
 
 class ThinEfficientNetV2(EfficientNetV2, table=BASE, stem=32, width=0.25, depth=0.4, dropout=0.2): ...
+
+
+HALVED = UIB(3, 5, 2, 16, 2)
+
+
+class ThinHybrid(
+    MobileNetV4, table=((Fused(4, 16, 2),), (HALVED,), (HALVED, MQA(2, 8, 2)), (HALVED, MQA(2, 8))), stem=16, layer_scale=True
+): ...
 
 
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
@@ -107,6 +116,8 @@ SUBJECTS: dict[str, Any] = {
     "GhostNet_050": zoo.GhostNet_050,
     "Xception": zoo.Xception,
     "EfficientNet": ThinEfficientNet,
+    "MobileNetV4": zoo.MobileNetV4_Conv_Small_035,
+    "MobileNetV4-hybrid": ThinHybrid,
     "EfficientNetV2": ThinEfficientNetV2,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,

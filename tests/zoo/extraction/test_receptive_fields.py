@@ -83,6 +83,7 @@ SUBJECTS = {
     "Xception": zoo.Xception,
     "Xception-same": partial(zoo.Xception, padding="same"),
     "EfficientNet": ThinEfficientNet,
+    "MobileNetV4": zoo.MobileNetV4_Conv_Small_035,
     "EfficientNetV2": ThinEfficientNetV2,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
