@@ -36,7 +36,6 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
         kind = {"keyless": "linear", "linear_from_conv": "conv", "conv_from_linear": "linear", "parameter_from_vector": "parameter"}.get(
             kind, kind
         )
-        kind = {"linear_from_conv": "conv", "conv_from_linear": "linear", "parameter_from_vector": "parameter"}.get(kind, kind)
         name, _, own = row.theirs.rpartition(".") if row.kind.startswith("parameter") else (row.theirs, "", "")
         leaves: dict[str, Stored] = {}
         for leaf in KINDS[row.kind].leaves:

@@ -26,9 +26,8 @@ LARGE = (
     "ConvNeXt_Base",
     "ConvNeXt_Large",
     "ConvNeXt_XLarge",
+    *(f"EfficientNetV2_{name}" for name in ("B1", "B2", "B3", "S", "M", "L")),
 )
-LARGE = ("EfficientNetB4", "EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "DenseNet169", "DenseNet201", "ResNet101", "ResNet152",
-         *(f"EfficientNetV2_{name}" for name in ("B1", "B2", "B3", "S", "M", "L")))  # fmt: skip
 CLASSES = 10
 SCALES = {
     "EfficientNetB7": (0.6, 1.0),

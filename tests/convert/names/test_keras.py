@@ -43,8 +43,7 @@ WHOLE = (
     "Xception",
     "EfficientNetB0",
     "ConvNeXt_Tiny",
-    *("ResNet50", "MobileNetV1_025", "MobileNetV2_035", "MobileNetV3Small", "InceptionV3", "Xception"),
-    *("EfficientNetB0", "EfficientNetV2_B0"),
+    "EfficientNetV2_B0",
 )
 """Whole models are written of these alone: Keras builds them slowly, and what differs within a family is no more than its length."""
 ALL = (".weights.h5", ".h5", ".keras")
