@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -26,12 +27,14 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
     **{"x_320": "X_32GF", "y_004": "Y_400MF", "y_008_tv": "Y_800MF", "y_016": "Y_1_6GF", "y_032": "Y_3_2GF", "y_080_tv": "Y_8GF"},
     **{"y_160": "Y_16GF", "y_320": "Y_32GF"},
 }
+RESNETS = r"ResNet(26|\d+[CDST]|RS\d+|AA\d+D?)|ECAResNet.*|SEResNet152D|SENet154|(SE)?ResNeXt(26D|26T|50D|101|101D|AA101D)_.*"
 UNRECORDED = {
     "legacy_xception": ("Xception", {}),
     "seresnet101": ("SEResNet101", {}),
     "seresnet152": ("SEResNet152", {}),
     "mobilenetv2_035": ("MobileNetV2_035", {}),
     "mobilenetv2_075": ("MobileNetV2_075", {}),
+    **{name.lower(): (name, {}) for name in zoo.CATALOGUE if re.fullmatch(RESNETS, name) and zoo.CATALOGUE[name].params < 150_000_000},
     **{f"regnet{theirs}": (f"RegNet{ours}", {}) for theirs, ours in REGNETS.items()},
 }
 ARCHS = {**UNRECORDED, **RECORDED}
@@ -42,7 +45,8 @@ def arithmetic(arch: str) -> object:
     variant, options = ARCHS[arch]
     cls = zoo.CATALOGUE[variant]
     switches = (getattr(cls, "squeeze_excite", False), getattr(cls, "groups", 1) > 1, getattr(cls, "batch_norm", False))
-    return cls.family(), cls.paper, switches, options.get("padding")
+    stem = (bool(getattr(cls, "stem", ())), getattr(cls, "stem_pool", "max"), getattr(cls, "channel_attention", False))
+    return cls.family(), cls.paper, switches, stem, options.get("padding")
 
 
 SMALLEST = {arithmetic(arch): arch for arch in sorted(ARCHS, key=lambda arch: -zoo.CATALOGUE[ARCHS[arch][0]].params)}
@@ -103,3 +107,27 @@ def test_random_tensors_go_there_and_come_back(arch: str) -> None:
     assert expected.isfinite().all()
     assert (expected[0] - expected[1]).norm() > 1e-3 * expected.norm()  # the logits depend on the image
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("arch", "variant", "options"),
+    [
+        ("legacy_seresnet18", "Legacy_SEResNet18", {"ceil_mode": True}),
+        ("legacy_seresnext26_32x4d", "SEResNeXt26_32x4d", {"ceil_mode": True}),
+        pytest.param("legacy_seresnet50", "SEResNet50", {"ceil_mode": True, "stride_on": "1x1"}, marks=pytest.mark.long),
+        pytest.param("legacy_senet154", "SENet154", {"ceil_mode": True}, marks=pytest.mark.long),
+    ],
+)
+def test_the_first_port_of_senet_is_read(arch: str, variant: str, options: dict[str, object]) -> None:
+    import timm
+
+    cls = zoo.CATALOGUE[variant]
+    with torch.device("meta"):
+        theirs, ours = timm.create_model(arch).eval(), cls(**options).eval()
+    state = drawn(theirs)
+    assert names.recognise(state, cls, ours.state_dict()) == "timm"
+    theirs.load_state_dict(state, assign=True)
+    ours.load_state_dict(names.to_ours(state, ours.state_dict(), naming="timm", family=cls), assign=True)
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(images), theirs(images))

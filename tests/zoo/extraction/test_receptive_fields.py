@@ -44,6 +44,7 @@ SUBJECTS = {
     "ResNet18": zoo.ResNet18,
     "ResNet50-caffe": partial(zoo.ResNet50, stride_on="1x1", ceil_mode=True),
     "SEResNet18": zoo.SEResNet18,
+    "ResNet10T": zoo.ResNet10T,
     "ResNet20": zoo.ResNet20,
     "AlexNet": zoo.AlexNet,
     "SqueezeNet1_0": zoo.SqueezeNet1_0,
