@@ -39,6 +39,9 @@ class ThinDenseNet(zoo.DenseNet, blocks=(3, 3, 2, 2), growth_rate=8, stem_channe
 class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ...
 
 
+class ThinRes2Net(zoo.Res2Net50D.family(), blocks=(2, 1, 1, 1), base_width=8, scale=4, v1b=True): ...  # pyright: ignore[reportGeneralTypeIssues]
+
+
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
@@ -78,6 +81,9 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "Xception-same": (partial(zoo.Xception, padding="same"), 69, 8),
     "EfficientNet": (ThinEfficientNet, 64, 8),
     "EfficientNet-same": (partial(ThinEfficientNet, padding="same"), 64, 16),
+    "Res2Net": (ThinRes2Net, 64, 8),
+    "ResNet50V2": (zoo.ResNet50V2, 64, 8),
+    "BiT": (zoo.ResNetV2_50x1_BiT, 64, 8),
     "RegNet": (ThinRegNet, 64, 4),
     "MNASNet0_5": (zoo.MNASNet0_5, 64, 8),
 }

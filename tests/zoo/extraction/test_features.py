@@ -48,6 +48,9 @@ class ThinDenseNet(zoo.DenseNet, blocks=(2, 1, 2, 1), growth_rate=8, stem_channe
 class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ...
 
 
+class ThinRes2Net(zoo.Res2Net50D.family(), blocks=(2, 1, 1, 1), base_width=8, scale=4, v1b=True): ...  # pyright: ignore[reportGeneralTypeIssues]
+
+
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
@@ -71,6 +74,9 @@ SUBJECTS: dict[str, Any] = {
     "InceptionV3-transform": partial(InceptionV3, transform_input=True),
     "Xception": zoo.Xception,
     "EfficientNet": ThinEfficientNet,
+    "Res2Net": ThinRes2Net,
+    "ResNet50V2": zoo.ResNet50V2,
+    "BiT": zoo.ResNetV2_50x1_BiT,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
 }
