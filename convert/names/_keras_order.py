@@ -98,6 +98,15 @@ def resnet(found: Sequence[str]) -> list[str]:
     return ordered
 
 
+def resnet_v2(found: Sequence[str]) -> list[str]:
+    """Put a shortcut's convolution right before the one that ends the branch beside it: they have the same depth."""
+    ordered = [module for module in found if not module.endswith(".downsample")]
+    for module in found:
+        if module.endswith(".downsample"):
+            ordered.insert(ordered.index(module.replace(".downsample", ".conv3")), module)
+    return ordered
+
+
 def inception(found: Sequence[str]) -> list[str]:
     """Order a block's layers by their distance from the concatenation that ends it, those of one distance by branch."""
     ordered: list[str] = []
@@ -185,6 +194,7 @@ def _nasnet_parts(kind: str) -> list[str]:
 
 ORDERS: dict[str, Callable[[Sequence[str]], list[str]]] = {
     "ResNet": resnet,
+    "ResNetV2": resnet_v2,
     "InceptionV3": inception,
     "InceptionResNetV2": inception_resnet,
     "NASNetA": nasnet,

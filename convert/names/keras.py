@@ -29,6 +29,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "channe
 PREPROCESSING: dict[str, dict[str, Any]] = {
     "VGG": CAFFE,
     "ResNet": CAFFE,
+    "ResNetV2": SIGNED,
     "DenseNet": IMAGENET,
     "MobileNetV1": SIGNED,
     "MobileNetV2": SIGNED,
@@ -134,6 +135,16 @@ def _resnet(found: Mapping[str, str]) -> dict[str, str]:
         if match := re.fullmatch(r"layer(\d+)\.(\d+)\.(.+)", module):
             part = re.sub(r"(conv|bn)(\d)", r"\2_\1", match[3])
             names[module] = f"conv{int(match[1]) + 1}_block{int(match[2]) + 1}_{parts.get(match[3], part)}"
+    return names
+
+
+def _resnet_v2(found: Mapping[str, str]) -> dict[str, str]:
+    names = {"conv1": "conv1_conv", "bn": "post_bn", "fc": "predictions"}
+    parts = {"downsample": "0_conv", "bn1": "preact_bn", "bn2": "1_bn", "bn3": "2_bn"}
+    for module in found:
+        if match := re.fullmatch(r"layer(\d+)\.(\d+)\.(.+)", module):
+            part = parts.get(match[3], f"{match[3][-1]}_conv")
+            names[module] = f"conv{int(match[1]) + 1}_block{int(match[2]) + 1}_{part}"
     return names
 
 
@@ -302,6 +313,7 @@ def _nasnet(found: Mapping[str, str]) -> dict[str, str]:
 FAMILIES: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "VGG": _vgg,
     "ResNet": _resnet,
+    "ResNetV2": _resnet_v2,
     "DenseNet": _densenet,
     "MobileNetV1": _mobilenet_v1,
     "MobileNetV2": _mobilenet_v2,

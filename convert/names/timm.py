@@ -48,6 +48,12 @@ FUSED = ("conv_exp", "bn1", "conv_pwl", "bn2")
 PLAIN = ("conv", "bn1")
 GATE = {"fc1": "se.conv_reduce", "fc2": "se.conv_expand"}
 
+# The stem of timm's legacy SENet-154, and of its other networks
+DEEP_STEM = {
+    **{"layer0.conv1": "conv1.0", "layer0.conv2": "conv1.3", "layer0.conv3": "conv1.6"},
+    **{"layer0.bn1": "conv1.1", "layer0.bn2": "conv1.4", "layer0.bn3": "bn1"},
+}
+
 REGNETS_BLOCK = re.compile(r"trunk_output\.block(\d+)\.block\d+-(\d+)\.(?:f\.)?(\w+)\.(\w+)")
 REGNETS = {"a": "conv1", "b": "conv2", "c": "conv3", "proj": "downsample", "0": "conv", "1": "bn"}
 
@@ -90,6 +96,15 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
         kinds |= {name: "keyless" for name in found if name.endswith(".qkv")}
     kinds |= {name: "parameter_from_vector" for name in found if name.endswith(".layer_scale")}
     return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]
+
+
+def align(theirs: Sequence[str], mapping: Sequence[Row]) -> dict[str, str]:
+    """Give the modules of the first port of SENet, which timm calls legacy, the names of its later networks."""
+    if not any(name.startswith("layer0.") for name in theirs):
+        return {name: name for name in theirs}
+    deep = any(row.theirs == "conv1.0" for row in mapping)
+    stem = DEEP_STEM if deep else {"layer0.conv1": "conv1", "layer0.bn1": "bn1"}
+    return {name: stem.get(name, {"last_linear": "fc"}.get(name, name.replace(".se_module.", ".se."))) for name in theirs}
 
 
 def _blocks(family: str | None, found: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
 }
 EFFICIENTNETS_V2 = ("B0", "B1", "B2", "B3", "S", "M", "L", "XL")
 MOBILENETS_V4 = ("Conv_Small", "Conv_Small_050", "Conv_Small_035", "Conv_Medium", "Conv_Large", "Hybrid_Medium", "Hybrid_Large")
+RESNETS = r"ResNet(26|\d+[CDST]|RS\d+|AA\d+D?)|ECAResNet.*|SEResNet152D|SENet154|(SE)?ResNeXt(26D|26T|50D|101|101D|AA101D)_.*|Res2Ne.*|ResNetV2_.*"
 UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
     "legacy_xception": ("Xception", {}),
     "nasnetalarge": ("NASNetALarge", {}),
@@ -42,6 +44,7 @@ UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
     "mobilenetv2_075": ("MobileNetV2_075", {}),
     **{f"tf_efficientnetv2_{name.lower()}": (f"EfficientNetV2_{name}", {"padding": "same"}) for name in EFFICIENTNETS_V2},
     **{f"mobilenetv4_{name.lower()}": (f"MobileNetV4_{name}", {}) for name in MOBILENETS_V4},
+    **{name.lower(): (name, {}) for name in zoo.CATALOGUE if re.fullmatch(RESNETS, name) and zoo.CATALOGUE[name].params < 150_000_000},
     **{f"regnet{theirs}": (f"RegNet{ours}", {}) for theirs, ours in REGNETS.items()},
 }
 CONVNEXTS = {  # convnextv2_huge and convnext_xxlarge would take 20 GB, too
@@ -56,7 +59,8 @@ def arithmetic(arch: str) -> object:
     variant, options = ARCHS[arch]
     cls = zoo.CATALOGUE[variant]
     switches = (getattr(cls, "squeeze_excite", False), getattr(cls, "groups", 1) > 1, getattr(cls, "batch_norm", False))
-    return cls.family(), cls.paper, switches, options.get("padding"), getattr(cls, "layer_scale", False)
+    stem = (bool(getattr(cls, "stem", ())), getattr(cls, "stem_pool", "max"), getattr(cls, "channel_attention", False))
+    return cls.family(), cls.paper, switches, stem, options.get("padding"), getattr(cls, "layer_scale", False)
 
 
 SMALLEST = {arithmetic(arch): arch for arch in sorted(ARCHS, key=lambda arch: -zoo.CATALOGUE[ARCHS[arch][0]].params)}
@@ -119,3 +123,27 @@ def test_random_tensors_go_there_and_come_back(arch: str) -> None:
     assert expected.isfinite().all()
     assert (expected[0] - expected[1]).norm() > 1e-3 * expected.norm()  # the logits depend on the image
     assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("arch", "variant", "options"),
+    [
+        ("legacy_seresnet18", "Legacy_SEResNet18", {"ceil_mode": True}),
+        ("legacy_seresnext26_32x4d", "SEResNeXt26_32x4d", {"ceil_mode": True}),
+        pytest.param("legacy_seresnet50", "SEResNet50", {"ceil_mode": True, "stride_on": "1x1"}, marks=pytest.mark.long),
+        pytest.param("legacy_senet154", "SENet154", {"ceil_mode": True}, marks=pytest.mark.long),
+    ],
+)
+def test_the_first_port_of_senet_is_read(arch: str, variant: str, options: dict[str, object]) -> None:
+    import timm
+
+    cls = zoo.CATALOGUE[variant]
+    with torch.device("meta"):
+        theirs, ours = timm.create_model(arch).eval(), cls(**options).eval()
+    state = drawn(theirs)
+    assert names.recognise(state, cls, ours.state_dict()) == "timm"
+    theirs.load_state_dict(state, assign=True)
+    ours.load_state_dict(names.to_ours(state, ours.state_dict(), naming="timm", family=cls), assign=True)
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(ours(images), theirs(images))

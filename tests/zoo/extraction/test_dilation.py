@@ -44,6 +44,9 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 class ThinEfficientNetV2(EfficientNetV2, table=BASE, stem=32, width=0.25, depth=0.4, dropout=0.2): ...
 
 
+class ThinRes2Net(zoo.Res2Net50D.family(), blocks=(2, 1, 1, 1), base_width=8, scale=4, v1b=True): ...  # pyright: ignore[reportGeneralTypeIssues]
+
+
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
@@ -68,6 +71,9 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "ResNet18-same": (partial(zoo.ResNet18, padding="same"), 64, 4),
     "ResNet18-ceil": (partial(zoo.ResNet18, ceil_mode=True), 64, 2),
     "SEResNet18": (zoo.SEResNet18, 64, 16),
+    "ResNet10T": (zoo.ResNet10T, 64, 8),
+    "ResNet14T": (zoo.ResNet14T, 64, 4),
+    "ResNetAA50": (zoo.ResNetAA50, 64, 8),
     "ResNet20": (zoo.ResNet20, 32, 1),
     "ResNet20-B": (partial(zoo.ResNet20, shortcut="B"), 32, 2),
     "AlexNet": (zoo.AlexNet, 195, 8),
@@ -97,6 +103,9 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "MobileNetV4": (zoo.MobileNetV4_Conv_Small_035, 64, 8),
     "EfficientNetV2": (ThinEfficientNetV2, 64, 8),
     "EfficientNetV2-same": (partial(ThinEfficientNetV2, padding="same"), 64, 16),
+    "Res2Net": (ThinRes2Net, 64, 8),
+    "ResNet50V2": (zoo.ResNet50V2, 64, 8),
+    "BiT": (zoo.ResNetV2_50x1_BiT, 64, 8),
     "RegNet": (ThinRegNet, 64, 4),
     "MNASNet0_5": (zoo.MNASNet0_5, 64, 8),
     "ConvNeXt": (ThinConvNeXt, 64, 8),

@@ -62,6 +62,9 @@ class ThinHybrid(
 ): ...
 
 
+class ThinRes2Net(zoo.Res2Net50D.family(), blocks=(2, 1, 1, 1), base_width=8, scale=4, v1b=True): ...  # pyright: ignore[reportGeneralTypeIssues]
+
+
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
@@ -99,6 +102,9 @@ SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
     "SEResNet18": SEResNet18,
+    "ResNet10T": zoo.ResNet10T,
+    "ResNetRS50": zoo.ResNetRS50,
+    "ECAResNet26T": zoo.ECAResNet26T,
     "ResNet20": ResNet20,
     "ResNet20-B": partial(ResNet20, shortcut="B"),
     "AlexNet": zoo.AlexNet,
@@ -119,6 +125,9 @@ SUBJECTS: dict[str, Any] = {
     "MobileNetV4": zoo.MobileNetV4_Conv_Small_035,
     "MobileNetV4-hybrid": ThinHybrid,
     "EfficientNetV2": ThinEfficientNetV2,
+    "Res2Net": ThinRes2Net,
+    "ResNet50V2": zoo.ResNet50V2,
+    "BiT": zoo.ResNetV2_50x1_BiT,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
     "ConvNeXt": ThinConvNeXt,

@@ -43,6 +43,9 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 class ThinEfficientNetV2(EfficientNetV2, table=BASE, stem=32, width=0.25, depth=0.4, dropout=0.2): ...
 
 
+class ThinRes2Net(zoo.Res2Net50D.family(), blocks=(2, 1, 1, 1), base_width=8, scale=4, v1b=True): ...  # pyright: ignore[reportGeneralTypeIssues]
+
+
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
@@ -66,6 +69,7 @@ SUBJECTS = {
     "ResNet18": zoo.ResNet18,
     "ResNet50-caffe": partial(zoo.ResNet50, stride_on="1x1", ceil_mode=True),
     "SEResNet18": zoo.SEResNet18,
+    "ResNet10T": zoo.ResNet10T,
     "ResNet20": zoo.ResNet20,
     "AlexNet": zoo.AlexNet,
     "SqueezeNet1_0": zoo.SqueezeNet1_0,
@@ -85,6 +89,8 @@ SUBJECTS = {
     "EfficientNet": ThinEfficientNet,
     "MobileNetV4": zoo.MobileNetV4_Conv_Small_035,
     "EfficientNetV2": ThinEfficientNetV2,
+    "Res2Net": ThinRes2Net,
+    "ResNet50V2": zoo.ResNet50V2,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
     "ConvNeXt": ThinConvNeXt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,53 @@ def test_logits_and_gradients_equal_torchvisions(name: str) -> None:
 )
 def test_gated_logits_and_gradients_equal_timms(name: str, make_theirs: Any) -> None:
     assert_equal(CATALOGUE[name], make_theirs, size=64)
+
+
+def options(arch: str) -> dict[str, Any]:
+    """The keywords with which ours compute what the first port of SENet does: Caffe's pool, and its stride in ResNet's bottlenecks."""
+    bottlenecks = {"stride_on": "1x1"} if arch in ("legacy_seresnet50", "legacy_seresnet101", "legacy_seresnet152") else {}
+    return {"ceil_mode": True, **bottlenecks} if arch.startswith("legacy_") else {}
+
+
+TIMM = {
+    **{name.lower(): name for name in CATALOGUE if re.fullmatch(r"(ECA)?ResNet\d+[CDST]|ResNetRS\d+|ResNetAA\d+D?", name)},
+    **{name.lower(): name for name in CATALOGUE if re.fullmatch(r"(SE)?ResNeXt(50D|101D?|26D|26T|AA101D|AA201D)_(32|64)x\d+d", name)},
+    **{name.lower(): name for name in ("ECAResNetLight", "ResNet26", "SEResNet152D", "SENet154", "Legacy_SEResNet18", "Legacy_SEResNet34")},
+    **{f"legacy_seresnet{depth}": f"SEResNet{depth}" for depth in (50, 101, 152)},
+    **{f"legacy_seresnext{depth}_32x4d": f"SEResNeXt{depth}_32x4d" for depth in (26, 50, 101)},
+    "legacy_senet154": "SENet154",
+}
+SHOWN = ("resnet10t", "resnet18d", "resnet26d", "ecaresnet26t", "resnetrs50", "resnetaa50d", "legacy_seresnet18", "seresnext26d_32x4d")
+"""One of each stem, shortcut, gate and pool."""
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("size", [64, 97])
+@pytest.mark.parametrize("arch", [arch if arch in SHOWN else pytest.param(arch, marks=pytest.mark.long) for arch in sorted(TIMM)])
+def test_relatives_compute_what_timms_do(arch: str, size: int) -> None:
+    cls = CATALOGUE[TIMM[arch]]
+    if size % cls.size_multiple:
+        size = 96
+    legacy = arch.startswith("legacy_")
+    assert_equal(partial(cls, **options(arch)), partial(timm.create_model, arch, drop_rate=0.0), size, by_order=legacy)
+
+
+def test_a_pool_that_drops_pixels_asks_for_sides_that_divide() -> None:
+    with pytest.raises(ValueError, match="multiples of 32 pixels, got 65x64"):
+        CATALOGUE["ResNetAA50D"]()(torch.zeros(1, 3, 65, 64))
+
+
+@pytest.mark.parametrize("name", ["ResNet18", "ResNet18D"])
+def test_the_first_layer_is_the_stems(name: str) -> None:
+    network = CATALOGUE[name](in_channels=5)
+    layer = network.get_submodule(network.first_layer)
+    assert isinstance(layer, nn.Conv2d)
+    assert layer.in_channels == 5
+
+
+@pytest.mark.reference
+def test_a_fresh_gate_of_channels_is_distributed_as_timms() -> None:
+    assert_same_initialisation(CATALOGUE["ECAResNet26T"](), timm.create_model("ecaresnet26t", zero_init_last=False))
 
 
 @pytest.mark.reference
