@@ -30,8 +30,8 @@ class Kind:
     """What a row's module is.
 
     Attributes:
-        leaves: names of its tensors; a module may lack those that it doesn't need, a bias for example.
-        reshaped: whether weight has the same numbers in the same order on both sides, under another shape.
+        leaves: names of its tensors; a module may lack those that it doesn't need, a bias for example. "" is the row's name itself.
+        reshaped: whether weight, or the one tensor, has the same numbers in the same order on both sides, under another shape.
     """
 
     leaves: tuple[str, ...]
@@ -47,6 +47,9 @@ KINDS: dict[str, Kind] = {
     # and (O, I*h*w) hold the same numbers in the same order
     "linear_from_conv": Kind(("weight", "bias"), reshaped=True),
     "conv_from_linear": Kind(("weight", "bias"), reshaped=True),
+    # One tensor that a module holds beside its layers, a layer scale for example: the row names the tensor itself
+    "parameter": Kind(("",), reshaped=True),
+    "parameter_from_vector": Kind(("",), reshaped=True),  # (C, 1, 1) here and (C) there, where MATLAB's shapes end before a 1 anyway
 }
 
 
@@ -118,7 +121,7 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
         kind = KINDS[row.kind]
         used = False
         for leaf in kind.leaves:
-            theirs, ours = _tensor(row.theirs, leaf), _tensor(row.ours, leaf)
+            theirs, ours = joined(row.theirs, leaf), joined(row.ours, leaf)
             used = used or theirs in tensors
             if ours in shapes:
                 given[ours] += 1
@@ -139,8 +142,16 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
     return carried, report
 
 
+def joined(module: str, leaf: str) -> str:
+    """Name a tensor by its module and its leaf; either may be ""."""
+    return f"{module}.{leaf}" if module and leaf else module or leaf
+
+
 def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:
-    """Name the modules that these tensors belong to, and the kind of each as its tensors tell it."""
+    """Name the modules that these tensors belong to, and the kind of each as its tensors tell it.
+
+    A tensor that is no leaf of a layer is listed by its own name, as a "parameter".
+    """
     found: dict[str, str] = {}
     for name, shape in shapes.items():
         module, _, leaf = name.rpartition(".")
@@ -148,6 +159,8 @@ def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:
             found[module] = "norm"
         elif leaf == "weight" and f"{module}.running_mean" not in shapes:
             found[module] = "linear" if len(shape) == 2 else "conv"
+        elif leaf not in KINDS["norm"].leaves:
+            found[name] = "parameter"
     return found
 
 
@@ -169,10 +182,6 @@ def strip_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
     while names and (prefix := next((w for w in WRAPPERS if all(name.startswith(w) for name in names)), None)):
         names = [name.removeprefix(prefix) for name in names]
     return dict(zip(names, tensors.values(), strict=True))
-
-
-def _tensor(module: str, leaf: str) -> str:
-    return f"{module}.{leaf}" if module else leaf
 
 
 def _fitted(tensor: Any, shape: Shape, reshaped: bool) -> Any:

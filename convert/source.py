@@ -198,7 +198,7 @@ class Part:
 
     Attributes:
         name: the module's name in the file.
-        kind: "conv", "depthwise", "transposed", "linear" or "norm".
+        kind: "conv", "depthwise", "transposed", "linear", "norm", "parameter" for one tensor that it holds beside its layers, or "other".
         leaves: PyTorch's leaf names to tensors in PyTorch's form: cross-correlation, flattened CHW.
         groups: of a convolution.
         eps: of a norm, what it adds to its variance.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from convert.core import COUNTER, KINDS, Row
+from convert.core import COUNTER, KINDS, Row, joined
 from convert.network import Layer
 from convert.source import Part, Stored, constant, in_memory
 from convert.steps import ScaleOutputs
@@ -33,10 +33,11 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
     for row in rows:
         layer = known.get(row.ours)
         kind = layer.kind if layer is not None and row.kind in ("conv", "linear", "norm", "transposed") else row.kind
-        kind = {"linear_from_conv": "conv", "conv_from_linear": "linear"}.get(kind, kind)
+        kind = {"linear_from_conv": "conv", "conv_from_linear": "linear", "parameter_from_vector": "parameter"}.get(kind, kind)
+        name, _, own = row.theirs.rpartition(".") if row.kind.startswith("parameter") else (row.theirs, "", "")
         leaves: dict[str, Stored] = {}
         for leaf in KINDS[row.kind].leaves:
-            ours = f"{row.ours}.{leaf}" if row.ours else leaf
+            ours = joined(row.ours, leaf)
             if ours not in tensors:
                 continue
             used.add(ours)
@@ -44,13 +45,14 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
             if leaf in row.lacks:
                 _check_neutral(stored, leaf, row)
             elif leaf != COUNTER:
-                leaves[leaf] = _as_theirs(stored, row, layer.grid if layer is not None else None) if leaf == "weight" else stored
+                grid = layer.grid if layer is not None else None
+                leaves[leaf or own] = _as_theirs(stored, row, grid) if leaf in ("weight", "") else stored
         for leaf in row.adds:
             width = leaves["weight"].shape[0]
             leaves[leaf] = in_memory("(none: zeros)", np.zeros(width, leaves["weight"].dtype))
         if leaves:
             eps, groups, grid = (layer.eps, layer.groups, layer.grid) if layer is not None else (None, 1, None)
-            found.append(Part(row.theirs, kind, leaves, groups, eps, grid, row.ours))
+            found.append(Part(name, kind, leaves, groups, eps, grid, row.ours))
     if left := [name for name in tensors if name not in used and not name.endswith(COUNTER)]:
         raise ConvertError(f"no row leads to {len(left)} tensors of the network: {', '.join(left[:SHOWN])}")
     return found
@@ -89,9 +91,11 @@ def _check_neutral(stored: Stored, leaf: str, row: Row) -> None:
 
 
 def _as_theirs(stored: Stored, row: Row, grid: tuple[int, int, int] | None) -> Stored:
-    """Give a dense weight the shape of the convolution that it is there, over the map that it reads, and the other way round."""
+    """Give a tensor its shape there: a dense weight that of a convolution over the map that it reads, or the other way round."""
     if row.kind == "conv_from_linear" and len(stored.shape) == 4:
         return stored.reshape(stored.shape[0], int(np.prod(stored.shape[1:])))
     if row.kind == "linear_from_conv" and len(stored.shape) == 2:
         return stored.reshape(stored.shape[0], *(grid or (stored.shape[1], 1, 1)))
+    if row.kind == "parameter_from_vector":
+        return stored.reshape(int(np.prod(stored.shape)))
     return stored

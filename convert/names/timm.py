@@ -1,6 +1,6 @@
 """timm's names: torchvision's for ResNets, DenseNets, Inception and Xception, its own for VGG's head, RegNet and all mobile networks.
 
-Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py and _efficientnet_builder.py.
+Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py, vision_transformer.py, _efficientnet_builder.py.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ ENDS = {
     "MobileNetV3Large": {**STEM, "features.16.0": "blocks.6.0.conv", "features.16.1": "blocks.6.0.bn1", **HIDDEN},
     "MobileNetV3Small": {**STEM, "features.12.0": "blocks.5.0.conv", "features.12.1": "blocks.5.0.bn1", **HIDDEN},
     "EfficientNet": {**STEM, "features.8.0": "conv_head", "features.8.1": "bn2", "classifier.1": "classifier"},
+    "ViT": {
+        **{"class_token": "cls_token", "distillation_token": "dist_token", "register_tokens": "reg_token"},
+        **{"conv_proj": "patch_embed.proj", "encoder.pos_embedding": "pos_embed", "encoder.ln_pre": "norm_pre", "encoder.ln": "norm"},
+        **{"heads.head": "head", "heads.head_dist": "head_dist"},
+    },
     "RegNet": {"stem.0": "stem.conv", "stem.1": "stem.bn", "fc": "head.fc"},
 }
 # Dense layers that are convolutions there, so that VGG reads larger images and MobileNetV3 pools late
@@ -41,6 +46,14 @@ GATE = {"fc1": "se.conv_reduce", "fc2": "se.conv_expand"}
 REGNETS_BLOCK = re.compile(r"trunk_output\.block(\d+)\.block\d+-(\d+)\.(?:f\.)?(\w+)\.(\w+)")
 REGNETS = {"a": "conv1", "b": "conv2", "c": "conv3", "proj": "downsample", "0": "conv", "1": "bn"}
 
+VITS_BLOCK = re.compile(r"encoder\.layers\.encoder_layer_(\d+)\.(.+)")
+VITS_POOL = re.compile(r"attention_pool\.(.+)")
+VITS = {
+    **{"ln_1": "norm1", "ln_2": "norm2", "layer_scale_1.gamma": "ls1.gamma", "layer_scale_2.gamma": "ls2.gamma"},
+    **{"self_attention.in_proj_weight": "attn.qkv.weight", "self_attention.in_proj_bias": "attn.qkv.bias"},
+    **{"self_attention.out_proj": "attn.proj", "mlp.0": "mlp.fc1", "mlp.3": "mlp.fc2", "ln": "norm"},
+}
+
 
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     """List a row for each of our modules; `family` is the class's name and its bases'."""
@@ -51,6 +64,9 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
         theirs |= block([module for module in found if module.startswith(ours_prefix)], theirs_prefix, GATE, SEPARABLE, INVERTED)
     if name == "RegNet":
         theirs |= {module: _regnets(*match.groups()) for module in found if (match := REGNETS_BLOCK.fullmatch(module))}
+    if name == "ViT":
+        theirs |= {module: f"blocks.{match[1]}.{VITS[match[2]]}" for module in found if (match := VITS_BLOCK.fullmatch(module))}
+        theirs |= {module: f"attn_pool.{VITS.get(match[1], match[1])}" for module in found if (match := VITS_POOL.fullmatch(module))}
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
     kinds = found | dict.fromkeys(convolved, "linear_from_conv")
     return [Row(theirs.get(module, module), module, kind) for module, kind in kinds.items()]

@@ -34,6 +34,9 @@ PROMISED = {
     "RegNetX": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF",
     "RegNetY": "_400MF _800MF _1_6GF _3_2GF _8GF _16GF _32GF _128GF",
     "MNASNet": "0_5 0_75 1_0 1_3",
+    "ViT": "_Ti_16 _S_8 _S_16 _S_32 _B_8 _B_16 _B_32 _L_16 _L_32 _H_14",
+    "DeiT": "_Ti_16 _S_16 _B_16 _Ti_16_Distilled _S_16_Distilled _B_16_Distilled",
+    "DeiT3": "_S_16 _M_16 _B_16 _L_16 _H_14",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "Xception")
@@ -99,7 +102,7 @@ def alive(make: Any, **options: Any) -> Model:
 
 
 def images(network: Model, batch: int = 2, size: int = 32) -> Tensor:
-    side = max(size, network.min_size)
+    side = network.input_size if network.fixed_size else max(size, network.min_size)
     return torch.randn(batch, network.in_channels, side, side, generator=torch.Generator().manual_seed(0))
 
 
@@ -201,6 +204,7 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
         "transform_input",
         "stochastic_depth",
         "classifier_padding",
+        "image_size",
     }
 
 

@@ -51,6 +51,9 @@ class ThinEfficientNet(zoo.EfficientNet, width=0.25, depth=0.4, dropout=0.2): ..
 class ThinRegNet(zoo.RegNet, depth=6, w0=8, wa=8.0, wm=2.0, group_width=8, squeeze_excite=True): ...
 
 
+class ThinViT(zoo.DeiT, patch=8, depth=2, attention_heads=2, width=16, mlp_width=32, input_size=32, layer_scale=1e-1, distilled=True): ...
+
+
 SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
@@ -70,6 +73,7 @@ SUBJECTS: dict[str, Any] = {
     "EfficientNet": ThinEfficientNet,
     "RegNet": ThinRegNet,
     "MNASNet0_5": zoo.MNASNet0_5,
+    "ViT": ThinViT,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)
 
@@ -86,8 +90,8 @@ def alive(subject: Any, **options: Any) -> Model:
 
 
 def images(network: Model, batch: int = 2) -> Tensor:
-    side = max(network.min_size, 32)
-    return torch.randn(batch, network.in_channels, side, side + 3, generator=torch.Generator().manual_seed(0))
+    side = network.input_size if network.fixed_size else max(network.min_size, 32)
+    return torch.randn(batch, network.in_channels, side, side if network.fixed_size else side + 3, generator=torch.Generator().manual_seed(0))
 
 
 def inner(network: Model, x: Tensor) -> dict[str, Tensor]:
