@@ -37,6 +37,9 @@ PROMISED = {
     "ViT": "_Ti_16 _S_8 _S_16 _S_32 _B_8 _B_16 _B_32 _L_16 _L_32 _H_14",
     "DeiT": "_Ti_16 _S_16 _B_16 _Ti_16_Distilled _S_16_Distilled _B_16_Distilled",
     "DeiT3": "_S_16 _M_16 _B_16 _L_16 _H_14",
+    "DINOv2": "_S_14 _B_14 _L_14 _G_14 _S_14_Reg4 _B_14_Reg4 _L_14_Reg4 _G_14_Reg4",
+    "CLIP_ViT": "_B_32 _B_16 _L_14 _L_14_336 _B_32_QuickGELU _B_16_QuickGELU _L_14_QuickGELU _L_14_336_QuickGELU",
+    "SigLIP": "_B_16 _L_16 _So400m_14",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "Xception")

@@ -92,12 +92,9 @@ class Encoder(nn.Module):
         self.pos_embedding = nn.Parameter(torch.empty(1, patches + special * self.special_positions, network.width))
         self.dropout = nn.Dropout(dropout)
         self.ln_pre = nn.LayerNorm(network.width, network.norm_eps) if network.pre_norm else nn.Identity()
-        last = max(network.depth - 1, 1)
+        rise = stochastic_depth / max(network.depth - 1, 1)
         self.layers = nn.Sequential(
-            OrderedDict(
-                (f"encoder_layer_{index}", EncoderBlock(network, dropout, stochastic_depth * index / last))
-                for index in range(network.depth)
-            )
+            OrderedDict((f"encoder_layer_{index}", EncoderBlock(network, dropout, rise * index)) for index in range(network.depth))
         )
         self.ln = nn.LayerNorm(network.width, network.norm_eps)
 
@@ -237,7 +234,8 @@ class ViT(Model):
 
     def forward_head(self, x: Tensor) -> Tensor:
         if self.distilled:
-            return (self.heads.head(x[:, 0]) + self.heads.head_dist(x[:, 1])) / 2
+            head, teachers = self.heads.children()
+            return (head(x[:, 0]) + teachers(x[:, 1])) / 2
         return self.heads(x[:, 0] if self.class_read else self.attention_pool(x))
 
     def fit_size(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -296,7 +294,7 @@ class TruncatedStart(ViT):
 
 
 class DeiT(TruncatedStart):
-    """Touvron et al. 2020, Table 1; `distilled` adds a token and a classifier for a teacher's answers, and answers with the mean of both."""
+    """Touvron et al. 2020, Table 1; `distilled` adds a token and a classifier for a teacher's answers: logits are the mean of both."""
 
     paper = "https://arxiv.org/abs/2012.12877"
 
