@@ -68,14 +68,16 @@ OPTIONS = [
 TRACED = [*FAMILIES, *OPTIONS[2:]]
 every_entry = pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
 every_arithmetic = pytest.mark.parametrize("make", [*FAMILIES, *OPTIONS], ids=lambda make: named(make))
+TRACED_LONG = ("VGG11", "DenseNet_BC_100_12", "DeiT_Ti_16", "DeiT3_S_16", "DINOv2_S_14", "CLIP_ViT_B_32", "SigLIP_B_16")
 every_traced = pytest.mark.parametrize(  # but for two whose layers another has as well: AlexNet, DenseNet121
     "make",
-    [pytest.param(make, marks=pytest.mark.long) if named(make) in ("VGG11", "DenseNet_BC_100_12") else make for make in TRACED],
+    [pytest.param(make, marks=pytest.mark.long) if named(make) in TRACED_LONG else make for make in TRACED],
     ids=lambda make: named(make),
 )
 SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
     *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
+    *("ViT_Ti_16", "DeiT_Ti_16", "DeiT3_S_16", "DINOv2_S_14", "CLIP_ViT_B_32", "SigLIP_B_16"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""

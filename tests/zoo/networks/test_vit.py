@@ -14,8 +14,8 @@ from written import written
 
 from convert import core, names
 from weights import WeightsMismatch
-from zoo import CATALOGUE, DeiT_Ti_16_Distilled, ViT_B_16, features, trained
-from zoo.networks.vit import ViT
+from zoo import CATALOGUE, DeiT_Ti_16_Distilled, ViT_B_16, fast, features, trained
+from zoo.networks.vit import CLIP, DINOv2, SigLIP, ViT
 
 TORCHVISIONS = ["ViT_B_16", "ViT_B_32", "ViT_L_16", "ViT_L_32", "ViT_H_14"]
 SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge", "G": "giant", "So400m": "so400m"}
@@ -25,6 +25,15 @@ SHOWN = ("ViT_Ti_16", "DeiT_Ti_16_Distilled", "DINOv2_S_14_Reg4", "CLIP_ViT_B_32
 
 
 class Thin(ViT, patch=8, depth=2, attention_heads=2, width=16, mlp_width=32, input_size=32): ...
+
+
+class ThinCLIP(CLIP, patch=8, depth=2, attention_heads=2, width=16, mlp_width=32, input_size=32, activation="quick_gelu"): ...
+
+
+class ThinSigLIP(SigLIP, patch=8, depth=2, attention_heads=2, width=16, mlp_width=32, input_size=32): ...
+
+
+class ThinGiant(DINOv2, patch=8, depth=2, attention_heads=2, width=16, mlp_width=32, input_size=32, activation="swiglu", registers=2): ...
 
 
 def theirs(name: str) -> str:
@@ -141,6 +150,24 @@ def test_a_checkpoint_of_another_grid_is_refused_where_nothing_was_asked_for(tmp
     torch.save(Thin(num_classes=10, image_size=48).state_dict(), tmp_path / "wide.pt")
     with pytest.raises(WeightsMismatch, match="pos_embedding"):
         trained(Thin, tmp_path / "wide.pt")
+
+
+def test_torchvisions_older_names_of_dense_layers_are_read(tmp_path: Path) -> None:
+    network = Thin(num_classes=10)
+    old = {name.replace("mlp.0", "mlp.linear_1").replace("mlp.3", "mlp.linear_2"): one for name, one in network.state_dict().items()}
+    torch.save(old, tmp_path / "old.pt")
+    loaded = trained(Thin, tmp_path / "old.pt").state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in network.state_dict().items())
+
+
+def test_fast_computes_the_same_on_the_cpu() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    for network in (Thin(), ThinCLIP(), ThinSigLIP(), ThinGiant()):
+        network.load_state_dict(randomised(network))
+        network.eval()
+        with torch.inference_mode():
+            expected = network(images)
+            assert relative(fast(network, "cpu")(images), expected) < TOLERANCE
 
 
 def test_the_embedding_is_the_class_token() -> None:
