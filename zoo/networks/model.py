@@ -141,6 +141,11 @@ class Model(nn.Module):
         """Raise ValueError, saying what to do, when `x` can't be a batch of preprocessed images for this network."""
         check_images(x, self, type(self).__name__)
 
+    @property
+    def first_patch(self) -> int | None:
+        """Index of the first token of a patch, where the body gives tokens of a square of patches in rows; else None."""
+        return None
+
     def fit_size(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return a checkpoint's tensors, under this network's names, resized from another size of images to its own `input_size`."""
         return state

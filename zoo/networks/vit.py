@@ -225,6 +225,11 @@ class ViT(Model):
         """Number of tokens of no patch, which come first."""
         return self.class_read + self.distilled + self.registers
 
+    @property
+    def first_patch(self) -> int:
+        """Index of the first token of a patch."""
+        return self.special
+
     def forward_body(self, x: Tensor) -> Tensor:
         """Compute tokens (B, special + patches, `width`) of images: of class, distillation and registers first, then of rows of patches."""
         x = self.conv_proj(x)

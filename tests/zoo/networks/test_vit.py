@@ -180,6 +180,17 @@ def test_the_embedding_is_the_class_token() -> None:
         assert torch.equal(network.heads(found["embedding"]), network(images))
 
 
+def test_a_stride_gives_the_map_of_patches() -> None:
+    network = ThinGiant().eval()
+    images = torch.randn(2, 3, 32, 32)
+    taken = features(network, {"map": "stride/8", "body": "body"})
+    assert (taken.channels["map"], taken.strides["map"], taken.receptive_fields["map"]) == (16, 8, 32)
+    with torch.inference_mode():
+        found = taken(images)
+    assert found["map"].shape == (2, 16, 4, 4)
+    assert torch.equal(found["map"][:, :, 1, 2], found["body"][:, 3 + 4 + 2])
+
+
 def test_both_heads_of_a_distilled_network_are_classifiers() -> None:
     with torch.device("meta"):
         network = DeiT_Ti_16_Distilled(num_classes=7)
