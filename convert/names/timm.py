@@ -1,9 +1,9 @@
 """timm's names: torchvision's for ResNets, DenseNets, Inception and Xception.
 
-Its own for VGG's head, RegNet, ConvNeXt, Swin and all mobile networks.
+Its own for VGG's head, RegNet, ConvNeXt, Swin, vision transformers and all mobile networks.
 
-Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py, convnext.py,
-swin_transformer.py, swin_transformer_v2.py and _efficientnet_builder.py.
+Source: https://github.com/huggingface/pytorch-image-models, timm/models/vgg.py, regnet.py, convnext.py, swin_transformer.py,
+swin_transformer_v2.py, vision_transformer.py and _efficientnet_builder.py.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ ENDS = {
     "MobileNetV3Small": {**STEM, "features.12.0": "blocks.5.0.conv", "features.12.1": "blocks.5.0.bn1", **HIDDEN},
     "EfficientNet": {**STEM, "features.8.0": "conv_head", "features.8.1": "bn2", "classifier.1": "classifier"},
     "EfficientNetV2": {**STEM, "classifier.1": "classifier"},
+    "ViT": {
+        **{"class_token": "cls_token", "distillation_token": "dist_token", "register_tokens": "reg_token"},
+        **{"conv_proj": "patch_embed.proj", "encoder.pos_embedding": "pos_embed", "encoder.ln_pre": "norm_pre", "encoder.ln": "norm"},
+        **{"heads.head": "head", "heads.head_dist": "head_dist"},
+    },
     "RegNet": {"stem.0": "stem.conv", "stem.1": "stem.bn", "fc": "head.fc"},
     "ConvNeXt": {
         **{f"features.0.{place}": f"stem.{place}" for place in range(3)},
@@ -67,6 +72,13 @@ CONVOLVED_BELOW = 96
 
 SWINS_LAYER = re.compile(r"features\.(\d+)\.(\w+)(.*)")
 SWINS_DENSE = {".mlp.0": ".mlp.fc1", ".mlp.3": ".mlp.fc2"}
+VITS_BLOCK = re.compile(r"encoder\.layers\.encoder_layer_(\d+)\.(.+)")
+VITS_POOL = re.compile(r"attention_pool\.(.+)")
+VITS = {
+    **{"ln_1": "norm1", "ln_2": "norm2", "layer_scale_1.gamma": "ls1.gamma", "layer_scale_2.gamma": "ls2.gamma"},
+    **{"self_attention.in_proj_weight": "attn.qkv.weight", "self_attention.in_proj_bias": "attn.qkv.bias"},
+    **{"self_attention.out_proj": "attn.proj", "mlp.0": "mlp.fc1", "mlp.3": "mlp.fc2", "ln": "norm"},
+}
 
 
 def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
@@ -84,6 +96,9 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
         theirs |= {module: _regnets(*match.groups()) for module in found if (match := REGNETS_BLOCK.fullmatch(module))}
     if "GhostNet" in family:
         theirs |= {module: module.replace(".se.fc1", ".se.conv_reduce").replace(".se.fc2", ".se.conv_expand") for module in found}
+    if name == "ViT":
+        theirs |= {module: f"blocks.{match[1]}.{VITS[match[2]]}" for module in found if (match := VITS_BLOCK.fullmatch(module))}
+        theirs |= {module: f"attn_pool.{VITS.get(match[1], match[1])}" for module in found if (match := VITS_POOL.fullmatch(module))}
     convolved = {module for module, name in theirs.items() if name in CONVOLVED and found.get(module) == "linear"}
     if name == "ConvNeXt":
         theirs |= _convnexts(found, CONVNEXTS["ConvNeXtV2" if "ConvNeXtV2" in family else name])

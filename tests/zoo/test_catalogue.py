@@ -46,6 +46,12 @@ PROMISED = {
     "GMLP": "_Ti16_224 _S16_224 _B16_224",
     "ConvMixer": "_768_32 _1024_20_KS9_P14 _1536_20",
     "GhostNet": "_050 _100 _130",
+    "ViT": "_Ti_16 _S_8 _S_16 _S_32 _B_8 _B_16 _B_32 _L_16 _L_32 _H_14",
+    "DeiT": "_Ti_16 _S_16 _B_16 _Ti_16_Distilled _S_16_Distilled _B_16_Distilled",
+    "DeiT3": "_S_16 _M_16 _B_16 _L_16 _H_14",
+    "DINOv2": "_S_14 _B_14 _L_14 _G_14 _S_14_Reg4 _B_14_Reg4 _L_14_Reg4 _G_14_Reg4",
+    "CLIP_ViT": "_B_32 _B_16 _L_14 _L_14_336 _B_32_QuickGELU _B_16_QuickGELU _L_14_QuickGELU _L_14_336_QuickGELU",
+    "SigLIP": "_B_16 _L_16 _So400m_14",
 }
 EVERY_NAME = {family + variant for family, variants in PROMISED.items() for variant in variants.split()} | {
     *("AlexNet", "GoogLeNet", "InceptionV3", "InceptionV4", "InceptionResNetV2", "Xception", "NASNetAMobile", "NASNetALarge")
@@ -75,9 +81,10 @@ OPTIONS = [
 TRACED = [*FAMILIES, *OPTIONS[2:]]
 every_entry = pytest.mark.parametrize("cls", CATALOGUE.values(), ids=CATALOGUE)
 every_arithmetic = pytest.mark.parametrize("make", [*FAMILIES, *OPTIONS], ids=lambda make: named(make))
+TRACED_LONG = ("VGG11", "DenseNet_BC_100_12", "MaxViT_T", "DeiT_Ti_16", "DeiT3_S_16", "DINOv2_S_14", "CLIP_ViT_B_32", "SigLIP_B_16")
 every_traced = pytest.mark.parametrize(  # but for those whose layers another has as well: AlexNet, DenseNet121, or that take long
     "make",
-    [pytest.param(make, marks=pytest.mark.long) if named(make) in ("VGG11", "DenseNet_BC_100_12", "MaxViT_T") else make for make in TRACED],
+    [pytest.param(make, marks=pytest.mark.long) if named(make) in TRACED_LONG else make for make in TRACED],
     ids=lambda make: named(make),
 )
 SLOW = (
@@ -85,6 +92,7 @@ SLOW = (
     *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
     *("EfficientNetV2_B0", "MobileNetV4_Conv_Small_035", "InceptionV4", "InceptionResNetV2", "NASNetAMobile", "GhostNet_050"),
     *("Swin_T", "Swin_V2_T", "MaxViT_T"),
+    *("ViT_Ti_16", "DeiT_Ti_16", "DeiT3_S_16", "DINOv2_S_14", "CLIP_ViT_B_32", "SigLIP_B_16"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a
 padding that depends on the size, and a gate is among `tests/zoo/extraction/test_features.py`'s."""
@@ -232,6 +240,7 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
         "window",
         "last_window",
         "trained_window",
+        "image_size",
     }
 
 

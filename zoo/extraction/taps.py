@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,11 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
-from zoo.extraction.receptive_fields import Field, fields
+from zoo.extraction.receptive_fields import Field, Reach, fields
 from zoo.networks.model import Model
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-BODY, EMBEDDING, LOGITS, STRIDE = "body", "embedding", "logits", "stride/"
+BODY, EMBEDDING, LOGITS, STRIDE, PATCHES = "body", "embedding", "logits", "stride/", "patches"
 NEAREST = 5
 
 _tracing = threading.Lock()  # torch.fx patches nn.Module for the whole process while it traces
@@ -193,6 +194,24 @@ class Places:
         for stride, name in self.strides.items():  # layer2 rather than layer2.3 or body, which are the same tensor
             same = [n for n, node in self.trace.outputs.items() if node is self.trace.outputs[name] and n != BODY]
             self.strides[stride] = min(same, key=lambda n: n.count("."), default=name)
+        if self.network.first_patch is not None:
+            self.names[PATCHES] = self._patches(self.network.first_patch)
+            self.strides = {self.network.size_multiple: PATCHES}
+
+    def _patches(self, first: int) -> fx.Node:
+        """Put the body's tokens of patches back into rows and columns: a map, each of whose pixels has seen the whole image."""
+        stride, pixels = self.network.size_multiple, self.network.input_size
+        side, node, graph = pixels // stride, self.trace.outputs[BODY], self.trace.graph
+        channels = self.facts[node].channels
+        with graph.inserting_after(node):
+            node = graph.call_function(operator.getitem, (node, (slice(None), slice(first, None))))
+        with graph.inserting_after(node):
+            node = graph.call_method("transpose", (node, 1, 2))
+        with graph.inserting_after(node):
+            node = graph.call_method("unflatten", (node, 2, (side, side)))
+        reach = Reach(0, pixels - 1, stride)
+        self.facts[node] = Field(None if channels is None else (channels, side, side), 1, (reach, reach))
+        return node
 
     def _embedding(self, modules: Mapping[str, nn.Module]) -> fx.Node:
         """Find what the classifier reads, without the dropout before it; of a map, its mean over height and width.

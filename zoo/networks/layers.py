@@ -153,12 +153,12 @@ class StochasticDepth(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x`, (B, C, H, W), with the dropped images zero."""
+        """Return `x`, (B, C, H, W) or (B, L, C), with the dropped images zero."""
         if not self.training or self.p == 0:
             return x
         survival = 1 - self.p
         # One draw an image, as torchvision draws: the same seed trains the same network.
-        kept = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(survival)
+        kept = x.new_empty(x.shape[0], *[1] * (x.dim() - 1)).bernoulli_(survival)
         return x * (kept / survival)
 
     def extra_repr(self) -> str:
@@ -337,3 +337,16 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (…, `channels`)."""
         return self.fc2(self.drop(self.act(self.fc1(x))))
+
+
+class LayerScale(nn.Module):
+    """Multiply each channel, the last axis, by a learnt factor (Touvron et al. 2021, https://arxiv.org/abs/2103.17239)."""
+
+    def __init__(self, channels: int, start: float = 1e-6) -> None:
+        """Build it for `channels`, with factors that begin at `start`."""
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((channels,), start))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, `channels`)."""
+        return x * self.gamma

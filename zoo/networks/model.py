@@ -60,6 +60,8 @@ class Model(nn.Module):
     """Side in pixels of the images that the variant was published with."""
     fixed_size: ClassVar[bool] = False
     """Whether it takes images of `input_size` alone, as position embeddings that are not interpolated ask for."""
+    resizable: ClassVar[bool] = False
+    """Whether the constructor's `image_size` builds a `fixed_size` network for images of another size."""
     size_multiple: ClassVar[int] = 1
     """Both sides of an image are a multiple of this many pixels: of a patch, or of a window at the last stage."""
     min_size: ClassVar[int] = 1
@@ -138,6 +140,15 @@ class Model(nn.Module):
     def check_input(self, x: Tensor) -> None:
         """Raise ValueError, saying what to do, when `x` can't be a batch of preprocessed images for this network."""
         check_images(x, self, type(self).__name__)
+
+    @property
+    def first_patch(self) -> int | None:
+        """Index of the first token of a patch, where the body gives tokens of a square of patches in rows; else None."""
+        return None
+
+    def fit_size(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return a checkpoint's tensors, under this network's names, resized from another size of images to its own `input_size`."""
+        return state
 
     def paper_names(self) -> dict[str, str]:
         """Return the names that the paper, or its authors' Caffe network, gives to layers: name -> our module, in order."""
@@ -236,7 +247,8 @@ def check_images(x: Tensor, takes: Any, name: str) -> None:
         )
     if takes.fixed_size and (x.shape[2] != takes.input_size or x.shape[3] != takes.input_size):
         side = takes.input_size
-        raise ValueError(f"{name} takes images of {side}x{side} pixels alone, got {x.shape[2]}x{x.shape[3]}; resize them.")
+        build = ", or build it with image_size=… for others" if getattr(takes, "resizable", False) else ""
+        raise ValueError(f"{name} takes images of {side}x{side} pixels alone, got {x.shape[2]}x{x.shape[3]}; resize them{build}.")
     if x.shape[2] % takes.size_multiple or x.shape[3] % takes.size_multiple:
         raise ValueError(
             f"{name} takes images whose sides are multiples of {takes.size_multiple} pixels, got {x.shape[2]}x{x.shape[3]}; "

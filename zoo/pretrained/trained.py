@@ -201,7 +201,7 @@ def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], op
     if differ:
         with torch.device("meta"):
             network = model(**{**keywords, **differ})
-    return network, state
+    return network, network.fit_size(state) if options.get("image_size") is not None else state
 
 
 def settled(record: Checkpoint, network: Model, options: Mapping[str, Any]) -> Checkpoint:

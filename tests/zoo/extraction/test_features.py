@@ -98,6 +98,9 @@ class ThinGMLP(zoo.GMLP, depth=2, width=16, patch_size=8, input_size=32): ...
 class ThinConvMixer(zoo.ConvMixer, depth=2, width=16): ...
 
 
+class ThinViT(zoo.DeiT, patch=8, depth=2, attention_heads=2, width=16, mlp_width=32, input_size=32, layer_scale=1e-1, distilled=True): ...
+
+
 SUBJECTS: dict[str, Any] = {
     "VGG": partial(ThinVGG, num_classes=7),
     "ResNet18": ResNet18,
@@ -139,6 +142,7 @@ SUBJECTS: dict[str, Any] = {
     "ResMLP": ThinResMLP,
     "GMLP": ThinGMLP,
     "ConvMixer": ThinConvMixer,
+    "ViT": ThinViT,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)
 
@@ -155,7 +159,8 @@ def alive(subject: Any, **options: Any) -> Model:
 
 
 def images(network: Model, batch: int = 2) -> Tensor:
-    side, more = max(network.min_size, 32), 3 if network.size_multiple == 1 else network.size_multiple
+    more = 3 if network.size_multiple == 1 else network.size_multiple
+    side = network.input_size if network.fixed_size else max(network.min_size, 32)
     width = side if network.fixed_size else side + more
     return torch.randn(batch, network.in_channels, side, width, generator=torch.Generator().manual_seed(0))
 
@@ -397,7 +402,7 @@ def test_head_after_body_is_the_network(subject: str) -> None:
     with torch.inference_mode():
         middle = lower(x)
         assert torch.equal(upper(middle), network(x))
-    assert middle.shape[1] == lower.out_channels
+    assert middle.shape[1 if middle.dim() == 4 else 2] == lower.out_channels
     own = {name for name in network.state_dict() if not name.startswith("aux")}
     assert lower.state_dict().keys() | upper.state_dict().keys() == own
     assert lower.state_dict().keys().isdisjoint(upper.state_dict().keys())
