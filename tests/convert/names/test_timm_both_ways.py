@@ -29,8 +29,10 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
 }
 EFFICIENTNETS_V2 = ("B0", "B1", "B2", "B3", "S", "M", "L", "XL")
 MOBILENETS_V4 = ("Conv_Small", "Conv_Small_050", "Conv_Small_035", "Conv_Medium", "Conv_Large", "Hybrid_Medium", "Hybrid_Large")
-RESNETS = r"ResNet(26|\d+[CDST]|RS\d+|AA\d+D?)|ECAResNet.*|SEResNet152D|SENet154|"
+RESNETS = (
+    r"ResNet(26|\d+[CDST]|RS\d+|AA\d+D?)|ECAResNet.*|SEResNet152D|SENet154|"
     r"(SE)?ResNeXt(26D|26T|50D|101|101D|AA101D)_.*|Res2Ne.*|ResNetV2_.*"
+)
 UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
     "legacy_xception": ("Xception", {}),
     "nasnetalarge": ("NASNetALarge", {}),
