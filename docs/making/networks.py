@@ -7,6 +7,7 @@ import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 
 import torch
 
@@ -36,6 +37,7 @@ def shapes() -> bytes:
     return packed.getvalue()
 
 
+@cache
 def multiply_adds(cls: type[Model]) -> int:
     """Count a network's multiply-adds for one image of its size."""
     return sum(one.flop for one in work(cls, 1)) // 2
