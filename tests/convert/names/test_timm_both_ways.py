@@ -27,7 +27,10 @@ REGNETS = {  # regnety_1280 is RegNetY_128GF, which would take 20 GB in float64
     **{"x_320": "X_32GF", "y_004": "Y_400MF", "y_008_tv": "Y_800MF", "y_016": "Y_1_6GF", "y_032": "Y_3_2GF", "y_080_tv": "Y_8GF"},
     **{"y_160": "Y_16GF", "y_320": "Y_32GF"},
 }
-RESNETS = r"ResNet(26|\d+[CDST]|RS\d+|AA\d+D?)|ECAResNet.*|SEResNet152D|SENet154|(SE)?ResNeXt(26D|26T|50D|101|101D|AA101D)_.*|Res2Ne.*|ResNetV2_.*"
+RESNETS = (
+    r"ResNet(26|\d+[CDST]|RS\d+|AA\d+D?)|ECAResNet.*|SEResNet152D|SENet154|(SE)?ResNeXt(26D|26T|50D|101|101D|AA101D)_.*"
+    r"|Res2Ne.*|ResNetV2_.*"
+)
 UNRECORDED = {
     "legacy_xception": ("Xception", {}),
     "seresnet101": ("SEResNet101", {}),
