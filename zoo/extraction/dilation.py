@@ -12,7 +12,16 @@ from weights.arguments import forgiving, whole
 from zoo.extraction.dilated_layers import AtrousAvgPool2d, AtrousAvgPoolSame, AtrousConv2d, AtrousMaxPool2d
 from zoo.extraction.receptive_fields import Pair, Window, fields, window
 from zoo.extraction.taps import BODY, trace
-from zoo.networks.layers import AvgPoolSame, Conv2dEven, Conv2dSame, MaxPoolSame, MaxPoolZero, PaddedShortcut
+from zoo.networks.layers import (
+    AvgPoolSame,
+    Conv2dEven,
+    Conv2dSame,
+    MaxPoolSame,
+    MaxPoolZero,
+    PaddedShortcut,
+    StandardisedConv2d,
+    ZeroPaddedMaxPool2d,
+)
 from zoo.networks.model import Model
 
 
@@ -122,14 +131,17 @@ def changed(change: Change) -> nn.Module:
     elif isinstance(layer, nn.Conv2d):
         size = (read.size[0], read.size[1])
         gaps = (1, 1) if size == (1, 1) else dilation  # none to skip, and other kernels compute it
-        new = nn.Conv2d(layer.in_channels, layer.out_channels, size, 1, before, gaps, layer.groups, bias=False, device="meta")
+        kind = StandardisedConv2d if isinstance(layer, StandardisedConv2d) else nn.Conv2d
+        new = kind(layer.in_channels, layer.out_channels, size, 1, before, gaps, layer.groups, bias=False, device="meta")
         new.weight, new.bias = layer.weight, layer.bias
     elif isinstance(layer, nn.MaxPool2d):
         if isinstance(layer, MaxPoolSame):
             padded = 0.0 if isinstance(layer, MaxPoolZero) else float("-inf")
             new = AtrousMaxPool2d(read.size, read.stride, rate, None, padded)
         elif before != (0, 0) or (change.loses_stride and _drops_nothing(layer, read)):
-            new = AtrousMaxPool2d(read.size, read.stride, rate, before)  # PyTorch's own pads no more than half of its undilated window
+            fill = 0.0 if isinstance(layer, ZeroPaddedMaxPool2d) else float("-inf")
+            # PyTorch's own pads no more than half of its undilated window
+            new = AtrousMaxPool2d(read.size, read.stride, rate, before, fill)
         else:
             new = nn.MaxPool2d(read.size, 1, 0, dilation)
     elif isinstance(layer, AvgPoolSame):

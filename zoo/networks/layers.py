@@ -350,3 +350,26 @@ class LayerScale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (…, `channels`)."""
         return x * self.gamma
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """A convolution whose kernels have mean 0 and deviation 1, each over what it reads (Qiao et al. 2019, section 3.1).
+
+    Source: https://arxiv.org/abs/1903.10520, with BiT's eps of 1e-8 added to the variance.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve (B, C, H, W) to (B, C', H', W')."""
+        kernels = F.batch_norm(self.weight.flatten(1).unsqueeze(0), None, None, training=True, eps=1e-8)
+        return self._conv_forward(input, kernels.view_as(self.weight), self.bias)
+
+
+class ZeroPaddedMaxPool2d(nn.MaxPool2d):
+    """A 3x3 max pool with stride 2 whose padding is zero, which may be the maximum: nothing normalises before it."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2, padding=1)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pool (B, C, H, W) to (B, C, ceil(H / 2), ceil(W / 2))."""
+        return F.max_pool2d(F.pad(input, (1, 1, 1, 1)), 3, 2)

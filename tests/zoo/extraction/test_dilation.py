@@ -104,8 +104,8 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "EfficientNetV2": (ThinEfficientNetV2, 64, 8),
     "EfficientNetV2-same": (partial(ThinEfficientNetV2, padding="same"), 64, 16),
     "Res2Net": (ThinRes2Net, 64, 8),
-    "ResNet50V2": (zoo.ResNet50V2, 64, 8),
-    "BiT": (zoo.ResNetV2_50x1_BiT, 64, 8),
+    "ResNet50V2": (zoo.ResNet50V2, 64, 8),  # not BiT: its norms see all pixels, so more pixels make other norms
+    "ResNet50V2-2": (zoo.ResNet50V2, 64, 2),
     "RegNet": (ThinRegNet, 64, 4),
     "MNASNet0_5": (zoo.MNASNet0_5, 64, 8),
     "ConvNeXt": (ThinConvNeXt, 64, 8),

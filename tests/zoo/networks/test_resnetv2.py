@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from convert import names
 from zoo import CATALOGUE
-from zoo.networks.resnetv2 import BiT, ResNetV2, StandardisedConv2d
+from zoo.networks.layers import StandardisedConv2d
+from zoo.networks.resnetv2 import BiT, ResNetV2
 
 BITS = [name for name, cls in CATALOGUE.items() if issubclass(cls, BiT)]
 KERAS = [name for name, cls in CATALOGUE.items() if issubclass(cls, ResNetV2)]
