@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zoo.networks.model import Model
 
 CONVOLUTIONS = ("convolution", "_convolution")
-PRODUCTS = ("addmm", "mm")
+PRODUCTS = ("addmm", "mm", "bmm", "baddbmm")
+ATTENTION = "_scaled_dot_product"
+"""What the names of attention's kernels begin with."""
 POOLS = ("max_pool2d_with_indices", "avg_pool2d", "mean", "_adaptive_avg_pool2d")
 
 
@@ -40,7 +42,12 @@ class _Count(TorchDispatchMode):
             self.found.append(Work(name, 2 * out.numel() * math.prod(weight.shape[1:]), image.numel() + weight.numel() + out.numel()))
         elif name in PRODUCTS:
             left, right = tensors[-2:]
-            self.found.append(Work(name, 2 * left.numel() * right.shape[1], left.numel() + right.numel() + out.numel()))
+            self.found.append(Work(name, 2 * left.numel() * right.shape[-1], left.numel() + right.numel() + out.numel()))
+        elif name.startswith(ATTENTION):
+            query, key, value = tensors[:3]
+            pairs = query.numel() // query.shape[-1] * key.shape[-2]  # of a place that asks and one that answers, in each head
+            elements = 2 * query.numel() + key.numel() + value.numel()
+            self.found.append(Work(name, 2 * pairs * (query.shape[-1] + value.shape[-1]), elements))
         elif name in POOLS:
             out_map = out[0] if isinstance(out, tuple) else out
             if out_map.shape != tensors[0].shape:

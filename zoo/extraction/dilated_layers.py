@@ -36,13 +36,6 @@ class AtrousConv2d(nn.Conv2d):
 
 
 class AtrousMaxPool2d(nn.MaxPool2d):
-    """A max pool that has lost its stride and keeps the size of the map; no maximum is ever taken of padding, unless that is zero."""
-
-    def __init__(self, size: Pair, lost: Pair, dilation: int, before: Pair | None, padded: float = float("-inf")) -> None:
-        """Pool windows of `size`; `before` pixels are padded above and left, None as TensorFlow's SAME does at the stride `lost`."""
-        super().__init__(size, 1, 0, dilation)
-        self.lost, self.explicit, self.padded = lost, before, padded
-
     """A max pool that has lost its stride and keeps the size of the map; no maximum is ever taken of padding, unless it is zeros."""
 
     def __init__(self, size: Pair, lost: Pair, dilation: int, before: Pair | None, fill: float = float("-inf")) -> None:
@@ -64,7 +57,6 @@ class AtrousMaxPool2d(nn.MaxPool2d):
             padding = _trailing(size, dilation, self.explicit)
         else:
             padding = _padding(input, size, self.lost, dilation, even=False)
-        return F.max_pool2d(F.pad(input, padding, value=self.padded), size, 1, 0, dilation)
         return F.max_pool2d(F.pad(input, padding, value=self.fill), size, 1, 0, dilation)
 
 

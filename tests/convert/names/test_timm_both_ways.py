@@ -34,11 +34,6 @@ RESNETS = (
     r"(SE)?ResNeXt(26D|26T|50D|101|101D|AA101D)_.*|Res2Ne.*|ResNetV2_.*"
 )
 UNRECORDED: dict[str, tuple[str, dict[str, object]]] = {
-RESNETS = (
-    r"ResNet(26|\d+[CDST]|RS\d+|AA\d+D?)|ECAResNet.*|SEResNet152D|SENet154|(SE)?ResNeXt(26D|26T|50D|101|101D|AA101D)_.*"
-    r"|Res2Ne.*|ResNetV2_.*"
-)
-UNRECORDED = {
     "legacy_xception": ("Xception", {}),
     "nasnetalarge": ("NASNetALarge", {}),
     "ghostnet_050": ("GhostNet_050", {}),
