@@ -26,7 +26,7 @@ from zoo.kernels.ops import load
 assert pathlib.Path(zoo.__file__).is_relative_to(sys.argv[1]), zoo.__file__
 
 with torch.device("meta"):
-    assert sum(p.numel() for p in zoo.ResNet26().parameters()) == zoo.ResNet26.params
+    assert sum(p.numel() for p in zoo.ResNet38().parameters()) == zoo.ResNet38.params
 
 nin = zoo.NiN(num_classes=4, in_channels=1).eval()
 assert sum(p.numel() for p in zoo.NiN().parameters()) == zoo.NiN.params
@@ -34,13 +34,13 @@ assert nin(torch.zeros(2, 1, 32, 32)).shape == (2, 4)
 assert zoo.reset_head(nin, 7)(torch.zeros(2, 1, 32, 32)).shape == (2, 7)
 assert zoo.features(nin, at=["stride/4"])(torch.zeros(2, 1, 32, 32))["stride/4"].shape[2:] == (8, 8)
 
-assert weights.find("ResNet26").tag == "ours"
+assert weights.find("ResNet38").tag == "ours"
 
 assert resolve("s3://acme/wheels/a b.safetensors").url == "https://acme.s3.amazonaws.com/wheels/a%20b.safetensors"
 row = {"sources": ["s3://acme/x.safetensors"], "format": "safetensors", "names": "torchvision", "num_classes": 2, "license": "MIT",
        "provenance": "here", "preprocessing": {"interpolation": "bilinear", "mean": [0.0], "std": [1.0]}}
 from weights.record import record
-assert record("ResNet26", "there", row, "here").sources == ("s3://acme/x.safetensors",)
+assert record("ResNet38", "there", row, "here").sources == ("s3://acme/x.safetensors",)
 
 network = zoo.ResNet20()
 lists = {}
