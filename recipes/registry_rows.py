@@ -49,6 +49,7 @@ DATA = "ImageNet-1k validation"
 SAME: Options = {"padding": "same"}
 TF: Options = {"padding": "same", "norm_eps": 0.001}
 EPS: Options = {"norm_eps": 1e-05}
+CEILED: Options = {"ceil_mode": True}
 
 ARCHS: dict[str, dict[str, Options]] = {
     **{f"EfficientNetB{size}": {f"efficientnet_b{size}": {}, f"tf_efficientnet_b{size}": TF} for size in range(5)},
@@ -104,6 +105,53 @@ ARCHS: dict[str, dict[str, Options]] = {
         "swinv2_large_window12to16_192to256": {"window": 16, "last_window": 8, "trained_window": 12},
         "swinv2_large_window12to24_192to384": {"window": 24, "last_window": 12, "trained_window": 12},
     },
+    "SENet154": {"legacy_senet154": CEILED},
+    **{f"Legacy_SEResNet{depth}": {f"legacy_seresnet{depth}": CEILED} for depth in (18, 34)},
+    **{f"SEResNet{depth}": {f"seresnet{depth}": {}, f"legacy_seresnet{depth}": CEILED | {"stride_on": "1x1"}} for depth in (50, 101, 152)},
+    **{
+        f"SEResNeXt{depth}_32x4d": {f"seresnext{depth}_32x4d": {}, f"legacy_seresnext{depth}_32x4d": CEILED}
+        for depth in (26, 50, 101)
+    },
+    **{
+        f"ViT_{short}_{patch}": {f"vit_{size}_patch{patch}_{side}": {} for side in (224, 384)}
+        for short, size, patches in (("Ti", "tiny", [16]), ("S", "small", [32, 16, 8]), ("B", "base", [32, 16, 8]), ("L", "large", [32, 16]))
+        for patch in patches
+    },
+    "ViT_H_14": {"vit_huge_patch14_224": {}},
+    **{
+        f"DeiT_{short}_16{suffix}": {f"deit_{size}{suffix.lower()}_patch16_{side}": {} for side in (224, 384)}
+        for short, size in (("Ti", "tiny"), ("S", "small"), ("B", "base"))
+        for suffix in ("", "_Distilled")
+    },
+    **{
+        f"DeiT3_{short}": {f"deit3_{size}_{side}": {} for side in (224, 384)}
+        for short, size in (
+            ("S_16", "small_patch16"), ("M_16", "medium_patch16"), ("B_16", "base_patch16"), ("L_16", "large_patch16"), ("H_14", "huge_patch14"),
+        )
+    },
+    **{
+        f"DINOv2_{short}_14{suffix}": {f"vit_{size}_patch14{suffix.lower()}_dinov2": {}}
+        for short, size in (("S", "small"), ("B", "base"), ("L", "large"), ("G", "giant"))
+        for suffix in ("", "_Reg4")
+    },
+    **{
+        f"CLIP_ViT_{short}{own}{suffix}": {f"vit_{size}_clip{suffix.lower()}_{side}": {} for side in sides}
+        for short, size, own, sides in (
+            ("B_32", "base_patch32", "", (224, 256, 384, 448)),
+            ("B_16", "base_patch16", "", (224, 384)),
+            ("L_14", "large_patch14", "", (224,)),
+            ("L_14", "large_patch14", "_336", (336,)),
+        )
+        for suffix in ("", "_QuickGELU")
+    },
+    **{
+        f"SigLIP_{short}": {f"vit_{size}_siglip_{side}": {} for side in sides}
+        for short, size, sides in (
+            ("B_16", "base_patch16", (224, 256, 384, 512)),
+            ("L_16", "large_patch16", (256, 384, 512)),
+            ("So400m_14", "so400m_patch14", (224, 378, 384)),
+        )
+    },
 }
 """timm's architectures of our networks, the principal one first, that are called otherwise, need options, or are several."""
 
@@ -117,7 +165,6 @@ LEFT_OUT: dict[str, str] = {
 """Checkpoints of timm's that have no row, each with the reason."""
 
 ABSENT: dict[str, str] = {
-    **{f"efficientnet_v2_{size}": "the network is not there yet" for size in "sml"},
 }
 """Networks of torchvision's, in modules of which we have others, that we lack."""
 
@@ -240,6 +287,10 @@ def timm_row(cls: type[Model], arch: str, tag: str, options: Options, prove: boo
         return f"reads {config.input_size[0]} channels"
     if config.hf_hub_filename and not config.hf_hub_filename.endswith(".safetensors"):
         return f"its file is {config.hf_hub_filename}"
+    if any("natively QuickGELU" in note for note in config.notes) and "quickgelu" not in arch:
+        return "was trained with QuickGELU, whose architecture has the same file"
+    if config.input_size[1] % cls.size_multiple:
+        return f"reads images of {config.input_size[1]} px, which patches of {cls.size_multiple} px don't divide"
     embedding = config.num_classes < FEWEST and config.num_classes not in LABELS
     sizes = {config.input_size[1]: config.crop_pct}
     sizes.setdefault((config.test_input_size or config.input_size)[1], config.test_crop_pct or config.crop_pct)
