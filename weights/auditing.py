@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from weights.cache import PACKAGE, Cache, read_json
+from weights.digests import contradict
 from weights.errors import MalformedFile, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock
@@ -78,7 +79,7 @@ def check(path: Path, keys: Collection[str] | None = None) -> Audit:
         row = records.get(key)
         found = [*_record(entry, row), *_others(entry, row, claims)]
         if entry.sha256 is None and path != SHIPPED_LOCK:
-            found.append(Difference(key, "sha256", "a full hash", f"only {entry.sha256_prefix}" if entry.sha256_prefix else None))
+            found.append(Difference(key, "sha256", "a full hash", f"only {entry.known}" if entry.known else None))
         found += _notes(cache, entry, row)
         files = list(files_of(cache, entry))
         for file, sha256 in files:
@@ -107,7 +108,7 @@ def diff(first: Lock, second: Lock) -> list[Difference]:
 
 
 def _known(entry: Entry | None) -> str | None:
-    return None if entry is None else entry.sha256 or entry.sha256_prefix or "no hash"
+    return None if entry is None else entry.known or "no hash"
 
 
 def _text(value: object) -> str | None:
@@ -126,6 +127,7 @@ def _record(entry: Entry, row: Checkpoint | None) -> Iterator[Difference]:
     pairs: Iterable[tuple[str, object, object]] = (
         ("record size", entry.size_bytes or row.size_bytes, row.size_bytes or entry.size_bytes),
         ("record format", entry.format, row.format),
+        ("record digest", entry.digest, row.digest if contradict(entry.digest, row.digest) else entry.digest),
         ("record license", entry.license, row.license),
         ("record sources", tuple(map(place_of, entry.sources)), tuple(map(place_of, row.sources))),
     )

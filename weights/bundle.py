@@ -243,6 +243,7 @@ def entry_of_carried(one: Carried, row: Checkpoint, tensors: tuple[int, str]) ->
         size_bytes=one.source_size_bytes or None,
         tensors=tensors[0],
         fingerprint=tensors[1],
+        digest=row.digest,
     )
 
 

@@ -186,6 +186,7 @@ class Cache:
         source_size: int,
         by: str = "",
         bundle: Path | None = None,
+        digest: str | None = None,
     ) -> None:
         """Note what a source gave, so that it is found again and must give the same.
 
@@ -197,10 +198,11 @@ class Cache:
             source_size: bytes of what the source served.
             by: who says that the source gave it, if it was not the source.
             bundle: the file that brought it.
+            digest: of what the source served, by the algorithm of the one that is published.
         """
         seen = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         more: dict[str, Any] = {"commit": commit, "seen": seen, "stamp": stamp, "source_size": source_size}
-        more |= ({"by": by} if by else {}) | ({"bundle": str(bundle)} if bundle else {})
+        more |= ({"by": by} if by else {}) | ({"bundle": str(bundle)} if bundle else {}) | ({"digest": digest} if digest else {})
         self.write_json(self.root / "refs" / f"{key(source)}.json", _noted(installed) | more)
 
     def rename(self, installed: Installed, source: str) -> None:
@@ -385,8 +387,17 @@ def same_file(source: str, ref: dict[str, Any]) -> bool:
 
 def _agrees(ref: dict[str, Any], checkpoint: Checkpoint) -> bool:
     """Whether a note may speak for the record: of the right file, and of that very file where nothing had to be made of it."""
+    return is_of(ref, checkpoint) and (checkpoint.format != "safetensors" or ref["sha256"] == ref["source_sha256"])
+
+
+def is_of(ref: dict[str, Any], checkpoint: Checkpoint) -> bool:
+    """Whether a note is of the bytes that the record means: by the SHA-256, all of it or its beginning, and by the digest.
+
+    A note of before the record had a digest says nothing of it, which is enough only where the SHA-256 is known.
+    """
+    digest = ref.get("digest") or (checkpoint.digest if checkpoint.sha256 else "")
     right = ref["source_sha256"].startswith(checkpoint.sha256 or checkpoint.sha256_prefix or "")
-    return right and (checkpoint.format != "safetensors" or ref["sha256"] == ref["source_sha256"])
+    return right and str(digest).startswith(checkpoint.digest or "")
 
 
 def _packaged(source: str, checkpoint: Checkpoint) -> Installed | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weights import patience
-from weights.cache import BUNDLE, Cache, key, stamp_of
+from weights.cache import BUNDLE, Cache, is_of, key, stamp_of
 from weights.elsewhere import announced_copy, elsewhere
 from weights.errors import (
     BadRecord,
@@ -155,7 +155,7 @@ class Delivery:
         """Fetch and prove the file; what is left of it when its taker is done goes, and what can be resumed stays."""
         stamp, commit = _stamp(remote.url), remote.commit or self._commit(source)
         require(self._folder, self._row.size_bytes or remote.size_bytes or 0, self._copies)
-        part = Part(self._folder, self.name, remote.url)
+        part = Part(self._folder, self.name, remote.url, self._row.digest)
         try:
             with bar(self._title, self._progress) as shown:
                 fetch(remote, part, self._expected(source, own), shown, self._deadline)
@@ -171,7 +171,7 @@ class Delivery:
     def _seen(self, source: str) -> dict[str, Any]:
         """Read what the source gave when it was last installed; nothing where the record was corrected since, which outranks it."""
         seen = None if self._anew or source.startswith("file:") else self._cache.ref(source)
-        return seen if seen and seen["source_sha256"].startswith(self._row.sha256 or self._row.sha256_prefix or "") else {}
+        return seen if seen and is_of(seen, self._row) else {}
 
     def _commit(self, source: str) -> str | None:
         return (self._pin.commit(source) if self._pin else None) or self._seen(source).get("commit")
@@ -179,7 +179,7 @@ class Delivery:
     def _expected(self, source: str, own: bool) -> Expected:
         """Say who holds the file to which hash and size; a lock that knows more than the record has lent it its hash."""
         row, pin, seen = self._row, self._pin, self._seen(source)
-        facts: dict[str, Any] = {"prefix": row.sha256_prefix, "size_bytes": row.size_bytes, "name": key_of(row)}
+        facts: dict[str, Any] = {"prefix": row.sha256_prefix, "digest": row.digest, "size_bytes": row.size_bytes, "name": key_of(row)}
         if row.sha256_reported and self._anew:  # the user trusts the publisher: what others reported of size and hash holds no more
             facts["size_bytes"] = None
         elif row.sha256_reported and row.reported_by and not pin:

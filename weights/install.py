@@ -303,7 +303,7 @@ def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: 
                 made.unlink(missing_ok=True)
     if made is not None:
         cache.derive(installed, re.sub(r"[^\w-]", "_", str(getattr(convert, "version", 1)))[:32])
-    cache.record(arrived.source, installed, arrived.commit, arrived.stamp, part.size, arrived.by)
+    cache.record(arrived.source, installed, arrived.commit, arrived.stamp, part.size, arrived.by, digest=part.digest)
     return installed
 
 

@@ -27,6 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from weights.digests import WEAK, in_words
 from weights.errors import BadLock, NoSuchFile
 from weights.part import fresh, sweep
 from weights.registry import user_folder
@@ -42,6 +43,7 @@ FULL = "full hash"
 PREFIX = "prefix; full hash pinned on first sight in your lock"
 ANNOUNCED = "no hash recorded, the Hub announces it when asked; pinned on first sight in your lock"
 NOTHING = "no hash recorded; pinned on first sight in your lock"
+DIGEST = "{}, weaker than a SHA-256; full hash pinned on first sight in your lock"
 REPORTED = "full hash that others reported; pinned on first sight in your lock"
 UNSEEN = ", tensors not seen yet"
 _KINDS: dict[str, tuple[type, str]] = {
@@ -49,6 +51,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "sha256": (str, r"[0-9a-f]{64}"),
     "sha256_prefix": (str, r"[0-9a-f]{6,63}"),
     "sha256_reported": (str, r"[0-9a-f]{64}"),
+    "digest": (str, WEAK),
     "size_bytes": (int, ""),
     "format": (str, r"\w+"),
     "sources": (list, ""),
@@ -76,6 +79,7 @@ class Entry:
         size_bytes: of that file.
         tensors: how many the safetensors file has, that was made of it or that it is.
         fingerprint: of those tensors, see `weights.fingerprint`.
+        digest: "md5:…" or "sha1:…" that its publisher states of that file.
     """
 
     key: str
@@ -88,12 +92,20 @@ class Entry:
     tensors: int | None = None
     fingerprint: str | None = None
     sha256_reported: str | None = None
+    digest: str | None = None
+
+    @property
+    def known(self) -> str | None:
+        """What is known of the bytes, the strongest of it: the full hash, its first digits, or a digest that is no SHA-256."""
+        return self.sha256 or self.sha256_prefix or self.digest
 
     @property
     def status(self) -> str:
         """Say in words what is known of the bytes; only a full hash proves any."""
         if self.sha256 or self.sha256_reported or self.sha256_prefix:
             known = FULL if self.sha256 else REPORTED if self.sha256_reported else PREFIX
+        elif self.digest:
+            known = DIGEST.format(in_words(self.digest))
         else:
             known = ANNOUNCED if any(source.startswith("hf://") for source in self.sources) else NOTHING
         return known + (UNSEEN if self.sha256 and not self.fingerprint else "")

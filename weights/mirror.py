@@ -2,7 +2,7 @@
 
     index.json      what is here: names, sizes, hashes, of which checkpoints; and what should be here and is missing
     <64 hex>        a file whose full SHA-256 is recorded, or was seen
-    <name>          one of which only the first digits are: as its source's path ends, resnet50-11ad3fa6.pth
+    <name>          one of which only the first digits are, or an MD5 or SHA-1: as its source's path ends, resnet50-11ad3fa6.pth
     .damaged.<name> one that changed, moved aside to be looked at; the index lists it as missing
 
 They are the publisher's own bytes, .pth among them, since only those can be compared with the recorded hash. Nothing here opens them.
@@ -18,15 +18,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from weights.archive import atomic
 from weights.cache import Cache
 from weights.delivery import Delivery
+from weights.digests import of_file
 from weights.errors import BadRecord, CorruptCache, UnknownWeights
 from weights.part import Part, disk, sweep
 from weights.pinning import Pin, admit, hearsay, remember_served
-from weights.places import at_home
+from weights.places import at_home, file_name
 from weights.reading import hashes
 from weights.record import Checkpoint
 from weights.sources import Remote
@@ -130,9 +130,9 @@ def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = T
                 before = missing.pop(there.name, there)
                 if before.sha256 == there.sha256:
                     there = replace(there, weights=tuple(sorted({*there.weights, *before.weights})))
-            elif not there.sha256.startswith(wanted := held.sha256 or held.sha256_prefix or ""):
+            elif unlike := _unlike(folder / there.name, there, held):
                 what = f"{folder / there.name} is of {', '.join(there.weights)} and has sha256 {there.sha256}"
-                raise BadRecord(f"{what}; {title} needs {wanted}{f', as {pin.path} says' if pin else ''}. Move the file away.")
+                raise BadRecord(f"{what}; {title} needs {unlike}{f', as {pin.path} says' if pin else ''}. Move the file away.")
             files[there.name] = replace(there, weights=tuple(sorted({*files.get(there.name, there).weights, *there.weights, title})))
     finally:
         _write(folder, files.values(), missing.values())
@@ -210,10 +210,18 @@ def _proven(path: Path, one: Mirrored) -> bool:
 
 def _name(row: Checkpoint) -> str | None:
     """Name a file as a client will ask for it; None where only its bytes can tell."""
-    last = urlsplit(row.sources[0]).path.rpartition("/")[2]
-    if row.sha256 or not row.sha256_prefix or not NAME.fullmatch(last) or last == INDEX:
+    last = file_name(row.sources[0])
+    if row.sha256 or not row.published or not NAME.fullmatch(last) or last == INDEX:
         return row.sha256
     return last
+
+
+def _unlike(path: Path, there: Mirrored, held: Checkpoint) -> str:
+    """Return the hash that a record or a lock wants of a file that is here, where the file has another; "" where it has that one."""
+    wanted = held.sha256 or held.sha256_prefix or ""
+    if not there.sha256.startswith(wanted):
+        return wanted
+    return held.digest if held.digest and not of_file(path, held.digest).startswith(held.digest) else ""
 
 
 def _fetched(folder: Path, row: Checkpoint, held: Checkpoint, pin: Pin | None, files: dict[str, Mirrored], progress: bool) -> Mirrored:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from weights.digests import hasher, written
 from weights.errors import CacheNotWritable, NoSpace, WeightsError
 from weights.places import cache_folder
 from weights.regular import read_regular
@@ -119,8 +120,10 @@ class Part:
         folder: where parts lie, on the disk of the blobs.
         key: 64 hex digits that name what is fetched.
         url: where it comes from; only a part of the same URL is taken over, so that a source that fails costs no other its part.
+        digest: what is published of the file, if that is no SHA-256: the bytes are hashed by its algorithm too.
 
     Attributes:
+        key: as it was given.
         size: bytes received so far, all of them hashed.
         etag: the strong ETag under which they can be resumed.
         total: the announced bytes.
@@ -130,8 +133,8 @@ class Part:
         CacheNotWritable: the part can't be created.
     """
 
-    def __init__(self, folder: Path, key: str, url: str) -> None:
-        self.folder, self.url = folder, url
+    def __init__(self, folder: Path, key: str, url: str, digest: str | None = None) -> None:
+        self.folder, self.key, self.url, self._asked = folder, key, url, digest
         self.path = fresh(folder, key, "part")
         with disk(folder):
             scope = self._adopt(key)
@@ -170,10 +173,16 @@ class Part:
 
     def _hash(self) -> None:
         self.size, self._sha256, self._blake3 = 0, hashlib.sha256(), blake3()
+        self._other = hasher(self._asked) if self._asked else None
         while data := os.read(self.fd, CHUNK):
-            self._sha256.update(data)
-            self._blake3.update(data)
-            self.size += len(data)
+            self._count(data)
+
+    def _count(self, data: bytes) -> None:
+        self._sha256.update(data)
+        self._blake3.update(data)
+        if self._other is not None:
+            self._other.update(data)
+        self.size += len(data)
 
     @property
     def sha256(self) -> str:
@@ -185,15 +194,18 @@ class Part:
         """BLAKE3 of the bytes received so far."""
         return self._blake3.hexdigest()
 
+    @property
+    def digest(self) -> str | None:
+        """The same bytes by the algorithm of the published digest, "sha1:0b5a…"; None where none was asked for."""
+        return written(self._asked, self._other) if self._asked else None
+
     def write(self, data: bytes) -> None:
-        """Append bytes to the file and to both hashes."""
+        """Append bytes to the file and to all hashes."""
         view = memoryview(data)
         with disk(self.folder):
             while view:
                 view = view[os.write(self.fd, view) :]
-        self._sha256.update(data)
-        self._blake3.update(data)
-        self.size += len(data)
+        self._count(data)
 
     def restart(self) -> None:
         """Forget every byte received so far."""

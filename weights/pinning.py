@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from weights.cache import Cache, Installed, read_json
+from weights.digests import contradict, in_words
 from weights.errors import CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, MalformedFile, NoSpace, NotLocked
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
@@ -112,6 +113,7 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
             held = [entry for entry in held if entry not in outdated]
         if held:
             _agree(path, held, known, name)
+            _agree_on_digests(path, held, checkpoint)
             pin = Pin(held[0], path, checkpoint.sha256 is not None, path == (project or path))
     if cache.root.is_dir() and (serial := shipped_serial()):
         check_serial(cache, SHIPPED_LOCK, serial, switch)
@@ -124,6 +126,7 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
         return checkpoint.hashed(checkpoint.sha256_reported), None
     if switch and pin is None and checkpoint.sha256 is None:
         part = f", only the prefix {checkpoint.sha256_prefix}" if checkpoint.sha256_prefix else ""
+        part = part or (f", only the {in_words(checkpoint.digest)}" if checkpoint.digest else "")
         raise NotLocked(f"no lock has a full hash of {name}{part}, and {switch} admits nothing new. Once without it: zoo lock {name}")
     return (checkpoint.hashed(pin.entry.sha256) if pin and pin.entry.sha256 else checkpoint), pin
 
@@ -143,6 +146,14 @@ def _agree(path: Path, held: list[Entry], known: str, name: str) -> None:
         if entry.sha256 != held[0].sha256:
             now = f"and {entry.key}, which has the same source, to"
             raise changed(f"{path} pins {held[0].key} to", held[0].sha256 or "", entry.sha256, now, name)
+
+
+def _agree_on_digests(path: Path, held: list[Entry], checkpoint: Checkpoint) -> None:
+    """Refuse a record whose digest is another than the one with which an entry was pinned."""
+    for entry in held:
+        if contradict(entry.digest, checkpoint.digest):
+            now = f"which has the {in_words(entry.digest or '')} {entry.digest}, and the record of {key_of(checkpoint)} says"
+            raise changed(f"{path} pins {entry.key} to", entry.sha256 or "", checkpoint.digest, now, entry.key)
 
 
 def remember(cache: Cache, checkpoint: Checkpoint, installed: Installed, pin: Pin | None) -> None:
@@ -179,7 +190,7 @@ def remember_served(
     if _settled(checkpoint, pin):
         return
     sources = tuple(at_commit(source, gave[1] if source == gave[0] else None, gave[2]) for source in checkpoint.sources)
-    entry = Entry(key_of(checkpoint), checkpoint.format, sources, checkpoint.license, sha256, size_bytes=size)
+    entry = Entry(key_of(checkpoint), checkpoint.format, sources, checkpoint.license, sha256, size_bytes=size, digest=checkpoint.digest)
     _write(cache, checkpoint, sha256, lambda: entry, pin)
 
 
@@ -245,6 +256,7 @@ def entry_of(cache: Cache, checkpoint: Checkpoint, installed: Installed) -> Entr
         size_bytes=size,
         tensors=count,
         fingerprint=tensors,
+        digest=checkpoint.digest,
     )
 
 
@@ -358,6 +370,7 @@ def at_commit(source: str, commit: str | None, served: str) -> str:
 def _stale(entry: Entry, checkpoint: Checkpoint) -> bool:
     """Whether the record was changed since: it says another hash, or names none of the places any more."""
     contradicts = not (entry.sha256 or "").startswith(checkpoint.sha256 or checkpoint.sha256_prefix or "")
+    contradicts = contradicts or contradict(entry.digest, checkpoint.digest)
     elsewhere = {place_of(source) for source in entry.sources}.isdisjoint(map(place_of, checkpoint.sources))
     return contradicts or (elsewhere and entry.key == key_of(checkpoint))
 

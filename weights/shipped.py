@@ -39,4 +39,5 @@ def entry_of_record(row: Checkpoint) -> Entry:
         tensors, found = fingerprint(data, str(path))
         size = len(data)
     prefix = None if row.sha256 else row.sha256_prefix
-    return Entry(key_of(row), row.format, row.sources, row.license, row.sha256, prefix, size, tensors, found, row.sha256_reported)
+    known = (row.sha256, prefix, size, tensors, found, row.sha256_reported, row.digest)
+    return Entry(key_of(row), row.format, row.sources, row.license, *known)

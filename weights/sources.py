@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from weights import patience
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
 from weights.patience import Again, check_status, proxies, within
-from weights.places import ELSEWHERE, WHEEL, at_home
+from weights.places import ELSEWHERE, WHEEL, at_home, file_name
 from weights.wording import clause
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     mirror, folder = _mirror()
     if folder and not folder.is_dir():
         log.warning("ZOO_MIRROR names %s, and there is no such folder", folder)
-    if mirror and (checkpoint.sha256 or checkpoint.sha256_prefix):
+    if mirror and (checkpoint.sha256 or checkpoint.published):
         base = folder.as_uri() if folder else mirror
-        last = [urlsplit(source).path.rpartition("/")[2] for source in checkpoint.sources]
+        last = map(file_name, checkpoint.sources)
         for name in dict.fromkeys(filter(None, [checkpoint.sha256, *(() if _bare(mirror) else last)])):
             place = f"{base}/{name}"
             if folder is None or os.path.exists(local_path(place)):  # noqa: PTH110  Path.exists raises what os.path's answers with no
@@ -92,7 +92,7 @@ def mirror_note(checkpoint: Checkpoint) -> str:
     name = f"The mirror of ZOO_MIRROR{f', {folder},' if folder else ''}"
     if folder and not folder.is_dir():
         return f" {name} does not exist."
-    if not (checkpoint.sha256 or checkpoint.sha256_prefix):
+    if not (checkpoint.sha256 or checkpoint.published):
         return f" {name} was not asked, since no hash is known that could judge its file."
     if _bare(mirror) and not checkpoint.sha256:
         return f" {name} was not asked: over http:// it may serve only files whose full SHA-256 is recorded. Put it behind https://."

