@@ -287,7 +287,7 @@ def timm_row(cls: type[Model], arch: str, tag: str, options: Options, prove: boo
         return f"reads {config.input_size[0]} channels"
     if config.hf_hub_filename and not config.hf_hub_filename.endswith(".safetensors"):
         return f"its file is {config.hf_hub_filename}"
-    if any("natively QuickGELU" in note for note in config.notes) and "quickgelu" not in arch:
+    if any("natively QuickGELU" in note for note in config.notes or ()) and "quickgelu" not in arch:
         return "was trained with QuickGELU, whose architecture has the same file"
     if config.input_size[1] % cls.size_multiple:
         return f"reads images of {config.input_size[1]} px, which patches of {cls.size_multiple} px don't divide"

@@ -138,7 +138,7 @@ def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours:
         return found
     aligned = align(list(dict.fromkeys(name.rpartition(".")[0] for name in found)), mapping)
     places = {name: name.rpartition(".") for name in found}
-    return {f"{aligned[places[name][0]]}.{places[name][2]}": own for name, own in found.items()}
+    return {".".join(filter(None, (aligned[places[name][0]], places[name][2]))): own for name, own in found.items()}
 
 
 def _unprefixed(names: Mapping[str, str], modules: set[str], mend: Callable[[str], str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo": {
         "tour": "CATALOGUE Model network networks",
         "predict": "predict Prediction",
-        "features": "body features Features head pyramid reset_head UnknownTap",
+        "features": "body features Features head pyramid reset_head UNet UnknownTap",
         "embed": "embed",
         "finetune": "find_rate finetune",
         "gpu": "Fast fast fast_step plain why",
