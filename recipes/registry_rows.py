@@ -12,11 +12,12 @@ has the one that it was trained at.
 
 Which architectures of theirs are a network of ours: those that are called so but for case and underscores, and those in `ARCHS`, with the
 constructor options that their checkpoints need. timm's network is then built on the meta device: a row is written only if its tensors,
-renamed, have the names and shapes of ours.
+renamed, have the names and shapes of ours. What pytorchcv publishes is in registry_pytorchcv.py.
 
 The default of a network is torchvision's own default where torchvision has it. Else it is the free checkpoint of 1000 classes at the
 network's own size that is most accurate; where nothing was measured, timm's default tag; where that is not free, the first free one; and a
-checkpoint that is not free only where no other is there. Free are the licences of `weights.record.PERMISSIVE`.
+checkpoint that is not free only where no other is there. Free are the licences of `weights.record.PERMISSIVE`. pytorchcv's is never the
+default where there is another.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import torch
 
 import zoo
 from convert import names
+from recipes import registry_pytorchcv
 from weights.record import PERMISSIVE, Checkpoint, record
 from weights.registry import SHIPPED
 from zoo.networks.model import Model
@@ -170,6 +172,9 @@ ABSENT: dict[str, str] = {
 
 DIFFERS: dict[str, dict[str, str]] = {}
 """Rows whose facts differ from what this script writes: the key, and the reason."""
+
+FOREIGN = ("pytorchcv",)
+"""Namings whose rows are the default only of networks that have no other."""
 
 LABELS = {
     1000: "imagenet1k", 11_221: "imagenet21k_miil", 11_821: "imagenet12k", 21_841: "imagenet22k", 21_842: "imagenet22k_ms",
@@ -384,6 +389,12 @@ def torchvision_rows(cls: type[Model]) -> Iterator[Wanted]:
         yield Wanted(cls.__name__, entry.name.lower(), table, (entry.url,))
 
 
+def pytorchcv_rows(cls: type[Model]) -> Iterator[Wanted]:
+    """Make the rows of pytorchcv's checkpoints of a network."""
+    for name, table in registry_pytorchcv.rows(cls.__name__):
+        yield Wanted(cls.__name__, f"pytorchcv_{name}", table, (name,))
+
+
 def wanted(cls: type[Model], prove: bool = True) -> tuple[list[Wanted], dict[str, str]]:
     """List the rows that a network should have, torchvision's first, and the checkpoints that have none, each with the reason."""
     rows, out = list(torchvision_rows(cls)), dict[str, str]()
@@ -394,6 +405,7 @@ def wanted(cls: type[Model], prove: bool = True) -> tuple[list[Wanted], dict[str
                 out[f"{arch}.{tag}"] = row
             else:
                 rows.append(row)
+    rows += pytorchcv_rows(cls)
     tags = [row.tag for row in rows]
     assert len(set(tags)) == len(tags), f"{cls.__name__} has a tag twice: {sorted(tag for tag in tags if tags.count(tag) > 1)}"
     return rows, out
@@ -405,6 +417,7 @@ def choose_default(cls: type[Model], rows: list[Checkpoint]) -> Checkpoint:
     def free(row: Checkpoint) -> bool:
         return row.license in PERMISSIVE
 
+    rows = [row for row in rows if row.names not in FOREIGN] or rows
     own = [row for row in rows if row.num_classes == 1000 and not row.embedding and "image_size" not in row.options] or rows
     measured = [row for row in own if free(row) and row.metrics_data == DATA]
     if measured:
@@ -464,6 +477,7 @@ FACTS = (
     "format",
     "names",
     "sha256_prefix",
+    "digest",
     "num_classes",
     "embedding",
     "labels",
@@ -574,6 +588,8 @@ def main() -> int:
         print(*findings, sep="\n", end="\n" if findings else "")
         print(f"{path.name}: {added} new, {len(there(path))} rows, {len(left_out)} left out")
         wrong += len(findings)
+    if asked.left_out and not asked.families:
+        print(*(f"{name}: {why}" for name, why in registry_pytorchcv.left_out().items()), sep="\n")
     return int(bool(wrong))
 
 

@@ -100,7 +100,7 @@ def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, f
     Returns:
         The tensors by our names, as the naming that explains most has them. What none explains keeps the file's name, for the
         caller to complain about. Misshaped tensors come through, as another number of classes gives, and `num_batches_tracked`
-        may be missing.
+        may be missing. A bias that the naming says their layers lack is zeros.
 
     Raises:
         LookupError: no naming of this name.
@@ -114,6 +114,23 @@ def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, f
         if naming == "auto" or tried[best][1].complete:
             carried, report, left = tried[best]
     return {**{name: left[name] for name in report.unmatched}, **carried}
+
+
+def _with_zeros(mapping: Sequence[Row], carried: dict[str, T], report: Report, shapes: Mapping[str, Shape]) -> dict[str, T]:
+    """Give zeros to the biases of ours that rows say their layers lack, where the layer's weight is there; they are not missing any more."""
+    made: dict[str, T] = {}
+    for row in mapping:
+        name, weight = f"{row.ours}.bias", carried.get(f"{row.ours}.weight")
+        if "bias" in row.lacks and row.kind != "norm" and weight is not None and name in shapes and name not in carried:
+            made[name] = _zeros(shapes[name], weight)
+    report.missing[:] = [(ours, theirs) for ours, theirs in report.missing if ours not in made]
+    return {**carried, **made}
+
+
+def _zeros(shape: Shape, like: Any) -> Any:
+    """Make zeros in the library of a tensor; a shape stands for a tensor of it."""
+    library = importlib.import_module(type(like).__module__.partition(".")[0])
+    return library.zeros(shape, dtype=like.dtype) if hasattr(library, "zeros") else shape
 
 
 def carry(
@@ -170,4 +187,6 @@ def lineage(family: Family) -> tuple[str, ...]:
 
 def _tried(naming: str, tensors: Mapping[str, T], family: Family, ours: Mapping[str, Any]) -> tuple[dict[str, T], Report, dict[str, T]]:
     shapes = {name: tuple(getattr(tensor, "shape", tensor)) for name, tensor in ours.items()}
-    return carry(naming, tensors, rows(naming, family, shapes), shapes)
+    mapping = rows(naming, family, shapes)
+    carried, report, left = carry(naming, tensors, mapping, shapes)
+    return _with_zeros(mapping, carried, report, shapes), report, left

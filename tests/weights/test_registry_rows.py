@@ -19,7 +19,7 @@ from torch import nn
 
 import zoo
 from convert import names
-from recipes import registry_rows
+from recipes import registry_pytorchcv, registry_rows
 from weights.record import PERMISSIVE, Checkpoint, record
 from weights.registry import SHIPPED, quickly
 from weights.sbom import SPDX
@@ -81,15 +81,18 @@ def test_the_bytes_are_hashed_or_announced_by_the_hub(rows: list[Checkpoint]) ->
 
     def check(row: Checkpoint) -> Faults:
         hub = all(re.fullmatch(r"hf://[\w.-]+/[\w.-]+(@[\w.-]+)?/[\w./-]+\.safetensors", source) for source in row.sources)
-        if not (row.sha256 or row.sha256_prefix or hub or row.sources[0].startswith("package:")):
+        if not (row.sha256 or row.published or hub or row.sources[0].startswith("package:")):
             yield "nobody says the hash"
         if not all("://" in source or source.startswith("package:") for source in row.sources):
             yield "a source is no URL"
         if (row.format == "safetensors") != all(source.endswith(".safetensors") for source in row.sources):
             yield "the format is not that of the sources"
         digits = re.findall(r"-([0-9a-f]{8,})\.\w+$", row.sources[0])
-        if (known := row.sha256 or row.sha256_prefix) and not all(known.startswith(d) for d in digits):
+        known = row.sha256 or row.sha256_prefix or (row.digest or "").partition(":")[2]
+        if known and not all(known.startswith(d) for d in digits):
             yield "the hash is not that in the file's name"
+        if row.digest and (row.digest.startswith("sha1:") != (row.names == "pytorchcv") or len(digits) != (row.names == "pytorchcv")):
+            yield "a digest of another algorithm than its publisher's"
 
     assert faults(rows, check) == []
 
@@ -397,3 +400,69 @@ def test_a_network_with_the_options_of_a_row_computes_what_timms_does(model: str
 def epsilons(network: nn.Module) -> Counter[float]:
     """Count the eps of the layers that normalise: variances of noise are too large to tell them apart by outputs."""
     return Counter(layer.eps for layer in network.modules() if isinstance(layer, nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm))
+
+
+@pytest.mark.reference
+@each_family
+def test_pytorchcvs_checkpoints_are_as_it_states_them(rows: list[Checkpoint]) -> None:
+    from pytorchcv.models.common.model_store import get_model_name_suffix_data  # the digits of an error, the SHA-1, the release
+
+    def check(row: Checkpoint) -> Faults:
+        name = row.tag.removeprefix("pytorchcv_")
+        error, sha1, release = get_model_name_suffix_data(name)
+        file = f"{name}-{error}-{sha1[:8]}.pth"
+        if row.sources != (f"https://github.com/osmr/imgclsmob/releases/download/{release}/{file}.zip#{file}",):
+            yield "source"
+        if row.digest != f"sha1:{sha1}" or row.sha256_prefix:
+            yield "digest"
+        if row.metrics and round(100 * (100 - row.metrics["top5"])) != int(error):
+            yield f"top-5 {row.metrics['top5']}, and the file's name says {error}"
+        if row.default and any(other.names != "pytorchcv" for other in rows if other.model == row.model):
+            yield "the default, and there are others"
+        if not row.metrics and row.preprocessing.mean == (0.485, 0.456, 0.406):
+            yield "no metrics"
+
+    assert faults([row for row in rows if row.names == "pytorchcv"], check) == []
+
+
+@pytest.mark.reference
+def test_each_file_of_pytorchcvs_has_a_row_or_a_reason() -> None:
+    files, left_out = registry_pytorchcv.files(), registry_pytorchcv.left_out()
+    taken = {row.tag.removeprefix("pytorchcv_") for row in ROWS if row.names == "pytorchcv"}
+    assert {f"{files[name].stem}.pth" for name in taken} | left_out.keys() == {f"{file.stem}.pth" for file in files.values()}
+    assert len(taken) + len(left_out) == len(files) > 300
+    assert all(left_out.values())
+
+
+PYTORCHCV = [(model, name, tuple(options.items())) for model, known in registry_pytorchcv.FILES.items() for name, options in known.items()]
+
+
+@pytest.mark.long
+@pytest.mark.reference
+@pytest.mark.parametrize(("model", "name", "options"), PYTORCHCV, ids=[name for _, name, _ in PYTORCHCV])
+def test_a_network_with_the_options_of_a_row_computes_what_pytorchcvs_does(
+    model: str, name: str, options: tuple[tuple[str, Any], ...]
+) -> None:
+    """With fresh parameters, and running statistics of one batch of noise; of larger networks names and shapes are compared alone."""
+    from pytorchcv.model_provider import get_model
+
+    cls = zoo.CATALOGUE[model]
+    large = cls.params > 70e6
+    torch.manual_seed(0)
+    with torch.device("meta" if large else "cpu"):
+        theirs, ours = get_model(name), cls(**dict(options)).eval()
+    state = names.to_ours(theirs.state_dict(), ours.state_dict(), naming="pytorchcv", family=cls)
+    assert {key: tensor.shape for key, tensor in state.items()} == {key: tensor.shape for key, tensor in ours.state_dict().items()}
+    assert epsilons(ours) == epsilons(theirs)
+    if large:
+        return
+    side = cls.input_size
+    x = torch.rand(2, 3, side, side)
+    for layer in theirs.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.momentum = 1.0
+    with torch.no_grad():
+        theirs.train()(x)
+        theirs.eval()
+        ours.load_state_dict(names.to_ours(theirs.state_dict(), ours.state_dict(), naming="pytorchcv", family=cls))
+        torch.testing.assert_close(ours(x), theirs(x), rtol=2e-4, atol=2e-4)
