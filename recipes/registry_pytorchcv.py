@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 Options = dict[str, Any]
@@ -99,7 +100,7 @@ def files() -> dict[str, File]:
     """List the files of networks for ImageNet-1k by the names of their networks."""
     path = importlib.metadata.distribution("pytorchcv").locate_file("pytorchcv/models/common/model_metainfos.csv")
     found: dict[str, File] = {}
-    with open(str(path), encoding="utf-8", newline="") as table:
+    with Path(str(path)).open(encoding="utf-8", newline="") as table:
         for row in csv.DictReader(table):
             if row["test_dataset"] == "in1k" and re.fullmatch(r"[0-9a-f]{40}", row["checksum"]):
                 name, sha1 = row["model_name"], row["checksum"]

@@ -110,13 +110,15 @@ ARCHS: dict[str, dict[str, Options]] = {
     "SENet154": {"legacy_senet154": CEILED},
     **{f"Legacy_SEResNet{depth}": {f"legacy_seresnet{depth}": CEILED} for depth in (18, 34)},
     **{f"SEResNet{depth}": {f"seresnet{depth}": {}, f"legacy_seresnet{depth}": CEILED | {"stride_on": "1x1"}} for depth in (50, 101, 152)},
-    **{
-        f"SEResNeXt{depth}_32x4d": {f"seresnext{depth}_32x4d": {}, f"legacy_seresnext{depth}_32x4d": CEILED}
-        for depth in (26, 50, 101)
-    },
+    **{f"SEResNeXt{depth}_32x4d": {f"seresnext{depth}_32x4d": {}, f"legacy_seresnext{depth}_32x4d": CEILED} for depth in (26, 50, 101)},
     **{
         f"ViT_{short}_{patch}": {f"vit_{size}_patch{patch}_{side}": {} for side in (224, 384)}
-        for short, size, patches in (("Ti", "tiny", [16]), ("S", "small", [32, 16, 8]), ("B", "base", [32, 16, 8]), ("L", "large", [32, 16]))
+        for short, size, patches in (
+            ("Ti", "tiny", [16]),
+            ("S", "small", [32, 16, 8]),
+            ("B", "base", [32, 16, 8]),
+            ("L", "large", [32, 16]),
+        )
         for patch in patches
     },
     "ViT_H_14": {"vit_huge_patch14_224": {}},
@@ -128,7 +130,11 @@ ARCHS: dict[str, dict[str, Options]] = {
     **{
         f"DeiT3_{short}": {f"deit3_{size}_{side}": {} for side in (224, 384)}
         for short, size in (
-            ("S_16", "small_patch16"), ("M_16", "medium_patch16"), ("B_16", "base_patch16"), ("L_16", "large_patch16"), ("H_14", "huge_patch14"),
+            ("S_16", "small_patch16"),
+            ("M_16", "medium_patch16"),
+            ("B_16", "base_patch16"),
+            ("L_16", "large_patch16"),
+            ("H_14", "huge_patch14"),
         )
     },
     **{
@@ -166,8 +172,7 @@ LEFT_OUT: dict[str, str] = {
 }
 """Checkpoints of timm's that have no row, each with the reason."""
 
-ABSENT: dict[str, str] = {
-}
+ABSENT: dict[str, str] = {}
 """Networks of torchvision's, in modules of which we have others, that we lack."""
 
 DIFFERS: dict[str, dict[str, str]] = {}

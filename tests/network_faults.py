@@ -137,7 +137,7 @@ def safetensors(size: int, draw: random.Random) -> bytes:
     return len(header).to_bytes(8, "little") + header + draw.randbytes(size)
 
 
-def from_foreign(source: Path, destination: Path) -> None:
+def from_foreign(source: Path, destination: Path, row: Checkpoint) -> None:
     destination.write_bytes(source.read_bytes().removeprefix(MARK))
 
 

@@ -33,10 +33,11 @@ from weights.registry import checkpoints, recognise
 from weights.sources import local_path
 
 log = logging.getLogger("weights")
-Converter = Callable[[Path, Path], str | None]
+Converter = Callable[[Path, Path, Checkpoint], str | None]
 """Reads a foreign file and writes the safetensors; its attribute `version`, if it has one, says which way of doing so it is.
 
-It returns the SHA-256 of the bytes that it converted, so that a file which changed after its proof is found; None is taken on trust.
+The record says in which format the file is, and of which network, where that matters to what is written. It returns the SHA-256 of the
+bytes that it converted, so that a file which changed after its proof is found; None is taken on trust.
 """
 
 
@@ -59,7 +60,7 @@ def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, prog
 
     Args:
         checkpoint: a record of the registry, or of `adhoc`.
-        to_safetensors: converts (source, destination); needed for a format other than "safetensors", which is never opened here.
+        to_safetensors: converts (source, destination, record); needed for a format other than "safetensors", which is never opened here.
         progress: whether a bar may be shown, on a terminal.
         frozen: whether only what a record or a lock has a full hash of is admitted; None does as ZOO_FROZEN says. What is admitted for
             the first time is pinned in the project's lock, the nearest `weights.lock` upwards, or else in the user's own.
@@ -292,7 +293,7 @@ def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: 
             ready, sha256, blake3, size_bytes = part.path, part.sha256, part.blake3, part.size
         else:
             ready = made = cache.temporary(checkpoint.sha256 or key(checkpoint.sources[0]))
-            sha256, blake3, size_bytes = _converted(convert, part, made, arrived.remote.source)
+            sha256, blake3, size_bytes = _converted(convert, part, made, arrived.remote.source, checkpoint)
             check_fingerprint(checkpoint, pin, made, arrived.remote.source)
         check_file(ready, arrived.remote.source)
         part.close()
@@ -307,12 +308,12 @@ def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: 
     return installed
 
 
-def _converted(convert: Converter | None, part: Part, made: Path, place: str) -> tuple[str, str, int]:
+def _converted(convert: Converter | None, part: Part, made: Path, place: str, checkpoint: Checkpoint) -> tuple[str, str, int]:
     """Have the verified bytes converted; an error of the converter is one of the file, and one of the system is one of this machine."""
     assert convert is not None  # get() has seen to it
     source = part.path
     try:
-        read = convert(source, made)
+        read = convert(source, made, checkpoint)
         if read is not None and read != part.sha256:
             raise HashMismatch(f"{place} changed on this disk after it had come: expected sha256 {part.sha256}, got {read}. Is it shared?")
         return hashes(made)

@@ -46,7 +46,7 @@ class Mirrored:
         name: in the mirror's folder.
         size_bytes: of the file.
         sha256: of the file.
-        format: "safetensors" or "pytorch".
+        format: as the record has it.
         license: SPDX identifier, or "unstated".
         weights: the checkpoints that it serves, "ResNet50:imagenet1k_v1".
     """

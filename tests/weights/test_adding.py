@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weights
-from weights import registry
+from weights import Checkpoint, registry
 from weights.adding import to_toml
 from weights.errors import BadRecord, NoPretrainedWeights, NotLocked, SourceUnavailable, UnknownWeights
 from weights.lock import Entry, Lock
@@ -42,14 +42,14 @@ def test_the_original_may_change_under_the_same_path(mine: Path, data: bytes, sa
 
 
 def test_a_foreign_file_is_converted(tmp_path: Path, data: bytes) -> None:
-    def convert(source: Path, made: Path) -> None:
+    def convert(source: Path, made: Path, row: Checkpoint) -> None:
         made.write_bytes(data)
 
     (tmp_path / "w.pth").write_bytes(b"PK a pickle")
     row = weights.add(tmp_path / "w.pth", "DenseNet264", "mine", num_classes=10, to_safetensors=convert)
     (tmp_path / "w.pth").unlink()
     assert row.format == "pytorch"
-    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made: None)) == data
+    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made, row: None)) == data
 
 
 def test_a_name_that_is_taken_is_refused(mine: Path, safetensors: Callable[..., bytes]) -> None:

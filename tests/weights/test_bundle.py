@@ -167,7 +167,7 @@ def test_a_converted_file_needs_no_converter_on_the_other_side(
 ) -> None:
     (tmp_path / "w.pth").write_bytes(PICKLE)
     row = record((tmp_path / "w.pth").as_uri(), format="pytorch", sha256=of(PICKLE), num_classes=10)
-    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made, row: made.write_bytes(data) and None)
     leave(monkeypatch, tmp_path)
     (done,) = unbundle(tmp_path / "zoo.tar")
     assert done.converted
@@ -250,7 +250,7 @@ def test_frozen_what_a_bundle_converted_counts_only_where_a_lock_knows_its_tenso
 ) -> None:
     (tmp_path / "w.pth").write_bytes(PICKLE)
     row, theirs = record((tmp_path / "w.pth").as_uri(), format="pytorch", sha256=of(PICKLE), num_classes=10), safetensors(seed=5)
-    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made: made.write_bytes(theirs) and None)
+    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made, row: made.write_bytes(theirs) and None)
     leave(monkeypatch, tmp_path)
     (tmp_path / "elsewhere" / "registry").mkdir(parents=True)
     (tmp_path / "elsewhere" / "registry" / "ResNet20.test.toml").write_text(to_toml(row))
@@ -273,7 +273,7 @@ def test_frozen_what_a_bundle_converted_counts_only_where_a_lock_knows_its_tenso
     Lock({entry.key: entry}, 3).write(tmp_path / "weights.lock")
     installed = weights.get(row, frozen=False)
     assert entry_of(Cache(), row, installed).fingerprint is None  # nor does a lock that is written here take the sender's word
-    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made: made.write_bytes(data) and None)) == data
+    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made, row: made.write_bytes(data) and None)) == data
     assert bytes(weights.open_weights(row)) == data
     assert entry_of(Cache(), row, weights.get(row)).fingerprint == fingerprint(memoryview(data), "")[1]
 
@@ -742,7 +742,7 @@ def test_what_came_only_in_a_bundle_is_not_looked_for_on_this_disk(
 ) -> None:
     (tmp_path / "w.pth").write_bytes(PICKLE)
     row = record((tmp_path / "w.pth").as_uri(), format="pytorch", sha256=of(PICKLE), num_classes=10)
-    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made, row: made.write_bytes(data) and None)
     leave(monkeypatch, tmp_path)
     monkeypatch.setenv("ZOO_OFFLINE", offline)
     unbundle(tmp_path / "zoo.tar")
@@ -752,11 +752,11 @@ def test_what_came_only_in_a_bundle_is_not_looked_for_on_this_disk(
     for mirror in ("", str(tmp_path / "mirror")):
         monkeypatch.setenv("ZOO_MIRROR", mirror)
         with pytest.raises(SourceUnavailable, match=r"(?s)It came in a bundle, unbundle it again: zoo unbundle .*zoo\.tar") as refused:
-            weights.get(row, to_safetensors=lambda source, made: None)
+            weights.get(row, to_safetensors=lambda source, made, row: None)
         assert "can't be read" not in str(refused.value)
     shutil.rmtree(cache.root)
     with pytest.raises(SourceUnavailable, match=r"is not in .*It came in a bundle, unbundle it again: zoo unbundle FILE"):
-        weights.get(row, to_safetensors=lambda source, made: None)
+        weights.get(row, to_safetensors=lambda source, made, row: None)
 
 
 def test_what_came_in_a_bundle_and_no_source_has_any_more_is_told_with_both(
@@ -780,7 +780,7 @@ def test_frozen_a_conversion_that_a_bundle_brought_is_told_with_a_way_that_works
 ) -> None:
     (tmp_path / "w.pth").write_bytes(PICKLE)
     row = record((tmp_path / "w.pth").as_uri(), format="pytorch", sha256=of(PICKLE), num_classes=10)
-    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    bundle([row], tmp_path / "zoo.tar", to_safetensors=lambda source, made, row: made.write_bytes(data) and None)
     theirs = entry_of(Cache(), row, weights.get(row))
     leave(monkeypatch, tmp_path)
     unbundle(tmp_path / "zoo.tar")
@@ -788,10 +788,10 @@ def test_frozen_a_conversion_that_a_bundle_brought_is_told_with_a_way_that_works
     with pytest.raises(
         NotLocked, match=r"no lock has the fingerprint of ResNet20:test.*zoo lock ResNet20:test; then bring its weights.lock"
     ):
-        weights.open_weights(row, to_safetensors=lambda source, made: None, frozen=True)
+        weights.open_weights(row, to_safetensors=lambda source, made, row: None, frozen=True)
     Lock({theirs.key: theirs}, 1).write(tmp_path / "weights.lock")  # as `zoo lock` writes it where the file is
     monkeypatch.chdir(tmp_path)
-    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made: None, frozen=True)) == data
+    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made, row: None, frozen=True)) == data
 
 
 def test_a_query_of_an_address_does_not_travel_and_that_is_said(

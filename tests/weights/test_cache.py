@@ -28,8 +28,8 @@ Cached = Callable[[], dict[str, bytes]]
 PICKLE = b"PK\x03\x04 a pickle " + bytes(5000)
 
 
-def converter(data: bytes) -> Callable[[Path, Path], None]:
-    def convert(source: Path, destination: Path) -> None:
+def converter(data: bytes) -> Callable[[Path, Path, Checkpoint], None]:
+    def convert(source: Path, destination: Path, row: Checkpoint) -> None:
         assert source.read_bytes() == PICKLE
         destination.write_bytes(data)
 
@@ -74,7 +74,7 @@ def test_a_foreign_file_needs_a_converter(record: Make) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("bad"), OSError("torn"), MalformedFile("odd"), MemoryError(), RecursionError()])
 def test_a_converter_that_fails_leaves_nothing(hub: HubServer, record: Make, cached: Cached, error: Exception) -> None:
-    def convert(source: Path, destination: Path) -> None:
+    def convert(source: Path, destination: Path, row: Checkpoint) -> None:
         destination.write_bytes(b"half")
         raise error
 
@@ -86,7 +86,7 @@ def test_a_converter_that_fails_leaves_nothing(hub: HubServer, record: Make, cac
 def test_a_file_that_changed_between_its_proof_and_its_conversion_is_refused(
     hub: HubServer, record: Make, data: bytes, cached: Cached, own_cache: Path
 ) -> None:
-    def convert(source: Path, destination: Path) -> str:
+    def convert(source: Path, destination: Path, row: Checkpoint) -> str:
         source.write_bytes(PICKLE[::-1])  # another process, that has the same cache
         destination.write_bytes(data)
         return hashlib.sha256(source.read_bytes()).hexdigest()
@@ -105,7 +105,7 @@ def test_a_converter_that_writes_nonsense_is_not_believed(hub: HubServer, record
 def test_a_pickle_that_a_killed_process_left_is_swept_at_the_next_start(hub: HubServer, record: Make, data: bytes, cached: Cached) -> None:
     code = f"""
 import os, signal, sys, weights
-def convert(source, destination):
+def convert(source, destination, row):
     destination.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 weights.get(weights.adhoc("ResNet20", {hub.file("w.pth", PICKLE)!r}), to_safetensors=convert)

@@ -164,7 +164,7 @@ def test_a_project_that_was_deleted_with_its_folder_keeps_nothing(
 def test_a_bundles_conversion_never_makes_ones_own_outdated(hub: HubServer, record: Make, safetensors: Bytes, own_cache: Path) -> None:
     pickle = b"PK\x03\x04 a pickle"
     row = record(hub.file("w.pth", pickle), format="pytorch", sha256=hashlib.sha256(pickle).hexdigest())
-    own = weights.get(row, to_safetensors=lambda source, made: made.write_bytes(safetensors(500, 1)) and None)
+    own = weights.get(row, to_safetensors=lambda source, made, row: made.write_bytes(safetensors(500, 1)) and None)
     theirs = weights.get(record(hub.file("other", safetensors(500, 2)), tag="other"))
     Cache().derive(replace(theirs, source_sha256=own.source_sha256), BUNDLE)
     os.utime(own_cache / "derived" / f"{own.source_sha256}.1.json", (1, 1))
@@ -187,7 +187,7 @@ def test_a_project_whose_weights_were_fetched_into_this_cache_is_remembered(
 def test_a_lock_names_the_served_file_and_what_was_made_of_it_stays(hub: HubServer, record: Make, data: bytes, elsewhere: Path) -> None:
     served = b"PK\x03\x04 a pickle"
     row = record(hub.file("w.pth", served), format="pytorch")
-    installed = weights.get(row, to_safetensors=lambda source, destination: destination.write_bytes(data) and None)
+    installed = weights.get(row, to_safetensors=lambda source, destination, row: destination.write_bytes(data) and None)
     lock(elsewhere, hashlib.sha256(served).hexdigest())
     assert weights.gc(0).locked == 1
     assert installed.path.exists()
@@ -227,7 +227,7 @@ def test_what_an_older_converter_made_goes_when_a_later_one_has_made_it_anew(
     made = []
     for version in (9, 10):
 
-        def convert(source: Path, destination: Path, version: int = version) -> None:
+        def convert(source: Path, destination: Path, row: Checkpoint, version: int = version) -> None:
             destination.write_bytes(safetensors(500, version))
 
         convert.version = version  # pyright: ignore[reportFunctionMemberAccess]

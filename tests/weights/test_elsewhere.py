@@ -152,7 +152,7 @@ def test_a_pickle_elsewhere_is_converted_as_one_that_was_fetched(record: Make, d
     sha256 = hashlib.sha256(pickled).hexdigest()
     torch_file(f"resnet20-{sha256[:8]}.pth", pickled)
     row = record(URL.format(sha256[:8]), format="pytorch", sha256=sha256)
-    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made: made.write_bytes(data) and None)) == data
+    assert bytes(weights.open_weights(row, to_safetensors=lambda source, made, row: made.write_bytes(data) and None)) == data
 
 
 @pytest.mark.parametrize("what", ["pipe", "folder", "loop", "empty"])

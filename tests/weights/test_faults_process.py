@@ -260,7 +260,7 @@ def test_a_full_disk_keeps_no_warm_load_from_its_project_lock_or_pin(
 
 
 def test_a_disk_that_fills_while_it_converts_is_no_fault_of_the_file(hub: HubServer, record: Make, data: bytes, cached: Cached) -> None:
-    def convert(source: Path, destination: Path) -> None:
+    def convert(source: Path, destination: Path, row: Checkpoint) -> None:
         destination.write_bytes(data[:100])
         raise OSError(errno.ENOSPC, "No space left on device")
 

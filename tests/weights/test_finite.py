@@ -77,5 +77,5 @@ def test_it_is_refused_at_install_and_nothing_stays(hub: HubServer, record: Make
     data = file(np.array([1, np.nan], "<f4"), "F32")
     row = record(hub.file("w", data), format="pytorch" if converted else "safetensors")
     with pytest.raises(NonFinite, match="tensor 'w' holds NaN"):
-        weights.get(row, to_safetensors=lambda source, made: made.write_bytes(source.read_bytes()) and None)
+        weights.get(row, to_safetensors=lambda source, made, row: made.write_bytes(source.read_bytes()) and None)
     assert not [path for name in ("blobs", "partial", "refs") for path in (own_cache / name).rglob("*") if path.is_file()]

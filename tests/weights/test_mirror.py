@@ -89,7 +89,7 @@ def test_a_client_takes_its_weights_from_the_mirror(
     gone = "http://127.0.0.1:9/w.safetensors"
     assert bytes(weights.open_weights(record(gone, sha256=of(data)))) == data
     pickled = record(f"http://127.0.0.1:9/net-{of(PICKLE)[:8]}.pth", format="pytorch", sha256_prefix=of(PICKLE)[:8])
-    found = weights.get(pickled, to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    found = weights.get(pickled, to_safetensors=lambda source, made, row: made.write_bytes(data) and None)
     assert found.source_sha256 == of(PICKLE)
 
 
@@ -272,7 +272,7 @@ def test_a_file_that_is_named_by_a_prefix_is_served_by_its_hash_too(
     Lock({entry.key: entry}, 1).write(tmp_path / "weights.lock")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZOO_MIRROR", server.url)
-    found = weights.get(row, to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    found = weights.get(row, to_safetensors=lambda source, made, row: made.write_bytes(data) and None)
     assert found.source == f"{server.url}/{of(PICKLE)}"
 
 

@@ -360,7 +360,7 @@ def test_frozen_the_tensors_of_a_conversion_are_counted_not_read_from_a_note(
     count, right = fingerprint(memoryview(data), "")
     entry = Entry("ResNet20:test", "pytorch", row.sources, "unstated", row.sha256, tensors=count, fingerprint=right)
     Lock({entry.key: entry}, 1).write(tmp_path / "weights.lock")
-    old = weights.get(row, to_safetensors=lambda source, made: made.write_bytes(data) and None)
+    old = weights.get(row, to_safetensors=lambda source, made, row: made.write_bytes(data) and None)
     monkeypatch.chdir(tmp_path)
     blob = Cache().blob(digest(other))
     blob.parent.mkdir(exist_ok=True)
@@ -369,12 +369,12 @@ def test_frozen_the_tensors_of_a_conversion_are_counted_not_read_from_a_note(
     for note in (*(own_cache / "refs").iterdir(), *(own_cache / "derived").iterdir()):
         note.write_text(note.read_text().replace(old.sha256, digest(other)).replace(old.blake3 or "", blake3(other).hexdigest()))
     assert bytes(weights.open_weights(row)) == other
-    assert bytes(weights.open_weights(row, frozen=True, to_safetensors=lambda source, made: made.write_bytes(data) and None)) == data
+    assert bytes(weights.open_weights(row, frozen=True, to_safetensors=lambda source, made, row: made.write_bytes(data) and None)) == data
     (note,) = (own_cache / "derived").iterdir()
     note.write_text(note.read_text().replace(digest(data), digest(other)).replace(digest(b"a pickle"), digest(other)))
     for ref in (own_cache / "refs").iterdir():
         ref.unlink()
-    assert bytes(weights.open_weights(row, frozen=True, to_safetensors=lambda source, made: made.write_bytes(data) and None)) == data
+    assert bytes(weights.open_weights(row, frozen=True, to_safetensors=lambda source, made, row: made.write_bytes(data) and None)) == data
 
 
 def test_s2_a_prefix_in_a_lock_never_satisfies(hub: HubServer, record: Make, data: bytes, sha: str, project: Path) -> None:
@@ -469,8 +469,8 @@ def test_a_converted_file_must_have_the_locks_fingerprint(
 ) -> None:
     row = record(hub.file("w.pth", b"a pickle"), format="pytorch", sha256_prefix=digest(b"a pickle")[:8])
 
-    def converter(made: bytes) -> Callable[[Path, Path], None]:
-        return lambda source, destination: destination.write_bytes(made) and None
+    def converter(made: bytes) -> Callable[[Path, Path, Checkpoint], None]:
+        return lambda source, destination, row: destination.write_bytes(made) and None
 
     weights.get(row, to_safetensors=converter(data))
     entry = Lock.read(user_lock()).entries["ResNet20:test"]
@@ -494,8 +494,8 @@ def test_a_warm_conversion_with_other_tensors_than_the_lock_names_is_made_anew(
     pickle, made = b"PK\x03\x04 a pickle", safetensors(seed=1)
     row = record(hub.file("w.pth", pickle), format="pytorch", sha256=digest(pickle))
 
-    def converter(result: bytes) -> Callable[[Path, Path], None]:
-        return lambda source, destination: destination.write_bytes(result) and None
+    def converter(result: bytes) -> Callable[[Path, Path, Checkpoint], None]:
+        return lambda source, destination, row: destination.write_bytes(result) and None
 
     assert bytes(weights.open_weights(row, to_safetensors=converter(made))) == made  # by an older converter
     count, right = fingerprint(memoryview(data), "")

@@ -9,7 +9,7 @@ from typing import Any
 
 import weights
 from weights import Checkpoint, NoPretrainedWeights, UnknownWeights, header
-from weights.record import PERMISSIVE
+from weights.record import BY_NETWORK, PERMISSIVE
 from zoo.variants import Variant, spelt, variants
 
 
@@ -86,10 +86,11 @@ def restriction(record: Checkpoint) -> str:
     return "terms of its own; read them before you use it"
 
 
-def to_safetensors(source: Path, destination: Path) -> str:
+def to_safetensors(source: Path, destination: Path, record: Checkpoint | None = None) -> str:
     """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied.
 
-    A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote.
+    A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote. Keras's file
+    becomes the tensors of the record's network as `trained(NETWORK, PATH)` makes them.
 
     Returns:
         The SHA-256 of the bytes that were converted: they were read once, and whoever writes to the file meanwhile comes too late.
@@ -97,6 +98,8 @@ def to_safetensors(source: Path, destination: Path) -> str:
     from convert import sandbox
     from convert.formats import safetensors
 
+    if record is not None and record.format in BY_NETWORK:
+        return _as_network(source, destination, record)
     sha256, data = weights.read_file(source)
     if header.is_safetensors(data):
         destination.write_bytes(data)
@@ -105,6 +108,19 @@ def to_safetensors(source: Path, destination: Path) -> str:
         del data  # the reader has its own copy
         safetensors.save_stored(opened.tensors, destination)
     return sha256
+
+
+def _as_network(source: Path, destination: Path, record: Checkpoint) -> str:
+    """Write another framework's file as the tensors of a record's network, by its names and with the record's options."""
+    from convert.formats import safetensors
+    from zoo.catalogue import model_class
+    from zoo.conversion.namings import open_foreign
+    from zoo.conversion.notes import file_sha256
+
+    foreign = open_foreign(source, model_class(record.model), format=record.format, naming=record.names, **record.options)
+    with foreign.source:
+        safetensors.save_stored(foreign.adopted.tensors, destination)
+    return file_sha256(source)
 
 
 def _no_weights(network: Variant) -> str:

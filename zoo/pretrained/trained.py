@@ -189,7 +189,7 @@ def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], op
     try:
         with torch.device("meta"):
             network = model(**keywords)
-        state = names.to_ours(tensors, network.state_dict(), naming=record.names, family=model)
+        state = names.to_ours(tensors, network.state_dict(), naming=record.stored_names, family=model)
     except (TypeError, ValueError, LookupError) as error:
         if options:
             raise

@@ -14,10 +14,14 @@ from hubserver import HubServer
 from parity import randomised
 from torch import Tensor
 
-from convert import names
+from convert import names, writing
 from convert.core import COUNTER, joined
-from weights import HashMismatch, SizeMismatch
-from zoo import MobileNetV2_035, Model, trained
+from convert.formats import keras
+from convert.formats._torch import stored
+from convert.network import layers
+from weights import HashMismatch, SizeMismatch, WeightsMismatch
+from zoo import MobileNetV1_025, MobileNetV2_035, Model, trained
+from zoo.commands.app import main
 
 Row = Callable[..., None]
 FILE = "mobilenetv2_wd35-1234-0b5a71c2.pth"
@@ -103,7 +107,7 @@ def test_another_pickle_than_its_digest_says_is_refused_and_nothing_is_left(
     hub: HubServer, row: Row, pickled: tuple[dict[str, Tensor], bytes], own_cache: Path, digest: str
 ) -> None:
     row(MobileNetV2_035, f"{hub.file(f'{FILE}.zip', zipped(pickled[1]))}#{FILE}", digest, "pytorch", "pytorchcv")
-    with pytest.raises(HashMismatch, match="expected (a )?sha1 .*Nothing was installed"):
+    with pytest.raises(HashMismatch, match=r"expected (a )?sha1 .*Nothing was installed"):
         trained(MobileNetV2_035, "theirs")
     assert not [path for kind in ("blobs", "partial") for path in (own_cache / kind).rglob("*") if path.is_file()]
 
@@ -115,3 +119,63 @@ def test_a_zip_that_would_fill_the_disk_is_refused(hub: HubServer, row: Row, own
     with pytest.raises(SizeMismatch, match=r"unpacks to 8,388,608 bytes, more than the [\d,]+ that are accepted"):
         trained(MobileNetV2_035, "theirs")
     assert not [path for kind in ("blobs", "partial") for path in (own_cache / kind).rglob("*") if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def kerass(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network as Keras published its weights until it was version 3: kernels (h, w, in, out), layers in its order."""
+    cls, path = MobileNetV1_025, tmp_path_factory.mktemp("keras") / "mobilenet_2_5_224_tf.h5"
+    with torch.device("meta"):
+        network = cls(**names.fact("keras", "options", cls))
+    state = randomised(network, seed=1)
+    rows = names.rows("keras", cls, {name: tuple(tensor.shape) for name, tensor in state.items()})
+    tensors = {name: stored(name, tensor) for name, tensor in state.items() if COUNTER not in name}
+    keras.write(writing.parts(rows, layers(network, (3, 224, 224)), tensors), path, metadata={})
+    return path
+
+
+def test_a_file_of_keras_with_an_md5_becomes_what_its_path_gives(
+    hub: HubServer, row: Row, kerass: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = kerass.read_bytes()
+    row(MobileNetV1_025, hub.file(kerass.name, data), f"md5:{hashlib.md5(data).hexdigest()}", "keras", "keras")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ZOO_REGISTRY")
+        wanted = trained(MobileNetV1_025, kerass).state_dict()
+    model = trained(MobileNetV1_025, "theirs")
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+    assert model.checkpoint is not None
+    assert model.checkpoint.preprocessing.mean == (0.5, 0.5, 0.5)
+    assert not [path for path in own_cache.rglob("*") if path.suffix in (".h5", ".part")]
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    assert torch.equal(trained(MobileNetV1_025, "theirs").state_dict()["classifier.1.weight"], wanted["classifier.1.weight"])
+
+
+def test_a_file_of_keras_with_another_md5_is_refused_and_nothing_is_left(hub: HubServer, row: Row, kerass: Path, own_cache: Path) -> None:
+    row(MobileNetV1_025, hub.file(kerass.name, kerass.read_bytes()), "md5:" + "0" * 32, "keras", "keras")
+    with pytest.raises(HashMismatch, match=r"expected md5 0{32}, got .*Nothing was installed"):
+        trained(MobileNetV1_025, "theirs")
+    assert not [path for kind in ("blobs", "partial") for path in (own_cache / kind).rglob("*") if path.is_file()]
+
+
+def test_a_file_of_keras_of_another_network_says_what_does_not_fit(hub: HubServer, row: Row, kerass: Path, own_cache: Path) -> None:
+    data = kerass.read_bytes()
+    row(MobileNetV2_035, hub.file(kerass.name, data), f"md5:{hashlib.md5(data).hexdigest()}", "keras", "keras")
+    with pytest.raises(WeightsMismatch, match=r"mobilenet_2_5_224_tf.h5 does not hold the weights of MobileNetV2_035"):
+        trained(MobileNetV2_035, "theirs")
+    assert not [path for kind in ("blobs", "partial") for path in (own_cache / kind).rglob("*") if path.is_file()]
+
+
+def test_a_bundle_of_a_file_of_keras_is_loaded_where_there_is_no_network(
+    hub: HubServer, row: Row, kerass: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = kerass.read_bytes()
+    row(MobileNetV1_025, hub.file(kerass.name, data), f"md5:{hashlib.md5(data).hexdigest()}", "keras", "keras")
+    wanted = trained(MobileNetV1_025, "theirs").state_dict()
+    assert main(["bundle", "MobileNetV1_025:theirs", "-o", str(tmp_path / "zoo.tar")]) == 0
+    for name in ("ZOO_CACHE", "ZOO_USER_REGISTRY"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    assert main(["unbundle", str(tmp_path / "zoo.tar")]) == 0
+    found = trained(MobileNetV1_025, "theirs").state_dict()
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
