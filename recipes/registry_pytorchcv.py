@@ -114,7 +114,7 @@ def files() -> dict[str, File]:
 @cache
 def errors() -> dict[str, tuple[float, float]]:
     """Read top-1 and top-5 errors in percent by the stem of the file's name, from the table that the package's description has."""
-    text = str(importlib.metadata.metadata("pytorchcv").get_payload())
+    text = importlib.metadata.distribution("pytorchcv").read_text("METADATA") or ""
     rows = re.findall(r"^\|[^|]*\|\s*([\d.]+)\s*\|\s*([\d.]+)\s*\|.*?/releases/download/[^/]+/([\w.-]+)\.pth\.log", text, re.MULTILINE)
     return {stem: (float(top1), float(top5)) for top1, top5, stem in rows}
 

@@ -12,12 +12,13 @@ has the one that it was trained at.
 
 Which architectures of theirs are a network of ours: those that are called so but for case and underscores, and those in `ARCHS`, with the
 constructor options that their checkpoints need. timm's network is then built on the meta device: a row is written only if its tensors,
-renamed, have the names and shapes of ours. What pytorchcv publishes is in registry_pytorchcv.py.
+renamed, have the names and shapes of ours. What pytorchcv and Keras publish is in
+registry_pytorchcv.py and registry_keras.py.
 
 The default of a network is torchvision's own default where torchvision has it. Else it is the free checkpoint of 1000 classes at the
 network's own size that is most accurate; where nothing was measured, timm's default tag; where that is not free, the first free one; and a
-checkpoint that is not free only where no other is there. Free are the licences of `weights.record.PERMISSIVE`. pytorchcv's is never the
-default where there is another.
+checkpoint that is not free only where no other is there. Free are the licences of `weights.record.PERMISSIVE`. pytorchcv's and
+Keras's are never the default where there is another.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import torch
 
 import zoo
 from convert import names
-from recipes import registry_pytorchcv
+from recipes import registry_keras, registry_pytorchcv
 from weights.record import PERMISSIVE, Checkpoint, record
 from weights.registry import SHIPPED
 from zoo.networks.model import Model
@@ -178,8 +179,8 @@ ABSENT: dict[str, str] = {}
 DIFFERS: dict[str, dict[str, str]] = {}
 """Rows whose facts differ from what this script writes: the key, and the reason."""
 
-FOREIGN = ("pytorchcv",)
-"""Namings whose rows are the default only of networks that have no other."""
+FOREIGN = ("pytorchcv", "keras")
+"""Namings whose rows are the default only of networks that have no other, Keras's only where there is none of the others."""
 
 LABELS = {
     1000: "imagenet1k", 11_221: "imagenet21k_miil", 11_821: "imagenet12k", 21_841: "imagenet22k", 21_842: "imagenet22k_ms",
@@ -400,6 +401,12 @@ def pytorchcv_rows(cls: type[Model]) -> Iterator[Wanted]:
         yield Wanted(cls.__name__, f"pytorchcv_{name}", table, (name,))
 
 
+def keras_rows(cls: type[Model]) -> Iterator[Wanted]:
+    """Make the row of the checkpoint of a network that keras.applications has."""
+    for table in registry_keras.rows(cls.__name__):
+        yield Wanted(cls.__name__, "keras_imagenet", table, (table["sources"][0],))
+
+
 def wanted(cls: type[Model], prove: bool = True) -> tuple[list[Wanted], dict[str, str]]:
     """List the rows that a network should have, torchvision's first, and the checkpoints that have none, each with the reason."""
     rows, out = list(torchvision_rows(cls)), dict[str, str]()
@@ -410,7 +417,7 @@ def wanted(cls: type[Model], prove: bool = True) -> tuple[list[Wanted], dict[str
                 out[f"{arch}.{tag}"] = row
             else:
                 rows.append(row)
-    rows += pytorchcv_rows(cls)
+    rows += [*pytorchcv_rows(cls), *keras_rows(cls)]
     tags = [row.tag for row in rows]
     assert len(set(tags)) == len(tags), f"{cls.__name__} has a tag twice: {sorted(tag for tag in tags if tags.count(tag) > 1)}"
     return rows, out
@@ -422,7 +429,7 @@ def choose_default(cls: type[Model], rows: list[Checkpoint]) -> Checkpoint:
     def free(row: Checkpoint) -> bool:
         return row.license in PERMISSIVE
 
-    rows = [row for row in rows if row.names not in FOREIGN] or rows
+    rows = min(([row for row in rows if row.names not in FOREIGN[n:]] for n in range(3)), key=lambda some: not some)
     own = [row for row in rows if row.num_classes == 1000 and not row.embedding and "image_size" not in row.options] or rows
     measured = [row for row in own if free(row) and row.metrics_data == DATA]
     if measured:
@@ -594,7 +601,8 @@ def main() -> int:
         print(f"{path.name}: {added} new, {len(there(path))} rows, {len(left_out)} left out")
         wrong += len(findings)
     if asked.left_out and not asked.families:
-        print(*(f"{name}: {why}" for name, why in registry_pytorchcv.left_out().items()), sep="\n")
+        for table in (registry_pytorchcv, registry_keras):
+            print(*(f"{name}: {why}" for name, why in table.left_out().items()), sep="\n")
     return int(bool(wrong))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import weights
-from weights import Checkpoint, NoPretrainedWeights, UnknownWeights, header
+from weights import Checkpoint, NoPretrainedWeights, UnknownWeights, WeightsError, header
+from weights.places import file_name
 from weights.record import BY_NETWORK, PERMISSIVE
 from zoo.variants import Variant, spelt, variants
 
@@ -111,15 +114,29 @@ def to_safetensors(source: Path, destination: Path, record: Checkpoint | None = 
 
 
 def _as_network(source: Path, destination: Path, record: Checkpoint) -> str:
-    """Write another framework's file as the tensors of a record's network, by its names and with the record's options."""
+    """Write another framework's file as the tensors of a record's network, by its names and with the record's options.
+
+    It is read under the name that its publisher gave it: "tf_kernels" in that is all that some of Keras's files say of their convention.
+    """
     from convert.formats import safetensors
     from zoo.catalogue import model_class
     from zoo.conversion.namings import open_foreign
     from zoo.conversion.notes import file_sha256
 
-    foreign = open_foreign(source, model_class(record.model), format=record.format, naming=record.names, **record.options)
-    with foreign.source:
-        safetensors.save_stored(foreign.adopted.tensors, destination)
+    cls = model_class(record.model)
+    with tempfile.TemporaryDirectory() as folder:
+        named = Path(folder, re.sub(r"[^\w.-]", "_", file_name(record.sources[0]))[-100:].lstrip(".") or "weights")
+        try:
+            named.symlink_to(source.absolute())
+        except OSError:  # where links are a privilege
+            shutil.copyfile(source, named)
+        try:
+            foreign = open_foreign(named, cls, format=record.format, naming=record.names, **record.options)
+            with foreign.source:
+                safetensors.save_stored(foreign.adopted.tensors, destination)
+        except WeightsError as error:
+            error.args = (str(error).replace(str(named), str(source)), *error.args[1:])
+            raise
     return file_sha256(source)
 
 

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from hubserver import HubServer
@@ -19,7 +20,7 @@ from convert.core import COUNTER, joined
 from convert.formats import keras
 from convert.formats._torch import stored
 from convert.network import layers
-from weights import HashMismatch, SizeMismatch, WeightsMismatch
+from weights import ConvertError, HashMismatch, SizeMismatch, WeightsMismatch
 from zoo import MobileNetV1_025, MobileNetV2_035, Model, trained
 from zoo.commands.app import main
 
@@ -149,6 +150,24 @@ def test_a_file_of_keras_with_an_md5_becomes_what_its_path_gives(
     assert not [path for path in own_cache.rglob("*") if path.suffix in (".h5", ".part")]
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     assert torch.equal(trained(MobileNetV1_025, "theirs").state_dict()["classifier.1.weight"], wanted["classifier.1.weight"])
+
+
+def test_a_file_of_keras_is_read_under_its_publishers_name(hub: HubServer, row: Row, kerass: Path, tmp_path: Path) -> None:
+    """Keras 1 said in the name alone whose convention the kernels have."""
+    silent = tmp_path / "silent.h5"
+    silent.write_bytes(kerass.read_bytes())
+    with h5py.File(silent, "r+") as file:
+        del file.attrs["backend"]
+    data = silent.read_bytes()
+    digest = f"md5:{hashlib.md5(data).hexdigest()}"
+    row(MobileNetV1_025, hub.file("mobilenet.h5", data), digest, "keras", "keras")
+    with pytest.raises(ConvertError, match=r"http://\S+/mobilenet.h5 does not say whether"):
+        trained(MobileNetV1_025, "theirs")
+    row(MobileNetV1_025, hub.file("mobilenet_tf_dim_ordering_tf_kernels.h5", data), digest, "keras", "keras")
+    found = trained(MobileNetV1_025, "theirs").state_dict()
+    row(MobileNetV1_025, hub.file("mobilenet_th_kernels.h5", data), digest, "keras", "keras")
+    turned = trained(MobileNetV1_025, "theirs").state_dict()
+    assert torch.equal(turned["features.0.0.weight"], found["features.0.0.weight"].flip(2, 3))
 
 
 def test_a_file_of_keras_with_another_md5_is_refused_and_nothing_is_left(hub: HubServer, row: Row, kerass: Path, own_cache: Path) -> None:
