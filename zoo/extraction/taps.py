@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 from torch.fx.proxy import TraceError
+from torch.nn import functional as F
 
 from zoo.extraction.receptive_fields import Field, Reach, fields
 from zoo.networks.model import Model

@@ -26,7 +26,7 @@ ARCHS: dict[str, tuple[str, dict[str, object]]] = {
     arch: (name, dict(options))
     for name, cls in zoo.CATALOGUE.items()
     if cls.params < LARGEST
-    for arch, options in (registry_rows.archs(cls) or dict.fromkeys([name.lower()] if name in UNPUBLISHED else [], {})).items()
+    for arch, options in (registry_rows.archs(cls) or {key: {} for key in [name.lower()] if name in UNPUBLISHED}).items()
     if not arch.startswith(("mnasnet_100", "legacy_se")) and not issubclass(cls, ViT | Swin)
 }
 """timm's architectures of our networks, and the options that make ours theirs.
