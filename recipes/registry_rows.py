@@ -67,6 +67,7 @@ ARCHS: dict[str, dict[str, Options]] = {
         for size in range(5)
     },
     "MobileNetV1": {"mobilenetv1_100": {"activation": "relu6"}},
+    "MobileNetV1_125": {"mobilenetv1_125": {"activation": "relu6"}},
     "MobileNetV2": {"mobilenetv2_100": {}},
     "MobileNetV3Large": {"mobilenetv3_large_100": EPS, "tf_mobilenetv3_large_100": SAME},
     "MobileNetV3Small": {"mobilenetv3_small_100": EPS, "tf_mobilenetv3_small_100": SAME},
@@ -75,6 +76,11 @@ ARCHS: dict[str, dict[str, Options]] = {
     "MNASNet1_0": {"mnasnet_100": {}},
     "RegNetX_400MF": {"regnetx_004_tv": {}},
     "RegNetX_800MF": {"regnetx_008": {}},
+    **{
+        f"RegNet{kind}_{size}": {f"regnet{kind.lower()}_{theirs}": {}}
+        for kind in "XY"
+        for size, theirs in (("200MF", "002"), ("600MF", "006"), ("4_0GF", "040"), ("6_4GF", "064"), ("12GF", "120"), ("64GF", "640"))
+    },
     "RegNetX_1_6GF": {"regnetx_016": {}},
     "RegNetX_3_2GF": {"regnetx_032": {}},
     "RegNetX_8GF": {"regnetx_080": {}},
@@ -150,15 +156,19 @@ ARCHS: dict[str, dict[str, Options]] = {
             ("B_16", "base_patch16", "", (224, 384)),
             ("L_14", "large_patch14", "", (224,)),
             ("L_14", "large_patch14", "_336", (336,)),
+            ("H_14", "huge_patch14", "", (224, 336, 378)),
         )
         for suffix in ("", "_QuickGELU")
     },
     **{
-        f"SigLIP_{short}": {f"vit_{size}_siglip_{side}": {} for side in sides}
+        f"SigLIP_{short}": {f"vit_{size}_siglip{gap}_{side}": {"pool": "mean"} if gap else {} for gap in ("", "_gap") for side in sides}
         for short, size, sides in (
+            ("B_32", "base_patch32", (256,)),
             ("B_16", "base_patch16", (224, 256, 384, 512)),
             ("L_16", "large_patch16", (256, 384, 512)),
-            ("So400m_14", "so400m_patch14", (224, 378, 384)),
+            ("So400m_14", "so400m_patch14", (224, 378, 384, 448, 896)),
+            ("So400m_16", "so400m_patch16", (256, 384, 512)),
+            ("GOpt_16", "giantopt_patch16", (256, 384)),
         )
     },
 }

@@ -20,7 +20,7 @@ from weights.errors import ConvertError
 
 T = TypeVar("T")
 
-SAME = ("VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152", "DenseNet121", "DenseNet169", "DenseNet201", "InceptionV3",
+SAME = ("VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152", "ResNet50V2", "ResNet101V2", "ResNet152V2", "DenseNet121", "DenseNet169", "DenseNet201", "InceptionV3",
         "InceptionResNetV2", "Xception",
         "MobileNetV3Large", "MobileNetV3Small", *(f"EfficientNetB{n}" for n in range(8)))  # fmt: skip
 APPLICATIONS: dict[str, tuple[str, dict[str, Any]]] = {

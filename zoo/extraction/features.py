@@ -200,19 +200,25 @@ def pyramid(model: Model | Fast, output_stride: int | None = None) -> Features |
         model: any network of the zoo, or what `fast` made of one.
         output_stride: 8 or 16 dilates what lies behind; C5 is then the same layer's map at that stride. None changes nothing.
 
+    Vision transformers have one map, of patches. It is resized to the four strides, as in section 2 of ViTDet, without layers of its own.
+
     Returns:
         `Features`; where a network ends before stride 32 (SqueezeNet), without the levels that it has none of. Feed
         ``list(pyramid(model).channels.values())`` to torchvision's FeaturePyramidNetwork.
 
     Raises:
-        ValueError: the network has fewer than two of these maps (those for CIFAR, those of patches), or can't have the output stride.
+        ValueError: the network has fewer than two of these maps (those for CIFAR, MLPs of patches), or can't have the output stride.
         TypeError: `model` is no network of the zoo.
 
     Source:
-        Lin et al. 2016, section 3, for the names (https://arxiv.org/abs/1612.03144).
+        Lin et al. 2016, section 3, for the names (https://arxiv.org/abs/1612.03144); ViTDet: Li et al. 2022, https://arxiv.org/abs/2203.16527.
     """
     network = _network(model, "pyramid")
-    places = Places(network, trace(network))
+    written = trace(network)
+    places = Places(network, written)
+    if network.first_patch is not None:
+        _dilated(network, output_stride)  # says why it can't be
+        return _as_fast_as(model, Features(network, written, places, {level: places.resized(stride) for level, stride in LEVELS.items()}))
     strides = places.strides
     if places.unknown:
         raise ValueError(f"{type(network).__name__} has no pyramid: no stride is known behind {places.unknown}")

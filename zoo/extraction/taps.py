@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
+from torch.nn import functional as F
 
 from zoo.extraction.receptive_fields import Field, Reach, fields
 from zoo.networks.model import Model
@@ -212,6 +213,20 @@ class Places:
         reach = Reach(0, pixels - 1, stride)
         self.facts[node] = Field(None if channels is None else (channels, side, side), 1, (reach, reach))
         return node
+
+    def resized(self, stride: int) -> str:
+        """Add the map of patches at another stride, resized by lines between its pixels, and return its name."""
+        own, place, graph = self.network.size_multiple, f"{PATCHES}/{stride}", self.trace.graph
+        node = self.names[PATCHES]
+        known, side = self.facts[node], self.network.input_size // stride
+        if stride != own:
+            how = {"scale_factor": own / stride, "mode": "bilinear", "align_corners": False, "antialias": own < stride}
+            with graph.inserting_after(node):
+                node = graph.call_function(F.interpolate, (node,), how)
+        reach = Reach(0, self.network.input_size - 1, stride)
+        self.facts[node] = Field(None if known.channels is None else (known.channels, side, side), 1, (reach, reach))
+        self.names[place] = node
+        return place
 
     def _embedding(self, modules: Mapping[str, nn.Module]) -> fx.Node:
         """Find what the classifier reads, without the dropout before it; of a map, its mean over height and width.

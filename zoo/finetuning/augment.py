@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from weights import Preprocessing
 from zoo.finetuning.chance import numpy_of, seed_of
 from zoo.finetuning.settings import Settings
-from zoo.images.preprocess import preprocess_named
+from zoo.images.preprocess import at_size, preprocess_named
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,11 +30,7 @@ def steps_for(steps: Preprocessing, input_size: int, size: int | None) -> Prepro
         input_size: the network's, where the record has none.
         size: another crop, the shorter side scaled along.
     """
-    crop = steps.crop or steps.resize or input_size
-    resize = steps.resize or crop
-    if size is not None:
-        crop, resize = size, max(size, round(resize * size / crop))
-    return replace(steps, crop=crop, resize=resize)
+    return at_size(steps, size or steps.crop or steps.resize or input_size)
 
 
 def kind_of(settings: Settings, steps: Preprocessing) -> str:

@@ -80,6 +80,8 @@ def subject(
         WeightsError: as `trained` raises.
     """
     if inspect.isclass(model) and issubclass(model, Model):
+        if settings.size is not None and "image_size" in inspect.signature(model).parameters:
+            options = {"image_size": settings.size, **options}
         network, base, kept = _built(model, classes, settings, named, from_scratch, options)
     elif isinstance(model, Model):
         if named is not None or from_scratch or options:
@@ -97,7 +99,11 @@ def subject(
     steps = preprocessing or (network.checkpoint.preprocessing if network.checkpoint else usual(type(network)))
     if len(steps.mean) != network.in_channels:
         steps = with_channels(steps, network.in_channels)
-    steps = steps_for(steps, network.input_size, settings.size)
+    side = network.input_size if network.fixed_size else settings.size
+    if settings.size not in (None, side):
+        todo = f"give its class, {type(network).__name__}, to have it built for that" if network.resizable else "leave size out"
+        raise ValueError(f"{type(network).__name__} is built for images of {side} px, not for size={settings.size}; {todo}")
+    steps = steps_for(steps, network.input_size, side)
     if (steps.crop or 0) < network.min_size:
         raise ValueError(f"{type(network).__name__} needs images of at least {network.min_size} pixels, got size={steps.crop}")
     known = inspect.signature(type(network)).parameters

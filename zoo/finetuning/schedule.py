@@ -13,7 +13,7 @@ from zoo.networks.model import Model
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """List the layers of a network in its order: blocks as wholes, other Sequentials piece by piece.
+    """List the layers of a network in its order: blocks as wholes, other Sequentials and what holds a row of blocks piece by piece.
 
     Every parameter belongs to one of them. A piece without a weight matrix, a norm, goes with the layer before it, so it is no layer
     of its own here; `parameter_groups` gives it that layer's rate.
@@ -25,13 +25,19 @@ def layers(model: nn.Module) -> list[nn.Module]:
             if not any(True for _ in child.parameters()):
                 continue
             weights = sum(p.dim() > 1 for p in child.parameters())
-            if isinstance(child, nn.Sequential | nn.ModuleList) and weights > 1:
+            if weights > 1 and (isinstance(child, nn.Sequential | nn.ModuleList) or any(map(_row_of_blocks, child.children()))):
                 walk(child)
             else:
                 found.append(child)
 
     walk(model)
     return found
+
+
+def _row_of_blocks(module: nn.Module) -> bool:
+    """Tell whether a module is three or more blocks of one kind, as in a transformer's encoder."""
+    kinds = [type(child) for child in module.children() if not type(child).__module__.startswith("torch.")]
+    return isinstance(module, nn.Sequential | nn.ModuleList) and len(kinds) > 2 and len(set(kinds)) == 1
 
 
 def depths(model: nn.Module) -> dict[str, int]:

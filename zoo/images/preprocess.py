@@ -231,6 +231,13 @@ def _image(array: np.ndarray) -> Image:
     return Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array))
 
 
+def at_size(preprocessing: Preprocessing, side: int) -> Preprocessing:
+    """Let a record's preprocessing end in images of another size, the shorter edge scaled along; `side` is in pixels."""
+    crop = preprocessing.crop or preprocessing.resize or side
+    resize = preprocessing.resize or crop
+    return replace(preprocessing, crop=side, resize=max(side, round(resize * side / crop)))
+
+
 def with_channels(preprocessing: Preprocessing, channels: int) -> Preprocessing:
     """Give a record's mean and std another number of channels: their average for one, their cyclic repetition for more."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -35,7 +36,9 @@ class SwiGLU(nn.Module):
         return F.silu(gate) * value
 
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "quick_gelu": QuickGELU, "swiglu": SwiGLU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, "tanh"), "quick_gelu": QuickGELU, "swiglu": SwiGLU,
+}  # fmt: skip
 
 
 class Attention(nn.Module):
@@ -337,3 +340,34 @@ class SigLIP(TruncatedStart):
 
     paper = "https://arxiv.org/abs/2303.15343"
     class_read = False
+
+    def __init__(
+        self,
+        num_classes: int = 1000,
+        in_channels: int = 3,
+        dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+        image_size: int | None = None,
+        pool: str = "attention",
+    ) -> None:
+        """Build the network untrained.
+
+        Args:
+            num_classes: as in `ViT`, and so are `in_channels`, `dropout`, `stochastic_depth` and `image_size`.
+            in_channels: as in `ViT`.
+            dropout: as in `ViT`.
+            stochastic_depth: as in `ViT`.
+            image_size: as in `ViT`.
+            pool: what makes one vector of the tokens: "attention" as in the paper, or "mean", as language models that see read the tower.
+
+        Raises:
+            ValueError: `image_size` is no multiple of the patch, or `pool` neither word.
+        """
+        if pool not in ("attention", "mean"):
+            raise ValueError(f'pool is "attention" or "mean", got {pool!r}')
+        super().__init__(num_classes, in_channels, dropout, stochastic_depth, image_size)
+        if pool == "mean":
+            del self.attention_pool
+
+    def forward_head(self, x: Tensor) -> Tensor:
+        return super().forward_head(x) if hasattr(self, "attention_pool") else self.heads(x.mean(1))

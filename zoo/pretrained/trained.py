@@ -18,7 +18,7 @@ from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
 from weights.arguments import forgiving, unknown_keyword, whole
 from zoo.catalogue import model_class
 from zoo.extraction.dilation import dilate, whole_stride
-from zoo.images.preprocess import with_channels
+from zoo.images.preprocess import at_size, with_channels
 from zoo.labels import labels as labels_named
 from zoo.networks.assignment import assign
 from zoo.networks.model import Model
@@ -218,6 +218,8 @@ def settled(record: Checkpoint, network: Model, options: Mapping[str, Any]) -> C
             raise BadRecord(f"{place}: {error}") from None
         if count != network.num_classes:
             raise BadRecord(f"{place}: {record.labels} has {count} labels, and the network {network.num_classes} classes")
+    if network.fixed_size and network.input_size != (steps.crop or network.input_size):
+        steps = at_size(steps, network.input_size)
     used = {**record.options, **options}
     metrics = dict(record.metrics) if used == record.options else {}  # they hold for the network that was measured
     return replace(record, num_classes=network.num_classes, preprocessing=steps, options=used, metrics=metrics)

@@ -88,6 +88,8 @@ class UNet(nn.Module):
             raise ValueError(f"num_classes is 1 or more, got {num_classes}")
         pyramid(network)  # says what is missing
         places = Places(network, trace(network))
+        if len(places.strides) < 2:
+            raise ValueError(f"{type(network).__name__} has one map alone, and a U-Net joins maps of several strides")
         found = sorted(stride for stride in places.strides if not stride & (stride - 1) and stride <= 32)
         self.encoder = features(network, {f"stride{stride}": f"stride/{stride}" for stride in found})
         self.in_channels, self.input_size, self.min_size = network.in_channels, network.input_size, network.min_size

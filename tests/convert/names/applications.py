@@ -23,6 +23,8 @@ LARGE = (
     "DenseNet201",
     "ResNet101",
     "ResNet152",
+    "ResNet101V2",
+    "ResNet152V2",
     "ConvNeXt_Base",
     "ConvNeXt_Large",
     "ConvNeXt_XLarge",

@@ -265,6 +265,7 @@ def _by_hand(rows: list[Row], weights: dict[str, list[np.ndarray]], wanted: dict
 @pytest.mark.parametrize("variant", [name for name in APPLICATIONS if name not in LARGE and not name.startswith("VGG")])
 def test_preprocessing_is_what_keras_does(variant: str) -> None:
     functions = {
+        "ResNet50V2": keras.applications.resnet_v2,
         "ResNet": keras.applications.resnet,
         "DenseNet": keras.applications.densenet,
         "MobileNetV1": keras.applications.mobilenet,

@@ -27,6 +27,16 @@ def test_layers_are_blocks_and_every_parameter_is_in_one(name: str, count: int) 
     assert far[f"{model.classifiers[0]}.weight"] == 0
 
 
+def test_the_blocks_of_a_transformer_are_layers_and_its_positions_learn_as_slowly_as_the_first() -> None:
+    with torch.device("meta"):
+        model = zoo.ViT_Ti_16()
+    far = depths(model)
+    assert far.keys() == dict(model.named_parameters()).keys()
+    assert max(far.values()) + 1 == 1 + 12 + 1
+    assert {far[name] for name in ("conv_proj.weight", "encoder.pos_embedding", "class_token")} == {13}
+    assert far["encoder.layers.encoder_layer_11.mlp.0.weight"] == far["encoder.ln.weight"] == 1
+
+
 def test_rates_fall_from_layer_to_layer_and_norms_and_biases_do_not_decay() -> None:
     groups = parameter_groups(Tiny(), Settings(layer_decay=0.5, weight_decay=0.1), head_only=False)
     found = {(g["weight_decay"], g["scale"]): len(g["params"]) for g in groups}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from parity import TOLERANCE, assert_equal, assert_same_initialisation, randomised, relative, step
@@ -14,11 +15,21 @@ from written import written
 
 from convert import core, names
 from weights import WeightsMismatch
-from zoo import CATALOGUE, DeiT_Ti_16_Distilled, ViT_B_16, fast, features, trained
+from zoo import CATALOGUE, DeiT_Ti_16_Distilled, SigLIP_B_16, UNet, ViT_B_16, fast, features, pyramid, trained
 from zoo.networks.vit import CLIP, DINOv2, SigLIP, ViT
 
 TORCHVISIONS = ["ViT_B_16", "ViT_B_32", "ViT_L_16", "ViT_L_32", "ViT_H_14"]
-SIZES = {"Ti": "tiny", "S": "small", "M": "medium", "B": "base", "L": "large", "H": "huge", "G": "giant", "So400m": "so400m"}
+SIZES = {
+    "Ti": "tiny",
+    "S": "small",
+    "M": "medium",
+    "B": "base",
+    "L": "large",
+    "H": "huge",
+    "G": "giant",
+    "So400m": "so400m",
+    "GOpt": "giantopt",
+}
 NAMES = [name for name, cls in CATALOGUE.items() if issubclass(cls, ViT)]
 SHOWN = ("ViT_Ti_16", "DeiT_Ti_16_Distilled", "DINOv2_S_14_Reg4", "CLIP_ViT_B_32_QuickGELU", "SigLIP_B_16")
 """The smallest of each arithmetic; the others are deeper, wider, or have other patches."""
@@ -144,6 +155,7 @@ def test_position_embeddings_are_resized_where_it_is_asked_for_alone(side: int, 
     torch.testing.assert_close(loaded.encoder.pos_embedding.detach(), expected)
     assert loaded(torch.zeros(1, 3, side, side)).shape == (1, 10)
     assert torch.equal(loaded.encoder.ln.weight, network.encoder.ln.weight)
+    assert loaded.preprocess(np.zeros((100, 90, 3), np.uint8)).shape == (1, 3, side, side)
 
 
 def test_a_checkpoint_of_another_grid_is_refused_where_nothing_was_asked_for(tmp_path: Path) -> None:
@@ -198,3 +210,38 @@ def test_both_heads_of_a_distilled_network_are_classifiers() -> None:
     assert isinstance(teachers := network.get_submodule("heads.head_dist"), nn.Linear)
     assert teachers.out_features == 7
     assert network(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 7)
+
+
+@pytest.mark.reference
+def test_siglip_can_give_the_mean_of_its_tokens_as_the_towers_of_language_models_do() -> None:
+    import timm
+
+    network = SigLIP_B_16(pool="mean", num_classes=10, image_size=32)
+    other = timm.create_model("vit_base_patch16_siglip_gap_224", img_size=32, num_classes=10)
+    state = names.to_ours(other.state_dict(), network.state_dict(), naming="timm", family=SigLIP_B_16)
+    network.load_state_dict(state)
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(network.eval()(images), other.eval()(images))
+    assert features(network, at="embedding")(images)["embedding"].shape == (2, 768)
+    with pytest.raises(ValueError, match='pool is "attention" or "mean", got \'max\''):
+        SigLIP_B_16(pool="max")
+
+
+def test_a_pyramid_is_the_map_of_patches_at_four_sizes() -> None:
+    class Flat(ViT, patch=16, depth=1, attention_heads=2, width=16, mlp_width=32, input_size=64): ...
+
+    network = Flat().eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        levels, own = pyramid(network)(images), features(network, "stride/16")(images)["stride/16"]
+        fast_levels = fast(pyramid(network))(images)
+    assert pyramid(network).strides == {"C2": 4, "C3": 8, "C4": 16, "C5": 32}
+    assert [tuple(level.shape) for level in levels.values()] == [(2, 16, side, side) for side in (16, 8, 4, 2)]
+    assert torch.equal(levels["C4"], own)
+    torch.testing.assert_close(levels["C2"].mean((2, 3)), own.mean((2, 3)), rtol=0.1, atol=0.1)
+    assert all(torch.equal(level, fast_levels[key]) for key, level in levels.items())
+    with pytest.raises(ValueError, match="output"):
+        pyramid(network, 8)
+    with pytest.raises(ValueError, match="Flat has one map alone, and a U-Net joins maps of several strides"):
+        UNet(network)
