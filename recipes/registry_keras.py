@@ -23,7 +23,6 @@ from convert.formats._keras_model import APPLICATIONS
 
 TABLE = Path(__file__).with_name("registry_keras.tsv")
 ALSO: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"ResNet{depth}V2": (f"ResNet{depth}V2", {}) for depth in (50, 101, 152)},
     **{
         name: (
             "NASNet",  # what NASNetMobile and NASNetLarge call; the first refuses to be built over torch

@@ -19,7 +19,7 @@ from torch import nn
 
 import zoo
 from convert import names
-from recipes import registry_pytorchcv, registry_rows
+from recipes import registry_keras, registry_pytorchcv, registry_rows
 from weights.record import PERMISSIVE, Checkpoint, record
 from weights.registry import SHIPPED, quickly
 from weights.sbom import SPDX
@@ -466,3 +466,36 @@ def test_a_network_with_the_options_of_a_row_computes_what_pytorchcvs_does(
         theirs.eval()
         ours.load_state_dict(names.to_ours(theirs.state_dict(), ours.state_dict(), naming="pytorchcv", family=cls))
         torch.testing.assert_close(ours(x), theirs(x), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.reference
+@each_family
+def test_kerass_checkpoints_are_as_its_table_states_them(rows: list[Checkpoint]) -> None:
+    def check(row: Checkpoint) -> Faults:
+        url, digest, side = registry_keras.files()[row.model]
+        if row.sources != (url,) or row.format != "keras" or row.tag != "keras_imagenet":
+            yield "source"
+        if digest not in (row.digest, f"sha256:{row.sha256}"):
+            yield "digest"
+        if row.preprocessing.crop != side or (row.preprocessing.channel_order == "bgr") != (max(row.preprocessing.std) < 0.1):
+            yield "preprocessing"
+        if row.metrics or (row.default and any(other.names != "keras" for other in rows if other.model == row.model)):
+            yield "measured by nobody, or the default although there are others"
+
+    assert faults([row for row in rows if row.names == "keras"], check) == []
+
+
+def test_each_file_of_kerass_that_has_a_hash_has_a_row_and_the_others_a_reason() -> None:
+    assert {row.model for row in ROWS if row.names == "keras"} == registry_keras.files().keys()
+    names_of = {url.rpartition("/")[2] for url, _, _ in registry_keras.files().values()}
+    assert len(names_of) == len(registry_keras.files())
+    assert not names_of & registry_keras.left_out().keys()
+    assert all(registry_keras.left_out().values())
+
+
+@pytest.mark.long
+@pytest.mark.reference
+@pytest.mark.parametrize("model", ["DenseNet121", "EfficientNetV2_S", "MobileNetV3Small", "NASNetAMobile", "VGG16"])
+def test_kerass_table_is_what_keras_asks_for(model: str) -> None:
+    function, arguments = {**registry_keras.APPLICATIONS, **registry_keras.ALSO}[model]
+    assert registry_keras.published(function, arguments) == registry_keras.files()[model]
