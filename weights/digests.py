@@ -10,7 +10,10 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 WEAK = r"md5:[0-9a-f]{6,32}|sha1:[0-9a-f]{6,40}"
 """How a record writes a digest that is no SHA-256."""
@@ -36,7 +39,14 @@ def written(digest: str, hashed: Any) -> str:
 def of_file(path: Path, digest: str) -> str:
     """Hash a file by a digest's algorithm, and write it so."""
     with path.open("rb") as file:
-        return f"{_algorithm(digest)}:{hashlib.file_digest(file, lambda: hasher(digest)).hexdigest()}"
+        return written(digest, hashlib.file_digest(file, lambda: hasher(digest)))
+
+
+def of_bytes(data: Buffer, digest: str) -> str:
+    """Hash bytes by a digest's algorithm, and write it so."""
+    hashed = hasher(digest)
+    hashed.update(data)
+    return written(digest, hashed)
 
 
 def published(sha256_prefix: str | None, digest: str | None) -> Iterator[str]:

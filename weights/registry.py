@@ -116,12 +116,23 @@ def _default_tag(rows: list[Located]) -> str:
     return tags[0]
 
 
-def recognise(sha256: str) -> Checkpoint | None:
-    """Find the record whose file has this SHA-256; where only a prefix of it is public, the prefix decides."""
+def recognise(sha256: str, by: Callable[[str], str] | None = None) -> Checkpoint | None:
+    """Find the record whose file has this SHA-256; where only a prefix of it is public, the prefix decides.
+
+    Args:
+        sha256: of the file.
+        by: hashes the file by the algorithm of another digest and writes it as that is written, for publishers who state no SHA-256;
+            it is called only where no record has the SHA-256.
+    """
     rows = [one.row for one in _rows(lambda text: sha256 in text or any(sha256.startswith(p) for p in _PREFIX.findall(text)))]
     full = (row for row in rows if row.sha256 == sha256)
     prefix = (row for row in rows if row.sha256 is None and row.sha256_prefix and sha256.startswith(row.sha256_prefix))
-    return next(full, None) or next(prefix, None)
+    known = next(full, None) or next(prefix, None)
+    if known is not None or by is None:
+        return known
+    weak = [one.row for one in _rows(lambda text: _DIGEST.search(text) is not None) if one.row.digest]
+    found = {algorithm: by(f"{algorithm}:") for algorithm in dict.fromkeys((row.digest or "").partition(":")[0] for row in weak)}
+    return next((row for row in weak if any(one.startswith(row.digest or "-") for one in found.values())), None)
 
 
 def adhoc(model: str, source: str, **facts: Any) -> Checkpoint:
@@ -202,6 +213,7 @@ def _warn_of_home(folder: Path) -> None:
 
 
 _PREFIX = re.compile(r'^sha256_prefix\s*=\s*"([0-9a-f]{6,64})"', re.MULTILINE)
+_DIGEST = re.compile(r'^digest\s*=\s*"', re.MULTILINE)
 _HEAD = re.compile(r"\[([A-Za-z]\w*)\.([\w+-]+)\]\n")
 _SCHEME = re.compile(r"(?:[a-z][a-z0-9+.-]*://|package:)", re.IGNORECASE)
 

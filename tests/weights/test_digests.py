@@ -18,7 +18,7 @@ import weights
 from weights import BadRecord, Checkpoint, HashMismatch, MalformedFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.auditing import check
 from weights.bundle import bundle
-from weights.digests import contradict, in_words, unlike
+from weights.digests import contradict, in_words, of_bytes, of_file, unlike
 from weights.errors import ChangedUpstream
 from weights.lock import Lock, user_lock
 from weights.mirror import mirror
@@ -366,3 +366,24 @@ def test_the_command_says_what_the_digest_is(record: Make, capsys: pytest.Captur
 
     facts: dict[str, Any] = _facts(record("https://a.example/w.zip#w.pth", digest="sha1:0b5a71c2", format="pytorch"))
     assert facts["digest"] == "sha1:0b5a71c2 (first 8 digits of the SHA-1, weaker than a SHA-256)"
+
+
+def test_known_bytes_are_recognised_by_the_digest_if_by_no_sha256(
+    record: Make, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weights.adding import to_toml
+
+    asked: list[str] = []
+
+    def by(digest: str) -> str:
+        asked.append(digest)
+        return of_bytes(data, digest)
+
+    monkeypatch.setenv("ZOO_REGISTRY", str(tmp_path))
+    row = record("https://a.example/w.zip#w.pth", digest=sha1(data)[:13], format="pytorch", num_classes=10)
+    (tmp_path / "own.toml").write_text(to_toml(row))
+    assert weights.recognise("0" * 64, by) == row
+    assert sorted(set(asked)) == sorted(asked)  # each algorithm once, whatever the number of records
+    assert weights.recognise("0" * 64) is None
+    assert weights.recognise("0" * 64, lambda digest: of_bytes(data[:-1], digest)) is None
+    assert of_file(tmp_path / "own.toml", "md5:") == md5((tmp_path / "own.toml").read_bytes())

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.arguments import forgiving
 from weights.cache import stamp_of
+from weights.digests import of_file
 from weights.errors import ConvertError
 from weights.reading import read_file
 from zoo.catalogue import model_class
@@ -118,7 +120,8 @@ def convert(
         model = model_class(model)
     with sandbox.read(source, format, isolated=isolated, weights_of=weights_of) as opened:
         sha256 = file_sha256(source)  # first of all: a file that the registry knows brings its options and preprocessing along
-        keywords = {"naming": naming, "match": match, "headless": headless, "known": weights.recognise(sha256), **options}
+        known = weights.recognise(sha256, partial(of_file, source) if source.is_file() else None)
+        keywords = {"naming": naming, "match": match, "headless": headless, "known": known, **options}
         foreign, decision = decided(opened, model, convention, spatial_order, pictures, keywords, progress)
         trained_on = steps(foreign.network, foreign.preprocessing)
         wanted, tensors = trained_on, _own(foreign)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from weights import (
     header,
 )
 from weights.containers import open_any
+from weights.digests import of_bytes
 from weights.finite import check_values
 from weights.places import at_home
 from zoo.networks.model import Model
@@ -79,7 +81,7 @@ def find(
         record = unknown(described(model), str(path), sha256=sha256)
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer, weights_of=weights_of) as opened:
-                return _recognised(record, sha256), _loaded(opened.tensors, path)
+                return _recognised(record, sha256, buffer), _loaded(opened.tensors, path)
         with _about(path):
             noted = _noted(record, header.metadata(buffer), model)
             tensors = chosen(safetensors.tensors(buffer), weights_of, path)
@@ -184,9 +186,9 @@ def _is_path(model: str, named: str | os.PathLike[str]) -> bool:
     return path.exists() or any(path.name.endswith(suffix) for module in formats.formats().values() for suffix in module.SUFFIXES)
 
 
-def _recognised(unknown: Checkpoint, sha256: str) -> Checkpoint:
+def _recognised(unknown: Checkpoint, sha256: str, data: memoryview | None = None) -> Checkpoint:
     """Return the registry's record of these bytes, or, with a word about what is assumed, the one of an unknown file."""
-    known = weights.recognise(sha256)
+    known = weights.recognise(sha256, None if data is None else partial(of_bytes, data))
     if known is not None and known.model == unknown.model:
         return known
     log.warning("%s is in no registry: %s", unknown.sources[0], unknown.provenance.partition("; ")[2])

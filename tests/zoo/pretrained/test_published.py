@@ -103,6 +103,17 @@ def test_a_pickle_in_a_zip_with_pytorchcvs_names_becomes_the_network(
     assert torch.equal(trained(MobileNetV2_035, "theirs").state_dict()["classifier.1.weight"], state["classifier.1.weight"])
 
 
+def test_a_path_of_a_file_whose_digest_is_known_brings_the_record_along(
+    row: Row, pickled: tuple[dict[str, Tensor], bytes], tmp_path: Path
+) -> None:
+    data = pickled[1]
+    (tmp_path / "copy.pth").write_bytes(data)
+    row(MobileNetV2_035, f"https://a.example/w.zip#{FILE}", f"sha1:{hashlib.sha1(data).hexdigest()[:8]}", "pytorch", "pytorchcv")
+    checkpoint = trained(MobileNetV2_035, tmp_path / "copy.pth").checkpoint
+    assert checkpoint is not None
+    assert (checkpoint.tag, checkpoint.preprocessing.mean) == ("theirs", (0.5, 0.5, 0.5))
+
+
 @pytest.mark.parametrize("digest", ["sha1:" + "0" * 40, "sha1:00000000"])
 def test_another_pickle_than_its_digest_says_is_refused_and_nothing_is_left(
     hub: HubServer, row: Row, pickled: tuple[dict[str, Tensor], bytes], own_cache: Path, digest: str
