@@ -46,6 +46,9 @@ FILES: dict[str, dict[str, Options]] = {
     "MobileNetV3Large": {"mobilenetv3_large_w1": {"norm_eps": 1e-05}},
     "Xception": {"xception": {}},
     "InceptionV3": {"inceptionv3": {}},
+    "InceptionV4": {"inceptionv4": {}},
+    "InceptionResNetV2": {"inceptionresnetv2": {}},
+    "SENet154": {"senet154": {}},
     **{
         f"EfficientNetB{size}": ({f"efficientnet_b{size}": {}} if size < 2 else {})
         | {f"efficientnet_b{size}{kind}": TF if size < 5 else SAME for kind in "bc"}
@@ -64,9 +67,7 @@ LEFT_OUT: dict[str, str] = {
     r"squeezeresnet_.*": "has shortcuts that our SqueezeNet has not",
     r"mobilenetv3_small_.*": "another MobileNetV3Small: 1280 hidden channels",
     r"(se)?preresnet.*": "a network that is not here: our ResNetV2s are Keras's and BiT's",
-    r"senet154|inceptionv4|inceptionresnetv2|nasnet_.*|shufflenetv2b?_.*|mnasnet_.*|regnet[xy].*": (
-        "convert's naming of pytorchcv's layers does not know this network"
-    ),
+    r"nasnet_.*|shufflenetv2b?_.*|mnasnet_.*|regnet[xy].*": ("convert's naming of pytorchcv's layers does not know this network"),
 }
 """Files of networks that we have, or nearly have, by patterns of their names, each with the reason why it has no row."""
 UNKNOWN = "a network that is not here"

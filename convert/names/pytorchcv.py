@@ -37,6 +37,7 @@ MIXED = {
     **{f"7{letter}": (3, n) for n, letter in enumerate("abc", 1)},
 }
 REDUCTIONS = ("6a", "7a")
+DEEP = tuple(f"features.init_block.conv{number}.{leaf}" for number in (1, 2, 3) for leaf in ("conv", "bn"))
 STEM = ("1a_3x3", "2a_3x3", "2b_3x3", "3b_1x1", "4a_3x3")
 
 
@@ -86,6 +87,8 @@ def _stacked(found: Mapping[str, str], family: Sequence[str]) -> Names:
 def _resnet(found: Mapping[str, str], family: Sequence[str]) -> Names:
     stem = "features.init_block" if "CIFARResNet" in family else "features.init_block.conv"
     theirs: Names = {"conv1": f"{stem}.conv", "bn1": f"{stem}.bn", "fc": "output"}
+    if "SENet154" in family:
+        theirs = {"fc": "output.fc", **dict(zip(("conv1.0", "conv1.1", "conv1.3", "conv1.4", "conv1.6", "bn1"), DEEP, strict=True))}
     for module in found:
         if match := re.fullmatch(r"layer(\d)\.(\d+)\.(?:(conv|bn)(\d)|downsample\.([01])|se\.fc([12]))", module):
             stage, index, kind, number, projection, gate = match.groups()
@@ -183,6 +186,47 @@ def _inception(found: Mapping[str, str], family: Sequence[str]) -> Names:
     return theirs
 
 
+def _inception_v4(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    theirs: Names = {"last_linear": "output.fc"}
+    for leaf in ("conv", "bn"):
+        theirs |= {f"features.{number}.{leaf}": f"features.init_block.conv{number + 1}.{leaf}" for number in range(3)}
+        theirs[f"features.3.conv.{leaf}"] = f"features.init_block.block1.branches.branch2.conv.{leaf}"
+        theirs[f"features.5.conv.{leaf}"] = f"features.init_block.block3.branches.branch1.conv.{leaf}"
+    blocks = {"features.4": "init_block.block2"}
+    for stage, (first, last) in enumerate(((6, 10), (10, 18), (18, 22)), 1):
+        blocks |= {f"features.{number}": f"stage{stage}.unit{number - first + 1}" for number in range(first, last)}
+    return theirs | _branches(found, blocks, ("features.10", "features.18"))
+
+
+def _inception_resnet(found: Mapping[str, str], family: Sequence[str]) -> Names:
+    theirs: Names = {"classif": "output.fc"}
+    for leaf in ("conv", "bn"):
+        theirs |= {
+            f"conv2d_{name}.{leaf}": f"features.init_block.conv{n}.{leaf}" for n, name in enumerate(("1a", "2a", "2b", "3b", "4a"), 1)
+        }
+        theirs[f"conv2d_7b.{leaf}"] = f"features.final_conv.{leaf}"
+    blocks = {"mixed_5b": "init_block.block", "mixed_6a": "stage2.unit1", "mixed_7a": "stage3.unit1", "block8": "stage3.unit11"}
+    for stage, (repeated, count) in enumerate((("repeat", 10), ("repeat_1", 20), ("repeat_2", 9)), 1):
+        blocks |= {f"{repeated}.{index}": f"stage{stage}.unit{index + 1 + (stage > 1)}" for index in range(count)}
+    theirs |= {f"{ours}.conv2d": f"features.{there}.conv" for ours, there in blocks.items() if f"{ours}.conv2d" in found}
+    return theirs | _branches(found, blocks, ("mixed_6a", "mixed_7a"))
+
+
+def _branches(found: Mapping[str, str], blocks: Mapping[str, str], reductions: Sequence[str]) -> Names:
+    """Name the branches of blocks: a lone convolution is a "conv", but in a reduction, and several are a list of them."""
+    theirs: Names = {}
+    for module in found:
+        match = re.fullmatch(r"(.+)\.branch(\d)(?:[._](\d)([ab]?))?\.(conv|bn)", module)
+        if match is None or match[1] not in blocks:
+            continue
+        block, branch, place, side, leaf = match.groups()
+        several = any(f"{block}.branch{branch}{dot}0.{leaf}" in found for dot in "._") if place else block in reductions
+        inner = f"conv_list.conv{int(place or 0) + 1}" if several else "conv"
+        inner = f"conv{'1x3' if side == 'a' else '3x1'}" if side else inner
+        theirs[module] = f"features.{blocks[block]}.branches.branch{int(branch) + 1}.{inner}.{leaf}"
+    return theirs
+
+
 def _xception(found: Mapping[str, str], family: Sequence[str]) -> Names:
     theirs: Names = {"fc": "output"}
     layers = {"conv1": "dw_conv", "pointwise": "pw_conv"}
@@ -213,5 +257,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, str], Sequence[str]], Names]] = {
     **dict.fromkeys(MOBILE, _mobile),
     "EfficientNet": _efficientnet,
     "InceptionV3": _inception,
+    "InceptionV4": _inception_v4,
+    "InceptionResNetV2": _inception_resnet,
     "Xception": _xception,
 }

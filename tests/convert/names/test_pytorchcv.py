@@ -48,6 +48,7 @@ LONGER: list[tuple[str, type[Model]]] = [
     ("densenet161", zoo.DenseNet161), ("densenet169", zoo.DenseNet169), ("densenet201", zoo.DenseNet201),
     ("mobilenet_w3d4", zoo.MobileNetV1_075), ("mobilenet_wd2", zoo.MobileNetV1_050), ("mobilenet_w1", zoo.MobileNetV1),
     ("efficientnet_b1", zoo.EfficientNetB1), ("efficientnet_b2", zoo.EfficientNetB2), ("efficientnet_b3", zoo.EfficientNetB3),
+    ("inceptionv4", zoo.InceptionV4), ("inceptionresnetv2", zoo.InceptionResNetV2), ("senet154", zoo.SENet154),
     ("efficientnet_b4", zoo.EfficientNetB4), ("efficientnet_b5b", zoo.EfficientNetB5), ("efficientnet_b7b", zoo.EfficientNetB7),
 ]  # fmt: skip
 
