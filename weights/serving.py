@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -33,6 +34,11 @@ SILENT_S = 30.0
 """How long a connection may stand still."""
 AT_ONCE = 64
 """Requests that are answered at a time; the others are told to come back."""
+EACH = 32
+"""Connections that an address may hold at a time, idle ones too: nobody takes the places of all others."""
+CONNECTIONS = 256
+"""Connections of all addresses together, each of which is a thread."""
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\nContent-Length: 5\r\n\r\nbusy\n"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 
@@ -101,6 +107,9 @@ class Server(ThreadingHTTPServer):
     def __init__(self, files: Callable[[], Mapping[str, Served]], host: str = "127.0.0.1", port: int = 0) -> None:
         self.files = files
         self.free = threading.BoundedSemaphore(AT_ONCE)
+        self.held: Counter[str] = Counter()
+        """Connections by the address at their other end."""
+        self.counting = threading.Lock()
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
@@ -108,6 +117,26 @@ class Server(ThreadingHTTPServer):
                 f"{host}:{port} can't be listened on ({error.strerror or error}): choose another --host or --port."
             ) from error
         self.url = f"http://{host}:{self.server_address[1]}"
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Count a connection in, or answer it at once where there are too many."""
+        with self.counting:
+            if self.held[client_address[0]] < EACH and self.held.total() < CONNECTIONS:
+                self.held[client_address[0]] += 1
+                return True
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.send(BUSY)
+        return False
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a connection, and count it out."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self.counting:
+                self.held[client_address[0]] -= 1
+                self.held += Counter()  # forgets those at zero
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Write one line for a client that went away, or for a fault of ours."""
@@ -127,6 +156,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:  # or it would be the next request
+            return self._answer(HTTPStatus.BAD_REQUEST, b"a request has no body here\n", close=True)
         if not self.server.free.acquire(blocking=False):
             return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b"busy\n", {"Retry-After": "2"}, close=True)
         try:

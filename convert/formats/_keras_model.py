@@ -20,9 +20,11 @@ from weights.errors import ConvertError
 
 T = TypeVar("T")
 
-SAME = ("VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152", "ResNet50V2", "ResNet101V2", "ResNet152V2", "DenseNet121", "DenseNet169", "DenseNet201", "InceptionV3",
-        "InceptionResNetV2", "Xception",
-        "MobileNetV3Large", "MobileNetV3Small", *(f"EfficientNetB{n}" for n in range(8)))  # fmt: skip
+SAME = (
+    "VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152", "ResNet50V2", "ResNet101V2", "ResNet152V2", "DenseNet121", "DenseNet169",
+    "DenseNet201", "InceptionV3", "InceptionResNetV2", "Xception", "MobileNetV3Large", "MobileNetV3Small",
+    *(f"EfficientNetB{n}" for n in range(8)),
+)  # fmt: skip
 APPLICATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in SAME},
     **{f"ConvNeXt_{size}": (f"ConvNeXt{size}", {}) for size in ("Tiny", "Small", "Base", "Large", "XLarge")},

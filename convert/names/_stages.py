@@ -26,6 +26,11 @@ def stages(found: Mapping[str, str]) -> dict[str, tuple[int, int]]:
     return numbered
 
 
+def plain_resnet(found: Mapping[str, str]) -> bool:
+    """Tell whether a ResNet has the layers of the paper's: no stem of three convolutions, no pool in its shortcuts, no other gate."""
+    return not any(module == "conv1.0" or module.endswith((".downsample.2", ".se.conv")) for module in found)
+
+
 def block(members: Sequence[str], prefix: str, gate: Mapping[str, str], *names: Sequence[str]) -> dict[str, str]:
     """Name a block's convolutions and their BatchNorms, and the layers of its gate.
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from convert.core import Row, Shape, modules
-from convert.names._stages import stages
+from convert.names._stages import plain_resnet, stages
 
 FORMATS = ("caffe", "deepcompression")
 IGNORED = ("loss1/", "loss2/")
@@ -76,6 +76,8 @@ ALEXNET = {
 """The published ones have other widths and two groups, which the shapes will show."""
 DENSE = {"classifier.0": "fc6", "classifier.3": "fc7", "classifier.6": "fc8"}
 COMPRESSED = {"conv1x1_1": "squeeze1x1", "conv1x1_2": "expand1x1", "conv3x3_2": "expand3x3"}
+LATER = re.compile(r"ResNe(t|Xt)(RS|AA|\d+[CDST])|^(ECA|Legacy_)")
+"""Names of ResNets that came after these files, and compute something else."""
 NORMS = ("weight", "bias", "running_mean", "running_var")
 
 # mean of ImageNet's photographs in BGR on 0..255, as most authors and as shicai subtract it
@@ -148,7 +150,7 @@ def vgg(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _resnet(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str]:
-    if family[0].startswith(("ResNeXt", "Wide")):
+    if family[0].startswith(("ResNeXt", "Wide")) or LATER.search(family[0]) or not plain_resnet(found):
         return {}
     if any(".se." in module for module in found):
         return _seresnet(found) if _bottlenecks(family) else {}
@@ -253,7 +255,7 @@ def _inception(family: Sequence[str], found: Mapping[str, str]) -> dict[str, str
 
 
 def _bottlenecks(family: Sequence[str]) -> bool:
-    return any(depth in family[0] for depth in ("50", "101", "152"))
+    return any(depth in family[0] for depth in ("50", "101", "152")) and not LATER.search(family[0])
 
 
 FAMILIES: dict[str, Callable[[Sequence[str], Mapping[str, str]], dict[str, str]]] = {

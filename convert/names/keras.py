@@ -16,7 +16,7 @@ from typing import Any
 from convert.core import Row, Shape, modules
 from convert.names._keras_order import ORDERS
 from convert.names._keras_order import align as align
-from convert.names._stages import stages
+from convert.names._stages import plain_resnet, stages
 
 FORMATS = ("keras", "tensorflow", "onnx")
 
@@ -80,6 +80,7 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     """List a row for each of our modules, as Keras orders its layers; `family` is the class's name and its bases'."""
     found = modules(ours)
     name = _known(family)
+    name = "" if name == "ResNet" and not plain_resnet(found) else name
     theirs = FAMILIES[name](found) if name else {}
     if name == "ConvNeXt":  # whose layers all begin with the network's name
         theirs = {module: there.replace("convnext", family[0].lower()) for module, there in theirs.items()}

@@ -32,7 +32,7 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
 def order(family: Sequence[str], ours: Mapping[str, Shape]) -> list[str]:
     """List our modules in the order of the file."""
     listed = list(modules(ours))
-    if "CIFARResNet" in family or not any(".downsample." in module for module in listed):
+    if "ResNet" not in family or not any(".downsample." in module for module in listed):
         return listed
     ordered: list[str] = []
     for module in listed:

@@ -327,7 +327,7 @@ def test_verify_finds_the_damaged_file_moves_it_aside_and_tells_of_it_until_it_i
     said = f"it was damaged, was moved aside earlier, and is missing since: load it once more from where it came; or delete {aside}"
     for _ in range(2):  # as long as it is so, everybody who asks is told
         assert [told for told in weights.verify_all() if not told[1]] == [(rows[1].sources[0], False, said)]
-        assert weights.verify(rows[1]) == ("ResNet20 w1", False, said)
+        assert weights.verify(rows[1]) == ("ResNet20:w1", False, said)
     assert weights.verify(replace(rows[1], sources=("https://example.org/other",)))[1:] == (True, "not installed")
     assert weights.verify(weights.get(rows[1]))[1]
     told = {name: (ok, detail) for name, ok, detail in weights.verify_all()}[rows[1].sources[0]]

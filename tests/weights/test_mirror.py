@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -335,6 +337,39 @@ def test_too_many_at_once_are_told_to_come_back(folder: Path, serve: Callable[..
     assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
     server.free.release(taken)
     assert ask(server, f"/{of(data)}")[1] == data
+
+
+def test_a_client_holds_a_few_connections_and_leaves_room_for_others(
+    folder: Path, serve: Callable[..., Server], data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weights.serving.EACH", 2)
+    server = serve(folder)
+    idle = [socket.create_connection(server.server_address[:2], timeout=5) for _ in range(2)]
+    while server.held["127.0.0.1"] < 2:
+        time.sleep(0.01)
+    with socket.create_connection(server.server_address[:2], timeout=5) as third:
+        assert third.recv(100).startswith(b"HTTP/1.1 503 ")
+    with socket.create_connection(server.server_address[:2], timeout=5, source_address=("127.0.0.2", 0)) as other:
+        other.sendall(f"GET /{of(data)} HTTP/1.0\r\n\r\n".encode())
+        assert other.recv(100).startswith(b"HTTP/1.1 200 ")
+    for one in idle:
+        one.close()
+    while server.held:
+        time.sleep(0.01)
+    assert ask(server, f"/{of(data)}")[1] == data
+
+
+@pytest.mark.parametrize("how", ["Content-Length: {}", "Transfer-Encoding: chunked\r\nX: {}"])
+def test_a_request_with_a_body_is_answered_once(folder: Path, serve: Callable[..., Server], data: bytes, how: str) -> None:
+    hidden = f"GET /{of(data)} HTTP/1.1\r\nHost: a\r\n\r\n"
+    with socket.create_connection(serve(folder).server_address[:2], timeout=5) as raw:
+        raw.sendall(f"GET / HTTP/1.1\r\nHost: a\r\n{how.format(len(hidden))}\r\n\r\n{hidden}".encode())
+        answer = b""
+        with contextlib.suppress(ConnectionError):  # what it did not read is told so
+            while part := raw.recv(4096):
+                answer += part
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 def test_garbage_does_not_stop_the_server(folder: Path, serve: Callable[..., Server], data: bytes) -> None:

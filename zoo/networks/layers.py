@@ -352,6 +352,14 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
+class GroupNorm(nn.GroupNorm):
+    """PyTorch's, without its check of sizes in Python, of which jit.trace warns (Wu & He 2018, https://arxiv.org/abs/1803.08494)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (B, C, H, W), each group of an image's channels with mean 0 and deviation 1, scaled and shifted by channel."""
+        return torch.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, False)
+
+
 class StandardisedConv2d(nn.Conv2d):
     """A convolution whose kernels have mean 0 and deviation 1, each over what it reads (Qiao et al. 2019, section 3.1).
 
@@ -360,7 +368,8 @@ class StandardisedConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve (B, C, H, W) to (B, C', H', W')."""
-        kernels = F.batch_norm(self.weight.flatten(1).unsqueeze(0), None, None, training=True, eps=1e-8)
+        # Not by F.batch_norm, whose check of sizes jit.trace warns of
+        kernels = torch.batch_norm(self.weight.flatten(1).unsqueeze(0), None, None, None, None, True, 0.0, 1e-8, False)
         return self._conv_forward(input, kernels.view_as(self.weight), self.bias)
 
 

@@ -53,6 +53,8 @@ class RegNet(Model):
     group_width: ClassVar[int]
     """Channels of a group of the 3x3 convolutions, g."""
     squeeze_excite: ClassVar[bool] = False
+    nearest: ClassVar[bool] = False
+    """Whether widths are the nearest multiple of a group's, as the authors have them; torchvision takes at most 10 % away from one."""
 
     def __init__(self, num_classes: int = 1000, in_channels: int = 3) -> None:
         """Build the network untrained.
@@ -85,7 +87,11 @@ class RegNet(Model):
         for block in range(cls.depth):
             power = round(math.log((cls.w0 + cls.wa * block) / cls.w0, cls.wm))
             widths.append(8 * round(cls.w0 * cls.wm**power / 8))
-        return [(divisible(width, min(cls.group_width, width)), len(list(same))) for width, same in itertools.groupby(widths)]
+        stages: list[tuple[int, int]] = []
+        for width, same in itertools.groupby(widths):
+            group = min(cls.group_width, width)
+            stages.append((max(1, round(width / group)) * group if cls.nearest else divisible(width, group), len(list(same))))
+        return stages
 
     def forward_body(self, x: Tensor) -> Tensor:
         return self.trunk_output(self.stem(x))

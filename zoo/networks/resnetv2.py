@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from zoo.networks.layers import StandardisedConv2d, ZeroPaddedMaxPool2d, conv1x1, conv3x3
+from zoo.networks.layers import GroupNorm, StandardisedConv2d, ZeroPaddedMaxPool2d, conv1x1, conv3x3
 from zoo.networks.model import Model
 
 
@@ -28,11 +28,11 @@ class BiTBottleneck(nn.Module):
         super().__init__()
         width = out_channels // 4
         self.downsample = Shortcut(StandardisedConv2d(in_channels, out_channels, 1, stride, bias=False)) if projects else None
-        self.norm1 = nn.GroupNorm(32, in_channels)
+        self.norm1 = GroupNorm(32, in_channels)
         self.conv1 = StandardisedConv2d(in_channels, width, 1, bias=False)
-        self.norm2 = nn.GroupNorm(32, width)
+        self.norm2 = GroupNorm(32, width)
         self.conv2 = StandardisedConv2d(width, width, 3, stride, padding=1, bias=False)
-        self.norm3 = nn.GroupNorm(32, width)
+        self.norm3 = GroupNorm(32, width)
         self.conv3 = StandardisedConv2d(width, out_channels, 1, bias=False)
         self.relu1, self.relu2, self.relu3 = nn.ReLU(), nn.ReLU(), nn.ReLU()
 
@@ -103,7 +103,7 @@ class BiT(Model):
             stages.append(Stage(first, *(BiTBottleneck(out, out, 1, projects=False) for _ in range(count - 1))))
             width = out
         self.stages = nn.Sequential(*stages)
-        self.norm = nn.GroupNorm(32, width)
+        self.norm = GroupNorm(32, width)
         self.relu = nn.ReLU()
         self.head = BiTHead(width, num_classes)
         self.initialise()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,13 @@ from zoo.images.preprocess import preprocess
 from zoo.networks.model import Model
 
 FAMILIES = ("VGG", "ResNet", "SEResNet", "SEResNeXt", "AlexNet", "SqueezeNet", "DenseNet1", "DenseNet2", "MobileNetV1", "MobileNetV2")
-NOBODY = ("ResNet20", "ResNet32", "ResNet44", "ResNet56", "ResNet110", "SEResNet18", "ResNeXt")
-PUBLISHED = [name for name in zoo.CATALOGUE if name.startswith((*FAMILIES, "GoogLeNet", "InceptionV3")) and not name.startswith(NOBODY)]
+NOBODY = ("ResNet20", "ResNet32", "ResNet44", "ResNet56", "ResNet110", "SEResNet18", "ResNeXt", "SEResNeXt26", "ResNetV2", "ResNetRS")
+LATER = re.compile(r"ResNe.*(\d[CDST](_|$)|V2$|AA)")
+PUBLISHED = [
+    name
+    for name in zoo.CATALOGUE
+    if name.startswith((*FAMILIES, "GoogLeNet", "InceptionV3")) and not name.startswith(NOBODY) and not LATER.match(name.removeprefix("SE"))
+]
 NOBODY_PUBLISHED = [name for name in zoo.CATALOGUE if name not in PUBLISHED]
 
 # Layers of the published descriptions with the shapes that follow from them

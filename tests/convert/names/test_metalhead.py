@@ -14,7 +14,10 @@ from convert.names import metalhead, metalhead2018
 SAME = [
     name
     for name in zoo.CATALOGUE
-    if re.match(r"(VGG\d|ResNet(18|34|50|101|152)|ResNeXt|WideResNet|SEResNe|MobileNetV[12]|AlexNet|InceptionV3|SqueezeNet1_1)", name)
+    if re.match(
+        r"(VGG\d|ResNet(18|34|50|101|152)$|ResNeXt\d+_|WideResNet|SEResNet\d+$|SEResNeXt\d+_|MobileNetV[12]|AlexNet|InceptionV3|SqueezeNet1_1)",
+        name,
+    )
 ]
 OTHER = ["DenseNet121", "GoogLeNet", "Xception", "MobileNetV3Large", "EfficientNetB0", "SqueezeNet1_0", "ResNet20"]
 

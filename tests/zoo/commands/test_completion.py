@@ -46,7 +46,7 @@ def completed(words: list[str], cwd: Path, program: str = COMPLETE, *arguments: 
         ("zoo predict x.jpg --model vgg19 --weights i", ["imagenet1k_v1"]),
         ("zoo pull resnet50 : Imagenet1k_V2", ["imagenet1k_v2"]),
         ("zoo lock ResNet20 :", ["cifar10", "akamaster"]),
-        ("zoo bench --models VGG19,resnet20", ["VGG19,ResNet20"]),
+        ("zoo bench --models VGG19,resnet110", ["VGG19,ResNet110"]),
         ("zoo inspect Wei", ["weights.h5"]),
         ("zoo convert a.h5 b.npz --reference OUT", ["Out/"]),
         ("zoo inspect weights", []),  # the shell's own completion knows it

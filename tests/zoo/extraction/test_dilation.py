@@ -139,8 +139,10 @@ def test_every_nth_pixel_of_a_dilated_map_is_the_old_map(subject: str) -> None:
     torch.testing.assert_close(new[:, :, ::step, ::step], old, rtol=1e-9, atol=1e-9)
 
 
-ALONE = (zoo.VGG11, zoo.ResNet18, zoo.AlexNet, zoo.InceptionV3, zoo.InceptionV4, zoo.InceptionResNetV2, zoo.Xception)
-UNDILATED = {zoo.Swin, zoo.SwinV2, zoo.MaxViT, zoo.Mixer_S32_224.family(), zoo.ResMLP, zoo.GMLP, zoo.ConvMixer}
+ALONE = (zoo.VGG11, zoo.ResNet18, zoo.AlexNet, zoo.InceptionV3, zoo.InceptionV4, zoo.InceptionResNetV2, zoo.Xception,
+         zoo.EfficientNetV2_B0, zoo.ResNet50V2, zoo.ResNetV2_50x1_BiT, zoo.Res2Net50_14w_8s)  # fmt: skip
+TOKENS = {cls.family() for cls in CATALOGUE.values() if cls.fixed_size}
+UNDILATED = {zoo.Swin, zoo.SwinV2, zoo.MaxViT, zoo.ConvMixer, *TOKENS}
 """Families whose windows no dilation spreads, of tokens, and one whose only stride is that of its patches."""
 LIGHT = [
     cls

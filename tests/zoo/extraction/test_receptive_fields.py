@@ -129,7 +129,8 @@ def test_a_receptive_field_is_where_a_nan_comes_from(subject: str) -> None:
                 spread = taken(x)["map"].select(axis + 2, row).isnan().flatten(1).any(1)
             assert spread.tolist() == [False, True, True, False], (place, axis, reach)
         checked += 1
-    assert checked >= (2 if subject in ("NASNetA", "InceptionResNetV2") else 3)  # whose fields grow fast
+    # the fields of two grow fast, and ConvMixer has one stride
+    assert checked >= {"NASNetA": 2, "InceptionResNetV2": 2, "ConvMixer": 1}.get(subject, 3)
 
 
 @every_size
@@ -147,8 +148,8 @@ def test_channels_and_strides_are_those_of_the_tensors(cls: type[Model]) -> None
         assert [tap.channels for tap in head] == [network.get_submodule(cls.classifiers[0]).weight.shape[1], 1000]
         return  # running them on the meta device takes seconds each, and they are of the same layers
     taken = features(network, ["embedding", "body", "logits", *(f"stride/{s}" for s in places.strides)])
-    side = -(-512 // cls.size_multiple) * cls.size_multiple if cls.input_size > 32 else 32
-    side = cls.input_size if cls.fixed_size else 512 if cls.input_size > 32 else 32
+    large = -(-512 // cls.size_multiple) * cls.size_multiple
+    side = cls.input_size if cls.fixed_size else large if cls.input_size > 32 else 32
     for key, tensor in taken(torch.empty(2, 3, side, side, device="meta")).items():
         assert tensor.shape[-1 if tensor.dim() == 3 else 1] == taken.channels[key], key
         stride = taken.strides[key]

@@ -11,10 +11,12 @@ from torch import nn
 from torchvision import models
 from torchvision.models.regnet import BlockParams
 
+from recipes import registry_rows
 from zoo import CATALOGUE, RegNetX_3_2GF, RegNetX_400MF, RegNetY_16GF, RegNetY_400MF
 from zoo.networks.regnet import RegNet
 
-NAMES = [name for name in CATALOGUE if name.startswith("RegNet")]
+HERE = [name for name in CATALOGUE if name.startswith("RegNet")]
+NAMES = [name for name in HERE if name.replace("RegNet", "regnet_").lower() in models.list_models(module=models)]
 SHOWN = "RegNetY_400MF"
 """Its gates are all that Y adds to X, and the others are deeper and wider."""
 
@@ -49,6 +51,13 @@ def test_logits_and_gradients_equal_torchvisions(name: str, size: int) -> None:
 @pytest.mark.reference
 def test_all_of_torchvisions_are_there() -> None:
     assert sorted(map(theirs, NAMES)) == [name for name in models.list_models(module=models) if name.startswith("regnet")]
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", [name for name in HERE if name not in NAMES])
+def test_the_others_have_the_tensors_of_timms(name: str) -> None:
+    (arch,) = registry_rows.archs(CATALOGUE[name])
+    assert registry_rows.misfit(name, arch, (), 1000) == ""
 
 
 @pytest.mark.reference

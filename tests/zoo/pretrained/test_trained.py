@@ -67,7 +67,7 @@ def saved(state: dict[str, Tensor], path: Path) -> Path:
 
 
 def images(cls: type[Model], channels: int = 3) -> Tensor:
-    side = max(cls.min_size, min(cls.input_size, 64))
+    side = cls.input_size if cls.fixed_size else max(cls.min_size, min(cls.input_size, 64))
     return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(0))
 
 
