@@ -81,7 +81,7 @@ def rows(model: str) -> Iterator[dict[str, Any]]:
     table |= {"num_classes": 1000, "labels": "imagenet1k", "license": "unstated"}
     steps = names.fact("keras", "preprocessing", cls)
     table["preprocessing"] = {"resize": math.ceil(side / 0.875), "crop": side, "interpolation": "bilinear"}
-    table["preprocessing"] |= {"mean": [float(f"{v:.6g}") for v in steps["mean"]], "std": [float(f"{v:.6g}") for v in steps["std"]]}
+    table["preprocessing"] |= {"mean": list(steps["mean"]), "std": list(steps["std"])}
     if steps.get("channel_order") == "bgr":
         table["preprocessing"]["channel_order"] = "bgr"
     if options := names.fact("keras", "options", cls):
