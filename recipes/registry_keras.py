@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -109,7 +110,12 @@ def published(function: str, arguments: dict[str, Any]) -> tuple[str, str | None
         return fname
 
     make = getattr(nasnet if function == "NASNet" else keras.applications, function)
-    with mock.patch.object(file_utils, "get_file", caught), mock.patch.object(keras.Model, "load_weights"), keras.device("meta"):
+    with (
+        mock.patch.object(file_utils, "get_file", caught),
+        mock.patch.object(keras.Model, "load_weights"),
+        keras.device("meta"),
+        warnings.catch_warnings(action="ignore"),  # MobileNetV3's size is not stated, which it says
+    ):
         side = make(weights="imagenet", **arguments).input_shape[1] or 224
     ((origin, digits),) = asked
     return origin, f"{'md5' if len(digits) == 32 else 'sha256'}:{digits}" if digits else None, side
