@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from convert.core import Report, Row, Shape, apply, strip_wrappers
+from convert.core import Report, Row, Shape, apply, no_bias, strip_wrappers
 
 T = TypeVar("T")
 Family = type | str | tuple[str, ...]
@@ -170,4 +170,11 @@ def lineage(family: Family) -> tuple[str, ...]:
 
 def _tried(naming: str, tensors: Mapping[str, T], family: Family, ours: Mapping[str, Any]) -> tuple[dict[str, T], Report, dict[str, T]]:
     shapes = {name: tuple(getattr(tensor, "shape", tensor)) for name, tensor in ours.items()}
-    return carry(naming, tensors, rows(naming, family, shapes), shapes)
+    mapping = rows(naming, family, shapes)
+    carried, report, seen = carry(naming, tensors, mapping, shapes)
+    for row in mapping:
+        name, weight = f"{row.ours}.bias", carried.get(f"{row.ours}.weight")
+        if "bias" in row.lacks and weight is not None and name in shapes and name not in carried:
+            carried[name] = no_bias(weight)
+            report.missing.remove((name, f"{row.theirs}.bias"))
+    return carried, report, seen

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -35,7 +36,12 @@ class SwiGLU(nn.Module):
         return F.silu(gate) * value
 
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "quick_gelu": QuickGELU, "swiglu": SwiGLU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "quick_gelu": QuickGELU,
+    "swiglu": SwiGLU,
+}
 
 
 class Attention(nn.Module):
@@ -65,7 +71,7 @@ def mlp(width: int, hidden: int, activation: str, dropout: float) -> nn.Sequenti
 class EncoderBlock(nn.Module):
     """Attention and dense layers, each behind its norm and beside a shortcut (Dosovitskiy et al. 2020, Figure 1)."""
 
-    def __init__(self, network: type[ViT], dropout: float, stochastic_depth: float) -> None:
+    def __init__(self, network: type[ViT], activation: str, dropout: float, stochastic_depth: float) -> None:
         super().__init__()
         width, scale = network.width, network.layer_scale
         self.ln_1 = nn.LayerNorm(width, network.norm_eps)
@@ -74,7 +80,7 @@ class EncoderBlock(nn.Module):
         self.layer_scale_1 = LayerScale(width, scale) if scale else nn.Identity()
         self.stochastic_depth_1 = StochasticDepth(stochastic_depth)
         self.ln_2 = nn.LayerNorm(width, network.norm_eps)
-        self.mlp = mlp(width, network.mlp_width, network.activation, dropout)
+        self.mlp = mlp(width, network.mlp_width, activation, dropout)
         self.layer_scale_2 = LayerScale(width, scale) if scale else nn.Identity()
         self.stochastic_depth_2 = StochasticDepth(stochastic_depth)
 
@@ -86,7 +92,9 @@ class EncoderBlock(nn.Module):
 class Encoder(nn.Module):
     """Position embeddings and all blocks: patches (B, N, C) become tokens (B, special + N, C), normalised."""
 
-    def __init__(self, network: type[ViT], patches: int, special: int, dropout: float, stochastic_depth: float) -> None:
+    def __init__(
+        self, network: type[ViT], patches: int, special: int, activation: str, dropout: float, stochastic_depth: float
+    ) -> None:
         super().__init__()
         self.special_positions = network.special_positions
         self.pos_embedding = nn.Parameter(torch.empty(1, patches + special * self.special_positions, network.width))
@@ -94,7 +102,9 @@ class Encoder(nn.Module):
         self.ln_pre = nn.LayerNorm(network.width, network.norm_eps) if network.pre_norm else nn.Identity()
         rise = stochastic_depth / max(network.depth - 1, 1)
         self.layers = nn.Sequential(
-            OrderedDict((f"encoder_layer_{index}", EncoderBlock(network, dropout, rise * index)) for index in range(network.depth))
+            OrderedDict(
+                (f"encoder_layer_{index}", EncoderBlock(network, activation, dropout, rise * index)) for index in range(network.depth)
+            )
         )
         self.ln = nn.LayerNorm(network.width, network.norm_eps)
 
@@ -109,7 +119,7 @@ class Encoder(nn.Module):
 class AttentionPool(nn.Module):
     """One learnt query that attends to all tokens, and dense layers beside a shortcut (Zhai et al. 2021, https://arxiv.org/abs/2106.04560)."""
 
-    def __init__(self, network: type[ViT]) -> None:
+    def __init__(self, network: type[ViT], activation: str) -> None:
         super().__init__()
         width = network.width
         self.split = (network.attention_heads, width // network.attention_heads)
@@ -118,7 +128,7 @@ class AttentionPool(nn.Module):
         self.kv = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
         self.ln = nn.LayerNorm(width, network.norm_eps)
-        self.mlp = mlp(width, network.mlp_width, network.activation, 0.0)
+        self.mlp = mlp(width, network.mlp_width, activation, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, C) of tokens (B, L, C)."""
@@ -177,6 +187,7 @@ class ViT(Model):
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         image_size: int | None = None,
+        activation: str | None = None,
     ) -> None:
         """Build the network untrained.
 
@@ -186,10 +197,16 @@ class ViT(Model):
             dropout: probability of dropping an element behind the position embeddings and behind every dense layer of the blocks.
             stochastic_depth: probability of dropping a branch of the last block, from 0 at the first in equal steps.
             image_size: side of the images in pixels, a multiple of the patch; None for the published one.
+            activation: between the dense layers, by its name in `ACTIVATIONS` (big_vision's and transformers' SigLIP: "gelu_tanh");
+                None is the variant's own.
 
         Raises:
-            ValueError: `image_size` is no multiple of the patch.
+            ValueError: `image_size` is no multiple of the patch, or there is no such activation for dense layers of these widths.
         """
+        activation = type(self).activation if activation is None else activation
+        if activation not in ACTIVATIONS or (activation == "swiglu") != (type(self).activation == "swiglu"):
+            known = [name for name in ACTIVATIONS if (name == "swiglu") == (type(self).activation == "swiglu")]
+            raise ValueError(f"{type(self).__name__}'s activation is one of {', '.join(known)}, got {activation!r}")
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
         if image_size is not None:
@@ -202,9 +219,9 @@ class ViT(Model):
         if self.registers:
             self.register_tokens = nn.Parameter(torch.empty(1, self.registers, width))
         self.conv_proj = nn.Conv2d(in_channels, width, self.patch, self.patch, bias=not self.pre_norm)
-        self.encoder = Encoder(type(self), (self.input_size // self.patch) ** 2, self.special, dropout, stochastic_depth)
+        self.encoder = Encoder(type(self), (self.input_size // self.patch) ** 2, self.special, activation, dropout, stochastic_depth)
         if not self.class_read:
-            self.attention_pool = AttentionPool(type(self))
+            self.attention_pool = AttentionPool(type(self), activation)
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, num_classes)))
         if self.distilled:
             self.heads.head_dist = nn.Linear(width, num_classes)
