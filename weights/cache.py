@@ -129,7 +129,7 @@ class Cache:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         if not (tag := self.root / "CACHEDIR.TAG").exists():
             note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"
-            self._write(tag, f"Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; {note}.\n")
+            self.write_text(tag, f"Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; {note}.\n")
         if version != LAYOUT:
             self.write_json(self.root / "layout.json", {"version": LAYOUT})
 
@@ -325,9 +325,10 @@ class Cache:
 
     def write_json(self, path: Path, facts: dict[str, Any]) -> None:
         """Write a note at once or not at all."""
-        self._write(path, json.dumps(facts, indent=1))
+        self.write_text(path, json.dumps(facts, indent=1))
 
-    def _write(self, path: Path, text: str) -> None:
+    def write_text(self, path: Path, text: str) -> None:
+        """Write a text at once or not at all."""
         with disk(self.root):
             write_whole(path, text, sync=True, by=fresh(self.partial, key(path.name), "json"))
             _fsync_folder(path.parent)

@@ -8,6 +8,10 @@ A naming has ``rows(family, ours)``; the way back is derived (`convert.writing.p
 - ``options(family)``: the constructor keywords with which our network computes what theirs does;
 - ``preprocessing(family)``: fields of `weights.Preprocessing`, how its images are prepared;
 - ``order(family, ours)``: our modules in the order of a file that keeps only an order;
+- ``BESIDE`` and ``told(files, family)``: names of JSON files that lie beside its checkpoints, and what they say, by any of these keys:
+  ``options`` and ``preprocessing`` as above, ``classes`` (their names in order), ``labels`` (the name of a list of them), ``embedding`` and
+  ``num_classes`` as of `weights.Checkpoint`. None where the files are of another network, a ValueError where no network here does what
+  they say;
 - ``IGNORED``: prefixes of their modules that have no counterpart here, as they are no part of the network.
 """
 
@@ -69,6 +73,28 @@ def fact(naming: str, what: str, family: Family) -> dict[str, Any]:
     """Ask a naming for its ``options`` or ``preprocessing`` of a network; {} where it has nothing to say."""
     ask = getattr(NAMINGS[naming], what, None)
     return dict(ask(lineage(family))) if ask is not None else {}
+
+
+def beside() -> list[str]:
+    """List the files beside checkpoints that any naming reads."""
+    return list(dict.fromkeys(name for module in NAMINGS.values() for name in getattr(module, "BESIDE", ())))
+
+
+def told(files: Mapping[str, Any], family: Family) -> tuple[str, dict[str, Any]] | None:
+    """Ask every naming what the files beside a checkpoint say: the first that knows them, and what it read.
+
+    Args:
+        files: what JSON files hold, by their names.
+        family: the network's class, or the name of its family.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: they are not what they seem, or describe what no network here computes.
+    """
+    for naming, module in NAMINGS.items():
+        found = module.told(files, lineage(family)) if hasattr(module, "told") else None
+        if found is not None:
+            return naming, found
+    return None
 
 
 def of_format(format: str) -> list[str]:

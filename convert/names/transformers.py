@@ -311,3 +311,119 @@ FAMILIES: dict[str, Callable[[Mapping[str, str], Mapping[str, Shape]], Iterable[
     **{"MobileNetV1": _mobilenets_v1, "MobileNetV2": _mobilenets_v2, "EfficientNet": _efficientnets},
     **{"CLIP": _towers, "SigLIP": _towers, "ViT": _vits},
 }
+
+NETWORKS = {
+    **{"resnet": "ResNet", "regnet": "RegNet", "convnext": "ConvNeXt", "convnextv2": "ConvNeXtV2", "vit": "ViT", "deit": "DeiT"},
+    **{"dinov2": "DINOv2", "dinov2_with_registers": "DINOv2", "swin": "Swin", "swinv2": "SwinV2"},
+    **{"mobilenet_v1": "MobileNetV1", "mobilenet_v2": "MobileNetV2", "efficientnet": "EfficientNet"},
+    **{"clip": "CLIP", "clip_vision_model": "CLIP", "siglip": "SigLIP", "siglip_vision_model": "SigLIP"},
+}
+"""Families by the `model_type` of config.json."""
+ACTIVATIONS = {
+    **{"gelu": "gelu", "gelu_python": "gelu", "quick_gelu": "quick_gelu"},
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
+}
+UNLIKE = {
+    "SiglipForImageClassification": "classifies the mean of the patches",
+    "Dinov2ForImageClassification": "classifies the class token beside the mean of the patches",
+    "Dinov2WithRegistersForImageClassification": "classifies the class token beside the mean of the patches",
+}
+"""Classifiers that read other features than the networks here."""
+RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+"""Interpolations by PIL's numbers."""
+SHORTEST_EDGE = ("CLIP", "ConvNext", "MobileNet")
+"""How processors are called for which one number as `size` is the shorter edge's; for others it is that of both edges."""
+
+
+def told(files: Mapping[str, Any], family: Sequence[str]) -> dict[str, Any] | None:
+    """Read what config.json and preprocessor_config.json say of the weights beside them; None where they are of another network.
+
+    Raises:
+        ValueError: they describe what no network here computes, or how no image is prepared here.
+    """
+    config = files.get("config.json") or {}
+    if NETWORKS.get(str(config.get("model_type"))) not in family:
+        return None
+    kind = next(iter(config.get("architectures") or ()), "")
+    if kind in UNLIKE:
+        raise ValueError(f"{kind} {UNLIKE[kind]}, which no network here does; name a file of the bare network")
+    found: dict[str, Any] = {"options": _configured(config)}
+    labels = {int(number): str(label) for number, label in (config.get("id2label") or {}).items()}
+    if kind.endswith(("Model", "Backbone", "WithProjection")):
+        projected = "CLIP" in family and kind != "CLIPVisionModel"
+        found |= {"embedding": True, "num_classes": int(config.get("projection_dim", 512)) if projected else 0}
+    elif labels and not all(re.fullmatch(r"LABEL_\d+", label) for label in labels.values()):
+        found["classes"] = [label for _, label in sorted(labels.items())]
+    if processor := files.get("preprocessor_config.json"):
+        found["preprocessing"] = _prepared(processor)
+    return found
+
+
+def _configured(config: Mapping[str, Any]) -> dict[str, Any]:
+    """List the constructor keywords that a config.json asks for."""
+    family = NETWORKS[config["model_type"]]
+    config = {**config, **config.get("vision_config", {})}
+    if family == "ResNet":
+        return {"stride_on": "1x1"} if config.get("downsample_in_bottleneck") else {}
+    if family in ("MobileNetV1", "MobileNetV2"):
+        found = {"padding": "same" if config.get("tf_padding", True) else "symmetric", "norm_eps": float(config.get("layer_norm_eps", 1e-3))}
+        return found | ({"activation": str(config.get("hidden_act", "relu6"))} if family == "MobileNetV1" else {})
+    if family == "EfficientNet":
+        return {"padding": "same", "norm_eps": float(config.get("batch_norm_eps", 1e-3))}
+    if family == "Swin":
+        return {"window": int(config.get("window_size", 7))}
+    if family == "SwinV2":
+        window, smallest = int(config.get("window_size", 7)), _side(config.get("image_size", 224)) // 32
+        found = {"window": window} | ({"last_window": smallest} if smallest < window else {})
+        learnt = (config.get("pretrained_window_sizes") or [0])[0]
+        return found | ({"trained_window": int(learnt)} if learnt else {})
+    if family not in ("ViT", "DeiT", "DINOv2", "CLIP", "SigLIP"):
+        return {}
+    found = {"image_size": _side(config.get("image_size", 224))}
+    if not config.get("use_swiglu_ffn"):
+        usual = {"CLIP": "quick_gelu", "SigLIP": "gelu_pytorch_tanh"}.get(family, "gelu")
+        activation = config.get("hidden_act", usual)
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"its activation is {activation!r}; known are {', '.join(ACTIVATIONS)}")
+        found["activation"] = ACTIVATIONS[activation]
+    return found
+
+
+def _prepared(processor: Mapping[str, Any]) -> dict[str, Any]:
+    """List the fields of `weights.Preprocessing` that a preprocessor_config.json asks for."""
+    name = str(processor.get("image_processor_type") or processor.get("feature_extractor_type") or "")
+    found: dict[str, Any] = {}
+    resample = processor.get("resample", 3 if name.startswith("CLIP") else 2)
+    if resample not in RESAMPLING:
+        raise ValueError(f"its images are resized by PIL's interpolation {resample!r}; known are nearest (0), bilinear (2) and bicubic (3)")
+    found["interpolation"] = RESAMPLING[resample]
+    size = processor.get("size") if processor.get("do_resize", True) else None
+    if size is not None:
+        found["squash"] = "shortest_edge" not in size if isinstance(size, Mapping) else not name.startswith(SHORTEST_EDGE)
+        found["resize"] = _side(size)
+    if processor.get("do_center_crop", name.startswith(("CLIP", "DeiT", "MobileNet"))):
+        found["crop"] = _side(processor["crop_size"]) if processor.get("crop_size") is not None else found.get("resize")
+    elif found.get("squash"):
+        found["crop"] = found["resize"]
+    if name.startswith("ConvNext") and "resize" in found:  # below 384 pixels the shorter edge of a larger image, then the middle of that
+        side, share = found["resize"], float(processor.get("crop_pct") or 224 / 256)
+        found |= {"crop": side, "resize": int(side / share), "squash": False} if side < 384 else {"crop": side, "squash": True}
+    mean, std = processor.get("image_mean"), processor.get("image_std")
+    if mean is not None and std is not None:
+        again = std if name.startswith("EfficientNet") and processor.get("include_top", True) else [1.0] * len(std)  # divided by twice
+        if not processor.get("do_normalize", True):
+            mean, std = [0.0] * len(std), [1.0] * len(std)
+        std = [one * other for one, other in zip(std, again, strict=True)]
+        factor = 255 * float(processor.get("rescale_factor", 1 / 255)) if processor.get("do_rescale", True) else 255.0
+        shift = 1.0 if processor.get("rescale_offset") else 0.0
+        found["mean"] = [round((float(each) + shift) / factor, 9) for each in mean]
+        found["std"] = [round(float(each) / factor, 9) for each in std]
+    return found
+
+
+def _side(size: Any) -> int:
+    """Read a side in pixels: a number, or a table or list of equal ones."""
+    sides = set(size.values() if isinstance(size, Mapping) else size if isinstance(size, list | tuple) else (size,))
+    if len(sides) != 1:
+        raise ValueError(f"its images are of {size}, and here they are square")
+    return int(sides.pop())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from weights import (
 from weights.containers import open_any
 from weights.finite import check_values
 from weights.places import at_home
+from zoo.conversion.beside import Beside, beside_file, beside_source
 from zoo.networks.model import Model
 from zoo.pretrained.records import find_record, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
@@ -79,15 +80,17 @@ def find(
         record = unknown(described(model), str(path), sha256=sha256)
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer, weights_of=weights_of) as opened:
-                return _recognised(record, sha256), _loaded(opened.tensors, path)
+                return _known(record, sha256, model, options, lambda: beside_file(path, model)), _loaded(opened.tensors, path)
         with _about(path):
             noted = _noted(record, header.metadata(buffer), model)
             tensors = chosen(safetensors.tensors(buffer), weights_of, path)
-        return noted or _recognised(record, sha256), _finite(tensors, path)
+        return noted or _known(record, sha256, model, options, lambda: beside_file(path, model)), _finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes and not record.embedding:
-        record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
+        sha256 = weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256
+        asked = record
+        record = _known(record, sha256, model, options, lambda: beside_source(asked, model, frozen))
     return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model}:{record.tag}")
 
 
@@ -182,6 +185,18 @@ def _is_path(model: str, named: str | os.PathLike[str]) -> bool:
     if os.fspath(named).lower() in {c.tag.lower() for c in weights.checkpoints(model)}:
         return False
     return path.exists() or any(path.name.endswith(suffix) for module in formats.formats().values() for suffix in module.SUFFIXES)
+
+
+def _known(
+    unknown: Checkpoint, sha256: str, model: type[Model], options: Mapping[str, Any], read: Callable[[], Beside | None]
+) -> Checkpoint:
+    """Return the registry's record of these bytes, or else the one of an unknown file, completed by what files beside it say."""
+    known = weights.recognise(sha256)
+    if (known is not None and known.model == unknown.model) or (beside := read()) is None:
+        return _recognised(unknown, sha256)
+    if not beside.preprocessing:
+        log.warning("%s is in no registry, and %s do not say how its images are prepared", unknown.sources[0], " and ".join(beside.files))
+    return beside.record(unknown, model, options).hashed(sha256)
 
 
 def _recognised(unknown: Checkpoint, sha256: str) -> Checkpoint:
