@@ -265,7 +265,7 @@ def strip_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def _fitted(tensor: Any, shape: Shape, reshaped: bool) -> Any:
-    if reshaped and (len(shape) == 1 or shape[0] == 1) and math.prod(tensor.shape) == math.prod(shape):
+    if reshaped and 1 in (len(shape), shape[0]) and tuple(tensor.shape) != shape and math.prod(tensor.shape) == math.prod(shape):
         return tensor.reshape(*shape)
     if reshaped and len(tensor.shape) != len(shape) > 1 and math.prod(tensor.shape[1:]) == math.prod(shape[1:]):
         return tensor.reshape(tensor.shape[0], *shape[1:])  # the first axis may differ: another number of classes

@@ -1,4 +1,4 @@
-"""Small files beside a checkpoint in its repository of the Hub: what its authors say of images and classes, at the commit of the weights."""
+"""Small files beside a checkpoint in its repository of the Hub: what its authors say of images and classes."""
 
 from __future__ import annotations
 

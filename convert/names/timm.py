@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from convert.core import Row, Shape, modules
+from convert.names._beside import side, table
 from convert.names._stages import block
 
 BESIDE = ("config.json",)
@@ -131,26 +132,26 @@ def told(files: Mapping[str, Any], family: Sequence[str]) -> dict[str, Any] | No
     Raises:
         ValueError: it says how no image is prepared here.
     """
-    config = files.get("config.json") or {}
-    architecture, facts = config.get("architecture"), {**config, **(config.get("pretrained_cfg") or {})}
+    config = table(files, "config.json")
+    architecture, facts = config.get("architecture"), {**config, **table(config, "pretrained_cfg")}
     if not isinstance(architecture, str) or "input_size" not in facts:
         return None
     found: dict[str, Any] = {}
     if architecture.startswith(("tf_efficientnet", "tf_mobilenet")):
         found["options"] = {"padding": "same", "norm_eps": 1e-3}
-    _, side, width = facts["input_size"]
+    edge = side(list(facts["input_size"])[1:])
     mode = facts.get("crop_mode") or "center"
-    if side != width or mode not in ("center", "squash"):
-        raise ValueError(f"its images are {width}x{side} and cropped by the mode {mode!r}; here they are square, by center or squash")
+    if mode not in ("center", "squash"):
+        raise ValueError(f"its images are cropped by the mode {mode!r}; known are center and squash")
     interpolation = facts.get("interpolation") or "bilinear"
-    steps = {"resize": int(side / float(facts.get("crop_pct") or 0.875)), "crop": side, "squash": mode == "squash"}
+    steps = {"resize": int(edge / float(facts.get("crop_pct") or 0.875)), "crop": edge, "squash": mode == "squash"}
     found["preprocessing"] = steps | {"interpolation": "bilinear" if interpolation == "random" else interpolation}
     found["preprocessing"] |= {name: [float(each) for each in facts[name]] for name in ("mean", "std") if name in facts}
     classes = config.get("num_classes", facts.get("num_classes"))
     if classes == 0:
         found |= {"embedding": True, "num_classes": 0}
     elif config.get("label_names"):
-        described = config.get("label_descriptions") or {}
+        described = table(config, "label_descriptions")
         found["classes"] = [str(described.get(name, name)) for name in config["label_names"]]
     elif classes == 1000 and "in1k" in str(facts.get("tag")):
         found["labels"] = "imagenet1k"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from convert.core import Row, Shape, modules
+from convert.names._beside import side, table
 from convert.names._stages import block
 
 FORMATS = ("safetensors", "pytorch")
@@ -33,28 +34,21 @@ IGNORED = (
 )
 """Other towers, what only training needs, and a dense layer behind the class token that no classifier reads."""
 
-NEWER = {
-    "vit": (
-        (r"^layers\.", "encoder.layer."),
-        (r"\.attention\.([qkv])_proj$", lambda found: f".attention.attention.{_word(found[1])}"),
-        (r"\.attention\.o_proj$", ".attention.output.dense"),
-        (r"\.mlp\.fc1$", ".intermediate.dense"),
-        (r"\.mlp\.fc2$", ".output.dense"),
-    ),
-    "dinov2": (
-        (r"\.attention\.([qkv])_proj$", lambda found: f".attention.attention.{_word(found[1])}"),
-        (r"\.attention\.o_proj$", ".attention.output.dense"),
-    ),
-    "swin": (
-        (r"\.attention\.([qkv])_proj$", lambda found: f".attention.self.{_word(found[1])}"),
-        (r"\.attention\.relative_position_bias$", ".attention.self"),
-        (r"\.attention\.o_proj$", ".attention.output.dense"),
-        (r"\.mlp\.fc1$", ".intermediate.dense"),
-        (r"\.mlp\.fc2$", ".output.dense"),
-    ),
+QUERY_KEY_VALUE = ("query", "key", "value")
+
+
+def _newer(attention: str, *rest: tuple[str, str]) -> list[tuple[str, str]]:
+    three = [(rf"\.attention\.{word[0]}_proj$", f".{attention}.{word}") for word in QUERY_KEY_VALUE]
+    return [*three, (r"\.attention\.o_proj$", ".attention.output.dense"), *rest]
+
+
+DENSE = ((r"\.mlp\.fc1$", ".intermediate.dense"), (r"\.mlp\.fc2$", ".output.dense"))
+NEWER: dict[str, list[tuple[str, str]]] = {
+    **dict.fromkeys(("vit", "deit"), _newer("attention.attention", (r"^layers\.", "encoder.layer."), *DENSE)),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), _newer("attention.attention")),
+    "swin": _newer("attention.self", (r"\.attention\.relative_position_bias$", ".attention.self"), *DENSE),
 }
 """How a state dict of version 5 spells what files have under the older names."""
-NEWER |= {"deit": NEWER["vit"], "dinov2_with_registers": NEWER["dinov2"]}
 
 UNIT = ("convolution", "normalization")
 RESNETS_BLOCK = re.compile(r"layer(\d)\.(\d+)\.(?:(conv|bn)(\d)|downsample\.([01]))")
@@ -134,10 +128,6 @@ def align(theirs: Sequence[str], mapping: Sequence[Row]) -> dict[str, str]:
     return aligned
 
 
-def _word(letter: str) -> str:
-    return {"q": "query", "k": "key", "v": "value"}[letter]
-
-
 def _named(found: Mapping[str, str], theirs: Mapping[str, str], prefix: str, heads: Mapping[str, str]) -> Iterator[Row]:
     """Make the rows of modules that are one on both sides."""
     for module, kind in found.items():
@@ -205,7 +195,7 @@ def _swins(found: Mapping[str, str], ours: Mapping[str, Shape]) -> Iterator[Row]
             theirs[module] = f"encoder.layers.{stage if blocks else stage - 1}.{place}"
     for row in _named(found, theirs, "swinv2" if second else "swin", {"head": "classifier"}):
         if row.theirs.endswith(".qkv"):
-            three = tuple(f"{row.theirs.removesuffix('qkv')}{word}" for word in ("query", "key", "value"))
+            three = tuple(f"{row.theirs.removesuffix('qkv')}{word}" for word in QUERY_KEY_VALUE)
             yield Row(row.theirs, row.ours, "keyless" if second else "linear", pieces=three)
         else:
             yield row
@@ -278,9 +268,6 @@ def _towers(found: Mapping[str, str], ours: Mapping[str, Shape]) -> Iterator[Row
                 yield Row(f"{place}{layer}.{leaf}", f"attention_pool.{layer}.{leaf}", "parameter", cut=cut)
 
 
-QUERY_KEY_VALUE = ("query", "key", "value")
-
-
 def _transformers(
     found: Mapping[str, str],
     prefix: str,
@@ -341,20 +328,20 @@ def told(files: Mapping[str, Any], family: Sequence[str]) -> dict[str, Any] | No
     Raises:
         ValueError: they describe what no network here computes, or how no image is prepared here.
     """
-    config = files.get("config.json") or {}
+    config = table(files, "config.json")
     if NETWORKS.get(str(config.get("model_type"))) not in family:
         return None
-    kind = next(iter(config.get("architectures") or ()), "")
+    kind = str(next(iter(config.get("architectures") or ()), ""))
     if kind in UNLIKE:
         raise ValueError(f"{kind} {UNLIKE[kind]}, which no network here does; name a file of the bare network")
     found: dict[str, Any] = {"options": _configured(config)}
-    labels = {int(number): str(label) for number, label in (config.get("id2label") or {}).items()}
+    labels = {int(number): str(label) for number, label in table(config, "id2label").items()}
     if kind.endswith(("Model", "Backbone", "WithProjection")):
         projected = "CLIP" in family and kind != "CLIPVisionModel"
         found |= {"embedding": True, "num_classes": int(config.get("projection_dim", 512)) if projected else 0}
     elif labels and not all(re.fullmatch(r"LABEL_\d+", label) for label in labels.values()):
         found["classes"] = [label for _, label in sorted(labels.items())]
-    if processor := files.get("preprocessor_config.json"):
+    if processor := table(files, "preprocessor_config.json"):
         found["preprocessing"] = _prepared(processor)
     return found
 
@@ -362,24 +349,25 @@ def told(files: Mapping[str, Any], family: Sequence[str]) -> dict[str, Any] | No
 def _configured(config: Mapping[str, Any]) -> dict[str, Any]:
     """List the constructor keywords that a config.json asks for."""
     family = NETWORKS[config["model_type"]]
-    config = {**config, **config.get("vision_config", {})}
+    config = {**config, **table(config, "vision_config")}
     if family == "ResNet":
         return {"stride_on": "1x1"} if config.get("downsample_in_bottleneck") else {}
     if family in ("MobileNetV1", "MobileNetV2"):
-        found = {"padding": "same" if config.get("tf_padding", True) else "symmetric", "norm_eps": float(config.get("layer_norm_eps", 1e-3))}
-        return found | ({"activation": str(config.get("hidden_act", "relu6"))} if family == "MobileNetV1" else {})
+        padding = "same" if config.get("tf_padding", True) else "symmetric"
+        activation = {"activation": str(config.get("hidden_act", "relu6"))} if family == "MobileNetV1" else {}
+        return {"padding": padding, "norm_eps": float(config.get("layer_norm_eps", 1e-3)), **activation}
     if family == "EfficientNet":
         return {"padding": "same", "norm_eps": float(config.get("batch_norm_eps", 1e-3))}
     if family == "Swin":
         return {"window": int(config.get("window_size", 7))}
     if family == "SwinV2":
-        window, smallest = int(config.get("window_size", 7)), _side(config.get("image_size", 224)) // 32
+        window, smallest = int(config.get("window_size", 7)), side(config.get("image_size", 224)) // 32
         found = {"window": window} | ({"last_window": smallest} if smallest < window else {})
         learnt = (config.get("pretrained_window_sizes") or [0])[0]
         return found | ({"trained_window": int(learnt)} if learnt else {})
     if family not in ("ViT", "DeiT", "DINOv2", "CLIP", "SigLIP"):
         return {}
-    found = {"image_size": _side(config.get("image_size", 224))}
+    found: dict[str, Any] = {"image_size": side(config.get("image_size", 224))}
     if not config.get("use_swiglu_ffn"):
         usual = {"CLIP": "quick_gelu", "SigLIP": "gelu_pytorch_tanh"}.get(family, "gelu")
         activation = config.get("hidden_act", usual)
@@ -400,14 +388,14 @@ def _prepared(processor: Mapping[str, Any]) -> dict[str, Any]:
     size = processor.get("size") if processor.get("do_resize", True) else None
     if size is not None:
         found["squash"] = "shortest_edge" not in size if isinstance(size, Mapping) else not name.startswith(SHORTEST_EDGE)
-        found["resize"] = _side(size)
+        found["resize"] = side(size)
     if processor.get("do_center_crop", name.startswith(("CLIP", "DeiT", "MobileNet"))):
-        found["crop"] = _side(processor["crop_size"]) if processor.get("crop_size") is not None else found.get("resize")
+        found["crop"] = side(processor["crop_size"]) if processor.get("crop_size") is not None else found.get("resize")
     elif found.get("squash"):
         found["crop"] = found["resize"]
     if name.startswith("ConvNext") and "resize" in found:  # below 384 pixels the shorter edge of a larger image, then the middle of that
-        side, share = found["resize"], float(processor.get("crop_pct") or 224 / 256)
-        found |= {"crop": side, "resize": int(side / share), "squash": False} if side < 384 else {"crop": side, "squash": True}
+        edge, share = found["resize"], float(processor.get("crop_pct") or 224 / 256)
+        found |= {"crop": edge, "resize": int(edge / share), "squash": False} if edge < 384 else {"crop": edge, "squash": True}
     mean, std = processor.get("image_mean"), processor.get("image_std")
     if mean is not None and std is not None:
         again = std if name.startswith("EfficientNet") and processor.get("include_top", True) else [1.0] * len(std)  # divided by twice
@@ -419,11 +407,3 @@ def _prepared(processor: Mapping[str, Any]) -> dict[str, Any]:
         found["mean"] = [round((float(each) + shift) / factor, 9) for each in mean]
         found["std"] = [round(float(each) / factor, 9) for each in std]
     return found
-
-
-def _side(size: Any) -> int:
-    """Read a side in pixels: a number, or a table or list of equal ones."""
-    sides = set(size.values() if isinstance(size, Mapping) else size if isinstance(size, list | tuple) else (size,))
-    if len(sides) != 1:
-        raise ValueError(f"its images are of {size}, and here they are square")
-    return int(sides.pop())

@@ -92,9 +92,7 @@ class EncoderBlock(nn.Module):
 class Encoder(nn.Module):
     """Position embeddings and all blocks: patches (B, N, C) become tokens (B, special + N, C), normalised."""
 
-    def __init__(
-        self, network: type[ViT], patches: int, special: int, activation: str, dropout: float, stochastic_depth: float
-    ) -> None:
+    def __init__(self, network: type[ViT], patches: int, special: int, activation: str, dropout: float, stochastic_depth: float) -> None:
         super().__init__()
         self.special_positions = network.special_positions
         self.pos_embedding = nn.Parameter(torch.empty(1, patches + special * self.special_positions, network.width))

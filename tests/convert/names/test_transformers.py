@@ -15,7 +15,7 @@ from written import written
 import zoo
 from convert import core, names
 from zoo.networks.convnext import ConvNeXt, ConvNeXtV2
-from zoo.networks.efficientnet import EfficientNet, EfficientNetLite
+from zoo.networks.efficientnet import EfficientNet
 from zoo.networks.mobilenet import MobileNetV1, MobileNetV2
 from zoo.networks.model import Model
 from zoo.networks.regnet import RegNet
@@ -132,7 +132,7 @@ def drawn(cls: type[Model], **more: Any) -> nn.Module:
     with torch.device("meta"):
         model = theirs(cls, **more)
     model = model.to_empty(device="cpu")
-    untouched = {name: buffer for name, buffer in theirs(cls, **more).named_buffers()} if any(True for _ in model.buffers()) else {}
+    untouched = dict(theirs(cls, **more).named_buffers()) if any(True for _ in model.buffers()) else {}
     for name, buffer in model.named_buffers():
         buffer.copy_(untouched[name])
     model.load_state_dict(randomised(model))

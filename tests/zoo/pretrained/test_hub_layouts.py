@@ -67,7 +67,7 @@ def images(side: int = 64) -> Tensor:
 def transformers_vit(folder: Path, **processing: Any) -> nn.Module:
     import transformers as hf
 
-    names = {number: name for number, name in enumerate(("blue\tjay", "oak", "granite"))}
+    names = dict(enumerate(("blue\tjay", "oak", "granite")))
     model = drawn(hf.ViTForImageClassification(hf.ViTConfig(**CONFIG, id2label=names)))
     model.save_pretrained(folder)
     hf.ViTImageProcessor(size=SIZE, **processing).save_pretrained(folder)
@@ -138,7 +138,7 @@ def embedded(network: zoo.Model, folder: Path) -> Tensor:
     photos = folder / "photos"
     photos.mkdir()
     photograph().save(photos / "one.png")
-    embed(network, photos, folder / "vectors.safetensors", progress=False)
+    embed(network, photos, folder / "vectors.safetensors", fast=False, progress=False)
     return torch.from_numpy(np.asarray(read(folder / "vectors.safetensors").vectors["embedding"], np.float32))
 
 
@@ -151,7 +151,9 @@ def test_timms_repositories_bring_weights_preprocessing_and_labels(hub: HubServe
     there, here = tmp_path / "there", tmp_path / "here"
     model = drawn(timm.create_model("mobilenetv2_035", num_classes=1000))
     settings = {"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6), "crop_pct": 0.8, "interpolation": "bicubic", "input_size": (3, 96, 96)}
-    timm.models.save_for_hf(model, str(there), model_config={"pretrained_cfg": {**model.pretrained_cfg, **settings, "tag": "a1_in1k"}}, safe_serialization=True)
+    timm.models.save_for_hf(
+        model, str(there), model_config={"pretrained_cfg": {**model.pretrained_cfg, **settings, "tag": "a1_in1k"}}, safe_serialization=True
+    )
     served(hub, "acme/mobile", there)
     network = trained("MobileNetV2_035", "hf://acme/mobile")
     record = network.checkpoint
@@ -170,6 +172,7 @@ def test_timms_repositories_bring_weights_preprocessing_and_labels(hub: HubServe
     assert relative(embedded(network, tmp_path), pooled) < 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras's own, where it saves
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
 def test_kerass_files_are_read_where_the_client_put_them(name: str, hub: HubServer, tmp_path: Path) -> None:
     import keras
@@ -196,8 +199,10 @@ def test_kerass_files_are_read_where_the_client_put_them(name: str, hub: HubServ
         expected = model(given.permute(0, 2, 3, 1), training=False).cpu()
         assert relative(network(given).softmax(-1), expected) < 1e-4
         assert relative(trained("MobileNetV2_035", tmp_path / "ours.safetensors")(given).softmax(-1), expected) < 1e-4
-        theirs = pooled(network.preprocess([photograph()]).permute(0, 2, 3, 1), training=False).cpu()
-    assert relative(embedded(network, tmp_path), theirs) < 1e-3
+    if name == "model.keras":  # the other does not say that its images have 96 pixels, and Keras's network takes no others
+        with torch.inference_mode():
+            theirs = pooled(network.preprocess([photograph()]).permute(0, 2, 3, 1), training=False).cpu()
+        assert relative(embedded(network, tmp_path), theirs) < 1e-3
 
 
 def test_towers_and_bare_networks_give_their_embeddings(hub: HubServer, tmp_path: Path) -> None:
@@ -252,7 +257,7 @@ def test_a_file_of_features_that_no_network_reads_is_refused(hub: HubServer, tmp
 def test_damaged_files_beside_weights_are_an_error(text: str, tmp_path: Path) -> None:
     transformers_vit(tmp_path)
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises((MalformedFile, WeightsMismatch), match="config.json"):
+    with pytest.raises((MalformedFile, WeightsMismatch), match=r"config\.json"):
         trained(Thin, tmp_path / "model.safetensors")
 
 
