@@ -33,10 +33,12 @@ class Kind:
     Attributes:
         leaves: names of its tensors; a module may lack those that it doesn't need, a bias for example. "" is the row's name itself.
         reshaped: whether weight, or the one tensor, has the same numbers in the same order on both sides, under another shape.
+        own: whether theirs is no module but the weight itself, inputs first.
     """
 
     leaves: tuple[str, ...]
     reshaped: bool = False
+    own: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -51,6 +53,8 @@ KINDS: dict[str, Kind] = {
     # Queries, keys and values in one dense layer; there the biases of queries and values are tensors of the module around it, and keys
     # have none, for which ours has zeros
     "keyless": Kind(("weight", "bias")),
+    # A dense layer that is a matrix there, (inputs, outputs), which a module holds beside its layers
+    "projection": Kind(("weight", "bias"), own=True),
     # One tensor that a module holds beside its layers, a layer scale for example: the row names the tensor itself
     "parameter": Kind(("",), reshaped=True),
     "parameter_from_vector": Kind(("",), reshaped=True),  # (C, 1, 1) here and (C) there, where MATLAB's shapes end before a 1 anyway
@@ -136,13 +140,13 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
         kind = KINDS[row.kind]
         used = False
         for leaf in kind.leaves:
-            theirs, ours = joined(row.theirs, leaf), joined(row.ours, leaf)
+            theirs, ours = row.theirs if kind.own and leaf == "weight" else joined(row.theirs, leaf), joined(row.ours, leaf)
             used = used or theirs in tensors
             if ours in shapes:
                 given[ours] += 1
                 if theirs in tensors:
                     taken[theirs] += 1
-                    carried[ours] = _fitted(tensors[theirs], shapes[ours], kind.reshaped)
+                    carried[ours] = _turned(tensors[theirs]) if kind.own else _fitted(tensors[theirs], shapes[ours], kind.reshaped)
                     if tuple(_shape(carried[ours])) != tuple(shapes[ours]):
                         report.misshaped.append((theirs, ours, tuple(_shape(tensors[theirs])), tuple(shapes[ours])))
                 elif leaf != COUNTER:
@@ -262,6 +266,13 @@ def strip_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
     while names and (prefix := next((w for w in WRAPPERS if all(name.startswith(w) for name in names)), None)):
         names = [name.removeprefix(prefix) for name in names]
     return dict(zip(names, tensors.values(), strict=True))
+
+
+def _turned(tensor: Any) -> Any:
+    if len(_shape(tensor)) != 2:
+        return tensor
+    turned = tensor.transpose(1, 0)
+    return turned.contiguous() if hasattr(turned, "contiguous") else turned
 
 
 def _fitted(tensor: Any, shape: Shape, reshaped: bool) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from convert.graph import Graph
-from convert.steps import Cast, FlattenOrder, Flip, Reshape, Shape, Step, flip, from_layout, stored_shape, undo
+from convert.steps import Cast, FlattenOrder, Flip, Reshape, Shape, Step, Transpose, flip, from_layout, stored_shape, undo
 
 Convention = Literal["correlation", "convolution", "unknown"]
 Spatial = Literal["hw", "wh"]
@@ -77,6 +77,10 @@ class Stored:
     def reshape(self, *shape: int) -> Stored:
         """Add the step that gives it another shape, with the same numbers in the same order."""
         return self.then(Reshape(self.shape, tuple(shape)))
+
+    def transpose(self, *axes: int) -> Stored:
+        """Add the step that puts its axes into another order."""
+        return self.then(Transpose(axes))
 
     def followed_by(self, others: Sequence[Stored | None]) -> Stored:
         """Describe this tensor and others behind it along the first axis; for None as many zeros as this has numbers."""

@@ -36,7 +36,7 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
     for row in rows:
         layer = known.get(row.ours)
         kind = layer.kind if layer is not None and row.kind in ("conv", "linear", "norm", "transposed") else row.kind
-        kind = "parameter" if kind.startswith("parameter") else OTHERWISE.get(kind, kind)
+        kind = "parameter" if kind.startswith("parameter") or kind == "projection" else OTHERWISE.get(kind, kind)
         name, _, own = row.theirs.rpartition(".") if kind == "parameter" else (row.theirs, "", "")
         leaves: dict[str, Stored] = {}
         for leaf in KINDS[row.kind].leaves:
@@ -49,7 +49,7 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
                 _check_neutral(stored, leaf, row)
             elif leaf != COUNTER:
                 grid = layer.grid if layer is not None else None
-                leaves[leaf or own] = _as_theirs(stored, row, grid) if leaf in ("weight", "") else stored
+                leaves[own if kind == "parameter" else leaf] = _as_theirs(stored, row, grid) if leaf in ("weight", "") else stored
         if row.cut is not None and leaves:
             cut.setdefault(row.cut[0], {})[row.cut[1]] = leaves.pop(own)
         if row.pieces or row.kind == "keyless":
@@ -125,6 +125,8 @@ def _as_theirs(stored: Stored, row: Row, grid: tuple[int, int, int] | None) -> S
         return stored.reshape(stored.shape[0], int(np.prod(stored.shape[1:])))
     if row.kind == "linear_from_conv" and len(stored.shape) == 2:
         return stored.reshape(stored.shape[0], *(grid or (stored.shape[1], 1, 1)))
+    if row.kind == "projection":
+        return stored.transpose(1, 0)
     if row.kind == "parameter_from_vector":
         return stored.reshape(int(np.prod(stored.shape)))
     if row.kind == "parameter_from_map":
