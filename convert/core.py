@@ -80,6 +80,7 @@ class Row:
             equal parts of the first axis, ("attention.in_proj_weight", 1, 3, 3) for keys and values.
         positions: their tensor of the positions of all tokens, (1, 1 + N, C), where ours has those of patches alone: of the row of ours,
             whose `theirs` no file has, and of the row of the class token, to which its position is added.
+        heads: of a layer of attention, where theirs has an axis for them.
     """
 
     theirs: str
@@ -90,6 +91,7 @@ class Row:
     pieces: tuple[str, ...] = ()
     cut: tuple[str, int, int, int] | None = None
     positions: str = ""
+    heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,7 @@ class Part:
         eps: of a norm, what it adds to its variance.
         grid: of a linear layer that reads a flattened feature map: its channels, height and width.
         ours: the module's name in our network.
+        heads: of a layer of attention.
     """
 
     name: str
@@ -256,3 +257,4 @@ class Part:
     eps: float | None = None
     grid: tuple[int, int, int] | None = None
     ours: str = ""
+    heads: int = 0

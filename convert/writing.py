@@ -62,7 +62,7 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
             leaves[leaf] = in_memory("(none: zeros)", np.zeros(width, leaves["weight"].dtype))
         if leaves:
             eps, groups, grid = (layer.eps, layer.groups, layer.grid) if layer is not None else (None, 1, None)
-            found.append(Part(name, kind, leaves, groups, eps, grid, row.ours))
+            found.append(Part(name, kind, leaves, groups, eps, grid, row.ours, row.heads))
     for whole, shares in cut.items():
         first, *others = (shares[place] for place in sorted(shares))
         module, _, leaf = whole.rpartition(".")
@@ -116,7 +116,8 @@ def _pieces(row: Row, leaves: dict[str, Stored], own: str) -> list[Part]:
             if name and not (row.kind == "keyless" and leaf == "bias" and place == 1):
                 module, _, last = name.rpartition(".")
                 held.setdefault(module, {})[last] = whole.part(place, place + 1, len(names))
-    return [Part(name, "linear" if {"weight", "bias"} & tensors.keys() else "parameter", tensors) for name, tensors in held.items()]
+    kinds = {name: "linear" if {"weight", "bias"} & tensors.keys() else "parameter" for name, tensors in held.items()}
+    return [Part(name, kinds[name], tensors, heads=row.heads) for name, tensors in held.items()]
 
 
 def _as_theirs(stored: Stored, row: Row, grid: tuple[int, int, int] | None) -> Stored:

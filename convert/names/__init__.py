@@ -159,7 +159,8 @@ def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours:
     unused += tuple(getattr(module, "IGNORED", ()))
     mend, align = getattr(module, "mend", str), getattr(module, "align", None)
     plain = _unprefixed(strip_wrappers({name: name for name in tensors}), {row.theirs for row in mapping}, mend)
-    found = {mend(name): own for name, own in plain.items() if not name.startswith(unused) and not name.endswith(COMPUTED)}
+    mended = {name: mend(name) for name in plain if not name.startswith(unused) and not name.endswith(COMPUTED)}
+    found = {now: plain[name] for name, now in mended.items() if not now.startswith(unused)}
     if align is None:
         return found
     aligned = align(list(dict.fromkeys(name.rpartition(".")[0] for name in found)), mapping)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weights.arguments import whole
-from zoo.networks.layers import LayerScale, StochasticDepth
+from zoo.networks.layers import GELUS, LayerScale, StochasticDepth
 from zoo.networks.model import Model
 
 
@@ -37,8 +36,7 @@ class SwiGLU(nn.Module):
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": nn.GELU,
-    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    **GELUS,
     "quick_gelu": QuickGELU,
     "swiglu": SwiGLU,
 }

@@ -102,7 +102,10 @@ def test_its_config_says_activation_width_and_preprocessing(quick: bool, tmp_pat
     model = pair(ThinQuick if quick else Thin)
     save_file(model.state_dict(), tmp_path / "open_clip_model.safetensors")
     vision = {"image_size": 64, "layers": 2, "width": 32, "patch_size": 16}
-    config = {"model_cfg": {"embed_dim": 24, "quick_gelu": quick, "vision_cfg": vision}, "preprocess_cfg": {"mean": [0.1] * 3, "std": [0.2] * 3}}
+    config = {
+        "model_cfg": {"embed_dim": 24, "quick_gelu": quick, "vision_cfg": vision},
+        "preprocess_cfg": {"mean": [0.1] * 3, "std": [0.2] * 3},
+    }
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     network = zoo.trained(Thin, tmp_path / "open_clip_model.safetensors")
     record = network.checkpoint
