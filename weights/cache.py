@@ -5,6 +5,8 @@
     refs/<sha256 of the source>.json    what a source gave: source, commit, source_sha256, sha256, blake3, size, seen
     derived/<source sha256>.<v>.json    which safetensors was made of a foreign file
     stamps/<sha256>.json                size, times and inode of a file that passed a full check
+    beside/<sha256 of the folder>.json  what lies beside the weights of a Hub repository, at one commit
+    labels/<sha256>.tsv                 names of classes that a repository gives
     tensors/<sha256>.json               how many it has, and their fingerprint
     used/<sha256>                       empty; its time is that of the last use, for `weights.gc`
     own/registry/  own/weights.lock     what `zoo add` registered and what was pinned, where ZOO_CACHE names the folder

@@ -131,6 +131,24 @@ def test_convert_and_embed_read_a_folder_of_transformers(hub: HubServer, tmp_pat
     assert relative(embedded(trained(Thin, "hf://acme/vit"), tmp_path), expected) < 1e-3
 
 
+def test_what_is_written_under_transformers_names_is_read_by_transformers(tmp_path: Path) -> None:
+    import transformers as hf
+    from safetensors.torch import load_file, save_file
+
+    from zoo.conversion.convert import convert
+
+    network = drawn(Thin(num_classes=3))
+    save_file(network.state_dict(), tmp_path / "ours.safetensors")
+    convert(tmp_path / "ours.safetensors", tmp_path / "model.safetensors", Thin, to="transformers")
+    model = hf.ViTForImageClassification(hf.ViTConfig(**CONFIG, num_labels=3))
+    model.save_pretrained(tmp_path / "theirs")
+    assert load_file(tmp_path / "model.safetensors").keys() == load_file(tmp_path / "theirs" / "model.safetensors").keys()
+    (tmp_path / "model.safetensors").replace(tmp_path / "theirs" / "model.safetensors")
+    again = hf.ViTForImageClassification.from_pretrained(tmp_path / "theirs").eval()
+    with torch.inference_mode():
+        assert relative(again(images()).logits, network(images())) < 1e-4
+
+
 def embedded(network: zoo.Model, folder: Path) -> Tensor:
     """What `embed` writes of the photograph."""
     from zoo.embedding import embed, read
