@@ -30,7 +30,7 @@ from weights import (
 )
 from weights.containers import open_any
 from weights.finite import check_values
-from weights.places import at_home
+from weights.places import at_home, hub_parts
 from zoo.conversion.beside import Beside, beside_file, beside_source
 from zoo.networks.model import Model
 from zoo.pretrained.records import find_record, to_safetensors, unknown
@@ -86,12 +86,27 @@ def find(
             tensors = chosen(safetensors.tensors(buffer), weights_of, path)
         return noted or _known(record, sha256, model, options, lambda: beside_file(path, model)), _finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
+    if not record.num_classes and not record.embedding:
+        _check_format(record.sources[0])
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes and not record.embedding:
         sha256 = weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256
         asked = record
         record = _known(record, sha256, model, options, lambda: beside_source(asked, model, frozen))
     return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model}:{record.tag}")
+
+
+def _check_format(source: str) -> None:
+    """Refuse a source whose name says that another framework wrote it: of those, files on this machine are read."""
+    known, last = formats.formats(), source.partition("?")[0].rpartition("/")[2].lower()
+    own = tuple(suffix for name in ("safetensors", "pytorch") for suffix in known[name].SUFFIXES)
+    found = next((name for name, module in known.items() if last.endswith(module.SUFFIXES) and not last.endswith(own)), None)
+    if found is not None and "://" in source:
+        parts = hub_parts(source)
+        how = f"`hf download {parts[0].removeprefix('hf://')} {parts[2][1:]} --local-dir .`" if parts else "download it"
+        raise UnsupportedFormat(
+            f"{source} is a file of the format {found}, and such files are read by their path: {how}, then name {last!r}"
+        )
 
 
 def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:

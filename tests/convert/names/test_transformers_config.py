@@ -52,7 +52,10 @@ def test_images_are_prepared_as_transformers_does(kind: str, processor: str, set
 
     own = getattr(hf, processor)(**settings)
     own.save_pretrained(tmp_path)
-    files = {"config.json": {"model_type": kind}, "preprocessor_config.json": json.loads((tmp_path / "preprocessor_config.json").read_text())}
+    files = {
+        "config.json": {"model_type": kind},
+        "preprocessor_config.json": json.loads((tmp_path / "preprocessor_config.json").read_text()),
+    }
     family = {"vit": "ViT", "deit": "DeiT", "clip": "CLIP", "siglip": "SigLIP", "convnext": "ConvNeXt", "efficientnet": "EfficientNet"}
     found = names.told(files, family.get(kind, kind.replace("mobilenet_v", "MobileNetV")))
     assert found is not None

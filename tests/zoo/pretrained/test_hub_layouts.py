@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import zoo
-from weights import MalformedFile, WeightsMismatch
+from weights import MalformedFile, UnsupportedFormat, WeightsMismatch
 from zoo import trained
 from zoo.labels import Label, labels
 from zoo.networks.vit import CLIP, DINOv2, SigLIP, ViT
@@ -207,6 +207,8 @@ def test_kerass_files_are_read_where_the_client_put_them(name: str, hub: HubServ
             variable.assign(random.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
     model.save(there / name) if name.endswith(".keras") else model.save_weights(there / name)
     served(hub, "acme/keras", there)
+    with pytest.raises(UnsupportedFormat, match=f"hf download acme/keras {name} --local-dir .`, then name '{name}'"):
+        trained("MobileNetV2_035", f"hf://acme/keras/{name}")
     file = Path(hf_hub_download("acme/keras", name, local_dir=here, endpoint=hub.url))
     network = trained("MobileNetV2_035", file)
     made = convert(file, tmp_path / "ours.safetensors", "MobileNetV2_035")
