@@ -33,10 +33,12 @@ class Kind:
     Attributes:
         leaves: names of its tensors; a module may lack those that it doesn't need, a bias for example. "" is the row's name itself.
         reshaped: whether weight, or the one tensor, has the same numbers in the same order on both sides, under another shape.
+        own: whether theirs is no module but the weight itself, inputs first.
     """
 
     leaves: tuple[str, ...]
     reshaped: bool = False
+    own: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -51,9 +53,13 @@ KINDS: dict[str, Kind] = {
     # Queries, keys and values in one dense layer; there the biases of queries and values are tensors of the module around it, and keys
     # have none, for which ours has zeros
     "keyless": Kind(("weight", "bias")),
+    # A dense layer that is a matrix there, (inputs, outputs), which a module holds beside its layers
+    "projection": Kind(("weight", "bias"), own=True),
     # One tensor that a module holds beside its layers, a layer scale for example: the row names the tensor itself
     "parameter": Kind(("",), reshaped=True),
     "parameter_from_vector": Kind(("",), reshaped=True),  # (C, 1, 1) here and (C) there, where MATLAB's shapes end before a 1 anyway
+    "parameter_from_map": Kind(("",), reshaped=True),  # (C) here and (1, 1, 1, C) there
+    "parameter_from_table": Kind(("",), reshaped=True),  # (1, ..., C) here and (..., C) there: a token, or the positions of all
 }
 
 
@@ -68,6 +74,13 @@ class Row:
             the way there.
         lacks: leaves that ours has and theirs has not: the weight of a BatchNorm without scale. One (weight) or zero (bias) on the
             way here.
+        pieces: their modules that together are `theirs`, a name that no file has: one behind the other along the first axis, equally
+            long. So are queries, keys and values of three layers.
+        cut: their module of which `theirs`, again a name that no file has, is a part: from the first to before the second of so many
+            equal parts of the first axis, ("attention.in_proj_weight", 1, 3, 3) for keys and values.
+        positions: their tensor of the positions of all tokens, (1, 1 + N, C), where ours has those of patches alone: of the row of ours,
+            whose `theirs` no file has, and of the row of the class token, to which its position is added.
+        heads: of a layer of attention, where theirs has an axis for them.
     """
 
     theirs: str
@@ -75,6 +88,10 @@ class Row:
     kind: str
     adds: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
+    cut: tuple[str, int, int, int] | None = None
+    positions: str = ""
+    heads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +134,7 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
     Returns:
         The tensors by our names, misshaped ones as they came, and all that did not fit.
     """
-    report, tensors = Report(), _with_keys(rows, tensors)
+    report, tensors = Report(), _assembled(rows, tensors)
     taken: Counter[str] = Counter()
     given: Counter[str] = Counter()
     carried: dict[str, T] = {}
@@ -125,13 +142,13 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
         kind = KINDS[row.kind]
         used = False
         for leaf in kind.leaves:
-            theirs, ours = joined(row.theirs, leaf), joined(row.ours, leaf)
+            theirs, ours = row.theirs if kind.own and leaf == "weight" else joined(row.theirs, leaf), joined(row.ours, leaf)
             used = used or theirs in tensors
             if ours in shapes:
                 given[ours] += 1
                 if theirs in tensors:
                     taken[theirs] += 1
-                    carried[ours] = _fitted(tensors[theirs], shapes[ours], kind.reshaped)
+                    carried[ours] = _turned(tensors[theirs]) if kind.own else _fitted(tensors[theirs], shapes[ours], kind.reshaped)
                     if tuple(_shape(carried[ours])) != tuple(shapes[ours]):
                         report.misshaped.append((theirs, ours, tuple(_shape(tensors[theirs])), tuple(shapes[ours])))
                 elif leaf != COUNTER:
@@ -146,30 +163,69 @@ def apply(rows: Sequence[Row], tensors: Mapping[str, T], shapes: Mapping[str, Sh
     return carried, report
 
 
-def _with_keys(rows: Sequence[Row], tensors: Mapping[str, T]) -> Mapping[str, T]:
-    """Make one bias of those of queries and values, for rows that are "keyless"."""
-    made: dict[str, T] = {}
+def _assembled(rows: Sequence[Row], tensors: Mapping[str, T]) -> Mapping[str, T]:
+    """Make tensors that rows name and no file has: of several, or of a part of one. Keys without biases become zeros."""
+    made: dict[str, Any] = {}
+    used: set[str] = set()
     for row in rows:
-        query, value = (tensors.get(name) for name in keyless(row))
-        if row.kind == "keyless" and query is not None and value is not None:
-            made[joined(row.theirs, "bias")] = _around_zeros(query, value)
-    if not made:
-        return tensors
-    split = {name for row in rows if row.kind == "keyless" and joined(row.theirs, "bias") in made for name in keyless(row)}
-    return {name: tensor for name, tensor in tensors.items() if name not in split} | made
+        if row.cut is not None:
+            whole, first, end, count = row.cut
+            for leaf in KINDS[row.kind].leaves:
+                if (name := joined(whole, leaf)) in tensors and len(_shape(tensors[name])) > 0:
+                    made[joined(row.theirs, leaf)] = part(tensors[name], first, end, count)
+                    used.add(name)
+        elif row.positions and row.positions in tensors:
+            made[row.theirs] = placed(tensors.get(row.theirs), tensors[row.positions])
+            used.add(row.positions)
+        elif row.pieces or row.kind == "keyless":
+            for leaf in KINDS[row.kind].leaves:
+                names = pieces(row, leaf)
+                found = [tensors.get(name) if name else None for name in names]
+                whole = None not in found or (leaf == "bias" and row.kind == "keyless" and found[1] is None)
+                if names and whole and found[0] is not None and found[-1] is not None:
+                    made[joined(row.theirs, leaf)] = _behind_each_other(found)
+                    used.update(names)
+    return {name: tensor for name, tensor in tensors.items() if name not in used} | made if made else tensors
 
 
-def keyless(row: Row) -> tuple[str, str]:
-    """Name what a "keyless" row's biases of queries and of values are called there."""
-    around = row.theirs.rpartition(".")[0]
-    return joined(around, "q_bias"), joined(around, "v_bias")
+def pieces(row: Row, leaf: str) -> tuple[str, ...]:
+    """Name the tensors of theirs that together are one of a row's; "" for keys' biases where theirs are beside the layer."""
+    if row.kind == "keyless" and not row.pieces:
+        around = row.theirs.rpartition(".")[0]
+        return (joined(around, "q_bias"), "", joined(around, "v_bias")) if leaf == "bias" else ()
+    return tuple(joined(piece, leaf) for piece in row.pieces)
 
 
-def _around_zeros(query: Any, value: Any) -> Any:
-    if hasattr(query, "around_zeros"):
-        return query.around_zeros(value)
-    library = importlib.import_module(type(query).__module__.partition(".")[0])
-    return library.concatenate((query, library.zeros_like(query), value))
+def part(tensor: Any, first: int, end: int, count: int) -> Any:
+    """Take some of `count` equal parts of a tensor's first axis."""
+    if hasattr(tensor, "part"):
+        return tensor.part(first, end, count)
+    length = _shape(tensor)[0] // count
+    return tensor[first * length : end * length]
+
+
+def no_bias(weight: Any) -> Any:
+    """Make the zeros that are the bias of a layer without one."""
+    length = _shape(weight)[0]
+    if hasattr(weight, "new_zeros"):
+        return weight.new_zeros(length)
+    return importlib.import_module("numpy").zeros(length, weight.dtype)
+
+
+def placed(token: Any, positions: Any) -> Any:
+    """Add the first of all positions to a class token; without a token, return the others."""
+    if hasattr(positions, "placed"):
+        return positions.placed(token)
+    return positions[:, 1:] if token is None else token + positions[:, :1]
+
+
+def _behind_each_other(tensors: Sequence[Any]) -> Any:
+    """Put tensors behind each other along the first axis; zeros for None."""
+    like = tensors[0]
+    if hasattr(like, "followed_by"):
+        return like.followed_by(tensors[1:])
+    library = importlib.import_module(type(like).__module__.partition(".")[0])
+    return library.concatenate([library.zeros_like(like) if tensor is None else tensor for tensor in tensors])
 
 
 def joined(module: str, leaf: str) -> str:
@@ -214,7 +270,16 @@ def strip_wrappers(tensors: Mapping[str, T]) -> dict[str, T]:
     return dict(zip(names, tensors.values(), strict=True))
 
 
+def _turned(tensor: Any) -> Any:
+    if len(_shape(tensor)) != 2:
+        return tensor
+    turned = tensor.transpose(1, 0)
+    return turned.contiguous() if hasattr(turned, "contiguous") else turned
+
+
 def _fitted(tensor: Any, shape: Shape, reshaped: bool) -> Any:
+    if reshaped and 1 in (len(shape), shape[0]) and tuple(tensor.shape) != shape and math.prod(tensor.shape) == math.prod(shape):
+        return tensor.reshape(*shape)
     if reshaped and len(tensor.shape) != len(shape) > 1 and math.prod(tensor.shape[1:]) == math.prod(shape[1:]):
         return tensor.reshape(tensor.shape[0], *shape[1:])  # the first axis may differ: another number of classes
     return tensor

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from convert.graph import Graph
-from convert.steps import Cast, FlattenOrder, Flip, Reshape, Shape, Step, flip, from_layout, stored_shape, undo
+from convert.steps import Cast, FlattenOrder, Flip, Reshape, Shape, Step, Transpose, flip, from_layout, stored_shape, undo
 
 Convention = Literal["correlation", "convolution", "unknown"]
 Spatial = Literal["hw", "wh"]
@@ -78,21 +78,48 @@ class Stored:
         """Add the step that gives it another shape, with the same numbers in the same order."""
         return self.then(Reshape(self.shape, tuple(shape)))
 
-    def around_zeros(self, last: Stored) -> Stored:
-        """Describe this tensor, as many zeros, and another one of its length."""
+    def transpose(self, *axes: int) -> Stored:
+        """Add the step that puts its axes into another order."""
+        return self.then(Transpose(axes))
+
+    def followed_by(self, others: Sequence[Stored | None]) -> Stored:
+        """Describe this tensor and others behind it along the first axis; for None as many zeros as this has numbers."""
+        every = (self, *others)
 
         def load() -> np.ndarray:
             first = self.array()
-            return np.concatenate((first, np.zeros_like(first), last.array()))
+            return np.concatenate([first, *(np.zeros_like(first) if one is None else one.array() for one in others)])
 
-        shape = (2 * self.shape[0] + last.shape[0], *self.shape[1:])
-        return Stored(f"{self.origin}, zeros, {last.origin}", shape, self.dtype, load)
+        length = sum(self.shape[0] if one is None else one.shape[0] for one in every)
+        origin = ", ".join(dict.fromkeys("zeros" if one is None else one.origin for one in every))
+        return Stored(origin, (length, *self.shape[1:]), self.dtype, load)
 
-    def third(self, index: int) -> Stored:
-        """Describe a third of its first axis; `index` counts from 0."""
-        length = self.shape[0] // 3
-        shape = (length, *self.shape[1:])
-        return Stored(self.origin, shape, self.dtype, lambda: self.array()[index * length : (index + 1) * length])
+    def part(self, first: int, end: int, count: int) -> Stored:
+        """Describe some of `count` equal parts of its first axis, from the one numbered `first` to before `end`."""
+        length = self.shape[0] // count
+        shape = ((end - first) * length, *self.shape[1:])
+        return Stored(self.origin, shape, self.dtype, lambda: self.array()[first * length : end * length])
+
+    def new_zeros(self, length: int) -> Stored:
+        """Describe so many zeros of its dtype, which no file holds."""
+        return constant(0, (length,), self.dtype, "(none in the file: zeros)")
+
+    def placed(self, token: Stored | None) -> Stored:
+        """Describe a token with the first of these positions added to it; without a token, the other positions."""
+        if token is not None:
+            return Stored(token.origin, token.shape, token.dtype, lambda: token.array() + self.array()[:, :1])
+        first, length, *rest = self.shape
+        return Stored(self.origin, (first, length - 1, *rest), self.dtype, lambda: self.array()[:, 1:])
+
+    def behind_zeros(self) -> Stored:
+        """Describe these positions behind one of zeros."""
+        first, length, *rest = self.shape
+
+        def load() -> np.ndarray:
+            array = self.array()
+            return np.concatenate((np.zeros_like(array[:, :1]), array), 1)
+
+        return Stored(self.origin, (first, length + 1, *rest), self.dtype, load)
 
     def then(self, *steps: Step) -> Stored:
         return replace(self, steps=(*self.steps, *steps))
@@ -220,6 +247,7 @@ class Part:
         eps: of a norm, what it adds to its variance.
         grid: of a linear layer that reads a flattened feature map: its channels, height and width.
         ours: the module's name in our network.
+        heads: of a layer of attention.
     """
 
     name: str
@@ -229,3 +257,4 @@ class Part:
     eps: float | None = None
     grid: tuple[int, int, int] | None = None
     ours: str = ""
+    heads: int = 0

@@ -5,6 +5,8 @@
     refs/<sha256 of the source>.json    what a source gave: source, commit, source_sha256, sha256, blake3, size, seen
     derived/<source sha256>.<v>.json    which safetensors was made of a foreign file
     stamps/<sha256>.json                size, times and inode of a file that passed a full check
+    beside/<sha256 of the folder>.json  what lies beside the weights of a Hub repository, at one commit
+    labels/<sha256>.tsv                 names of classes that a repository gives
     tensors/<sha256>.json               how many it has, and their fingerprint
     used/<sha256>                       empty; its time is that of the last use, for `weights.gc`
     own/registry/  own/weights.lock     what `zoo add` registered and what was pinned, where ZOO_CACHE names the folder
@@ -129,7 +131,7 @@ class Cache:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         if not (tag := self.root / "CACHEDIR.TAG").exists():
             note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"
-            self._write(tag, f"Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; {note}.\n")
+            self.write_text(tag, f"Signature: 8a477f597d28d172789f06886806bc55\n# Model weights; {note}.\n")
         if version != LAYOUT:
             self.write_json(self.root / "layout.json", {"version": LAYOUT})
 
@@ -327,9 +329,10 @@ class Cache:
 
     def write_json(self, path: Path, facts: dict[str, Any]) -> None:
         """Write a note at once or not at all."""
-        self._write(path, json.dumps(facts, indent=1))
+        self.write_text(path, json.dumps(facts, indent=1))
 
-    def _write(self, path: Path, text: str) -> None:
+    def write_text(self, path: Path, text: str) -> None:
+        """Write a text at once or not at all."""
         with disk(self.root):
             write_whole(path, text, sync=True, by=fresh(self.partial, key(path.name), "json"))
             _fsync_folder(path.parent)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from convert.core import COUNTER
 from convert.source import Convention, Part, Stored, laid_out, reflattened
-from convert.steps import from_layout
+from convert.steps import Reshape, Step, Transpose, from_layout
 from weights.errors import ConvertError
 
 Path = tuple[str, ...]
@@ -17,6 +18,10 @@ TRANSPOSED = re.compile(r"conv_?transpose|transposed?_?conv|deconv", re.IGNORECA
 """A module's name that says it is a ConvTranspose; its kernel has the shape of a Conv's."""
 ATTENTION = re.compile(r"attention|^(query|key|value|out)$", re.IGNORECASE)
 """Modules whose kernels are no convolutions though they have three axes."""
+INTO_HEADS, OUT_OF_HEADS = ("query", "key", "value"), "out"
+"""Dense layers of attention: kernels of (in, heads, channels), and of (heads, channels, out)."""
+OPTIMISED = ("opt", "target")
+"""Where an optimiser of Flax's first years keeps the parameters."""
 LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 STATISTICS = ("mean", "var")
 LAYOUTS = {2: "IO", 3: "WIO", 4: "HWIO", 5: "DHWIO"}
@@ -31,6 +36,7 @@ def weights(flat: Mapping[Path, Stored]) -> tuple[dict[Path, Stored], list[str]]
     Returns:
         The tensors by module and leaf, without the names of the collections; and notes of what was left out.
     """
+    flat = {path[2:]: stored for path, stored in flat.items() if path[:2] == OPTIMISED and len(path) > 2} or flat
     left = {path: stored for path, stored in flat.items() if not any(part in SKIPPED for part in path[:-1]) and path[-1] not in SKIPPED}
     roots = [path[: path.index("params")] for path in left if "params" in path[:-1]]
     found = dict(left)
@@ -74,6 +80,8 @@ def raw(parts: Sequence[Part], convention: str | None) -> Iterator[tuple[Path, S
 def _described(path: Path, stored: Stored) -> tuple[str, Stored]:
     *modules, leaf = path
     module, shape = ".".join(modules), stored.stored_shape
+    if heads := _with_heads(modules, leaf, shape):
+        return f"{module}.{LEAVES[leaf]}", replace(stored, steps=heads)
     special = any(ATTENTION.search(part) for part in modules[-1:]) and len(shape) != 4
     if leaf not in LEAVES or special or (leaf in STATISTICS and len(shape) != 1):
         return ".".join(path), stored
@@ -83,6 +91,27 @@ def _described(path: Path, stored: Stored) -> tuple[str, Stored]:
         convention: Convention | None = None if len(shape) == 2 else "convolution" if transposed else "correlation"
         stored = replace(stored, steps=from_layout(kind, LAYOUTS[len(shape)], shape), convention=convention)
     return ".".join(filter(None, (module, LEAVES[leaf]))), stored
+
+
+def _with_heads(modules: Sequence[str], leaf: str, shape: tuple[int, ...]) -> tuple[Step, ...]:
+    """List the steps from a tensor with an axis for heads to that of a dense layer; none of any other tensor."""
+    last = modules[-1] if modules else ""
+    if last in INTO_HEADS and leaf == "bias" and len(shape) == 2:
+        return (Reshape(shape, (math.prod(shape),)),)
+    if leaf != "kernel" or len(shape) != 3 or last not in (*INTO_HEADS, OUT_OF_HEADS):
+        return ()
+    dense = (shape[0], shape[1] * shape[2]) if last in INTO_HEADS else (shape[0] * shape[1], shape[2])
+    return (Reshape(shape, dense), Transpose((1, 0)))
+
+
+def _to_heads(part: Part, raw: Stored) -> Stored:
+    """Give a tensor in Flax's form the axis for heads that a layer of attention has there."""
+    last = part.name.rpartition(".")[2]
+    if part.heads and last in INTO_HEADS:
+        return raw.reshape(*raw.shape[:-1], part.heads, raw.shape[-1] // part.heads)
+    if part.heads and last == OUT_OF_HEADS and len(raw.shape) == 2:
+        return raw.reshape(part.heads, raw.shape[0] // part.heads, raw.shape[1])
+    return raw
 
 
 def _raw_leaf(part: Part, leaf: str, stored: Stored, convention: str | None) -> tuple[Path, Stored]:
@@ -101,4 +130,5 @@ def _raw_leaf(part: Part, leaf: str, stored: Stored, convention: str | None) -> 
                 raw = reflattened(stored, part.grid)
             raw = laid_out(raw, kind, LAYOUTS[len(shape)], flipped=kind == "transposed" or convention == "convolution")
     path = (collection, *filter(None, part.name.split(".")), name)
+    raw = _to_heads(part, raw)
     return path, Stored("/".join(path), raw.shape, raw.dtype, raw.array)

@@ -32,6 +32,8 @@ CHUNKED = "__msgpack_chunked_array__"
 CHUNK_BYTES = 2**30
 """Flax cuts larger arrays, and so do we: MessagePack ends at 4 GiB."""
 FOREIGN = re.compile(r"(^|[./])(weight|gamma|beta|moving_mean|moving_variance|running_mean|running_var|W|b)$")
+OWN = ("b", "params/b", "params.b")
+"""What SigLIP's loss learns; it is no module's bias."""
 FIRST_KEY = re.compile(rb"[\x81-\x8f](?:[\xa1-\xbf]|\xd9.)[A-Za-z_0-9]", re.DOTALL)
 
 
@@ -103,7 +105,7 @@ def flat_names(parts: Sequence[Part], convention: str | None = None) -> dict[str
 def looks_like_flax(shapes: Mapping[str, Shape]) -> bool:
     """Tell by the names whether tensors of a safetensors or npz file are a Flax tree: kernels and scales, nobody else's words."""
     leaves = [re.split(r"[./]", re.sub(r"[./](raw_)?value$", "", name))[-1] for name in shapes]
-    return "kernel" in leaves and not any(FOREIGN.search(name) for name in shapes)
+    return "kernel" in leaves and not any(FOREIGN.search(name) for name in shapes if name not in OWN)
 
 
 def canonical(source: Source) -> Source:

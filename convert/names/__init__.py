@@ -8,6 +8,10 @@ A naming has ``rows(family, ours)``; the way back is derived (`convert.writing.p
 - ``options(family)``: the constructor keywords with which our network computes what theirs does;
 - ``preprocessing(family)``: fields of `weights.Preprocessing`, how its images are prepared;
 - ``order(family, ours)``: our modules in the order of a file that keeps only an order;
+- ``BESIDE`` and ``told(files, family)``: names of JSON files that lie beside its checkpoints, and what they say, by any of these keys:
+  ``options`` and ``preprocessing`` as above, ``classes`` (their names in order), ``labels`` (the name of a list of them), ``embedding`` and
+  ``num_classes`` as of `weights.Checkpoint`. None where the files are of another network, a ValueError where no network here does what
+  they say;
 - ``IGNORED``: prefixes of their modules that have no counterpart here, as they are no part of the network.
 """
 
@@ -21,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from convert.core import Report, Row, Shape, apply, strip_wrappers
+from convert.core import Report, Row, Shape, apply, no_bias, strip_wrappers
 
 T = TypeVar("T")
 Family = type | str | tuple[str, ...]
@@ -69,6 +73,28 @@ def fact(naming: str, what: str, family: Family) -> dict[str, Any]:
     """Ask a naming for its ``options`` or ``preprocessing`` of a network; {} where it has nothing to say."""
     ask = getattr(NAMINGS[naming], what, None)
     return dict(ask(lineage(family))) if ask is not None else {}
+
+
+def beside() -> list[str]:
+    """List the files beside checkpoints that any naming reads."""
+    return list(dict.fromkeys(name for module in NAMINGS.values() for name in getattr(module, "BESIDE", ())))
+
+
+def told(files: Mapping[str, Any], family: Family) -> tuple[str, dict[str, Any]] | None:
+    """Ask every naming what the files beside a checkpoint say: the first that knows them, and what it read.
+
+    Args:
+        files: what JSON files hold, by their names.
+        family: the network's class, or the name of its family.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: they are not what they seem, or describe what no network here computes.
+    """
+    for naming, module in NAMINGS.items():
+        found = module.told(files, lineage(family)) if hasattr(module, "told") else None
+        if found is not None:
+            return naming, found
+    return None
 
 
 def of_format(format: str) -> list[str]:
@@ -122,15 +148,9 @@ def _with_zeros(mapping: Sequence[Row], carried: dict[str, T], report: Report, s
     for row in mapping:
         name, weight = f"{row.ours}.bias", carried.get(f"{row.ours}.weight")
         if "bias" in row.lacks and row.kind != "norm" and weight is not None and name in shapes and name not in carried:
-            made[name] = _zeros(shapes[name], weight)
+            made[name] = no_bias(weight)
     report.missing[:] = [(ours, theirs) for ours, theirs in report.missing if ours not in made]
     return {**carried, **made}
-
-
-def _zeros(shape: Shape, like: Any) -> Any:
-    """Make zeros in the library of a tensor; a shape stands for a tensor of it."""
-    library = importlib.import_module(type(like).__module__.partition(".")[0])
-    return library.zeros(shape, dtype=like.dtype) if hasattr(library, "zeros") else shape
 
 
 def carry(
@@ -150,7 +170,8 @@ def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours:
     unused += tuple(getattr(module, "IGNORED", ()))
     mend, align = getattr(module, "mend", str), getattr(module, "align", None)
     plain = _unprefixed(strip_wrappers({name: name for name in tensors}), {row.theirs for row in mapping}, mend)
-    found = {mend(name): own for name, own in plain.items() if not name.startswith(unused) and not name.endswith(COMPUTED)}
+    mended = {name: mend(name) for name in plain if not name.startswith(unused) and not name.endswith(COMPUTED)}
+    found = {now: plain[name] for name, now in mended.items() if not now.startswith(unused)}
     if align is None:
         return found
     aligned = align(list(dict.fromkeys(name.rpartition(".")[0] for name in found)), mapping)

@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from convert.core import Row, Shape, modules
+from convert.names._beside import side, table
 from convert.names._stages import block
+
+BESIDE = ("config.json",)
 
 # Blocks of each stage of the papers' tables: timm counts by stage, torchvision straight through; EfficientNet's are by stage in both.
 STAGES = {
@@ -120,6 +124,38 @@ def align(theirs: Sequence[str], mapping: Sequence[Row]) -> dict[str, str]:
     deep = any(row.theirs == "conv1.0" for row in mapping)
     stem = DEEP_STEM if deep else {"layer0.conv1": "conv1", "layer0.bn1": "bn1"}
     return {name: stem.get(name, {"last_linear": "fc"}.get(name, name.replace(".se_module.", ".se."))) for name in theirs}
+
+
+def told(files: Mapping[str, Any], family: Sequence[str]) -> dict[str, Any] | None:
+    """Read the config.json that timm writes beside the weights of a repository; None of anybody else's.
+
+    Raises:
+        ValueError: it says how no image is prepared here.
+    """
+    config = table(files, "config.json")
+    architecture, facts = config.get("architecture"), {**config, **table(config, "pretrained_cfg")}
+    if not isinstance(architecture, str) or "input_size" not in facts:
+        return None
+    found: dict[str, Any] = {}
+    if architecture.startswith(("tf_efficientnet", "tf_mobilenet")):
+        found["options"] = {"padding": "same", "norm_eps": 1e-3}
+    edge = side(list(facts["input_size"])[1:])
+    mode = facts.get("crop_mode") or "center"
+    if mode not in ("center", "squash"):
+        raise ValueError(f"its images are cropped by the mode {mode!r}; known are center and squash")
+    interpolation = facts.get("interpolation") or "bilinear"
+    steps = {"resize": int(edge / float(facts.get("crop_pct") or 0.875)), "crop": edge, "squash": mode == "squash"}
+    found["preprocessing"] = steps | {"interpolation": "bilinear" if interpolation == "random" else interpolation}
+    found["preprocessing"] |= {name: [float(each) for each in facts[name]] for name in ("mean", "std") if name in facts}
+    classes = config.get("num_classes", facts.get("num_classes"))
+    if classes == 0:
+        found |= {"embedding": True, "num_classes": 0}
+    elif config.get("label_names"):
+        described = table(config, "label_descriptions")
+        found["classes"] = [str(described.get(name, name)) for name in config["label_names"]]
+    elif classes == 1000 and "in1k" in str(facts.get("tag")):
+        found["labels"] = "imagenet1k"
+    return found
 
 
 def _blocks(family: str | None, found: Mapping[str, str]) -> list[tuple[str, str]]:

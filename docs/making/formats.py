@@ -35,6 +35,7 @@ FACTS = {
     "preprocessing": "preprocessing",
     "order": "the order of a file without names",
     "mend": "older spellings",
+    "told": "files beside it",
 }
 
 

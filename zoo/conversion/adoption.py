@@ -48,7 +48,7 @@ def adopt_by(source: Source, model: type[Model], naming: str, asked: Asked) -> F
             return None
         result, renamed = mapped
         own = {k: v for k, v in keywords.items() if k not in ("num_classes", "in_channels", "dropout")}
-        found = Foreign(source, model, network, structure, result, own, asked.convention, asked.spatial, asked.known, renamed)
+        found = Foreign(source, model, network, structure, result, own, asked.convention, asked.spatial, asked.known, renamed, asked.beside)
         widths = _widths(result, network)
         other = {k: v for k, v in widths.items() if k in taken and k not in asked.options and v != getattr(network, k)}
         if not other:

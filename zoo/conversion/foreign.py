@@ -16,6 +16,7 @@ from convert.network import Layer
 from convert.source import Convention, Source, Spatial
 from weights import Checkpoint
 from weights.errors import LimitExceeded
+from zoo.conversion.beside import Beside, suited
 from zoo.conversion.notes import notes
 from zoo.networks.assignment import assign
 from zoo.networks.model import Model
@@ -38,6 +39,7 @@ class Foreign:
         known: the registry's record of these very bytes, if there is one.
         convention, spatial: what was said or decided, where the file doesn't say; None where the file is believed.
         renamed: whether the file's classifier has another name than in its naming.
+        beside: what files beside it say.
     """
 
     source: Source
@@ -50,6 +52,7 @@ class Foreign:
     spatial: Spatial | None = None
     known: Checkpoint | None = None
     renamed: bool = False
+    beside: Beside | None = None
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -60,6 +63,8 @@ class Foreign:
             return asdict(self.known.preprocessing)
         known = names.fact(self.adopted.naming, "preprocessing", self.model) if self.adopted.naming in names.NAMINGS else {}
         both = {**known, **self.source.preprocessing}
+        if self.beside is not None:
+            both |= suited(self.beside.preprocessing, self.model, self.options)
         side = self.image_size
         if side not in (None, self.network.input_size) and not {"resize", "crop"} & both.keys():
             both |= {"resize": side, "crop": side}
@@ -87,6 +92,8 @@ class Foreign:
             return noted.get("labels")
         if self.known is not None and self.known.model == self.model.variant().__name__:
             return self.known.labels
+        if self.beside is not None and self.beside.labels and not self.beside.labels.endswith(".tsv"):  # a table of this machine's cache
+            return self.beside.labels
         head = self.adopted.tensors.get(f"{self.network.classifiers[0]}.weight")
         return "imagenet1k" if head is not None and head.shape[0] == 1000 and self.adopted.naming in names.NAMINGS else None
 

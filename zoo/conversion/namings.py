@@ -13,6 +13,7 @@ from weights import Checkpoint
 from weights.errors import WeightsMismatch
 from weights.wording import counted
 from zoo.conversion.adoption import adopt_by
+from zoo.conversion.beside import beside_file
 from zoo.conversion.foreign import Foreign
 from zoo.conversion.options import Asked
 from zoo.networks.model import Model
@@ -65,7 +66,8 @@ def adopted(
         match, convention, spatial, headless, known: see `Asked`.
         **options: constructor keywords; they win over the file's and the naming's.
     """
-    asked = Asked(match, convention, spatial, headless, known, options)
+    beside = beside_file(source.path, model)
+    asked = Asked(match, convention, spatial, headless or (beside is not None and beside.headless), known, options, beside)
     candidates = ["auto"] if match else names.of_format(source.format) if naming == "auto" else [naming]
     best: Foreign | None = None
     for name in candidates:

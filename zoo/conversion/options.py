@@ -9,6 +9,7 @@ from typing import Any
 from convert import names
 from convert.source import Convention, Source, Spatial
 from weights import Checkpoint
+from zoo.conversion.beside import Beside
 from zoo.conversion.notes import accepted, notes
 from zoo.networks.model import Model
 
@@ -27,6 +28,7 @@ class Asked:
         headless: whether the file may lack the classifier: the network then ends in what its classifier reads.
         known: the registry's record of these very bytes, if there is one.
         options: constructor keywords; they win over the file's and the naming's.
+        beside: what files beside it say.
     """
 
     match: bool = False
@@ -35,6 +37,7 @@ class Asked:
     headless: bool = False
     known: Checkpoint | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    beside: Beside | None = None
 
 
 def options_of(source: Source, model: type[Model], naming: str, asked: Asked) -> dict[str, Any]:
@@ -42,7 +45,8 @@ def options_of(source: Source, model: type[Model], naming: str, asked: Asked) ->
     noted, known = notes(source.facts, model), asked.known
     usual = names.fact(naming, "options", model) if naming in names.NAMINGS else {}
     recorded = known.options if known is not None and known.model == model.variant().__name__ else {}
-    suggested = noted["options"] if noted else {**usual, **_of_graph(source), **recorded}
+    beside = asked.beside.options if asked.beside is not None else {}
+    suggested = noted["options"] if noted else {**usual, **_of_graph(source), **beside, **recorded}
     taken = accepted(model)
     return {k: v for k, v in suggested.items() if k in taken} | dict(asked.options)
 

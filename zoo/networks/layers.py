@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.fx
@@ -321,6 +322,10 @@ class MaxPoolZero(MaxPoolSame):
     def forward(self, input: Tensor) -> Tensor:
         """Pool (B, C, H, W) to (B, C, ceil(H / stride), ceil(W / stride))."""
         return F.max_pool2d(pad_same(input, self.window, self.step), self.window, self.step)
+
+
+GELUS: dict[str, Callable[[], nn.Module]] = {"gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, approximate="tanh")}
+"""GELU, and its approximation by a hyperbolic tangent, which JAX computes."""
 
 
 class MLP(nn.Module):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from zoo.networks.layers import MLP
+from zoo.networks.layers import GELUS, MLP
 from zoo.networks.model import Model
 
 TRUNCATED = 0.87962566103423978
@@ -29,12 +30,12 @@ class Patches(nn.Module):
 class MixerBlock(nn.Module):
     """An MLP over the places of each channel, then one over the channels of each place (Tolstikhin et al. 2021, equation 1)."""
 
-    def __init__(self, width: int, length: int) -> None:
+    def __init__(self, width: int, length: int, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp_tokens = MLP(length, width // 2)
+        self.mlp_tokens = MLP(length, width // 2, activation)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp_channels = MLP(width, width * 4)
+        self.mlp_channels = MLP(width, width * 4, activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
@@ -56,12 +57,12 @@ class Affine(nn.Module):
 class ResMLPBlock(nn.Module):
     """One dense layer over the places, then an MLP over the channels, with layer scales (Touvron et al. 2021, equations 2 and 3)."""
 
-    def __init__(self, width: int, length: int, scale: float) -> None:
+    def __init__(self, width: int, length: int, scale: float, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.norm1 = Affine(width)
         self.linear_tokens = nn.Linear(length, length)
         self.norm2 = Affine(width)
-        self.mlp_channels = MLP(width, width * 4)
+        self.mlp_channels = MLP(width, width * 4, activation)
         self.ls1 = nn.Parameter(torch.full((width,), scale))
         self.ls2 = nn.Parameter(torch.full((width,), scale))
 
@@ -86,10 +87,10 @@ class SpatialGate(nn.Module):
 class GatedMLP(nn.Module):
     """Two dense layers over the channels with a spatial gate between them, which leaves half of what is there."""
 
-    def __init__(self, width: int, hidden: int, length: int) -> None:
+    def __init__(self, width: int, hidden: int, length: int, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
-        self.act = nn.GELU()
+        self.act = activation()
         self.gate = SpatialGate(hidden, length)
         self.fc2 = nn.Linear(hidden // 2, width)
 
@@ -100,10 +101,10 @@ class GatedMLP(nn.Module):
 class GMLPBlock(nn.Module):
     """A gated MLP beside a shortcut, all that a block is (Liu et al. 2021, Figure 1)."""
 
-    def __init__(self, width: int, length: int) -> None:
+    def __init__(self, width: int, length: int, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.mlp_channels = GatedMLP(width, width * 6, length)
+        self.mlp_channels = GatedMLP(width, width * 6, length, activation)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.mlp_channels(self.norm(x))
@@ -128,25 +129,31 @@ class MLPMixer(Model):
     patch_size: ClassVar[int] = 16
     """Side of a patch in pixels."""
 
-    def __init__(self, num_classes: int = 1000, in_channels: int = 3) -> None:
+    def __init__(self, num_classes: int = 1000, in_channels: int = 3, activation: str = "gelu") -> None:
         """Build the network untrained.
 
         Args:
             num_classes: width of the dense layer.
             in_channels: channels of the images.
+            activation: between dense layers, "gelu", or "gelu_tanh" as JAX approximates it: Google's own files need that.
+
+        Raises:
+            ValueError: another `activation`.
         """
+        if activation not in GELUS:
+            raise ValueError(f"activation is one of {', '.join(GELUS)}, got {activation!r}")
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
         length = (self.input_size // self.patch_size) ** 2
         self.stem = Patches(in_channels, self.width, self.patch_size)
-        self.blocks = nn.Sequential(*(self.block(length) for _ in range(self.depth)))
+        self.blocks = nn.Sequential(*(self.block(length, GELUS[activation]) for _ in range(self.depth)))
         self.norm = self.last_norm()
         self.head = nn.Linear(self.width, num_classes)
         self.initialise()
 
-    def block(self, length: int) -> nn.Module:
+    def block(self, length: int, activation: Callable[[], nn.Module]) -> nn.Module:
         """Make a block for `length` patches."""
-        return MixerBlock(self.width, length)
+        return MixerBlock(self.width, length, activation)
 
     def last_norm(self) -> nn.Module:
         """Make what is behind the blocks."""
@@ -184,8 +191,8 @@ class ResMLP(MLPMixer):
     layer_scale: ClassVar[float] = 1e-6
     """What the layer scales start with: less in deeper networks."""
 
-    def block(self, length: int) -> nn.Module:
-        return ResMLPBlock(self.width, length, self.layer_scale)
+    def block(self, length: int, activation: Callable[[], nn.Module]) -> nn.Module:
+        return ResMLPBlock(self.width, length, self.layer_scale, activation)
 
     def last_norm(self) -> nn.Module:
         return Affine(self.width)
@@ -196,5 +203,5 @@ class GMLP(MLPMixer):
 
     paper = "https://arxiv.org/abs/2105.08050"
 
-    def block(self, length: int) -> nn.Module:
-        return GMLPBlock(self.width, length)
+    def block(self, length: int, activation: Callable[[], nn.Module]) -> nn.Module:
+        return GMLPBlock(self.width, length, activation)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weights.arguments import whole
-from zoo.networks.layers import LayerScale, StochasticDepth
+from zoo.networks.layers import GELUS, LayerScale, StochasticDepth
 from zoo.networks.model import Model
 
 
@@ -37,8 +36,10 @@ class SwiGLU(nn.Module):
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": nn.GELU, "gelu_tanh": partial(nn.GELU, "tanh"), "quick_gelu": QuickGELU, "swiglu": SwiGLU,
-}  # fmt: skip
+    **GELUS,
+    "quick_gelu": QuickGELU,
+    "swiglu": SwiGLU,
+}
 
 
 class Attention(nn.Module):
@@ -68,7 +69,7 @@ def mlp(width: int, hidden: int, activation: str, dropout: float) -> nn.Sequenti
 class EncoderBlock(nn.Module):
     """Attention and dense layers, each behind its norm and beside a shortcut (Dosovitskiy et al. 2020, Figure 1)."""
 
-    def __init__(self, network: type[ViT], dropout: float, stochastic_depth: float) -> None:
+    def __init__(self, network: type[ViT], activation: str, dropout: float, stochastic_depth: float) -> None:
         super().__init__()
         width, scale = network.width, network.layer_scale
         self.ln_1 = nn.LayerNorm(width, network.norm_eps)
@@ -77,7 +78,7 @@ class EncoderBlock(nn.Module):
         self.layer_scale_1 = LayerScale(width, scale) if scale else nn.Identity()
         self.stochastic_depth_1 = StochasticDepth(stochastic_depth)
         self.ln_2 = nn.LayerNorm(width, network.norm_eps)
-        self.mlp = mlp(width, network.mlp_width, network.activation, dropout)
+        self.mlp = mlp(width, network.mlp_width, activation, dropout)
         self.layer_scale_2 = LayerScale(width, scale) if scale else nn.Identity()
         self.stochastic_depth_2 = StochasticDepth(stochastic_depth)
 
@@ -89,7 +90,7 @@ class EncoderBlock(nn.Module):
 class Encoder(nn.Module):
     """Position embeddings and all blocks: patches (B, N, C) become tokens (B, special + N, C), normalised."""
 
-    def __init__(self, network: type[ViT], patches: int, special: int, dropout: float, stochastic_depth: float) -> None:
+    def __init__(self, network: type[ViT], patches: int, special: int, activation: str, dropout: float, stochastic_depth: float) -> None:
         super().__init__()
         self.special_positions = network.special_positions
         self.pos_embedding = nn.Parameter(torch.empty(1, patches + special * self.special_positions, network.width))
@@ -97,7 +98,9 @@ class Encoder(nn.Module):
         self.ln_pre = nn.LayerNorm(network.width, network.norm_eps) if network.pre_norm else nn.Identity()
         rise = stochastic_depth / max(network.depth - 1, 1)
         self.layers = nn.Sequential(
-            OrderedDict((f"encoder_layer_{index}", EncoderBlock(network, dropout, rise * index)) for index in range(network.depth))
+            OrderedDict(
+                (f"encoder_layer_{index}", EncoderBlock(network, activation, dropout, rise * index)) for index in range(network.depth)
+            )
         )
         self.ln = nn.LayerNorm(network.width, network.norm_eps)
 
@@ -112,7 +115,7 @@ class Encoder(nn.Module):
 class AttentionPool(nn.Module):
     """One learnt query that attends to all tokens, and dense layers beside a shortcut (Zhai et al. 2021, https://arxiv.org/abs/2106.04560)."""
 
-    def __init__(self, network: type[ViT]) -> None:
+    def __init__(self, network: type[ViT], activation: str) -> None:
         super().__init__()
         width = network.width
         self.split = (network.attention_heads, width // network.attention_heads)
@@ -121,7 +124,7 @@ class AttentionPool(nn.Module):
         self.kv = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
         self.ln = nn.LayerNorm(width, network.norm_eps)
-        self.mlp = mlp(width, network.mlp_width, network.activation, 0.0)
+        self.mlp = mlp(width, network.mlp_width, activation, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, C) of tokens (B, L, C)."""
@@ -180,6 +183,7 @@ class ViT(Model):
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         image_size: int | None = None,
+        activation: str | None = None,
     ) -> None:
         """Build the network untrained.
 
@@ -189,10 +193,16 @@ class ViT(Model):
             dropout: probability of dropping an element behind the position embeddings and behind every dense layer of the blocks.
             stochastic_depth: probability of dropping a branch of the last block, from 0 at the first in equal steps.
             image_size: side of the images in pixels, a multiple of the patch; None for the published one.
+            activation: between the dense layers, by its name in `ACTIVATIONS` (big_vision's and transformers' SigLIP: "gelu_tanh");
+                None is the variant's own.
 
         Raises:
-            ValueError: `image_size` is no multiple of the patch.
+            ValueError: `image_size` is no multiple of the patch, or there is no such activation for dense layers of these widths.
         """
+        activation = type(self).activation if activation is None else activation
+        if activation not in ACTIVATIONS or (activation == "swiglu") != (type(self).activation == "swiglu"):
+            known = [name for name in ACTIVATIONS if (name == "swiglu") == (type(self).activation == "swiglu")]
+            raise ValueError(f"{type(self).__name__}'s activation is one of {', '.join(known)}, got {activation!r}")
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
         if image_size is not None:
@@ -205,9 +215,9 @@ class ViT(Model):
         if self.registers:
             self.register_tokens = nn.Parameter(torch.empty(1, self.registers, width))
         self.conv_proj = nn.Conv2d(in_channels, width, self.patch, self.patch, bias=not self.pre_norm)
-        self.encoder = Encoder(type(self), (self.input_size // self.patch) ** 2, self.special, dropout, stochastic_depth)
+        self.encoder = Encoder(type(self), (self.input_size // self.patch) ** 2, self.special, activation, dropout, stochastic_depth)
         if not self.class_read:
-            self.attention_pool = AttentionPool(type(self))
+            self.attention_pool = AttentionPool(type(self), activation)
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, num_classes)))
         if self.distilled:
             self.heads.head_dist = nn.Linear(width, num_classes)
@@ -348,6 +358,7 @@ class SigLIP(TruncatedStart):
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         image_size: int | None = None,
+        activation: str | None = None,
         pool: str = "attention",
     ) -> None:
         """Build the network untrained.
@@ -358,6 +369,7 @@ class SigLIP(TruncatedStart):
             dropout: as in `ViT`.
             stochastic_depth: as in `ViT`.
             image_size: as in `ViT`.
+            activation: as in `ViT`.
             pool: what makes one vector of the tokens: "attention" as in the paper, or "mean", as language models that see read the tower.
 
         Raises:
@@ -365,7 +377,7 @@ class SigLIP(TruncatedStart):
         """
         if pool not in ("attention", "mean"):
             raise ValueError(f'pool is "attention" or "mean", got {pool!r}')
-        super().__init__(num_classes, in_channels, dropout, stochastic_depth, image_size)
+        super().__init__(num_classes, in_channels, dropout, stochastic_depth, image_size, activation)
         if pool == "mean":
             del self.attention_pool
 

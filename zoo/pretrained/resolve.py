@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,7 +32,8 @@ from weights import (
 from weights.containers import open_any
 from weights.digests import of_bytes
 from weights.finite import check_values
-from weights.places import at_home
+from weights.places import at_home, hub_parts
+from zoo.conversion.beside import Beside, beside_file, beside_source
 from zoo.networks.model import Model
 from zoo.pretrained.records import find_record, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
@@ -81,16 +82,33 @@ def find(
         record = unknown(described(model), str(path), sha256=sha256)
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer, weights_of=weights_of) as opened:
-                return _recognised(record, sha256, buffer), _loaded(opened.tensors, path)
+                return _known(record, sha256, model, options, lambda: beside_file(path, model), buffer), _loaded(opened.tensors, path)
         with _about(path):
             noted = _noted(record, header.metadata(buffer), model)
             tensors = chosen(safetensors.tensors(buffer), weights_of, path)
-        return noted or _recognised(record, sha256), _finite(tensors, path)
+        return noted or _known(record, sha256, model, options, lambda: beside_file(path, model)), _finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
+    if not record.num_classes and not record.embedding:
+        _check_format(record.sources[0])
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if not record.num_classes and not record.embedding:
-        record = _recognised(record, weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256)
+        sha256 = weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256
+        asked = record
+        record = _known(record, sha256, model, options, lambda: beside_source(asked, model, frozen))
     return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model}:{record.tag}")
+
+
+def _check_format(source: str) -> None:
+    """Refuse a source whose name says that another framework wrote it: of those, files on this machine are read."""
+    known, last = formats.formats(), source.partition("?")[0].rpartition("/")[2].lower()
+    own = tuple(suffix for name in ("safetensors", "pytorch") for suffix in known[name].SUFFIXES)
+    found = next((name for name, module in known.items() if last.endswith(module.SUFFIXES) and not last.endswith(own)), None)
+    if found is not None and "://" in source:
+        parts = hub_parts(source)
+        how = f"`hf download {parts[0].removeprefix('hf://')} {parts[2][1:]} --local-dir .`" if parts else "download it"
+        raise UnsupportedFormat(
+            f"{source} is a file of the format {found}, and such files are read by their path: {how}, then name {last!r}"
+        )
 
 
 def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
@@ -184,6 +202,23 @@ def _is_path(model: str, named: str | os.PathLike[str]) -> bool:
     if os.fspath(named).lower() in {c.tag.lower() for c in weights.checkpoints(model)}:
         return False
     return path.exists() or any(path.name.endswith(suffix) for module in formats.formats().values() for suffix in module.SUFFIXES)
+
+
+def _known(
+    unknown: Checkpoint,
+    sha256: str,
+    model: type[Model],
+    options: Mapping[str, Any],
+    read: Callable[[], Beside | None],
+    data: memoryview | None = None,
+) -> Checkpoint:
+    """Return the registry's record of these bytes, or else the one of an unknown file, completed by what files beside it say."""
+    known = weights.recognise(sha256, None if data is None else partial(of_bytes, data))
+    if (known is not None and known.model == unknown.model) or (beside := read()) is None:
+        return _recognised(unknown, sha256, data)
+    if not beside.preprocessing:
+        log.warning("%s is in no registry, and %s do not say how its images are prepared", unknown.sources[0], " and ".join(beside.files))
+    return beside.record(unknown, model, options).hashed(sha256)
 
 
 def _recognised(unknown: Checkpoint, sha256: str, data: memoryview | None = None) -> Checkpoint:

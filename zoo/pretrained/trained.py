@@ -70,7 +70,8 @@ def trained(
         weights: None for the default checkpoint, the tag of another in any case, "hf://org/repo[@revision][/file]", "https://…",
             or a path. A known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
             `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
-            run of `zoo finetune`, "runs/x".
+            run of `zoo finetune`, "runs/x". Of weights that no registry knows the JSON files beside them are read, config.json and
+            preprocessor_config.json for example: they give options, preprocessing and labels.
         num_classes: another number of classes than the checkpoint's puts a new, untrained classifier on the trained body. Where the
             checkpoint has no classifier, as DINOv2's, the network without this gives the embedding (B, C) instead of logits.
         classes: WordNet ids and names, ["n02123045", "tabby", "dog"], instead of `num_classes`: rows of the checkpoint's classifier

@@ -112,14 +112,18 @@ def test_nnxs_values_and_collections_within_collections_are_seen_through(tmp_pat
         assert np.array_equal(tensors["conv.weight"].array(), kernel.transpose(3, 2, 0, 1))
 
 
-def test_what_is_no_convolution_keeps_its_own_form() -> None:
-    shapes = {"Transformer/MultiHeadDotProductAttention_0/query/kernel": (8, 2, 4), "head/kernel": (8, 5), "pos_embedding": (1, 4, 8)}
+def test_what_is_no_convolution_keeps_its_own_form_and_attention_loses_the_axis_of_its_heads() -> None:
+    attention = "Transformer/MultiHeadDotProductAttention_0"
+    shapes = {f"{attention}/query/kernel": (8, 2, 3), f"{attention}/query/bias": (2, 3), f"{attention}/out/kernel": (2, 3, 8)}
+    shapes |= {"head/kernel": (8, 5), "pos_embedding": (1, 4, 8), "SelfAttention/kernel": (8, 2, 3)}
     from convert.source import Source
 
     source = Source(Path("x"), "npz", "NumPy", {name: in_memory(name, np.zeros(shape, "f4")) for name, shape in shapes.items()})
     assert flax.looks_like_flax(shapes)
     found = flax.canonical(source).tensors
-    assert found["Transformer.MultiHeadDotProductAttention_0.query.kernel"].shape == (8, 2, 4)
+    kept = attention.replace("/", ".")
+    assert [found[f"{kept}.{name}"].shape for name in ("query.weight", "query.bias", "out.weight")] == [(6, 8), (6,), (8, 6)]
+    assert found["SelfAttention.kernel"].shape == (8, 2, 3)
     assert found["head.weight"].shape == (5, 8)
     assert found["pos_embedding"].shape == (1, 4, 8)
 
