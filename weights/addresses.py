@@ -94,7 +94,7 @@ class Address(str):
             raise InsecureSource(f"{self} is no address: its host or its port can't be read. Check how it is written.") from None
         return parts
 
-    def join(self, name: str) -> Address:
+    def inside(self, name: str) -> Address:
         """Return the address of a file in the folder that this one names; its query goes along."""
         base, mark, query = self._raw.partition("?")
         return Address(f"{base.rstrip('/')}/{name}{mark}{query}")

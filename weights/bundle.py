@@ -25,13 +25,14 @@ from urllib.parse import urlsplit
 
 from weights import archive
 from weights.adding import to_toml
+from weights.addresses import Address
 from weights.archive import Progress, atomic
 from weights.cache import Cache, Installed
 from weights.errors import BadRecord, LimitExceeded, MalformedFile
 from weights.fingerprint import fingerprint
 from weights.install import Converter, get
 from weights.lock import Entry, Lock
-from weights.places import ELSEWHERE, plain, public
+from weights.places import ELSEWHERE
 from weights.reading import read_file
 from weights.record import Checkpoint
 from weights.registry import TAG
@@ -135,7 +136,7 @@ def bundle(
     if path.is_dir():
         raise BadRecord(f"{path} is a folder: name the file, {path / 'zoo.tar'}.")
     if nameless := [row for row in rows if not re.fullmatch(TAG, row.tag)]:
-        what = f"{nameless[0].model} of {public(nameless[0].tag)} has no tag by which the other side could call it"
+        what = f"{nameless[0].model} of {nameless[0].tag} has no tag by which the other side could call it"
         raise BadRecord(f"{what}: give it one first, zoo add FILE {nameless[0].model}:mine.")
     carried: dict[str, tuple[Carried, Checkpoint, Path]] = {}
     entries: dict[str, Entry] = {}
@@ -270,12 +271,12 @@ def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
     for source in row.sources:
         if source.startswith("file:"):
             sources.append(ELSEWHERE + urlsplit(source).path.rpartition("/")[2])
-        elif (kept := plain(source)) == source:
+        elif (kept := Address(source).bare) == source:
             sources.append(source)
         else:
             sources.append(kept)
             why = "it may hold a key, and a bundle goes to others"
-            log.warning("%s %s: the query of %s is left out, since %s", row.model, row.tag, public(source), why)
+            log.warning("%s %s: the query of %s is left out, since %s", row.model, row.tag, source, why)
     return replace(row.hashed(installed.source_sha256), sources=tuple(dict.fromkeys(sources)), default=False)
 
 

@@ -1,4 +1,4 @@
-"""Small documents that others may have written: JSON and TOML, capped in bytes and in depth before they are parsed, typed when they fail."""
+"""Small documents of others, JSON and TOML: capped in bytes and depth before they are parsed, and typed errors when they fail."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from weights.wording import clause, printable
 
 MOST_BYTES = 16 << 20
 MOST_DEPTH = 64
+MOST_NUMBER = 1 << 64
+"""What no whole number reaches: no reader needs more bits, and many a writer fails at them."""
 MISREAD = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, EOFError, struct.error, AssertionError)
 """What code raises that takes a document for something else than it is."""
 AGAIN = "Fetch it again, or write it anew"
@@ -57,6 +59,7 @@ def read_json(
         >>> read_json(b'{"a": [1]}', "figures.json")
         {'a': [1]}
     """
+    how = {"parse_int": _integer} | how
     return _parsed(data, place, "JSON", todo, refuse, most_bytes, most_depth, _JSON, lambda text: json.loads(text, **how))
 
 
@@ -139,7 +142,7 @@ def number(text: str | None, most: int = 10**18) -> int | None:
 
 def _capped(path: Path, how: Mapping[str, Any]) -> bytes:
     with os.fdopen(open_regular(path, follow=True), "rb") as file:
-        return file.read(how.get("most_bytes", MOST_BYTES) + 1)
+        return file.read(min(os.fstat(file.fileno()).st_size, how.get("most_bytes", MOST_BYTES)) + 1)  # what is asked for is allocated
 
 
 def _parsed(
@@ -161,7 +164,7 @@ def _parsed(
         text = data if isinstance(data, str) else data.decode("utf-8")
         deep = _deeper(text, most_depth, other)
         found = None if deep else parse(text)
-        deep = deep or (kind == "TOML" and _nested(found, most_depth))  # dotted keys
+        deep = deep or (kind == "TOML" and _nested(found, most_depth))
     except UnicodeDecodeError as error:
         raise refuse(f"{place} is no {kind}: it is not UTF-8, at byte {error.start:,}. {todo}.") from error
     except MISREAD as error:
@@ -192,16 +195,24 @@ def _deeper(text: str, most: int, other: re.Pattern[str]) -> bool:
 
 
 def _nested(value: Any, most: int) -> bool:
-    """Tell whether tables are nested deeper than `most`, without recursion."""
+    """Tell whether tables are nested deeper than `most`, as dotted keys write them without brackets; a number has 64 bits."""
     level: list[Any] = [value]
     for _ in range(most + 1):
-        inner = (one.values() if isinstance(one, dict) else one for one in cast("list[Any]", level))
-        level = [one for group in cast("Any", inner) for one in group if isinstance(one, (dict, list))]
+        inner = [one for group in level for one in (cast("dict[str, Any]", group).values() if isinstance(group, dict) else group)]
+        if long := next((one for one in inner if type(one) is int and abs(one) >= MOST_NUMBER), None):
+            raise ValueError(f"a number of {long.bit_length()} bits")
+        level = [one for one in inner if isinstance(one, (dict, list))]
         if not level:
             return False
     return True
 
 
+def _integer(digits: str) -> int:
+    if len(digits) > 21 or abs(found := int(digits)) >= MOST_NUMBER:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return found
+
+
 def _kind(value: object) -> str:
-    names = {dict: "a table", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else type(value).__name__)
+    names: dict[type, str] = {dict: "a table", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
+    return names.get(type(value), "a number")

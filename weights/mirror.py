@@ -221,7 +221,7 @@ def _fetched(folder: Path, row: Checkpoint, held: Checkpoint, pin: Pin | None, f
     cache, incoming = Cache(), folder / ".incoming"
     found = cache.lookup(held)
     unconverted = [(found.path.as_uri(), row.sources[0])] if found and found.sha256 == found.source_sha256 else []
-    also = [(Remote(url, url), source) for url, source in unconverted]
+    also = [(Remote.at(url, url), source) for url, source in unconverted]
     first_hand = {url for url, _ in unconverted if not hearsay(cache, row)}
     delivery = Delivery(cache, held, pin, incoming, progress=progress, also=also)
     with disk(folder):

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar, cast
-from urllib.parse import urlsplit
 
+from weights.addresses import Address
 from weights.errors import ProtocolError, RateLimited, SourceUnavailable
 
 log = logging.getLogger("weights")
@@ -170,7 +170,7 @@ def _in(wait_s: float) -> datetime:
 
 def _host(proxy: str) -> str:
     """Name a proxy without the password that may stand before it."""
-    return urlsplit(proxy if "://" in proxy else f"http://{proxy}").netloc.rpartition("@")[2] or "?"
+    return Address(proxy if "://" in proxy else f"http://{proxy}").bare.partition("://")[2].partition("/")[0] or "?"
 
 
 def proxies() -> str:

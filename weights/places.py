@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from weights.addresses import Address
 from weights.errors import CacheNotWritable
 
 SCHEMES = ("hf", "https", "http", "file", "package", "pypi")
@@ -53,17 +53,6 @@ def cache_folder() -> Path:
     return root
 
 
-def public(source: str) -> str:
-    """Leave a URL's query out, which may hold a key that opens somebody's storage; a hash of it tells two of them apart."""
-    base, query, secret = source.partition("?")
-    return f"{base}?{hashlib.sha256(secret.encode()).hexdigest()[:12]}" if query and "://" in base else source
-
-
-def plain(source: str) -> str:
-    """Leave all of a URL's query and fragment out, for what goes to strangers: even a hash of a short secret could be guessed."""
-    return re.split(r"[?#]", source, maxsplit=1)[0] if "://" in source else source
-
-
 def hub_parts(source: str) -> tuple[str, str, str] | None:
     """Take a source of the Hub apart: "hf://org/repo", "@revision" or "", "/file" or ""; None of any other."""
     match = _HUB.fullmatch(source)
@@ -81,12 +70,12 @@ def wheel_parts(source: str) -> tuple[str, str, str] | None:
 def place_of(source: str) -> str:
     """Name where a source is, without the Hub's revision and file."""
     parts = hub_parts(source)
-    return parts[0] if parts else public(source)
+    return parts[0] if parts else Address(source).noted
 
 
 def asked_at(source: str) -> Place | None:
     """Spell the place that a source names in one way; None where it is of the package, or on a machine that is out of reach."""
-    return _spelt(public(source))
+    return _spelt(Address(source).noted)
 
 
 @lru_cache(maxsize=4096)

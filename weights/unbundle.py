@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from weights import archive
 from weights.adding import to_toml
+from weights.addresses import Address
 from weights.archive import Progress, Reader, atomic
 from weights.auditing import diff
 from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
@@ -25,7 +26,7 @@ from weights.header import check_complete
 from weights.lock import Entry, Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
-from weights.places import at_home, plain
+from weights.places import at_home
 from weights.reading import hashes, read_file
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
@@ -288,7 +289,8 @@ def _compare(here: Checkpoint, theirs: Checkpoint, one: Carried, what: str) -> N
     if not one.source_sha256.startswith(here.sha256 or here.sha256_prefix or ""):
         raise HashMismatch(f"{what}: expected sha256 {here.sha256 or f'{here.sha256_prefix}…'}, got {one.source_sha256}. {todo}")
     differ = [name for name in IDENTITY if getattr(here, name) != getattr(theirs, name)]
-    places = [tuple(map(plain, row.sources)) for row in (here, theirs)]  # the queries stayed where the bundle was written
+    # the queries stayed where the bundle was written
+    places = [tuple(Address(source).bare for source in row.sources) for row in (here, theirs)]
     facts = {name: (getattr(here, name), getattr(theirs, name)) for name in differ}
     if not (here.sha256 or here.sha256_prefix or set(places[0]) & set(places[1])):
         facts["sources"] = places[0], places[1]
