@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape as escape_markup
 
 from weights import SourceUnavailable
+from weights.screen import Screen
+from weights.wording import printable
 from zoo.commands.completion import names, tags
 
 if TYPE_CHECKING:
@@ -33,14 +33,8 @@ class CannotWrite(OSError):
     """An output can't be written where it was asked for."""
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave it to `main`: rich would exit with 1, and `zoo list | head` is no failure."""
-        raise BrokenPipeError
-
-
-out = _Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-err = Console(stderr=True)
+out = Screen(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+err = Screen(stderr=True)
 
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=names, help="A network's name, VGG19 for example.")]
@@ -264,16 +258,6 @@ def in_shell_words(text: str, command: Any) -> str:
     return re.sub(r"(?<![\w.-])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w)", shell, text)
 
 
-def printable(text: str) -> str:
-    """Replace what would move the cursor or colour the screen, as the words of a hostile file might; lines stay lines."""
-    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
-
-
-def escape(text: str) -> str:
-    """Make a file's words safe to print: no markup, nothing that moves the cursor."""
-    return escape_markup(printable(text))
-
-
 def numbers(text: str | None) -> tuple[float, ...] | None:
     """Read numbers with commas between them."""
     if text is None:
@@ -293,7 +277,7 @@ def fail(error: Exception | str, code: int, command: Any = None) -> int:
     """Show an error in the words of the sub-command that met it, and return the exit code."""
     text = sentence(error) if isinstance(error, OSError) else str(error)
     err.print("[red]error:[/red] ", end="")
-    err.print(printable(in_shell_words(text, command)), markup=False, highlight=False, soft_wrap=True)
+    err.print(printable(in_shell_words(text, command), lines=True), markup=False, highlight=False, soft_wrap=True)
     return code
 
 
@@ -306,4 +290,4 @@ class ErrorLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
-        err.print(printable(in_shell_words(record.getMessage(), self.called())), markup=False, highlight=False, soft_wrap=True)
+        err.print(printable(in_shell_words(record.getMessage(), self.called()), lines=True), markup=False, highlight=False, soft_wrap=True)

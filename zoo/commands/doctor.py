@@ -27,8 +27,8 @@ from weights.patience import proxies
 from weights.places import at_home
 from weights.registry import named_folder, user_folder
 from weights.sources import LOOPBACK, offline
-from weights.wording import counted
-from zoo.commands.console import JsonOption, escape, out, print_json
+from weights.wording import counted, escape
+from zoo.commands.console import JsonOption, out, print_json
 
 CONNECT_S = 3.0
 LITTLE_BYTES = 2 << 30

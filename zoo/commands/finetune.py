@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from weights.arguments import did_you_mean
-from weights.wording import counted
+from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
@@ -22,7 +22,6 @@ from zoo.commands.console import (
     WeightsOption,
     build_options,
     err,
-    escape,
     makeable,
     naming_what_is_here,
     out,
@@ -146,7 +145,7 @@ def finetune(
         todo = f"zoo finetune --resume {folder} goes on with it, --restart throws it away; or name another folder with --out"
         raise FileExistsError(f"'{folder}' holds a run: {todo}") from None
     except KeyboardInterrupt as ended:
-        err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"])), soft_wrap=True)
+        err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"]), lines=True), soft_wrap=True)
         raise
     if int(os.environ.get("RANK", "0")) == 0:
         _show(run, as_json)

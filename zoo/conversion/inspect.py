@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.tree import Tree
 
@@ -19,6 +18,7 @@ from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
 from convert.inspect import inspect as describe
 from convert.source import Source
 from weights.errors import ConvertError
+from weights.wording import escape
 from zoo.conversion.notes import NOTES
 from zoo.variants import shapes, variants
 
@@ -131,11 +131,6 @@ def _noted(text: str) -> str:
         return f"from {told['source']['file']}, for {told['model']}; {told['parity']['verdict']}"
     except (ValueError, KeyError, TypeError):
         return "damaged notes"
-
-
-def escape(text: str) -> str:
-    """Make a file's words safe to print: no markup, and nothing that moves the cursor."""
-    return escape_markup("".join(character if character.isprintable() else "�" for character in text))
 
 
 def _network(one: Likely) -> str:
