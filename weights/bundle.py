@@ -28,6 +28,7 @@ from weights.adding import to_toml
 from weights.addresses import Address
 from weights.archive import Progress, atomic
 from weights.cache import Cache, Installed
+from weights.documents import misread, read_json
 from weights.errors import BadRecord, LimitExceeded, MalformedFile
 from weights.fingerprint import fingerprint
 from weights.install import Converter, get
@@ -191,8 +192,8 @@ def read_contents(text: bytes, place: str) -> Contents:
         MalformedFile: it does not, or a later version wrote it.
         LimitExceeded: it asks for more memory than any bundle needs.
     """
-    try:
-        facts = json.loads(text)
+    facts = read_json(text, f"{place}: {MANIFEST}", "It was changed")
+    with misread(f"{place}: {MANIFEST} makes no sense", "It was changed"):
         if (version := facts["kernelzoo_bundle"]) != VERSION:
             todo = "make it again with zoo bundle" if version in range(VERSION) else "update kernelzoo"
             raise MalformedFile(f"{place} has layout {version!r} and this version reads {VERSION}: {todo}.")
@@ -220,10 +221,6 @@ def read_contents(text: bytes, place: str) -> Contents:
             archive.header(member.name, member.size_bytes)
         if (held := sum(member.size_bytes for member in contents.members if not member.name.startswith("blobs/"))) > SMALL_LIMIT:
             raise LimitExceeded(f"{place}: records, labels and golden outputs of {held:,} bytes; {SMALL_LIMIT:,} is more than any need.")
-    except (MalformedFile, RecursionError) as error:
-        raise error if isinstance(error, MalformedFile) else MalformedFile(f"{place}: {MANIFEST} is nested too deeply.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MalformedFile(f"{place}: {MANIFEST} makes no sense ({type(error).__name__}: {error}). It was changed.") from error
     return contents
 
 

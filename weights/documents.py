@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from weights.errors import LimitExceeded, MalformedFile
+from weights.errors import LimitExceeded, MalformedFile, WeightsError
 from weights.regular import open_regular
 from weights.wording import clause, printable
 
@@ -116,12 +116,12 @@ def misread(what: str, todo: str = AGAIN, refuse: Refuse = MalformedFile) -> Gen
     Args:
         what: the document and what it is not, "index.json is no index of a mirror".
         todo: what the reader of the message can do.
-        refuse: makes the error; one that it made itself passes.
+        refuse: makes the error; one that it made itself passes, and so does any of ours.
     """
     try:
         yield
     except MISREAD as error:
-        if isinstance(refuse, type) and isinstance(error, refuse):
+        if isinstance(error, WeightsError) or (isinstance(refuse, type) and isinstance(error, refuse)):
             raise
         raise refuse(f"{what} ({reason(error)}). {clause(todo)}.") from error
 
@@ -165,6 +165,8 @@ def _parsed(
         deep = _deeper(text, most_depth, other)
         found = None if deep else parse(text)
         deep = deep or (kind == "TOML" and _nested(found, most_depth))
+    except WeightsError:  # of a hook
+        raise
     except UnicodeDecodeError as error:
         raise refuse(f"{place} is no {kind}: it is not UTF-8, at byte {error.start:,}. {todo}.") from error
     except MISREAD as error:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from weights.addresses import Address, redacted
 from weights.arguments import did_you_mean
+from weights.documents import misread
 from weights.errors import BadRecord, InsecureSource
 from weights.places import SCHEMES, wheel_parts
 
@@ -194,18 +195,19 @@ def record(model: str, tag: str, table: Mapping[str, Any], place: str, *, classe
         InsecureSource: a source is http:// on another machine.
     """
     try:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", model):
-            raise BadRecord(f"{model!r} is no class name")
-        others = table.get("alternatives", ())
-        facts = _typed({key: value for key, value in table.items() if key != "alternatives"}, _FIELDS, "")
-        facts["alternatives"] = tuple(_alternative(other, number) for number, other in enumerate(others))
-        if not isinstance(facts["preprocessing"], Preprocessing):
-            steps = _typed(facts["preprocessing"], {f.name: f for f in fields(Preprocessing)}, "preprocessing.")
-            steps.setdefault("resize", None)
-            steps.setdefault("crop", None)
-            facts["preprocessing"] = Preprocessing(**steps)
-        row = Checkpoint(model=model, tag=tag, **facts)
-        _consistent(row, classes_known)
+        with misread("it is no table of a checkpoint", "Mend it in an editor", BadRecord):
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", model):
+                raise BadRecord(f"{model!r} is no class name")
+            others = table.get("alternatives", ())
+            facts = _typed({key: value for key, value in table.items() if key != "alternatives"}, _FIELDS, "")
+            facts["alternatives"] = tuple(_alternative(other, number) for number, other in enumerate(others))
+            if not isinstance(facts["preprocessing"], Preprocessing):
+                steps = _typed(facts["preprocessing"], {f.name: f for f in fields(Preprocessing)}, "preprocessing.")
+                steps.setdefault("resize", None)
+                steps.setdefault("crop", None)
+                facts["preprocessing"] = Preprocessing(**steps)
+            row = Checkpoint(model=model, tag=tag, **facts)
+            _consistent(row, classes_known)
     except (BadRecord, InsecureSource) as error:
         raise type(error)(f"{place}: {error}") from None
     return row

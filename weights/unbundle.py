@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tomllib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from weights.archive import Progress, Reader, atomic
 from weights.auditing import diff
 from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
 from weights.cache import BUNDLE, Cache, Installed
+from weights.documents import misread, read_toml
 from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NoSuchFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
@@ -265,15 +265,11 @@ def _plan(
 
 def _record(one: Carried, text: bytes, place: str) -> Checkpoint:
     name = f"{place}: records/{one.name}.toml"
-    try:
-        table = tomllib.loads(text.decode("utf-8"))
-        ((model, rows),) = table.items()
+    told = read_toml(text, name, "It was changed")
+    with misread(f"{name} is no record of one checkpoint", "It was changed"):
+        ((model, rows),) = told.items()
         ((tag, facts),) = rows.items()
         row = record(model, tag, facts, name)
-    except (BadRecord, RecursionError):
-        raise
-    except (ValueError, AttributeError, TypeError) as error:
-        raise MalformedFile(f"{name} is no record of one checkpoint ({error}).") from error
     if (row.model, row.tag, row.sha256) != (one.model, one.tag, one.source_sha256) or (one.labels or row.labels) != row.labels:
         raise MalformedFile(f"{name} is the record of something else. It was changed.")
     if row.labels and not one.labels and row.labels.endswith(".tsv"):

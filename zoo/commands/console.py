@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weights import SourceUnavailable
+from weights.documents import read_json
+from weights.errors import MalformedFile
 from weights.screen import Screen
 from weights.wording import printable
 from zoo.commands.completion import names, tags
@@ -194,8 +196,8 @@ def build_options(pairs: list[str] | None, cls: type[Any]) -> dict[str, Any]:
         if name not in known:
             raise typer.BadParameter(f"{cls.__name__} has no {name!r}; it takes {', '.join(known)}", param_hint="--option")
         try:
-            found[name] = json.loads(value)
-        except ValueError:
+            found[name] = read_json(value, name)
+        except MalformedFile:
             found[name] = value
         usual = known[name].default
         if isinstance(found[name], list | dict) or (found[name] is None and usual is not None):

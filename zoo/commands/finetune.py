@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import fields
 from functools import partial
@@ -13,6 +12,8 @@ import typer
 from rich.table import Table
 
 from weights.arguments import did_you_mean
+from weights.documents import read_json
+from weights.errors import MalformedFile
 from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
@@ -202,7 +203,7 @@ def _more(pairs: list[str] | None) -> dict[str, Any]:
             hint = did_you_mean(name, _settings()) or f"; there are {', '.join(_settings())}"
             raise typer.BadParameter(f"there is no setting {name!r}{hint}", param_hint="--set")
         try:
-            found[name] = json.loads(value)
-        except ValueError:
+            found[name] = read_json(value, name)
+        except MalformedFile:
             found[name] = value
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +16,7 @@ from convert import formats, sandbox
 from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
 from convert.inspect import inspect as describe
 from convert.source import Source
+from weights.documents import MISREAD, read_json
 from weights.errors import ConvertError
 from weights.wording import escape
 from zoo.conversion.notes import NOTES
@@ -127,9 +127,9 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
 def _noted(text: str) -> str:
     """Say in a line what `zoo convert` noted."""
     try:
-        told = json.loads(text)
+        told = read_json(text, "the notes")
         return f"from {told['source']['file']}, for {told['model']}; {told['parity']['verdict']}"
-    except (ValueError, KeyError, TypeError):
+    except MISREAD:
         return "damaged notes"
 
 

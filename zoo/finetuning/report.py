@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from weights.documents import MISREAD, read_json, table
 from weights.whole import write_whole
 from weights.wording import counted
 from zoo.finetuning.drawing import Curve, chart, matrix, stacked
@@ -32,7 +34,11 @@ td:first-child,th:first-child{text-align:left}img{max-width:100%;height:auto}h2{
 def history(folder: Path) -> list[dict[str, Any]]:
     """Read a run's log."""
     path = folder / "log.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        with suppress(*MISREAD):  # a line that a kill cut, or somebody edited
+            found.append(table(read_json(line, path), {"kind": str, "epoch": (int, float)}))
+    return found
 
 
 def curves(folder: Path) -> list[Path]:
