@@ -371,9 +371,7 @@ class Injection:
         self.expect(self.arena.largest_part <= limit + (1 << 16), "disk", f"{self.arena.largest_part} of {limit}")
         # the mirror may have its own login
         sent = [r for r in self.hub.log if r.token and (r.port != "hub" or r.path.startswith("/files/"))]
-        others = [
-            f"{r.port}{r.path}" for r in sent if r.port == "cdn" or not (r.token or "").startswith("Basic ")
-        ]
+        others = [f"{r.port}{r.path}" for r in sent if r.port == "cdn" or not (r.token or "").startswith("Basic ")]
         self.expect(not others and not self.arena.reached, "host", str([*others, *self.arena.reached]))
         self.expect(not (self.home / "evil").exists() and not (self.home.parent / "evil").exists(), "host", "a file outside of the cache")
 

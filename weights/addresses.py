@@ -13,10 +13,12 @@ from urllib.parse import SplitResult, urlsplit
 
 from weights.errors import InsecureSource
 
-_PARTS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?//([^/?#\\]*)([^?#]*)(\?[^#]*)?(#.*)?", re.DOTALL)
+_PARTS = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?//|https?:/)([^/?#\\]*)([^?#]*)(\?[^#]*)?(#.*)?", re.DOTALL)
 _HOST = re.compile(r"(?:[\w.=!~+%-]*|\[[0-9A-Fa-f:.%\w]*\])(?::[0-9]{0,5})?")
+_HASHED = re.compile(r"sha256-[0-9a-f]{12}")
+"""What `Address.noted` puts in place of a query."""
 _NAME = re.compile(r"[A-Za-z][\w.\[\]-]{0,39}")
-_WITHIN = re.compile(r"""[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>`]+""")
+_WITHIN = re.compile(r"""(?:[A-Za-z][A-Za-z0-9+.-]*://|https?:/)[^\s"'<>`]+""")
 _LIBRARIES = re.compile(r"(httpx2?|httpcore2?|huggingface_hub|urllib3|requests)(\..+)?")
 _hushing = threading.local()
 
@@ -73,7 +75,9 @@ class Address(str):
         base, query, secret = self._raw.partition("#")[0].partition("?")
         if self.endswith("//…"):  # of what can't be taken apart nothing is shown
             base, query, secret = str(self), "?", self._raw
-        return str(Address(base)) + (f"?{hashlib.sha256(secret.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}" if query else "")
+        if query and not _HASHED.fullmatch(secret):
+            secret = f"sha256-{hashlib.sha256(secret.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
+        return f"{Address(base)}{query}{secret}"
 
     @property
     def bare(self) -> str:
@@ -101,17 +105,18 @@ class Address(str):
 
 
 def _shown(raw: str) -> str:
-    if not ("?" in raw or "@" in raw or "#" in raw) or raw.startswith("file:///"):
+    if not ("?" in raw or "@" in raw or "#" in raw or raw.count(":") > 1) or raw.startswith("file:///"):
         return raw
     if not (found := _PARTS.fullmatch(raw)):
         return redacted(raw)
     scheme, host, path, query, fragment = (part or "" for part in found.groups())
     host = host.rpartition("@")[2]
     if not _HOST.fullmatch(host) or path.startswith("\\"):  # of a password with a slash or a question mark in it
-        return f"{scheme}//…"
+        return f"{scheme}…"
     pairs = (pair.partition("=") for pair in re.split("[&;]", query[1:]))
     names = "&".join(f"{name}=…" if sign and _NAME.fullmatch(name) else "…" for name, sign, _ in pairs)
-    return f"{scheme}//{host}{path}{f'?{names}' if query else ''}{'#…' if fragment else ''}"
+    names = query[1:] if _HASHED.fullmatch(query[1:]) else names
+    return f"{scheme}{host}{path}{f'?{names}' if query else ''}{'#…' if fragment else ''}"
 
 
 def redacted(text: object) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weights import SourceUnavailable
+from weights.addresses import redacted
 from weights.documents import read_json
 from weights.errors import MalformedFile
 from weights.screen import Screen
@@ -277,9 +278,7 @@ def print_json(value: Any) -> None:
 
 def fail(error: Exception | str, code: int, command: Any = None) -> int:
     """Show an error in the words of the sub-command that met it, and return the exit code."""
-    text = sentence(error) if isinstance(error, OSError) else str(error)
-    err.print("[red]error:[/red] ", end="")
-    err.print(printable(in_shell_words(text, command), lines=True), markup=False, highlight=False, soft_wrap=True)
+    _tell("[red]error:[/red]", sentence(error) if isinstance(error, OSError) else str(error), command)
     return code
 
 
@@ -291,5 +290,10 @@ class ErrorLog(logging.Handler):
         self.called = called
 
     def emit(self, record: logging.LogRecord) -> None:
-        err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
-        err.print(printable(in_shell_words(record.getMessage(), self.called()), lines=True), markup=False, highlight=False, soft_wrap=True)
+        _tell(f"[yellow]{record.levelname.lower()}:[/yellow]", record.getMessage(), self.called())
+
+
+def _tell(kind: str, text: str, command: Any) -> None:
+    """Show a message whoever wrote it: no control character, and no secret of an address."""
+    err.print(f"{kind} ", end="")
+    err.print(printable(in_shell_words(redacted(text), command), lines=True), markup=False, highlight=False, soft_wrap=True)
