@@ -70,8 +70,8 @@ class Address(str):
     @property
     def noted(self) -> str:
         """As notes and locks have it: a hash of the query stands for the query, so that two of them are told apart."""
-        if "://" not in self._raw:
-            return self._raw
+        if not _PARTS.fullmatch(self._raw):
+            return str(self)
         base, query, secret = self._raw.partition("#")[0].partition("?")
         if self.endswith("//…"):  # of what can't be taken apart nothing is shown
             base, query, secret = str(self), "?", self._raw
@@ -82,7 +82,7 @@ class Address(str):
     @property
     def bare(self) -> str:
         """Without any query or fragment, for what goes to strangers: even a hash of a short secret could be guessed."""
-        return re.split(r"[?#]", self, maxsplit=1)[0] if "://" in self else str(self)
+        return re.split(r"[?#]", self, maxsplit=1)[0] if _PARTS.fullmatch(self._raw) else str(self)
 
     @property
     def parts(self) -> SplitResult:

@@ -180,17 +180,17 @@ def _deeper(text: str, most: int, other: re.Pattern[str]) -> bool:
     """Tell before anything is parsed whether brackets are nested deeper than `most`; brackets in strings are none."""
     if text.count("[") + text.count("{") <= most:
         return False
-    brackets = other.sub("", text)
+    brackets = other.sub("", text).replace("{", "[").replace("}", "]")
     for _ in range(most):
-        fewer = brackets.replace("[]", "").replace("{}", "")
+        fewer = brackets.replace("[]", "")  # the innermost ones
         if len(fewer) == len(brackets):
             break
         brackets = fewer
-    if "[]" in brackets or "{}" in brackets:
+    if "[]" in brackets:
         return True
     depth = 0  # of those that nothing closes
     for bracket in brackets:
-        depth += 1 if bracket in "[{" else -1
+        depth += 1 if bracket == "[" else -1
         if depth > most:
             return True
     return False
