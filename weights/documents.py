@@ -110,18 +110,20 @@ def table(value: Any, fields: Mapping[str, type | tuple[type, ...]] | None = Non
 
 
 @contextlib.contextmanager
-def misread(what: str, todo: str = AGAIN, refuse: Refuse = MalformedFile) -> Generator[None]:
+def misread(what: str, todo: str = AGAIN, refuse: Refuse = MalformedFile, wraps: type[WeightsError] | None = None) -> Generator[None]:
     """Turn what goes wrong while a parsed document is taken apart into one error of that document.
 
     Args:
         what: the document and what it is not, "index.json is no index of a mirror".
         todo: what the reader of the message can do.
-        refuse: makes the error; one that it made itself passes, and so does any of ours.
+        refuse: makes the error; one that it made itself passes, and so does any of ours,
+        wraps: but for these, of readers who don't know which document it is.
     """
     try:
         yield
     except MISREAD as error:
-        if isinstance(error, WeightsError) or (isinstance(refuse, type) and isinstance(error, refuse)):
+        ours = isinstance(error, WeightsError) or (isinstance(refuse, type) and isinstance(error, refuse))
+        if ours and not (wraps is not None and isinstance(error, wraps)):
             raise
         raise refuse(f"{what} ({reason(error)}). {clause(todo)}.") from error
 

@@ -19,7 +19,7 @@ from weights import patience
 from weights.addresses import hushed
 from weights.documents import number
 from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
-from weights.patience import Again, check_status, patiently
+from weights.patience import Again, check_proxies, check_status, patiently, unreadable_proxy
 from weights.places import WHEEL
 from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, led_to, local_path, shown, transport_error
 from weights.wording import clause
@@ -207,7 +207,12 @@ def _download(remote: Remote, part: Part, expected: Expected, progress: Progress
     timeout = httpx2.Timeout(limits.read_s, connect=limits.connect_s)
     once = httpx2.Limits(max_keepalive_connections=0)  # a connection per request, so that the watchdog knows whose it holds
     tls = _tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-    with httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True, limits=once, verify=tls) as client:
+    check_proxies(remote.source)
+    try:
+        made = httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True, limits=once, verify=tls)
+    except (ValueError, httpx2.InvalidURL):  # its text may have a password in it
+        raise unreadable_proxy(remote.source) from None
+    with made as client:
 
         def attempt() -> None:
             with _Watchdog(deadline, remote.source, lambda: part.size) as watchdog:

@@ -16,7 +16,7 @@ from weights import patience
 from weights.addresses import Address, hushed, redacted
 from weights.documents import MISREAD, read_json, reason, table
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
-from weights.patience import Again, check_status, proxies, within
+from weights.patience import Again, check_proxies, check_status, proxies, within
 from weights.places import ELSEWHERE, WHEEL, at_home
 from weights.wording import clause
 
@@ -191,6 +191,8 @@ def transport_error(error: Exception, source: str) -> Exception:
     """Turn what httpx2 raises into one of ours, or into `Again`."""
     import httpx2
 
+    if isinstance(error, httpx2.InvalidURL):  # its text may have a password in it
+        return ProtocolError(f"{source}: leads to an address that can't be read. Try again later.")
     text = f"{type(error).__name__}: {redacted(clause(error))}"
     if any(sign in text for sign in _TLS):
         why = f"the server can't prove who it is ({redacted(error)})"
@@ -247,6 +249,10 @@ def _wheel(source: Address, commit: str | None) -> Remote:
 
 def _hub(source: Address, commit: str | None) -> Remote:
     """Ask the Hub's own client which URL, commit, size and hash a file has; its bytes come through `weights.fetch`."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    if endpoint:
+        check_url(endpoint, insecure_ok=True)  # before the client's import, which fails at what it can't read
+    check_proxies(source)
     import httpx2
     from huggingface_hub import (
         errors,
@@ -257,9 +263,8 @@ def _hub(source: Address, commit: str | None) -> Remote:
 
     if not (match := HUB.fullmatch(source)) or re.search(r"(^|/)\.{0,2}(/|$)|\\|//", match["file"] or "f"):
         raise ProtocolError(f"{source}: a Hub source is hf://org/repo, hf://org/repo@revision/file or hf://org/repo/file.")
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     revision = commit or unquote(match["revision"] or "main")
-    check_url(Address(hf_hub_url("org/repo", "file", endpoint=endpoint)), insecure_ok=True)
+    check_url(hf_hub_url("org/repo", "file", endpoint=endpoint), insecure_ok=True)
     try:
         name = match["file"] or _only_safetensors(source, match["repo"], revision, endpoint)
         headers = build_hf_headers(library_name="kernelzoo")
@@ -360,8 +365,8 @@ def led_to(url: Address, location: str, source: str) -> Address:
 
 
 def shown(error: Exception) -> Exception | None:
-    """Return the error of a library as a cause, where its own text may be shown; None where an address with secrets stands in it."""
-    return error if redacted(error) == str(error) else None
+    """Return the error of a library as a cause, where its own text may be shown; None where pieces of an address may stand in it."""
+    return None if type(error).__name__ == "InvalidURL" or redacted(error) != str(error) else error
 
 
 def check_announced(remote: Remote, sha256: str | None) -> None:

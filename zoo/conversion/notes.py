@@ -29,14 +29,11 @@ def notes(facts: Mapping[str, str], model: type[Model]) -> dict[str, Any]:
         return {}
     what, todo = "the notes of `zoo convert` in this file's metadata", "Convert the file again"
     told = read_json(facts[NOTES], what, todo)
-    with misread(f"{what} are damaged", todo):
+    with misread(f"{what} are damaged", todo, wraps=weights.BadRecord):  # there is no record: the notes are what is wrong
         if told["model"] != model.variant().__name__:
             return {}
         steps = {key: value for key, value in told["preprocessing"].items() if value is not None}
-        try:
-            told["preprocessing"] = asdict(weights.adhoc(told["model"], "file:///none", preprocessing=steps).preprocessing)
-        except weights.BadRecord as error:  # there is no record: the notes are what is wrong
-            raise ValueError(str(error)) from error
+        told["preprocessing"] = asdict(weights.adhoc(told["model"], "file:///none", preprocessing=steps).preprocessing)
         return {**told, "options": _suited(model, dict(told["options"])), "source": dict(told["source"])}
 
 

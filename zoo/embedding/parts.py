@@ -14,6 +14,7 @@ from torch import Tensor
 
 from convert.formats import safetensors
 from weights.documents import json_file, misread, read_json, table
+from weights.errors import ConvertError
 from weights.whole import whole, write_whole
 from zoo.embedding.plan import Plan
 
@@ -51,7 +52,7 @@ class Part:
             MalformedFile: it is damaged.
         """
         todo = "Delete it and call again: it is computed anew"
-        with misread(f"'{path}' is no finished part", todo):
+        with misread(f"'{path}' is no finished part", todo, wraps=ConvertError):
             with path.open("rb") as file:
                 buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             tensors = safetensors.tensors(buffer)

@@ -13,7 +13,7 @@ import numpy as np
 
 from convert.formats import safetensors
 from weights.documents import misread, read_json, reason, table
-from weights.errors import MalformedFile
+from weights.errors import ConvertError
 from zoo.embedding.writing import COLUMNS, index_of
 from zoo.images.parquet import pyarrow
 
@@ -78,11 +78,11 @@ def read(path: str | os.PathLike[str]) -> Embeddings:
         raise ValueError(f"embeddings are a .parquet, .npy or .safetensors file or a folder of .parquet parts, got {path.name}")
     what = f"{path} holds no embeddings that can be read"
     try:
-        with misread(what, AGAIN, DamagedEmbeddings):
+        with misread(what, AGAIN, DamagedEmbeddings, wraps=ConvertError):
             found = reader(path)
             _check(found)
             return found
-    except (MalformedFile, SyntaxError, TokenError) as error:  # the latter two of NumPy, which parses a header as Python
+    except (SyntaxError, TokenError) as error:  # of NumPy, which parses a header as Python
         raise DamagedEmbeddings(f"{what} ({reason(error)}). {AGAIN}.") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from html import escape
@@ -151,4 +152,5 @@ def _data(content: bytes, kind: str = "png") -> str:
 
 
 def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    return [(row["epoch"], row[name]) for row in rows if name in row]
+    points = ((row["epoch"], row.get(name)) for row in rows)
+    return [(x, y) for x, y in points if type(y) in (int, float) and math.isfinite(x) and math.isfinite(y)]
