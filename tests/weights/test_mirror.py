@@ -390,6 +390,16 @@ def test_what_is_not_pinned_in_full_is_not_asked_over_http(monkeypatch: pytest.M
     assert "only files whose full SHA-256 is recorded" in sources.mirror_note(row)
 
 
+def test_what_is_served_is_logged_without_queries_and_control_characters(
+    serve: Callable[..., Server], folder: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="weights")
+    ask(serve(folder), f"/{of(data)}?sig=s3cret", "HEAD")
+    (line,) = [line for line in caplog.messages if "HEAD" in line]
+    assert f"/{of(data)}?…" in line
+    assert "s3cret" not in line
+
+
 @pytest.mark.parametrize(
     "mirror",
     ["http://user:secret@10.1.2.3", "http://10.1.2.3?key=1", "http://10.1.2.4", "http://10.1.2.3:81", "https://10.1.2.3", "", "/tmp"],
