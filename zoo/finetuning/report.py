@@ -153,4 +153,4 @@ def _data(content: bytes, kind: str = "png") -> str:
 
 def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
     points = ((row["epoch"], row.get(name)) for row in rows)
-    return [(x, y) for x, y in points if type(y) in (int, float) and math.isfinite(x) and math.isfinite(y)]
+    return [(x, y) for x, y in points if isinstance(y, int | float) and math.isfinite(x) and math.isfinite(y)]
