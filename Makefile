@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # What the command imports when it starts: compiled at once, where an environment forbids it later. All of torch would take minutes.
 STARTS := typer rich pydantic annotated_types typing_inspection markdown_it mdurl filelock platformdirs blake3
 
-.PHONY: demo test lint format docs docs-pages clean faults faults-files faults-network faults-long
+.PHONY: demo test lint format docs docs-pages clean faults faults-files faults-network faults-documents faults-long
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kernelzoo needs Python 3.11 or newer; make PYTHON=python3.12 …")'
@@ -22,10 +22,14 @@ test: $(BIN)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Faults by the thousand, with a report in docs/faults.md; interrupted, each goes on where it stopped.
-faults: faults-files faults-network faults-long
+faults: faults-files faults-network faults-documents faults-long
 
 faults-network: $(BIN)/.installed
 	PYTHONPATH=. $(BIN)/python tests/network_faults.py --count 1000 --docs docs/faults.md
+
+# Twenty thousand mutants of each document that is written and read again, about twenty minutes on one core.
+faults-documents: $(BIN)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/document_faults.py --count 20000 --docs docs/faults.md
 
 # Twenty thousand damaged files a reader, about half an hour on one core.
 faults-files: $(BIN)/.installed

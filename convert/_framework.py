@@ -7,7 +7,6 @@ Keras, which has layers that load other files.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import re
 import warnings
@@ -19,6 +18,7 @@ import numpy as np
 
 from convert.formats._keras_ops import LAYERS, PLAIN
 from convert.kinds import is_dict
+from weights.documents import read_json
 
 log = logging.getLogger("convert")
 
@@ -85,7 +85,7 @@ def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]
 def _strange(path: Path) -> str:
     """Name the first thing in a .keras file's configuration that is not known to do nothing but compute, "" where all is."""
     with zipfile.ZipFile(path) as archive:
-        config = json.loads(archive.read("config.json"))
+        config = read_json(archive.read("config.json"), path, most_depth=1000)
     left: list[Any] = [{k: v for k, v in config.items() if k != "compile_config"} if is_dict(config) else config]  # that one is not built
     while left:
         item = left.pop()

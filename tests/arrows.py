@@ -82,7 +82,7 @@ LAW: dict[str, set[str]] = {
         "convert.steps",
         "weights",
     },
-    "convert._framework": {"convert.formats", "convert.kinds"},
+    "convert._framework": {"convert.formats", "convert.kinds", "weights"},
     "convert._global_faults": {
         "convert._fault",
         "convert._layer_faults",

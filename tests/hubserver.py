@@ -25,12 +25,14 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 BROKEN = {"cut", "reset", "stall", "drip"}
-WRONG = {"flip", "swap", "changed", "endless", "gzip", "no_etag", "weak_etag", "long_header"}
+WRONG = {"flip", "swap", "changed", "endless", "gzip", "no_etag", "weak_etag", "long_header", "latin_etag", "long_etag"}
 LENGTHS = {"short_length", "long_length", "no_length", "bad_length"}
-RANGES = {"range_changed", "range_ignored", "range_elsewhere", "range_total", "range_star", "range_multipart"}
+RANGES = {"range_changed", "range_ignored", "range_elsewhere", "range_total", "range_star", "range_multipart", "range_digits"}
 ANSWERS = {"drop", "status", "html", "redirect", "garbage", "header_drip"}
-METADATA = {"linked_size", "linked_etag", "no_commit"}
+METADATA = {"linked_size", "linked_etag", "no_commit", "deep_list", "odd_list"}
 HOSTILE = {"hostile_headers"}
+SIGNATURE = "c0ffee-signature-of-the-bucket"
+"""Stands in every address of the CDN that the Hub leads to, as the buckets of today want it."""
 FAULTS = sorted(BROKEN | WRONG | LENGTHS | RANGES | ANSWERS | METADATA | HOSTILE)
 
 
@@ -230,7 +232,8 @@ class _Handler(BaseHTTPRequestHandler):
             facts: Any = [{"type": "file", "path": name, "size": len(data), "oid": "0" * 40} for name, data in files.items()]
         else:
             facts = {"_id": "0", "id": repo, "modelId": repo, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
-        self.answer(200, json.dumps(facts).encode(), Content_Type="application/json", X_Repo_Commit=commit)
+        odd = {"deep_list": b"[" * 100_000, "odd_list": b'{"siblings": [{"rfilename": [9]}, 3]}'}.get(self.fault.kind)
+        self.answer(200, odd or json.dumps(facts).encode(), Content_Type="application/json", X_Repo_Commit=commit)
 
     def resolve(self, repo: str, revision: str, name: str) -> None:
         if (commit := self.commit_of(repo, revision)) is None:
@@ -250,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers |= {"X_Repo_Commit": "../../../evil", "Content_Disposition": 'attachment; filename="../../evil"'}
         if not name.endswith((".safetensors", ".pth", ".bin")):
             return self.answer(200, data, X_Repo_Commit=commit, ETag=f'"{sha256[:40]}"')
-        return self.answer(302, Location=f"{self.hub.cdn}/blobs/{sha256}", **headers)
+        return self.answer(302, Location=f"{self.hub.cdn}/blobs/{sha256}?X-Amz-Signature={SIGNATURE}&Expires=9", **headers)
 
     def body(self, data: bytes, etag: str) -> None:
         fault, kind = self.fault, self.fault.kind
@@ -261,6 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
             data = data[:9] + bytes(b ^ 0x55 for b in data[9:])
             etag = etag if kind == "swap" else hashlib.sha256(data).hexdigest()
         tag: str | None = None if kind == "no_etag" else f'W/"{etag}"' if kind == "weak_etag" else f'"{etag}"'
+        tag = {"latin_etag": f'"caf\xe9 {etag}"', "long_etag": f'"{etag * 200}"'}.get(kind, tag)
         headers: dict[str, Any] = {"ETag": tag, "Content_Type": "application/octet-stream"}
         status, start, total = 200, 0, len(data)
         wanted = self.headers.get("Range")
@@ -270,8 +274,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return self.answer(416, Content_Range=f"bytes */{total}")
             start = start // 2 if kind == "range_elsewhere" else start
             status = 206
-            said = {"range_total": str(total + 1000), "range_star": "*"}.get(kind, str(total))
-            headers["Content_Range"] = None if kind == "range_multipart" else f"bytes {start}-{total - 1}/{said}"
+            said = {"range_total": str(total + 1000), "range_star": "*", "range_digits": "9" * 5000}.get(kind, str(total))
+            at = "1" * 5000 if kind == "range_digits" else start
+            headers["Content_Range"] = None if kind == "range_multipart" else f"bytes {at}-{total - 1}/{said}"
         body = data[start:]
         headers["Content_Length"] = len(body)
         if kind == "gzip":
@@ -306,7 +311,7 @@ class _Handler(BaseHTTPRequestHandler):
             body = bytes(1 << 16)
             while True:
                 self.count(self.connection.send(body))
-        broken = fault.kind in BROKEN or (fault.kind in ("no_etag", "weak_etag") and fault.after)
+        broken = fault.kind in BROKEN or (fault.kind in ("no_etag", "weak_etag", "latin_etag", "long_etag") and fault.after)
         limit = min(fault.after, len(body)) if broken else len(body)
         for at in range(0, limit, 1 << 14):
             piece = body[at : min(at + (1 << 14), limit)]

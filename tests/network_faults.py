@@ -9,6 +9,7 @@ warm, warm and damaged) and one to three faults at random positions with 1, 2, 3
     I2  every blob hashes to its name                       I6  the deadline is kept
     I3  a failure changes nothing that was there before     I7  with the fault gone, the next call succeeds and leaves nothing over
     I4  every error is ours, and names its source           I8  no byte to another host, no token to another origin
+    I9  no password, query, token or signed address on the disk, in a message or in a log of any library
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -38,7 +40,7 @@ from typing import Any
 from unittest import mock
 
 from faults_page import write_section
-from hubserver import FAULTS, HubServer
+from hubserver import FAULTS, SIGNATURE, HubServer
 
 import weights
 from weights import Checkpoint, WeightsError, patience
@@ -65,6 +67,9 @@ STATES = ("cold", "cold", "resume", "resume", "warm", "damaged")
 DAMAGES = ("flip", "cut", "empty", "folder", "link", "pipe", "gone")
 UNSAFE = ("http://192.0.2.1/w", "file:///etc/passwd", "http://169.254.169.254/w", "http://[::1", "gopher:x", "../../w", "//192.0.2.1/w", "")
 TOKEN = "hf_this_is_secret"
+PASSWORD, QUERY = "pass-word-of-the-mirror", "query-of-somebody"
+SECRETS = (TOKEN, SIGNATURE, PASSWORD, QUERY)
+"""None of these may stand in a message, a log line, or a file."""
 MARK = b"PK\x03\x04 foreign "
 VIOLATIONS = {
     "wrong bytes": "wrong bytes",
@@ -76,6 +81,7 @@ VIOLATIONS = {
     "changed": "failures that changed what was there",
     "disk": "more bytes on the disk than allowed",
     "host": "bytes or tokens to others",
+    "secret": "secrets on disk, in messages or in logs",
 }
 
 
@@ -98,12 +104,14 @@ class Arena:
     def __init__(self, hub: HubServer, folder: Path) -> None:
         self.hub, self.folder = hub, folder
         self.reached: list[str] = []
+        self.heard: list[str] = []
         self.largest_part = 0
 
     @contextlib.contextmanager
     def injection(self, seed: int) -> Iterator[Path]:
         home = self.folder / str(seed)
         self.reached, self.largest_part = [], 0
+        self.heard.clear()
         facts = {"HF_ENDPOINT": self.hub.url, "HF_TOKEN": TOKEN, "ZOO_CACHE": str(home / "cache"), "ZOO_USER_REGISTRY": str(home / "own")}
         facts |= {"HF_HOME": str(home / "hf"), "TORCH_HOME": str(home / "torch")}
         absent = ("ZOO_MIRROR", "ZOO_OFFLINE", "HF_HUB_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy")
@@ -125,11 +133,39 @@ class Arena:
                 os.environ.pop(name, None)
             stack.enter_context(mock.patch.object(socket.socket, "connect", guarded))
             stack.enter_context(mock.patch.object(Part, "write", watched))
+            stack.enter_context(listening(self.heard))
             try:
                 yield home
             finally:
                 self.hub.heal()
                 shutil.rmtree(home, ignore_errors=True)
+
+
+def secret(text: str | bytes) -> bool:
+    """Tell whether one of `SECRETS` stands in a text."""
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    return any(word.encode() in data for word in SECRETS)
+
+
+@contextlib.contextmanager
+def listening(heard: list[str]) -> Iterator[None]:
+    """Collect what every library logs, at every level, and show none of it."""
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(f"{record.name}: {record.getMessage()}")
+
+    loggers = [logging.getLogger(name) for name in (None, "weights", "huggingface_hub")]
+    before = [(logger.level, logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.DEBUG)
+        logger.handlers, logger.propagate = [Ear()], False
+    try:
+        yield
+    finally:
+        for logger, (level, handlers, propagate) in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+            logger.handlers, logger.propagate = handlers, propagate
 
 
 def safetensors(size: int, draw: random.Random) -> bytes:
@@ -169,7 +205,7 @@ class Injection:
             known["size_bytes"] = len(self.served)
         commit = hub.repo(f"acme/r{self.outcome.seed}", {self.name: self.served, "README.md": b"."})
         hf = f"hf://acme/r{self.outcome.seed}{f'@{commit}' if kind == 'hf@' else ''}/{self.name}"
-        url = hub.file(self.name, self.served)
+        url = hub.file(self.name, self.served) + draw.choice(["", f"?token={QUERY}&x", f"?{QUERY}#{PASSWORD}"])
         sources = [hf if kind.startswith("hf") else url]
         if kind == "hf" and not self.foreign and draw.random() < 0.5:
             sources, known = [hf.rpartition("/")[0]], draw.choice([{}, known])  # the Hub's own hash decides
@@ -184,7 +220,8 @@ class Injection:
             known.pop("sha256_prefix", None)
             if kind == "mirror":
                 hub.file(self.sha256, self.served)
-                os.environ["ZOO_MIRROR"] = f"{hub.url}/files"
+                host = hub.url.partition("://")[2]
+                os.environ["ZOO_MIRROR"] = draw.choice([f"{hub.url}/files", f"http://ada:{PASSWORD}@{host}/files?sig={QUERY}"])
             else:
                 (self.home / "mirror").mkdir(parents=True)
                 (self.home / "mirror" / self.sha256).write_bytes(draw.choice([self.served, self.served[:-1], b"", self.served[::-1]]))
@@ -259,7 +296,14 @@ class Injection:
                 how["status"] = draw.choice([401, 403, 404, 407, 408, 410, 416, 418, 429, 451, 500, 502, 503, 504, 204, 206, 302])
                 how["headers"] = draw.choice([{}, {}, {"Retry-After": draw.choice(["0", "1", "86400", "soon", "-1", "9" * 30])}])
             if kind == "redirect":
-                how["to"] = draw.choice([*UNSAFE, f"{self.hub.cdn}/blobs/{self.sha256}", f"{self.hub.cdn}/blobs/absent"])
+                signed = f"?X-Amz-Signature={SIGNATURE}"
+                places = [
+                    f"{self.hub.cdn}/blobs/{self.sha256}",
+                    f"{self.hub.cdn}/blobs/absent",
+                    f"http://[{QUERY}",
+                    f"https://{QUERY}@[::1",
+                ]
+                how["to"] = draw.choice([*UNSAFE, *(place + signed for place in places), f"http://ada:{PASSWORD}@192.0.2.1/w{signed}"])
             if kind == "bad_length":
                 how["to"] = draw.choice(["-5", "NaN", "1, 2", "0x10", "9" * 30, "3"])
             self.hub.fail(kind, **how)
@@ -289,6 +333,7 @@ class Injection:
                 self.expect(found == self.data, "wrong bytes")
             except WeightsError as error:
                 outcome.result = type(error).__name__
+                self.expect(not secret(said := "".join(traceback.format_exception(error))), "secret", said)
                 named = any(
                     word in str(error) for word in (*self.row.sources, "ResNet20:test", str(root), self.name, self.local.name, self.sha256)
                 )
@@ -300,12 +345,16 @@ class Injection:
         self.expect(outcome.seconds < HURRIED.deadline_s * 1.1 + SLACK_S, "hang", f"{outcome.seconds} s")
         self.expect(outcome.state != "warm" or (outcome.result == "right" and not self.hub.log), "changed", "a warm cache needs nobody")
         self.check_traces(root, before)
+        told = [line for line in self.arena.heard if secret(line)]
+        self.expect(not told, "secret", str(told[:3]))
         self.mend()
         self.recover(root)
         return outcome
 
     def check_traces(self, root: Path, before: dict[str, bytes]) -> None:
         after = content(root, "blobs", "refs", "derived")
+        written = [path for path in self.home.rglob("*") if path.is_file() and (secret(path.name) or secret(path.read_bytes()))]
+        self.expect(not written, "secret", str(written))
         for name, found in after.items():
             self.expect(not name.startswith("blobs/") or hashlib.sha256(found).hexdigest() == name[-64:], "poisoned", name)
         if self.outcome.result != "right":
@@ -320,7 +369,9 @@ class Injection:
         self.expect(len(parts) == len(places) and not stray, "leak", str([*parts, *stray]))
         limit = len(self.served) if self.row.size_bytes else max(len(self.served), HURRIED.most_bytes)
         self.expect(self.arena.largest_part <= limit + (1 << 16), "disk", f"{self.arena.largest_part} of {limit}")
-        others = [f"{r.port}{r.path}" for r in self.hub.log if r.token and (r.port != "hub" or r.path.startswith("/files/"))]
+        # the mirror may have its own login
+        sent = [r for r in self.hub.log if r.token and (r.port != "hub" or r.path.startswith("/files/"))]
+        others = [f"{r.port}{r.path}" for r in sent if r.port == "cdn" or not (r.token or "").startswith("Basic ")]
         self.expect(not others and not self.arena.reached, "host", str([*others, *self.arena.reached]))
         self.expect(not (self.home / "evil").exists() and not (self.home.parent / "evil").exists(), "host", "a file outside of the cache")
 
@@ -346,7 +397,6 @@ def inject(arena: Arena, seed: int, base: int) -> Outcome:
 
 
 def many(seeds: list[int], base: int) -> list[Outcome]:
-    logging.getLogger("weights").setLevel(logging.CRITICAL)  # it tells of every fault
     with tempfile.TemporaryDirectory() as folder, HubServer() as hub:
         arena = Arena(hub, Path(folder))
         return [inject(arena, seed, base) for seed in seeds]

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+from weights.addresses import Address
 from weights.arguments import did_you_mean
 from weights.cache import Cache
 from weights.errors import BadRecord, NotLocked, UnknownWeights
@@ -118,7 +119,7 @@ def remove(model: str, tag: str) -> Path:
 
 
 def to_toml(row: Checkpoint) -> str:
-    """Write a record as the table that the registry reads back as the same record."""
+    """Write a record as the table that the registry reads back as the same record; of a query it has what `Address.noted` has."""
     facts = {f.name: getattr(row, f.name) for f in fields(row) if f.name not in ("model", "tag")}
     lines = [
         f"{name} = {_value(value)}" for name, value in facts.items() if value is not None and value is not False and value not in ({}, ())
@@ -127,6 +128,8 @@ def to_toml(row: Checkpoint) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, Address):
+        return quoted(value.noted)
     if isinstance(value, (Preprocessing, Alternative)):
         return _value({f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None})
     if isinstance(value, dict):

@@ -25,13 +25,15 @@ from urllib.parse import urlsplit
 
 from weights import archive
 from weights.adding import to_toml
+from weights.addresses import Address
 from weights.archive import Progress, atomic
 from weights.cache import Cache, Installed
+from weights.documents import misread, read_json
 from weights.errors import BadRecord, LimitExceeded, MalformedFile
 from weights.fingerprint import fingerprint
 from weights.install import Converter, get
 from weights.lock import Entry, Lock
-from weights.places import ELSEWHERE, plain, public
+from weights.places import ELSEWHERE
 from weights.reading import read_file
 from weights.record import Checkpoint
 from weights.registry import TAG
@@ -135,7 +137,7 @@ def bundle(
     if path.is_dir():
         raise BadRecord(f"{path} is a folder: name the file, {path / 'zoo.tar'}.")
     if nameless := [row for row in rows if not re.fullmatch(TAG, row.tag)]:
-        what = f"{nameless[0].model} of {public(nameless[0].tag)} has no tag by which the other side could call it"
+        what = f"{nameless[0].model} of {nameless[0].tag} has no tag by which the other side could call it"
         raise BadRecord(f"{what}: give it one first, zoo add FILE {nameless[0].model}:mine.")
     carried: dict[str, tuple[Carried, Checkpoint, Path]] = {}
     entries: dict[str, Entry] = {}
@@ -190,8 +192,8 @@ def read_contents(text: bytes, place: str) -> Contents:
         MalformedFile: it does not, or a later version wrote it.
         LimitExceeded: it asks for more memory than any bundle needs.
     """
-    try:
-        facts = json.loads(text)
+    facts = read_json(text, f"{place}: {MANIFEST}", "It was changed")
+    with misread(f"{place}: {MANIFEST} makes no sense", "It was changed"):
         if (version := facts["kernelzoo_bundle"]) != VERSION:
             todo = "make it again with zoo bundle" if version in range(VERSION) else "update kernelzoo"
             raise MalformedFile(f"{place} has layout {version!r} and this version reads {VERSION}: {todo}.")
@@ -219,10 +221,6 @@ def read_contents(text: bytes, place: str) -> Contents:
             archive.header(member.name, member.size_bytes)
         if (held := sum(member.size_bytes for member in contents.members if not member.name.startswith("blobs/"))) > SMALL_LIMIT:
             raise LimitExceeded(f"{place}: records, labels and golden outputs of {held:,} bytes; {SMALL_LIMIT:,} is more than any need.")
-    except (MalformedFile, RecursionError) as error:
-        raise error if isinstance(error, MalformedFile) else MalformedFile(f"{place}: {MANIFEST} is nested too deeply.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MalformedFile(f"{place}: {MANIFEST} makes no sense ({type(error).__name__}: {error}). It was changed.") from error
     return contents
 
 
@@ -271,12 +269,12 @@ def _portable(row: Checkpoint, installed: Installed) -> Checkpoint:
     for source in row.sources:
         if source.startswith("file:"):
             sources.append(ELSEWHERE + urlsplit(source).path.rpartition("/")[2])
-        elif (kept := plain(source)) == source:
+        elif (kept := Address(source).bare) == source:
             sources.append(source)
         else:
             sources.append(kept)
             why = "it may hold a key, and a bundle goes to others"
-            log.warning("%s %s: the query of %s is left out, since %s", row.model, row.tag, public(source), why)
+            log.warning("%s %s: the query of %s is left out, since %s", row.model, row.tag, source, why)
     return replace(row.hashed(installed.source_sha256), sources=tuple(dict.fromkeys(sources)), default=False)
 
 

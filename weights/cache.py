@@ -37,10 +37,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from weights.errors import CacheNotWritable, NoSpace
+from weights.addresses import Address
+from weights.documents import json_file
+from weights.errors import CacheNotWritable, MalformedFile, NoSpace
 from weights.part import disk, fresh, newest, sweep
 from weights.places import cache_folder
-from weights.regular import read_regular
 from weights.whole import write_whole
 from weights.wording import clause
 
@@ -339,15 +340,15 @@ class Cache:
 
 
 def key(text: str) -> str:
-    """Name something that came from outside by our own hash of it."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    """Name something that came from outside by our own hash of it; of an address, of all of it."""
+    return hashlib.sha256((text.reveal() if isinstance(text, Address) else text).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Read a note; None if it is missing, damaged or no table."""
     try:
-        facts = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError):
+        facts = json_file(path)
+    except (OSError, MalformedFile):
         return None
     return cast("dict[str, Any]", facts) if isinstance(facts, dict) else None
 

@@ -37,7 +37,7 @@ def elsewhere(checkpoint: Checkpoint) -> Iterator[tuple[Remote, str]]:
         for path, commit, sha256 in found:
             if _may_be(path, checkpoint.size_bytes):
                 url = path.absolute().as_uri()
-                yield Remote(url, url, commit=commit, sha256=sha256), source
+                yield Remote.at(url, url, commit=commit, sha256=sha256), source
 
 
 def announced_copy(place: str, remote: Remote) -> Remote | None:
@@ -46,7 +46,7 @@ def announced_copy(place: str, remote: Remote) -> Remote | None:
         return None
     path = _repository(match["repo"]) / "blobs" / remote.sha256
     url = path.absolute().as_uri()
-    return Remote(url, url, commit=remote.commit, sha256=remote.sha256) if _may_be(path, remote.size_bytes) else None
+    return Remote.at(url, url, commit=remote.commit, sha256=remote.sha256) if _may_be(path, remote.size_bytes) else None
 
 
 def hugging_face_cache() -> Path:

@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import urljoin, urlsplit
 
 from weights import patience
+from weights.addresses import hushed
 from weights.digests import published, unlike
+from weights.documents import number
 from weights.errors import ChangedUpstream, HashMismatch, ProtocolError, SizeMismatch, SourceUnavailable, WeightsError
-from weights.patience import Again, check_status, patiently
+from weights.patience import Again, check_proxies, check_status, patiently, unreadable_proxy
 from weights.places import WHEEL, zip_parts
-from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, local_path, transport_error
+from weights.sources import LOOPBACK, REDIRECTS, Remote, check_url, led_to, local_path, shown, transport_error
 from weights.wording import clause
 
 if TYPE_CHECKING:
@@ -257,7 +258,12 @@ def _download(remote: Remote, part: Part, expected: Expected, progress: Progress
     timeout = httpx2.Timeout(limits.read_s, connect=limits.connect_s)
     once = httpx2.Limits(max_keepalive_connections=0)  # a connection per request, so that the watchdog knows whose it holds
     tls = _tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-    with httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True, limits=once, verify=tls) as client:
+    check_proxies(remote.source)
+    try:
+        made = httpx2.Client(follow_redirects=False, timeout=timeout, trust_env=True, limits=once, verify=tls)
+    except (ValueError, httpx2.InvalidURL):  # its text may have a password in it
+        raise unreadable_proxy(remote.source) from None
+    with made as client:
 
         def attempt() -> None:
             with _Watchdog(deadline, remote.source, lambda: part.size) as watchdog:
@@ -265,7 +271,7 @@ def _download(remote: Remote, part: Part, expected: Expected, progress: Progress
                     _receive(client, remote, part, expected, progress, watchdog)
                 except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
                     watchdog.check()
-                    raise transport_error(error, remote.source) from error
+                    raise transport_error(error, remote.source) from shown(error)
 
         patiently(attempt, remote.source, lambda: part.size, deadline)
 
@@ -355,8 +361,8 @@ def _web_page(remote: Remote) -> ProtocolError:
 
 
 def _check_range(part: Part, answer: httpx2.Response) -> None:
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", answer.headers.get("content-range", ""))
-    same = found and int(found[1]) == part.size and found[3] in ("*", str(part.total))
+    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", answer.headers.get("content-range", ""))
+    same = found and number(found[1]) == part.size and found[3] in ("*", str(part.total))
     if not same or answer.headers.get("etag", part.etag) != part.etag:
         part.restart()
         raise Again("the server continued at another place or with another file", wait_s=0)
@@ -364,8 +370,8 @@ def _check_range(part: Part, answer: httpx2.Response) -> None:
 
 def _announced(remote: Remote, part: Part, expected: Expected, answer: httpx2.Response) -> int | None:
     """Agree on the length of the file among the record, the Hub and this answer."""
-    length = answer.headers.get("content-length")
-    announced = part.size + int(length) if length and length.isdigit() else None
+    length = number(answer.headers.get("content-length"))
+    announced = part.size + length if length is not None else None
     known = {"its record": expected.size_bytes, "the Hub": remote.size_bytes, "its answer": announced, "the first answer": part.total}
     sizes = {who: size for who, size in known.items() if size is not None}
     if len(set(sizes.values())) > 1:
@@ -416,10 +422,11 @@ def _open(client: httpx2.Client, remote: Remote, part: Part, watchdog: _Watchdog
     plain = {"accept-encoding": "identity", "user-agent": secrets.pop("user-agent", "kernelzoo")}
     if part.size and part.etag:
         plain |= {"range": f"bytes={part.size}-", "if-range": part.etag}
-    loopback = urlsplit(url).scheme == "http"
+    loopback = url.parts.scheme == "http"
     for _ in range(REDIRECTS + 1):
         check_url(url, loopback, remote.source)
-        with client.stream("GET", url, headers=plain | secrets, extensions={"trace": watchdog.trace}) as answer:
+        log.debug("GET %s%s", url, f" from byte {part.size:,}" if "range" in plain else "")
+        with hushed(), client.stream("GET", url.reveal(), headers=plain | secrets, extensions={"trace": watchdog.trace}) as answer:
             if answer.status_code in (401, 403, 404, 410) and url != remote.url:
                 why = f"the address that it led to answered HTTP {answer.status_code}; if it is gated, log in with `hf auth login`"
                 raise Again(why, tries=3)  # a signed address expires: the next attempt asks for a new one
@@ -429,11 +436,8 @@ def _open(client: httpx2.Client, remote: Remote, part: Part, watchdog: _Watchdog
             location = answer.headers.get("location")
         if not location:
             raise ProtocolError(f"{remote.source}: HTTP {answer.status_code} leads nowhere.")
-        try:
-            target = urljoin(url, location)
-            left = urlsplit(target)[:2] != urlsplit(url)[:2]
-        except ValueError as error:
-            raise ProtocolError(f"{remote.source}: redirects to {location!r}, which is no URL.") from error
+        target = led_to(url, location, remote.source)
+        left = target.parts[:2] != url.parts[:2]
         url, secrets = target, {} if left else secrets
-        loopback = loopback and urlsplit(remote.url).hostname in LOOPBACK  # a mirror's http:// leads to no other
+        loopback = loopback and remote.url.parts.hostname in LOOPBACK  # a mirror's http:// leads to no other
     raise ProtocolError(f"{remote.source}: more than {REDIRECTS} redirects, the last to {url}.")

@@ -6,7 +6,6 @@ Whoever reads such a file asks here: the downloader whether it is whole, the ins
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
+from weights.documents import read_json
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
 from weights.part import disk
 from weights.wording import clause
@@ -149,12 +149,8 @@ def parsed(buffer: Buffer, size_bytes: int | None = None) -> tuple[dict[str, Any
     text = view[8 : 8 + length].tobytes()
     if text.count(b"{") + text.count(b"[") > 3 * MAX_TENSORS + 2:  # counted before parsing: brackets cost 30 times their bytes
         raise LimitExceeded(f"the header describes more than {MAX_TENSORS} tensors")
-    try:
-        header = json.loads(text.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, MalformedFile):
-            raise
-        raise MalformedFile(f"the header is no JSON: {error}") from error
+    hooks: dict[str, Any] = {"object_pairs_hook": _no_duplicates, "parse_constant": _no_constant, "parse_int": int}
+    header = read_json(text, "the header", "Fetch the file again", most_bytes=MAX_HEADER_BYTES, **hooks)
     if not isinstance(header, dict):
         raise MalformedFile(f"the header is a JSON {type(header).__name__}, not an object")
     found = cast("dict[str, Any]", header)

@@ -26,7 +26,7 @@ from weights.errors import (
 from weights.finite import check_file
 from weights.part import Part, disk
 from weights.pinning import Pin, admit, check_fingerprint, frozen_by, hearsay, key_of, remember, same_tensors
-from weights.places import ELSEWHERE, public
+from weights.places import ELSEWHERE
 from weights.reading import hashes, load
 from weights.record import Checkpoint
 from weights.registry import checkpoints, recognise
@@ -297,7 +297,7 @@ def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: 
             check_fingerprint(checkpoint, pin, made, arrived.remote.source)
         check_file(ready, arrived.remote.source)
         part.close()
-        installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, public(arrived.remote.url), part.sha256)
+        installed = Installed(cache.publish(ready, sha256), sha256, blake3, size_bytes, arrived.remote.url.noted, part.sha256)
     finally:
         if made is not None:
             with contextlib.suppress(OSError):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from weights.addresses import Address
 from weights.cache import Cache, read_json
 from weights.collecting import locks_that_keep, made_of, used
-from weights.places import public
 from weights.registry import SHIPPED, located
 
 
@@ -114,7 +114,7 @@ def _names() -> tuple[dict[str, list[str]], set[str]]:
     for one in located():
         name = f"{one.row.model}:{one.row.tag}"
         for row in one.row.containers():
-            for key in filter(None, (row.sha256, *map(public, row.sources))):
+            for key in filter(None, (row.sha256, *(Address(source).noted for source in row.sources))):
                 if name not in names.setdefault(key, []):
                     names[key].append(name)
         if one.path.parent != SHIPPED and one.row.sha256:

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from weights.digests import WEAK, in_words
+from weights.documents import read_toml
 from weights.errors import BadLock, NoSuchFile
 from weights.part import fresh, sweep
 from weights.registry import user_folder
@@ -179,10 +179,7 @@ def parse(text: str, path: Path) -> Lock:
     """
     if text.startswith("\ufeff"):
         raise _bad(path, 1, "it begins with a byte order mark; save it as plain UTF-8")
-    try:
-        table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadLock(f"{path} can't be read: {error}. {_TODO}") from error
+    table = read_toml(text, path, _TODO, refuse=BadLock, most_bytes=MOST_BYTES)
     lines = text.splitlines()
     starts = [number for number, line in enumerate(lines, 1) if line == "[[weights]]"]
     if (version := table.get("version")) != VERSION:

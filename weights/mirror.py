@@ -23,6 +23,7 @@ from weights.archive import atomic
 from weights.cache import Cache
 from weights.delivery import Delivery
 from weights.digests import of_file
+from weights.documents import json_file, misread, table
 from weights.errors import BadRecord, CorruptCache, UnknownWeights
 from weights.part import Part, disk, sweep
 from weights.pinning import Pin, admit, hearsay, remember_served
@@ -158,22 +159,23 @@ def index(folder: Path) -> list[Mirrored]:
 
 def _index(folder: Path) -> tuple[list[Mirrored], list[Mirrored]]:
     """Read which files a mirror has, and which it should have and has not."""
+    what, todo = f"{folder / INDEX} is no index of a mirror", "Delete it, or name another folder"
     try:
-        facts = json.loads((folder / INDEX).read_bytes())
-        if (version := facts["kernelzoo_mirror"]) == VERSION:
-            return [_mirrored(one) for one in facts["files"]], [_mirrored(one) for one in facts.get("missing", [])]
+        told = json_file(folder / INDEX, todo, refuse=BadRecord)
     except FileNotFoundError:
         return [], []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadRecord(
-            f"{folder / INDEX} is no index of a mirror ({type(error).__name__}: {error}): delete it, or name another folder."
-        ) from error
+    except OSError as error:
+        raise BadRecord(f"{what} ({error.strerror}). {todo}.") from error
+    with misread(what, todo, BadRecord):
+        if (version := table(told)["kernelzoo_mirror"]) == VERSION:
+            return [_mirrored(one) for one in told["files"]], [_mirrored(one) for one in told.get("missing", [])]
     todo = "delete it and make the mirror again with zoo mirror" if version in range(VERSION) else "update kernelzoo"
     raise BadRecord(f"{folder / INDEX} has layout {version!r} and this version reads {VERSION}: {todo}.")
 
 
 def _mirrored(facts: Any) -> Mirrored:
-    titles: tuple[Any, ...] = tuple(facts["weights"])
+    known = {"name": str, "size_bytes": int, "sha256": str, "format": str, "license": str, "weights": list}
+    titles: tuple[Any, ...] = tuple(table(facts, known)["weights"])
     one = Mirrored(**(facts | {"weights": titles}))
     if not all(isinstance(title, str) for title in titles):
         raise ValueError(f"the weights of {one.name!r} are names, got {one.weights!r}")
@@ -229,7 +231,7 @@ def _fetched(folder: Path, row: Checkpoint, held: Checkpoint, pin: Pin | None, f
     cache, incoming = Cache(), folder / ".incoming"
     found = cache.lookup(held)
     unconverted = [(found.path.as_uri(), row.sources[0])] if found and found.sha256 == found.source_sha256 else []
-    also = [(Remote(url, url), source) for url, source in unconverted]
+    also = [(Remote.at(url, url), source) for url, source in unconverted]
     first_hand = {url for url, _ in unconverted if not hearsay(cache, row)}
     delivery = Delivery(cache, held, pin, incoming, progress=progress, also=also)
     with disk(folder):

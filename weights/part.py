@@ -19,10 +19,11 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from weights.addresses import Address
 from weights.digests import hasher, written
+from weights.documents import MISREAD, json_file, table
 from weights.errors import CacheNotWritable, NoSpace, WeightsError
 from weights.places import cache_folder
-from weights.regular import read_regular
 
 IDLE_S = 600.0
 """A part of another machine, container or boot is copied and continued when nothing was written to it for so long."""
@@ -30,8 +31,11 @@ ABANDONED_S = 3600.0
 """Such a part is deleted when nothing was written to it for so long."""
 CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOTE_BYTES = 1 << 16
+_ETAG = re.compile(r'"[!#-~]{0,500}"')
+"""A strong ETag that can go back into a header, as RFC 9110 has it, in ASCII."""
 _NAME = re.compile(
-    r"(?P<key>[0-9a-f]{64})\.(?P<scope>[0-9a-f]{12})\.(?P<pid>\d+)\.(?P<start>\d+)\.[0-9a-f]{8}\.(?P<kind>part|made|json|wheel)(?P<note>\.json)?"
+    r"(?P<key>[0-9a-f]{64})\.(?P<scope>[0-9a-f]{12})\.(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})\.[0-9a-f]{8}\.(?P<kind>part|made|json|wheel)(?P<note>\.json)?"
 )
 
 
@@ -119,7 +123,8 @@ class Part:
     Args:
         folder: where parts lie, on the disk of the blobs.
         key: 64 hex digits that name what is fetched.
-        url: where it comes from; only a part of the same URL is taken over, so that a source that fails costs no other its part.
+        url: where it comes from; only a part of the same URL is taken over, so that a source that fails costs no other its part. Its note
+            has no password and no query of it.
         digest: what is published of the file, if that is no SHA-256: the bytes are hashed by its algorithm too.
 
     Attributes:
@@ -134,7 +139,7 @@ class Part:
     """
 
     def __init__(self, folder: Path, key: str, url: str, digest: str | None = None) -> None:
-        self.folder, self.key, self.url, self._asked = folder, key, url, digest
+        self.folder, self.key, self.url, self._asked = folder, key, Address(url).noted, digest
         self.path = fresh(folder, key, "part")
         with disk(folder):
             scope = self._adopt(key)
@@ -219,10 +224,12 @@ class Part:
     def remember(self, etag: str | None, total: int | None) -> None:
         """Note what the bytes are of; with a strong ETag and a known length, another process can resume them."""
         self.total = total
-        self.etag = etag if etag and etag.startswith('"') else None
+        self.etag = etag if etag and _ETAG.fullmatch(etag) else None
         with disk(self.folder):
             if self.etag:
-                _beside(self.path).write_text(json.dumps({"url": self.url, "etag": etag, "total": total}))
+                fd = os.open(_beside(self.path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+                with os.fdopen(fd, "w", encoding="ascii") as file:
+                    json.dump({"url": self.url, "etag": etag, "total": total}, file)
             else:
                 _beside(self.path).unlink(missing_ok=True)
 
@@ -272,9 +279,9 @@ def _size(path: Path) -> int:
 
 
 def _note(path: Path) -> tuple[str, str, int] | tuple[None, None, None]:
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        note = json.loads(read_regular(_beside(path)))
-        if isinstance(note["url"], str) and isinstance(note["etag"], str) and isinstance(note["total"], int):
+    with contextlib.suppress(OSError, *MISREAD):
+        note = table(json_file(_beside(path), most_bytes=NOTE_BYTES), {"url": str, "etag": str, "total": int})
+        if _ETAG.fullmatch(note["etag"]) and 0 < note["total"] < 1 << 62:
             return note["url"], note["etag"], note["total"]
     return None, None, None
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar, cast
-from urllib.parse import urlsplit
 
-from weights.errors import ProtocolError, RateLimited, SourceUnavailable
+from weights.addresses import Address
+from weights.errors import InsecureSource, ProtocolError, RateLimited, SourceUnavailable
 
 log = logging.getLogger("weights")
 T = TypeVar("T")
@@ -170,7 +170,27 @@ def _in(wait_s: float) -> datetime:
 
 def _host(proxy: str) -> str:
     """Name a proxy without the password that may stand before it."""
-    return urlsplit(proxy if "://" in proxy else f"http://{proxy}").netloc.rpartition("@")[2] or "?"
+    return Address(proxy if "://" in proxy else f"http://{proxy}").bare.partition("://")[2].partition("/")[0] or "?"
+
+
+def check_proxies(source: str) -> None:
+    """Refuse to go through a proxy whose address makes no sense: what libraries say of one has its password in it.
+
+    Raises:
+        SourceUnavailable: one of the variables names such a proxy.
+    """
+    from urllib.request import getproxies
+
+    for name, proxy in getproxies().items():
+        try:
+            _ = name == "no" or Address(proxy if "://" in proxy else f"http://{proxy}").parts
+        except InsecureSource:
+            raise unreadable_proxy(source) from None
+
+
+def unreadable_proxy(source: str) -> SourceUnavailable:
+    """Make the error of a proxy whose address makes no sense."""
+    return SourceUnavailable(f"{source}: a proxy's host or port can't be read{proxies()} Mend or unset its variable.")
 
 
 def proxies() -> str:

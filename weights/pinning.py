@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from weights.addresses import Address
 from weights.cache import Cache, Installed, read_json
 from weights.digests import contradict, in_words
 from weights.errors import CacheNotWritable, ChangedUpstream, CorruptCache, HashMismatch, MalformedFile, NoSpace, NotLocked
 from weights.fingerprint import fingerprint
 from weights.lock import SHIPPED_LOCK, Entry, Lock, project_lock, user_lock
-from weights.places import Place, asked_at, hub_parts, pinned_at, place_of, public
+from weights.places import Place, asked_at, hub_parts, pinned_at, place_of
 from weights.reading import load, read_file
 from weights.record import Checkpoint
 from weights.registry import located, user_folder
@@ -66,7 +67,7 @@ def frozen_by(wanted: bool | None = None) -> str | None:
 
 def key_of(checkpoint: Checkpoint) -> str:
     """Name a checkpoint as locks do: "ResNet50:imagenet1k_v2", or the source that somebody named instead of a tag."""
-    return public(checkpoint.tag) if "://" in checkpoint.tag else f"{checkpoint.model}:{checkpoint.tag}"
+    return Address(checkpoint.tag).noted if "://" in checkpoint.tag else f"{checkpoint.model}:{checkpoint.tag}"
 
 
 def pins(entries: Mapping[str, Entry], checkpoint: Checkpoint) -> list[Entry]:
@@ -362,7 +363,7 @@ def at_commit(source: str, commit: str | None, served: str) -> str:
     """Write the commit and the file into a source of the Hub, so that it names one thing for ever."""
     parts = hub_parts(source)
     if not parts or not commit:
-        return public(source)
+        return Address(source).noted
     found = re.search(rf"/resolve/{commit}/(.+)$", urlsplit(served).path)
     return f"{parts[0]}@{commit}{parts[2] or (f'/{found[1]}' if found else '')}"
 

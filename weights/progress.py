@@ -14,7 +14,8 @@ def bar(name: str, wanted: bool = True) -> Generator[Callable[[int, int | None],
         yield lambda done, total: None
         return
     from rich import progress
-    from rich.console import Console
+
+    from weights.screen import Screen
 
     columns = (
         progress.TextColumn("{task.description}"),
@@ -23,6 +24,6 @@ def bar(name: str, wanted: bool = True) -> Generator[Callable[[int, int | None],
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns, console=Console(stderr=True)) as shown:
+    with progress.Progress(*columns, console=Screen(stderr=True)) as shown:
         task = shown.add_task(name, total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)

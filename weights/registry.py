@@ -7,14 +7,15 @@ import json
 import logging
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
+from weights.addresses import Address
 from weights.arguments import did_you_mean
+from weights.documents import read_toml
 from weights.errors import BadRecord, NoPretrainedWeights, UnknownWeights
 from weights.places import at_home, cache_folder
 from weights.record import Alternative, Checkpoint, Preprocessing, record
@@ -24,6 +25,8 @@ log = logging.getLogger("weights")
 SHIPPED = Path(__file__).parent / "registry"
 NOWHERE = Path(os.devnull, "kernelzoo", "registry")
 """Stands for a folder that can't be entered: nothing is ever found in it, and nothing can be written."""
+MOST_BYTES = 1 << 20
+"""The longest table of records that is read."""
 TAG = r"[A-Za-z0-9][A-Za-z0-9_.+-]*"
 
 
@@ -148,8 +151,8 @@ def adhoc(model: str, source: str, **facts: Any) -> Checkpoint:
         BadRecord: a fact has the wrong name or type, or the source is of no allowed kind.
         InsecureSource: the source is http:// on another machine.
     """
-    url = source if _SCHEME.match(source) else at_home(source).absolute().as_uri()
-    last = url.partition("?")[0].rsplit("/", 1)[-1]
+    url = Address(source if _SCHEME.match(source) else at_home(source).absolute().as_uri())
+    last = url.bare.rsplit("/", 1)[-1]
     safe = last.endswith(".safetensors") or (url.startswith("hf://") and url.removeprefix("hf://").count("/") == 1)
     usual = {"resize": 256, "crop": 224, "interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
     table = {
@@ -162,7 +165,7 @@ def adhoc(model: str, source: str, **facts: Any) -> Checkpoint:
         "preprocessing": usual,
     }
     tag = facts.pop("tag", source)
-    return record(model, tag, table | facts, f"the record of {re.sub(r'//[^/@]*@', '//', source)}", classes_known=False)
+    return record(model, tag, table | facts, f"the record of {Address(source)}", classes_known=False)
 
 
 def user_folder() -> Path:
@@ -252,7 +255,9 @@ def _rows(wanted: Callable[[str], bool]) -> list[Located]:
 
 @lru_cache(maxsize=256)
 def _text(path: Path, mtime_ns: int, size_bytes: int) -> str:
-    del mtime_ns, size_bytes  # in the key: a file that changed is read again
+    del mtime_ns  # in the key: a file that changed is read again
+    if size_bytes > MOST_BYTES:
+        raise BadRecord(f"{path} has {size_bytes:,} bytes, and no table of records more than {MOST_BYTES:,}. Move it away.")
     try:
         return read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -326,10 +331,7 @@ def _steps(text: str) -> Preprocessing:
 
 @lru_cache(maxsize=1024)
 def _parse(text: str, path: Path) -> tuple[Checkpoint, ...]:
-    try:
-        models = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise BadRecord(f"{path}: {error}") from error
+    models = read_toml(text, path, "Mend it in an editor, or delete it", refuse=BadRecord, most_bytes=MOST_BYTES)
     rows: list[Checkpoint] = []
     for model, tables in models.items():
         for tag, table in cast("dict[str, Any]", tables).items() if isinstance(tables, dict) else ((None, None),):

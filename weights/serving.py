@@ -27,6 +27,7 @@ from weights.errors import BadRecord, NoSuchFile, SourceUnavailable
 from weights.mirror import INDEX, VERSION, index
 from weights.places import at_home
 from weights.regular import open_regular
+from weights.wording import printable
 
 log = logging.getLogger("weights")
 CHUNK = 1 << 20
@@ -150,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Any  # a Server; the base class says less of it
 
     def log_message(self, format: str, *args: Any) -> None:
-        log.info("%s %s", self.address_string(), format % args)
+        log.info("%s %s", self.address_string(), printable(re.sub(r"\?\S*", "?…", format % args)))  # a query is nobody's business
 
     def do_HEAD(self) -> None:
         self.do_GET()

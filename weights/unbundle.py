@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tomllib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,13 @@ from blake3 import blake3
 
 from weights import archive
 from weights.adding import to_toml
+from weights.addresses import Address
 from weights.archive import Progress, Reader, atomic
 from weights.auditing import diff
 from weights.bundle import LOCK, MANIFEST, MANIFEST_LIMIT, Carried, Contents, Member, entry_of_carried, read_contents
 from weights.cache import BUNDLE, Cache, Installed, is_of
 from weights.digests import contradict
+from weights.documents import misread, read_toml
 from weights.errors import BadLock, BadRecord, HashMismatch, MalformedFile, NoSuchFile, NotLocked, SizeMismatch, SourceUnavailable
 from weights.fingerprint import fingerprint
 from weights.finite import check_file
@@ -26,7 +27,7 @@ from weights.header import check_complete
 from weights.lock import Entry, Lock, parse
 from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
-from weights.places import at_home, plain
+from weights.places import at_home
 from weights.reading import hashes, read_file
 from weights.record import Checkpoint, record
 from weights.registry import located, user_folder
@@ -265,15 +266,11 @@ def _plan(
 
 def _record(one: Carried, text: bytes, place: str) -> Checkpoint:
     name = f"{place}: records/{one.name}.toml"
-    try:
-        table = tomllib.loads(text.decode("utf-8"))
-        ((model, rows),) = table.items()
+    told = read_toml(text, name, "It was changed")
+    with misread(f"{name} is no record of one checkpoint", "It was changed"):
+        ((model, rows),) = told.items()
         ((tag, facts),) = rows.items()
         row = record(model, tag, facts, name)
-    except (BadRecord, RecursionError):
-        raise
-    except (ValueError, AttributeError, TypeError) as error:
-        raise MalformedFile(f"{name} is no record of one checkpoint ({error}).") from error
     if (row.model, row.tag, row.sha256) != (one.model, one.tag, one.source_sha256) or (one.labels or row.labels) != row.labels:
         raise MalformedFile(f"{name} is the record of something else. It was changed.")
     if row.labels and not one.labels and row.labels.endswith(".tsv"):
@@ -291,7 +288,8 @@ def _compare(here: Checkpoint, theirs: Checkpoint, one: Carried, what: str) -> N
     if contradict(here.digest, theirs.digest):
         raise HashMismatch(f"{what}: expected {here.digest}, got {theirs.digest}. {todo}")
     differ = [name for name in IDENTITY if getattr(here, name) != getattr(theirs, name)]
-    places = [tuple(map(plain, row.sources)) for row in (here, theirs)]  # the queries stayed where the bundle was written
+    # the queries stayed where the bundle was written
+    places = [tuple(Address(source).bare for source in row.sources) for row in (here, theirs)]
     facts = {name: (getattr(here, name), getattr(theirs, name)) for name in differ}
     if not (here.sha256 or here.sha256_prefix or set(places[0]) & set(places[1])):
         facts["sources"] = places[0], places[1]

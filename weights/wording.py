@@ -11,3 +11,15 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 def clause(sentence: object) -> str:
     """Write an error or a sentence so that the one around it can go on: without the full stop at its end."""
     return str(sentence).rstrip().removesuffix(".")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """Replace what would move the cursor or colour the screen, as the words of a hostile file might; with `lines`, lines stay lines."""
+    return "".join(character if character.isprintable() or (lines and character == "\n") else "\ufffd" for character in text)
+
+
+def escape(text: str, *, lines: bool = False) -> str:
+    """Make others' words safe to print by rich: no markup either."""
+    from rich.markup import escape as escape_markup
+
+    return escape_markup(printable(text, lines=lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from convert.formats._mapped import description
 from convert.kinds import is_dict
 from convert.source import Shape
+from weights.documents import read_json
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
 
 MAX_BYTES = 16 * 2**20
@@ -108,7 +108,7 @@ def parse(text: str) -> list[Section]:
             if len(sections) > MAX_SECTIONS:
                 raise LimitExceeded(f"more than {MAX_SECTIONS} sections")
         elif line.startswith(MARK) and sections:
-            mark = json.loads(line.removeprefix(MARK))
+            mark = read_json(line.removeprefix(MARK), f"line {number}")
             sections[-1].mark |= mark if is_dict(mark) else {}
         elif line and line[0] not in "#;":
             name, equals, value = line.partition("=")

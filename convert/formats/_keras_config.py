@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from convert._guard import MAX_DEPTH, MAX_TENSORS
 from convert.formats._keras_layers import MODERN, snake
 from convert.kinds import is_dict, is_list, is_mapping
+from weights.documents import read_json
 from weights.errors import LimitExceeded, MalformedFile
 
 MAX_CONFIG_BYTES = 64 * 2**20
@@ -40,12 +40,7 @@ def parse(text: str | bytes, path: Path) -> dict[str, Any]:
     """Read a model's JSON; MalformedFile or LimitExceeded if it is none."""
     if len(text) > MAX_CONFIG_BYTES:
         raise LimitExceeded(f"{path}: {len(text)} bytes of model config; at most {MAX_CONFIG_BYTES} are read")
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise MalformedFile(f"{path}: the model config is no JSON: {error}") from error
-    except RecursionError as error:
-        raise LimitExceeded(f"{path}: the model config nests deeper than any network") from error
+    found = read_json(text, f"{path}: the model config", most_bytes=MAX_CONFIG_BYTES, most_depth=MAX_DEPTH)
     if not is_dict(found):
         raise MalformedFile(f"{path}: the model config is no object")
     return found

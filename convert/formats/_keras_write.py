@@ -25,7 +25,8 @@ from convert.kinds import is_dict
 from convert.names.keras import IMAGENET
 from convert.source import Convention, Part, Stored, in_memory, laid_out, reflattened
 from convert.steps import Shape
-from weights.errors import ConvertError
+from weights.documents import read_json
+from weights.errors import ConvertError, MalformedFile
 
 NOTES = "kernelzoo"
 """Name of the dataset, and of the entry in a .keras file's metadata, that holds where the tensors came from."""
@@ -106,8 +107,8 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention | None = 
 
 def _notes(metadata: Mapping[str, str]) -> Mapping[str, Any]:
     try:
-        notes = json.loads(metadata.get(NOTES, "{}"))
-    except ValueError:
+        notes = read_json(metadata.get(NOTES, "{}"), "the notes")
+    except MalformedFile:
         return {}
     return notes if is_dict(notes) else {}
 

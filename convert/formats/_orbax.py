@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from convert._guard import MAX_TENSORS, SPARE_BYTES, guarded, need, reading
 from convert.kinds import is_dict
 from convert.source import Stored
+from weights.documents import json_file
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
 
 MARKS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA")
@@ -75,9 +75,7 @@ def _metadata(folder: Path) -> dict[str, Any]:
     file = folder / "_METADATA"
     if not file.is_file():
         return {}
-    if file.stat().st_size > MAX_METADATA_BYTES:
-        raise LimitExceeded(f"_METADATA has {file.stat().st_size} bytes")
-    metadata = json.loads(file.read_bytes())
+    metadata = json_file(file, most_bytes=MAX_METADATA_BYTES)
     return metadata if is_dict(metadata) else {}
 
 

@@ -24,6 +24,7 @@ from convert.formats import _lasagne, _named, _pickles, flax
 from convert.formats._mapped import mapped, stored
 from convert.kinds import is_dict
 from convert.source import Part, Shape, Source, Stored, in_memory, laid_out
+from weights.documents import read_json
 from weights.errors import ConvertError, LimitExceeded, MalformedFile
 
 SUFFIXES = (".npz", ".npy")
@@ -221,5 +222,5 @@ def _understood(path: Path, members: Mapping[str, _Member], size: int) -> Source
 def _facts(tensor: Stored) -> dict[str, str]:
     if math.prod(tensor.stored_shape) != 1:
         return {}
-    found = json.loads(str(tensor.load()))
+    found = read_json(str(tensor.load()), NOTES)
     return {str(key): str(value) for key, value in found.items()} if is_dict(found) else {}

@@ -16,6 +16,7 @@ from hubserver import HubServer
 
 import weights
 from weights import BadRecord, Checkpoint, HashMismatch, MalformedFile, NotLocked, SizeMismatch, SourceUnavailable
+from weights.addresses import Address
 from weights.auditing import check
 from weights.bundle import bundle
 from weights.digests import contradict, in_words, of_bytes, of_file, unlike
@@ -23,7 +24,7 @@ from weights.errors import ChangedUpstream
 from weights.lock import Lock, user_lock
 from weights.mirror import mirror
 from weights.pinning import key_of
-from weights.places import asked_at, file_name, plain, zip_parts
+from weights.places import asked_at, file_name, zip_parts
 from weights.record import record as validated
 from weights.shipped import entry_of_record
 from weights.unbundle import unbundle
@@ -183,7 +184,7 @@ def test_a_zip_and_each_file_in_it_are_places_of_their_own() -> None:
     assert len({asked_at(zip_), asked_at(one), asked_at(f"{zip_}#two.pth")}) == 3
     assert asked_at(one) == asked_at("https://a.example:443/w.zip#a b/one.pth")
     assert file_name(one) == "one.pth"
-    assert plain(f"{zip_}?token=secret#one.pth") == f"{zip_}#one.pth"
+    assert Address(f"{zip_}?token=secret#one.pth").bare == f"{zip_}#one.pth"
 
 
 def test_digests_in_words() -> None:

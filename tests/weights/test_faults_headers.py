@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -240,3 +241,34 @@ def test_more_bytes_than_announced_by_the_hub_are_too_many(hub: HubServer, recor
     with pytest.raises(SizeMismatch, match="sends more than the"):
         weights.get(record(SOURCE))
     assert sum(r.sent for r in hub.gets()) < 40 * len(data)  # what the sockets held
+
+
+@pytest.mark.parametrize("fault", ["range_digits", "latin_etag", "long_etag"])
+def test_headers_of_odd_characters_and_of_thousands_of_digits_cost_a_resume_and_nothing_else(
+    hub: HubServer, record: Make, data: bytes, fault: str, own_cache: Path
+) -> None:
+    url = hub.file("w", data)
+    if fault == "range_digits":
+        hub.fail("cut", after=120_000)
+    hub.fail(fault, times=2, after=120_000 if "etag" in fault else 0)
+    assert bytes(weights.open_weights(record(url))) == data
+    assert list((own_cache / "partial").iterdir()) == []
+
+
+@pytest.mark.parametrize(("fault", "said"), [("deep_list", "nested more than 64 deep"), ("odd_list", "rfilename is a list, expected str")])
+def test_a_list_of_files_that_makes_no_sense_is_the_hubs_error(hub: HubServer, record: Make, data: bytes, fault: str, said: str) -> None:
+    hub.repo("acme/wheels", {"model.safetensors": data})
+    hub.fail(fault, path="/api/models/", times=9)
+    with pytest.raises(ProtocolError, match=rf"^hf://acme/wheels: the Hub's .*{said}"):
+        weights.get(record("hf://acme/wheels"))
+
+
+@pytest.mark.parametrize("variable", ["ZOO_MIRROR", "HTTPS_PROXY", "HF_ENDPOINT"])
+@pytest.mark.parametrize("address", ["http://[::1", "https://ada:s3cret@[::1/x?k=s3cret", "https://example.org:port/s3cret@"])
+def test_an_address_in_a_variable_that_can_not_be_read_is_an_error_of_ours(
+    hub: HubServer, record: Make, sha: str, variable: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, address)
+    with pytest.raises(WeightsError) as caught:
+        weights.get(record("hf://acme/wheels/model.safetensors", "https://127.0.0.1:9/w", sha256=sha))
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))

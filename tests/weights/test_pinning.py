@@ -21,6 +21,7 @@ from hubserver import HubServer
 import weights
 from weights import BadLock, Cache, ChangedUpstream, Checkpoint, HashMismatch, NotLocked, SourceUnavailable, delivery, pinning
 from weights.adding import to_toml
+from weights.addresses import Address
 from weights.auditing import check
 from weights.cache import stamp_of
 from weights.fetch import Expected, Progress
@@ -29,7 +30,7 @@ from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.part import Part
 from weights.pinning import entry_of
-from weights.places import ELSEWHERE, public
+from weights.places import ELSEWHERE
 from weights.serials import update
 from weights.sources import Remote
 
@@ -109,8 +110,8 @@ def test_local_files_are_not_pinned_and_secrets_of_urls_are_not_written(hub: Hub
     signed = hub.file("w.safetensors", data) + "?signature=s3cret"
     weights.get(named(signed))
     assert "s3cret" not in user_lock().read_text()
-    assert list(Lock.read(user_lock()).entries) == [public(signed)]
-    assert public(signed) != public(signed + "2")
+    assert list(Lock.read(user_lock()).entries) == [Address(signed).noted]
+    assert Address(signed).noted != Address(signed + "2").noted
 
 
 def test_s1_a_changed_file_stays_what_it_was_for_who_has_it_and_who_has_the_lock(

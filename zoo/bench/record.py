@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weights.documents import json_file
 from weights.whole import write_whole
 from zoo.bench.peers import OURS, TRAINING, WAYS, label
 
@@ -39,10 +40,7 @@ class Record:
         Raises:
             ValueError: the file is no record of this format.
         """
-        try:
-            value = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is no record of `zoo bench`: {error}") from None
+        value = json_file(Path(path), "Measure again into another file")
         if not isinstance(value, dict) or value.get("format") != FORMAT or not {"about", "cells"} <= value.keys():
             raise ValueError(f"{path} is no record of `zoo bench` in format {FORMAT}; measure again into another file")
         return cls(value["about"], value["cells"])

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
+from weights.wording import escape
 from zoo.commands.completion import listed_names
 from zoo.commands.console import device as device_option
 from zoo.commands.console import err, on_device, out, png, print_json, writable
@@ -121,7 +121,7 @@ def bench(
                 measure=kind.measure_cell,
             )
         except DeviceLost as error:
-            err.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
+            err.print(f"[red]error:[/red] {escape(str(error), lines=True)}", soft_wrap=True)
             raise typer.Exit(1) from None
     _show(record, as_json, absent)
     pictured = [spelt(n) for n in named if n not in ("all", "figure")] or list(kind.FIGURE)

@@ -17,7 +17,7 @@ from weights import Checkpoint
 from weights.cache import Cache
 from weights.collecting import KEEP_DAYS
 from weights.registry import located
-from weights.wording import counted
+from weights.wording import counted, escape
 from zoo.commands.completion import names, own_names, tags
 from zoo.commands.console import (
     CHECKPOINT,
@@ -27,7 +27,6 @@ from zoo.commands.console import (
     QuietOption,
     WeightsOfOption,
     build_options,
-    escape,
     numbers,
     out,
     print_json,
@@ -158,7 +157,7 @@ def add(
     facts["weights_of"] = weights_of
     record = add_file(cls, file, tag, **facts, **build_options(option, cls))
     if record.provenance != "added by the user":
-        out.print(escape(record.provenance), soft_wrap=True)
+        out.print(escape(record.provenance, lines=True), soft_wrap=True)
     out.print(
         f'added. In code: trained({record.model}, "{record.tag}"); here: zoo predict IMAGE -m {record.model}:{record.tag}',
         soft_wrap=True,

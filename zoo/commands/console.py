@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape as escape_markup
 
 from weights import SourceUnavailable
+from weights.addresses import redacted
+from weights.documents import read_json
+from weights.errors import MalformedFile
+from weights.screen import Screen
+from weights.wording import printable
 from zoo.commands.completion import names, tags
 
 if TYPE_CHECKING:
@@ -33,14 +36,8 @@ class CannotWrite(OSError):
     """An output can't be written where it was asked for."""
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Leave it to `main`: rich would exit with 1, and `zoo list | head` is no failure."""
-        raise BrokenPipeError
-
-
-out = _Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-err = Console(stderr=True)
+out = Screen(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+err = Screen(stderr=True)
 
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=names, help="A network's name, VGG19 for example.")]
@@ -200,8 +197,8 @@ def build_options(pairs: list[str] | None, cls: type[Any]) -> dict[str, Any]:
         if name not in known:
             raise typer.BadParameter(f"{cls.__name__} has no {name!r}; it takes {', '.join(known)}", param_hint="--option")
         try:
-            found[name] = json.loads(value)
-        except ValueError:
+            found[name] = read_json(value, name)
+        except MalformedFile:
             found[name] = value
         usual = known[name].default
         if isinstance(found[name], list | dict) or (found[name] is None and usual is not None):
@@ -264,16 +261,6 @@ def in_shell_words(text: str, command: Any) -> str:
     return re.sub(r"(?<![\w.-])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w)", shell, text)
 
 
-def printable(text: str) -> str:
-    """Replace what would move the cursor or colour the screen, as the words of a hostile file might; lines stay lines."""
-    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
-
-
-def escape(text: str) -> str:
-    """Make a file's words safe to print: no markup, nothing that moves the cursor."""
-    return escape_markup(printable(text))
-
-
 def numbers(text: str | None) -> tuple[float, ...] | None:
     """Read numbers with commas between them."""
     if text is None:
@@ -291,9 +278,7 @@ def print_json(value: Any) -> None:
 
 def fail(error: Exception | str, code: int, command: Any = None) -> int:
     """Show an error in the words of the sub-command that met it, and return the exit code."""
-    text = sentence(error) if isinstance(error, OSError) else str(error)
-    err.print("[red]error:[/red] ", end="")
-    err.print(printable(in_shell_words(text, command)), markup=False, highlight=False, soft_wrap=True)
+    _tell("[red]error:[/red]", sentence(error) if isinstance(error, OSError) else str(error), command)
     return code
 
 
@@ -305,5 +290,10 @@ class ErrorLog(logging.Handler):
         self.called = called
 
     def emit(self, record: logging.LogRecord) -> None:
-        err.print(f"[yellow]{record.levelname.lower()}:[/yellow] ", end="")
-        err.print(printable(in_shell_words(record.getMessage(), self.called())), markup=False, highlight=False, soft_wrap=True)
+        _tell(f"[yellow]{record.levelname.lower()}:[/yellow]", record.getMessage(), self.called())
+
+
+def _tell(kind: str, text: str, command: Any) -> None:
+    """Show a message whoever wrote it: no control character, and no secret of an address."""
+    err.print(f"{kind} ", end="")
+    err.print(printable(in_shell_words(redacted(text), command), lines=True), markup=False, highlight=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from weights.wording import escape
 from zoo.commands.completion import names
 from zoo.commands.console import (
     BuildOption,
@@ -18,7 +19,6 @@ from zoo.commands.console import (
     WeightsOfOption,
     build_options,
     err,
-    escape,
     out,
     print_json,
     value_of,
@@ -210,7 +210,7 @@ def _show(made: Conversion) -> None:
         if value:
             out.print(f"  {name:14}{escape(value)}", soft_wrap=True)
     if made.decision is not None:
-        out.print(escape(str(made.decision)))
+        out.print(escape(str(made.decision), lines=True))
     for note in made.notes:
         out.print(f"  [dim]{escape(note)}[/dim]", soft_wrap=True)
     for each in made.certificate.evidence:

@@ -17,18 +17,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import typer
 
 import weights
+from weights.addresses import Address
 from weights.cache import LAYOUT, Cache, read_json
 from weights.patience import proxies
 from weights.places import at_home
 from weights.registry import named_folder, user_folder
 from weights.sources import LOOPBACK, offline
-from weights.wording import counted
-from zoo.commands.console import JsonOption, escape, out, print_json
+from weights.wording import counted, escape
+from zoo.commands.console import JsonOption, out, print_json
 
 CONNECT_S = 3.0
 LITTLE_BYTES = 2 << 30
@@ -235,8 +235,12 @@ def _network() -> Iterator[Finding]:
 def _mirror(mirror: str) -> Iterator[Finding]:
     if not mirror:
         return
-    parts = urlsplit(mirror)
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if "://" in mirror else mirror
+    shown = str(Address(mirror))
+    try:
+        parts = Address(mirror).parts
+    except weights.InsecureSource:
+        yield Finding("network", "ZOO_MIRROR", "broken", shown, "its host or its port can't be read: mend or unset it")
+        return
     if "://" not in mirror:
         there = at_home(mirror).is_dir()
         yield Finding(
@@ -263,10 +267,13 @@ def _hosts(mirror: str) -> tuple[list[str], dict[str, str]]:
     found, through, asked = set(), getproxies(), {}
     for url in sorted(urls):
         by = "ZOO_MIRROR" if url == mirror else "HF_ENDPOINT" if url == os.environ.get("HF_ENDPOINT") else None
-        parts = urlsplit(url)
-        proxy = through.get(parts.scheme) or through.get("all")
-        if proxy and parts.hostname and not proxy_bypass(parts.hostname):
-            parts, by = urlsplit(proxy if "://" in proxy else f"http://{proxy}"), "the proxy's variables"
+        try:
+            parts = Address(url).parts
+            proxy = through.get(parts.scheme) or through.get("all")
+            if proxy and parts.hostname and not proxy_bypass(parts.hostname):
+                parts, by = Address(proxy if "://" in proxy else f"http://{proxy}").parts, "the proxy's variables"
+        except weights.InsecureSource:  # what can't be read has no host; who asks it is told
+            continue
         if parts.hostname:
             host = f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
             found.add(host)

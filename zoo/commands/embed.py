@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from weights.wording import counted
+from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
@@ -20,7 +20,6 @@ from zoo.commands.console import (
     WeightsOption,
     build_options,
     err,
-    escape,
     makeable,
     naming_what_is_here,
     out,
@@ -118,7 +117,7 @@ def embed(
         some = "".join(f"\n  {e.key}: {e.why}" for e in report.unreadable[:SHOWN])
         more = f"\n  … all of them in {report.listed}" if len(report.unreadable) > SHOWN else f"\nlisted in {report.listed}"
         err.print(f"[yellow]warning:[/yellow] {counted(len(report.unreadable), 'image')} can't be used, without a row:", end="")
-        err.print(escape(some + more), highlight=False, soft_wrap=True)
+        err.print(escape(some + more, lines=True), highlight=False, soft_wrap=True)
         if strict:
             raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import fields
 from functools import partial
@@ -13,7 +12,9 @@ import typer
 from rich.table import Table
 
 from weights.arguments import did_you_mean
-from weights.wording import counted
+from weights.documents import read_json
+from weights.errors import MalformedFile
+from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
@@ -22,7 +23,6 @@ from zoo.commands.console import (
     WeightsOption,
     build_options,
     err,
-    escape,
     makeable,
     naming_what_is_here,
     out,
@@ -146,7 +146,7 @@ def finetune(
         todo = f"zoo finetune --resume {folder} goes on with it, --restart throws it away; or name another folder with --out"
         raise FileExistsError(f"'{folder}' holds a run: {todo}") from None
     except KeyboardInterrupt as ended:
-        err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"])), soft_wrap=True)
+        err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"]), lines=True), soft_wrap=True)
         raise
     if int(os.environ.get("RANK", "0")) == 0:
         _show(run, as_json)
@@ -203,7 +203,7 @@ def _more(pairs: list[str] | None) -> dict[str, Any]:
             hint = did_you_mean(name, _settings()) or f"; there are {', '.join(_settings())}"
             raise typer.BadParameter(f"there is no setting {name!r}{hint}", param_hint="--set")
         try:
-            found[name] = json.loads(value)
-        except ValueError:
+            found[name] = read_json(value, name)
+        except MalformedFile:
             found[name] = value
     return found

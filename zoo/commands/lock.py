@@ -16,9 +16,9 @@ from weights.auditing import diff as diff_locks
 from weights.lock import NAME, Entry, Lock, find_locks, project_lock, user_lock
 from weights.pinning import frozen_by
 from weights.shipped import write_shipped
-from weights.wording import counted
+from weights.wording import counted, escape
 from zoo.commands.completion import names as completed_names
-from zoo.commands.console import JsonOption, QuietOption, err, escape, out, print_json, writable
+from zoo.commands.console import JsonOption, QuietOption, err, out, print_json, writable
 from zoo.sharing import locks as locking
 from zoo.sharing.locks import Written
 
@@ -133,7 +133,7 @@ def _table(differences: list[Difference], left: str, right: str) -> Table:
     for heading in ("name", "what", left, right):
         table.add_column(escape(heading), overflow="fold")
     for one in differences:
-        said = (escape(text) if text else "[dim]nothing[/dim]" for text in (one.locked, one.found))
+        said = (escape(text, lines=True) if text else "[dim]nothing[/dim]" for text in (one.locked, one.found))
         table.add_row(escape(one.key), escape(one.what), *said)
     return table
 
@@ -151,6 +151,6 @@ def _show(path: Path, old: Mapping[str, Entry], written: Written, as_json: bool)
             out.print(f"{states[key]:10}{escape(key)}  [dim]sha256 {entry.sha256}[/dim]", soft_wrap=True)
         out.print(f"[dim]'{escape(str(path))}': {counted(len(new), 'entry', 'entries')}[/dim]", soft_wrap=True)
     for why in failed.values():
-        err.print(f"[red]failed[/red] {escape(why)}", soft_wrap=True)
+        err.print(f"[red]failed[/red] {escape(why, lines=True)}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)

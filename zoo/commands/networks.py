@@ -7,14 +7,13 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 import weights
 from weights import Cache, Checkpoint, UnknownWeights
 from weights.digests import in_words
 from weights.sources import is_here
-from weights.wording import counted
+from weights.wording import counted, escape
 from zoo.commands.completion import names
 from zoo.commands.console import JsonOption, ModelArgument, out, print_json
 from zoo.commands.speeds import speeds
@@ -129,7 +128,7 @@ def _milliseconds(of: dict[str, float], name: str) -> str:
 
 
 def _on(row: Checkpoint | None) -> str:
-    return (row.metrics_data or "").partition(" ")[0].partition("-1k")[0].rstrip(",") if row and row.metrics else ""
+    return escape((row.metrics_data or "").partition(" ")[0].partition("-1k")[0].rstrip(",")) if row and row.metrics else ""
 
 
 def _metric(row: Checkpoint | None, name: str) -> str:
@@ -196,7 +195,7 @@ def info(
         out.print("[dim]preprocessing, sources, hashes and licences of each: --full[/dim]", soft_wrap=True)
         return
     for c in rows:
-        out.print(f"\n[bold]{c.tag}[/bold]{'  (default)' if c.default else ''}")
+        out.print(f"\n[bold]{escape(c.tag)}[/bold]{'  (default)' if c.default else ''}")
         out.print(_pairs(_facts(c)))
 
 
@@ -232,7 +231,7 @@ def _pairs(facts: dict[str, str]) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, escape(value))
+        table.add_row(name, escape(value, lines=True))
     return table
 
 

@@ -9,11 +9,10 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from weights import checkpoints
-from weights.wording import counted
+from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
@@ -129,7 +128,7 @@ def _print_predictions(name: str, row: list[Prediction]) -> None:
     uncertain = "  [yellow]uncertain: it may show none of the classes[/yellow]" if row and row[0].uncertain else ""
     out.print(f"[bold]{escape(name)}[/bold]{uncertain}", soft_wrap=True)
     for x in row:
-        out.print(f"  {100 * x.probability:6.2f} %  {escape(x.label)}{f'  [dim]{x.wnid}[/dim]' if x.wnid else ''}")
+        out.print(f"  {100 * x.probability:6.2f} %  {escape(x.label)}{f'  [dim]{escape(x.wnid)}[/dim]' if x.wnid else ''}")
 
 
 def _drawn(found: list[tuple[Picture, list[Prediction]]], picture: Path, heading: str) -> Path:
@@ -163,7 +162,7 @@ def demo(
     for file, row in zip(shown, found, strict=True):
         first, rest = row[0], ", ".join(f"{x.label} {100 * x.probability:.0f}" for x in row[1:])
         said = f"uncertain: {first.label}" if first.uncertain else first.label
-        table.add_row(escape(file.stem), said, f"{100 * first.probability:.1f}", f"[dim]{rest}[/dim]")
+        table.add_row(escape(file.stem), escape(said), f"{100 * first.probability:.1f}", f"[dim]{escape(rest)}[/dim]")
     out.print(table)
     contact_sheet(
         list(zip(shown, found, strict=True)),
@@ -172,7 +171,9 @@ def demo(
         heading=f"{record.model}:{record.tag}, which knows {network.num_classes} classes",
     )
     top1 = record.metrics.get("top1")
-    out.print(f"\nBy {escape(by)}." + (f" It has {top1:.1f} % of {record.metrics_data} right." if top1 else ""), soft_wrap=True)
+    out.print(
+        f"\nBy {escape(by)}." + (f" It has {top1:.1f} % of {escape(str(record.metrics_data))} right." if top1 else ""), soft_wrap=True
+    )
     out.print("\nA ResNet50 from its file, ready to use (random weights, warm cache):")
     for timing in load(CATALOGUE["ResNet50"], rounds=3, with_timm=False):
         out.print(f"  {1000 * timing.seconds:7.1f} ms  {timing.way}{f', {timing.ratio:.1f}x faster' if timing.ratio > 1 else ''}")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weights import MalformedFile
-from weights.wording import counted
+from weights.wording import counted, escape
 from zoo.commands.completion import names
-from zoo.commands.console import JsonOption, QuietOption, err, escape, makeable, out, print_json, unused, writable
+from zoo.commands.console import JsonOption, QuietOption, err, makeable, out, print_json, unused, writable
 from zoo.commands.interrupts import start_torch
 
 if TYPE_CHECKING:

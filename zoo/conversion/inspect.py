@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.tree import Tree
 
@@ -18,7 +16,9 @@ from convert import formats, sandbox
 from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
 from convert.inspect import inspect as describe
 from convert.source import Source
+from weights.documents import MISREAD, read_json
 from weights.errors import ConvertError
+from weights.wording import escape
 from zoo.conversion.notes import NOTES
 from zoo.variants import shapes, variants
 
@@ -127,15 +127,10 @@ def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
 def _noted(text: str) -> str:
     """Say in a line what `zoo convert` noted."""
     try:
-        told = json.loads(text)
+        told = read_json(text, "the notes")
         return f"from {told['source']['file']}, for {told['model']}; {told['parity']['verdict']}"
-    except (ValueError, KeyError, TypeError):
+    except MISREAD:
         return "damaged notes"
-
-
-def escape(text: str) -> str:
-    """Make a file's words safe to print: no markup, and nothing that moves the cursor."""
-    return escape_markup("".join(character if character.isprintable() else "�" for character in text))
 
 
 def _network(one: Likely) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weights
-from weights.errors import BadRecord, MalformedFile
+from weights.documents import misread, read_json
 
 if TYPE_CHECKING:
     from zoo.networks.model import Model
@@ -28,15 +27,14 @@ def notes(facts: Mapping[str, str], model: type[Model]) -> dict[str, Any]:
     """
     if NOTES not in facts:
         return {}
-    try:
-        told = json.loads(facts[NOTES])
+    what, todo = "the notes of `zoo convert` in this file's metadata", "Convert the file again"
+    told = read_json(facts[NOTES], what, todo)
+    with misread(f"{what} are damaged", todo, wraps=weights.BadRecord):  # there is no record: the notes are what is wrong
         if told["model"] != model.variant().__name__:
             return {}
         steps = {key: value for key, value in told["preprocessing"].items() if value is not None}
         told["preprocessing"] = asdict(weights.adhoc(told["model"], "file:///none", preprocessing=steps).preprocessing)
         return {**told, "options": _suited(model, dict(told["options"])), "source": dict(told["source"])}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, BadRecord) as error:
-        raise MalformedFile(f"the notes of `zoo convert` in this file's metadata are damaged: {error}") from error
 
 
 def _suited(model: type[Model], options: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from weights import documents
 from weights.whole import whole
 from zoo.embedding.decoding import Decoder
 from zoo.embedding.feeding import Feeder
@@ -201,17 +202,18 @@ def _settle(source: Source, plan: Plan, folder: Path, parts: list[range], report
     from pyarrow import parquet
 
     seen: dict[str, int] = {}
+    todo = "Delete it and call again: it is computed anew"
     for part in parts:
         path = part_path(folder, part)
         schema = parquet.read_schema(path)
-        problems = json.loads(schema.metadata[PROBLEMS])
+        problems = documents.table(documents.read_json(schema.metadata[PROBLEMS], path, todo))
         report.unreadable += [LeftOut(source[int(index)].key, int(index), why) for index, why in problems.items()]
         report.widths = {tap: schema.field(tap).type.list_size for tap in plan.at}
         if not plan.dedupe:
             report.rows += parquet.read_metadata(path).num_rows
             continue
         told = parquet.ParquetFile(path).read(columns=["index", "blake3"])
-        keep, copies = [], json.loads(schema.metadata.get(COPIES, b"{}"))
+        keep, copies = [], documents.table(documents.read_json(schema.metadata.get(COPIES, b"{}"), path, todo))
         for row, (index, digest) in enumerate(zip(told["index"].to_pylist(), told["blake3"].to_pylist(), strict=True)):
             first = seen.setdefault(digest, index)
             if first == index:

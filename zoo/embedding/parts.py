@@ -13,6 +13,8 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from convert.formats import safetensors
+from weights.documents import json_file, misread, read_json, table
+from weights.errors import ConvertError
 from weights.whole import whole, write_whole
 from zoo.embedding.plan import Plan
 
@@ -44,13 +46,22 @@ class Part:
 
     @classmethod
     def load(cls, path: Path) -> Part:
-        """Map a file that `save` wrote."""
-        with path.open("rb") as file:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        tensors = safetensors.tensors(buffer)
-        problems = json.loads(safetensors.metadata(buffer)["problems"])
-        vectors = {name.removeprefix("vectors "): value for name, value in tensors.items() if name.startswith("vectors ")}
-        return cls(tensors["digests"], tensors["readable"], vectors, {int(index): why for index, why in problems.items()})
+        """Map a file that `save` wrote.
+
+        Raises:
+            MalformedFile: it is damaged.
+        """
+        todo = "Delete it and call again: it is computed anew"
+        with misread(f"'{path}' is no finished part", todo, wraps=ConvertError):
+            with path.open("rb") as file:
+                buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            tensors = safetensors.tensors(buffer)
+            problems = table(read_json(safetensors.metadata(buffer)["problems"], f"'{path}'", todo))
+            vectors = {name.removeprefix("vectors "): value for name, value in tensors.items() if name.startswith("vectors ")}
+            digests, readable, rows = tensors["digests"], tensors["readable"], len(tensors["digests"])
+            if digests.shape != (rows, 32) or readable.shape != (rows,) or any(len(value) != rows for value in vectors.values()):
+                raise ValueError("its tensors are not of one length")
+            return cls(digests, readable, vectors, {int(index): str(why) for index, why in problems.items()})
 
 
 class Workplace:
@@ -91,10 +102,7 @@ class Workplace:
             self._clear("part-*")  # nobody knows what made them
             write_whole(self._manifest, json.dumps(facts, indent=1), sync=True)
             return None
-        try:
-            found: dict[str, Any] = json.loads(self._manifest.read_text())
-        except ValueError as error:
-            raise ValueError(f"{self._manifest} is damaged ({error}); restart=True begins anew") from None
+        found = self._told()
         probe = found.pop("probe", None)
         differ = [name for name in facts if name != "place" and facts[name] != found.get(name)]
         kept = sum(1 for _ in self.folder.glob("part-*"))
@@ -111,9 +119,16 @@ class Workplace:
 
     def keep_probe(self, probe: str) -> None:
         """Write down what the first run's network gives for the probe."""
-        facts = json.loads(self._manifest.read_text())
-        write_whole(self._manifest, json.dumps({**facts, "probe": probe}, indent=1), sync=True)
+        write_whole(self._manifest, json.dumps({**self._told(), "probe": probe}, indent=1), sync=True)
         self.probe = probe
+
+    def _told(self) -> dict[str, Any]:
+        todo = "restart=True begins anew"
+        with misread(f"'{self._manifest}' is damaged", todo):
+            found = table(json_file(self._manifest, todo))
+            if not isinstance(found.get("probe"), str | None):
+                raise TypeError("its probe is no text")
+            return found
 
     def path(self, part: range) -> Path:
         """Return where a part's file is, or will be."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weights.arguments import forgiving
+from weights.documents import read_json
 from zoo.embedding.reading import Embeddings
 
 NEAREST = 20
@@ -146,10 +146,7 @@ def _told(labels: str | os.PathLike[str] | Mapping[str, str] | None) -> Mapping[
         raise FileNotFoundError(f"{path} is no file; labels are in one of key, tab or comma, label a line, or JSON {{key: label}}")
     text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".json":
-        try:
-            told = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from None
+        told = read_json(text, path, "Mend it, or write lines of key, tab, label")
         if not isinstance(told, dict):
             raise ValueError(f"{path} holds no {{key: label}}")
         return {str(key): str(label) for key, label in told.items() if label is not None}  # null: it has none

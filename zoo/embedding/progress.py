@@ -22,14 +22,15 @@ def bar(name: str, total: int, done: int, console: Console | None = None, wanted
         ...     advance(256)
     """
     from rich import progress
-    from rich.console import Console
     from rich.text import Text
+
+    from weights.screen import Screen
 
     class Speed(progress.ProgressColumn):
         def render(self, task: progress.Task) -> Text:
             return Text(f"{task.speed:,.0f} images/s" if task.speed else "", style="progress.data.speed")
 
-    shown = console or Console(stderr=True)
+    shown = console or Screen(stderr=True)
     columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(), Speed()
     quiet = not (wanted and shown.is_terminal)
     with progress.Progress(*columns, progress.TimeRemainingColumn(), console=shown, disable=quiet) as bars:

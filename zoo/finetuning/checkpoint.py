@@ -7,12 +7,14 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from weights.documents import read_json, table
 from weights.whole import whole as written_whole
 from zoo.finetuning.average import Average
 from zoo.finetuning.distributed import fill, own, whole
@@ -24,6 +26,17 @@ KEY = "run"
 RESULT = (ROW, WEIGHTS, LABELS)
 SHOWN = ("log.jsonl", "metrics.json", "curves.png", "confusion.png", "report.html", "unreadable.txt")
 AFRESH = "begin it anew in the same folder with restart=True"
+
+
+FACTS: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "since": int,
+    "done": bool,
+    "best": (dict, NoneType),
+    "pending": list,
+    "unreadable": dict,
+}
+"""What a state holds beside tensors, by its kind."""
 
 
 class Damaged(ValueError):
@@ -121,7 +134,13 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})[KEY])
+            facts = table(read_json((file.metadata() or {})[KEY], path), FACTS)
+            if facts["best"] is not None:
+                table(facts["best"], {"step": int, "figure": (int, float)})
+            if not all(type(value) in (int, float) for value in facts["pending"]) or facts["step"] < 0:
+                raise TypeError("a loss or a step is no number")
+            if not all(isinstance(why, str) for why in facts["unreadable"].values()):
+                raise TypeError("a reason is no text")
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118  # it is no dict
     except Exception as error:  # safetensors has an error of its own, and damage can look like anything
         raise Damaged(f"{path} is no checkpoint of a run ({error}), so the run can't go on; {AFRESH}") from error
@@ -131,7 +150,7 @@ def saved_step(folder: Path) -> int | None:
     """Return the step of a run's last state; None where there is no state that can be read."""
     try:
         with safe_open(folder / LAST, framework="pt") as file:
-            return int(json.loads((file.metadata() or {})[KEY])["step"])
+            return table(read_json((file.metadata() or {})[KEY], folder / LAST), {"step": int})["step"]
     except Exception:  # as `read`
         return None
 

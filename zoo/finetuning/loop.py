@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from weights.documents import MISREAD, read_json
 from weights.whole import write_whole
 from zoo.finetuning import checkpoint
 from zoo.finetuning.average import Average
@@ -328,11 +329,9 @@ class Trainer:
         if path.is_file():
             kept = []
             for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    if json.loads(line)["step"] <= self.step:
+                with suppress(*MISREAD):  # the line that the kill cut
+                    if read_json(line, path)["step"] <= self.step:
                         kept.append(line)
-                except ValueError:  # the line that the kill cut
-                    continue
             write_whole(path, "".join(f"{line}\n" for line in kept))
 
     @contextmanager

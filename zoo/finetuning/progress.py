@@ -56,10 +56,11 @@ def bar(steps: int, done: int = 0, console: Console | None = None, wanted: bool 
         >>> with bar(10) as told:  # doctest: +SKIP
         ...     told.step(1, 2.3, 120.0)
     """
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-    shown = console or Console(stderr=True)
+    from weights.screen import Screen
+
+    shown = console or Screen(stderr=True)
     text = "{task.description}step {task.completed}/{task.total}  loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} images/s"
     columns = SpinnerColumn(), BarColumn(), TextColumn(text), TimeRemainingColumn()
     with Progress(*columns, console=shown, transient=True, disable=not (wanted and shown.is_terminal)) as bars:

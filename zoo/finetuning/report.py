@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from weights.documents import MISREAD, read_json, table
 from weights.whole import write_whole
 from weights.wording import counted
 from zoo.finetuning.drawing import Curve, chart, matrix, stacked
@@ -32,7 +35,11 @@ td:first-child,th:first-child{text-align:left}img{max-width:100%;height:auto}h2{
 def history(folder: Path) -> list[dict[str, Any]]:
     """Read a run's log."""
     path = folder / "log.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        with suppress(*MISREAD):  # a line that a kill cut, or somebody edited
+            found.append(table(read_json(line, path), {"kind": str, "epoch": (int, float)}))
+    return found
 
 
 def curves(folder: Path) -> list[Path]:
@@ -145,4 +152,5 @@ def _data(content: bytes, kind: str = "png") -> str:
 
 
 def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
-    return [(row["epoch"], row[name]) for row in rows if name in row]
+    points = ((row["epoch"], row.get(name)) for row in rows)
+    return [(x, y) for x, y in points if isinstance(y, int | float) and math.isfinite(x) and math.isfinite(y)]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 
 from weights import Preprocessing
 from weights.arguments import forgiving
+from weights.documents import MISREAD, json_file, reason, table
 from weights.places import at_home
 from weights.whole import write_whole
 from zoo.catalogue import CATALOGUE
@@ -44,7 +46,20 @@ CHANGEABLE = (
     "lr", "clip", "dtype", "workers", "device", "save_steps", "save_minutes", "compile", "fast", "max_unreadable", "patience",
 )  # fmt: skip
 """Options that a resumed run may change; all others would make it another run."""
-FACTS = ("model", "options", "num_classes", "in_channels", "classes", "base", "new_head", "data", "val", "fingerprints")
+FACTS: dict[str, type | tuple[type, ...]] = {
+    "model": str,
+    "options": dict,
+    "num_classes": int,
+    "in_channels": int,
+    "classes": list,
+    "preprocessing": dict,
+    "base": (dict, NoneType),
+    "new_head": bool,
+    "data": str,
+    "val": (str, NoneType),
+    "fingerprints": list,
+    "settings": dict,
+}
 """Without these no run can go on."""
 
 
@@ -272,22 +287,33 @@ def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, 
         if (source.fingerprint if source else None) != known:
             where = source.where if source else facts["val"]
             raise ValueError(f"{where} holds other images than when {folder} began; start a new run, or bring the images back")
-    built = Subject(rebuilt(cls, facts), facts["classes"], steps, facts["options"], facts["base"], facts["new_head"])
+    try:
+        network = rebuilt(cls, facts)
+    except MISREAD as error:
+        raise _damaged(path, error) from error
+    built = Subject(network, facts["classes"], steps, facts["options"], facts["base"], facts["new_head"])
     return _Ready(built, settings, *split(train, measured, built.classes, settings), facts)
 
 
 def _known(path: Path) -> tuple[dict[str, Any], Preprocessing]:
     """Read what a run wrote down when it began, and its preprocessing."""
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = table(json_file(path), FACTS)
         steps = {**facts["preprocessing"], "mean": tuple(facts["preprocessing"]["mean"]), "std": tuple(facts["preprocessing"]["std"])}
         Settings.of(facts["settings"])
-        if missing := [name for name in FACTS if name not in facts]:
-            raise KeyError(", ".join(missing))
+        if not all(isinstance(name, str) for name in facts["classes"]) or len(facts["classes"]) != facts["num_classes"]:
+            raise ValueError(f"{facts['num_classes']} classes have {len(facts['classes'])} names")
+        if len(facts["fingerprints"]) != 2:
+            raise ValueError("fingerprints are those of two sources")
+        if (base := facts["base"]) is not None:
+            table(base, {"name": str, "sha256": (str, NoneType), "license": (str, NoneType)})
         return facts, Preprocessing(**steps)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        why = f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{path} is damaged ({why}), and it says what the run is: bring it back, or {checkpoint.AFRESH}") from None
+    except MISREAD as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is damaged ({reason(error)}), and it says what the run is: bring it back, or {checkpoint.AFRESH}")
 
 
 def batches_of(part: Split, built: Subject, settings: Settings, here: World, unreadable: Unreadable) -> Batches:

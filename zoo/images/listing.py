@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from blake3 import blake3
 
+from weights.documents import read_json
 from zoo.images import files
 from zoo.images.source import Source
 
+LINE_BYTES = 1 << 20
 PLACES = ("url", "path", "image", "file", "file_name")
 """Where a JSON line holds the image's place, the first that is there."""
 LABELS = ("label", "cls", "class")
@@ -50,10 +51,7 @@ class Listing(Source):
 def _entry(line: str, place: str) -> tuple[str, str | None]:
     if not line.startswith("{"):
         return line, None
-    try:
-        told = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{place} is no JSON: {error}") from None
+    told = read_json(line, place, "Mend that line", most_bytes=LINE_BYTES)
     key = next((told[k] for k in PLACES if isinstance(told.get(k), str)), None)
     if key is None:
         raise ValueError(f"{place} names no image: it needs one of {', '.join(PLACES)}")

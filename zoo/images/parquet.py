@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from weights.documents import MISREAD, read_json
 from zoo.images import files
 from zoo.images.source import Source
 from zoo.images.tar import short_names
@@ -139,7 +139,7 @@ def _images(schema: pa.Schema, part: str) -> str:
 def _class_names(schema: pa.Schema, column: str) -> list[str]:
     """Return the names that Hugging Face's metadata gives to a column of class numbers; [] where it has none."""
     try:
-        told = json.loads((schema.metadata or {})[b"huggingface"])
+        told = read_json((schema.metadata or {})[b"huggingface"], "its notes")
         return [str(name) for name in told["info"]["features"][column]["names"]]
-    except (KeyError, TypeError, ValueError):
+    except MISREAD:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from os.path import commonpath
 from posixpath import dirname, join, normpath
 from typing import NamedTuple
 
+from weights.documents import MISREAD, read_json, reason
 from zoo.images import files
 from zoo.images.folder import ending
 from zoo.images.kinds import is_image, unreadable
@@ -17,6 +17,8 @@ from zoo.images.source import LeftOut, Source
 
 LABELS = ("label", "cls", "class")
 """Where a sample's .json holds its label, the first that is there."""
+LABEL_BYTES = 1 << 20
+"""Of a file beside an image that may hold its label."""
 LINKS = 8
 """That are followed from one to the next."""
 
@@ -110,6 +112,10 @@ def _labelled(images: list[tuple[str, int, int]], told: str | None) -> Iterator[
         yield name, start, size, told if told is not None else name.partition("/")[0] if "/" in name else None
 
 
+class _CutOff(ValueError):
+    """A shard ends in one of its files."""
+
+
 class _Member(NamedTuple):
     """A file of a shard: its name, first byte and size, the name it is a link to, and the content of what may hold a label."""
 
@@ -138,27 +144,26 @@ def _members(shard: str, file: object) -> list[_Member]:
                     found.append(_Member(name, 0, 0, ""))
                 elif member.isreg():
                     if member.offset_data + member.size > whole:
-                        raise ValueError(f"{shard} is cut off: {files.readable(name)} ends behind the file's {whole:,} bytes; get it again")
+                        raise _CutOff(f"{shard} is cut off: {files.readable(name)} ends behind the file's {whole:,} bytes; get it again")
                     content = None
                     if name.lower().endswith((".cls", ".json")):
                         taken = archive.extractfile(member)
-                        content = taken.read() if taken is not None else None
+                        content = taken.read(LABEL_BYTES + 1) if taken is not None else None
                     found.append(_Member(name, member.offset_data, member.size, None, content))
-    except (tarfile.TarError, EOFError) as error:
+    except _CutOff:
+        raise
+    except (tarfile.TarError, *MISREAD) as error:  # headers of headers end in a RecursionError, and sizes in any other
         with files.opened(shard) as again:
             packed = again.read(6)[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5")
-        why = "it is compressed, and images are read by their place in it: unpack it once" if packed else f"{error}; get it again"
+        why = "it is compressed, and images are read by their place in it: unpack it once" if packed else f"{reason(error)}; get it again"
         raise ValueError(f"{shard} can't be read as a tar file: {why}") from None
     return found
 
 
 def _label(content: bytes, name: str, shard: str) -> str | None:
-    text = content.decode("utf-8", "replace").strip()
+    text = content[:LABEL_BYTES].decode("utf-8", "replace").strip()
     if not name.lower().endswith(".json"):
         return text or None
-    try:
-        told = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{name} in {shard} is no JSON: {error}") from None
+    told = read_json(content, f"{name} in {shard}", "Mend or leave out that label", most_bytes=LABEL_BYTES)
     found = next((told[k] for k in LABELS if told.get(k) is not None), None) if isinstance(told, dict) else told
     return str(found) if isinstance(found, str | int) and not isinstance(found, bool) else None

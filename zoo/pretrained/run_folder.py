@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from urllib.request import url2pathname
 
 from weights import BadRecord, Checkpoint, Preprocessing
 from weights.adding import to_toml
+from weights.documents import misread, toml_file
 from weights.record import record
 from weights.whole import whole, write_whole
 from zoo.labels import labels
@@ -52,13 +52,15 @@ def read_row(folder: Path) -> Checkpoint:
         BadRecord: there is none, or it is damaged.
     """
     path = folder / ROW
+    what, todo = f"{path} is no record of one run", f"Write it again with: zoo finetune --resume {folder}"
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = toml_file(path, todo, refuse=BadRecord)
+    except OSError as error:
+        raise BadRecord(f"{what} ({error.strerror}). {todo}.") from error
+    with misread(what, todo, BadRecord):
         ((model, rows),) = tables.items()
         ((tag, table),) = rows.items()
         table = dict(table)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise BadRecord(f"{path} is no record of one run ({error}); write it again with: zoo finetune --resume {folder}") from error
     place = folder.absolute()
     table |= {"sources": [(place / WEIGHTS).as_uri()]} | ({"labels": str(place / LABELS)} if "labels" in table else {})
     return record(model, tag, table, str(path))

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from convert.formats import safetensors
 from weights import header
-from weights.errors import ConvertError, MalformedFile, OutputsDiffer
+from weights.documents import MISREAD, read_json, reason, table
+from weights.errors import MalformedFile, OutputsDiffer
 from zoo.conversion.proof_images import natural, prepared
 from zoo.networks.model import Model
 
@@ -61,11 +62,11 @@ def compare(network: Model, data: bytes) -> str:
     name = type(network).__name__
     try:
         tensors = safetensors.tensors(memoryview(data))
-        notes = json.loads(header.metadata(memoryview(data)).get("golden", "{}"))
+        notes = table(read_json(header.metadata(memoryview(data)).get("golden", "{}"), "the note"), {"torch": str, "machine": str})
         images, logits = tensors["images"], tensors["logits"]
         theirs = f"torch {notes['torch']!s:.40} on {notes['machine']!s:.40}"
-    except (ConvertError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MalformedFile(f"the golden outputs of {name} can't be read: {type(error).__name__}: {error}") from error
+    except MISREAD as error:
+        raise MalformedFile(f"the golden outputs of {name} can't be read ({reason(error)}). Bundle it again.") from error
     least = network.min_size
     shaped = images.dim() == 4 and images.shape[1] == network.in_channels and all(least <= n <= LARGEST_SIDE for n in images.shape[2:])
     same = logits.shape == (images.shape[0], network.num_classes) and 0 < images.shape[0] <= 64

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import weights
 from weights import BadLock, Checkpoint, HashMismatch, UnknownWeights, WeightsError
+from weights.addresses import Address
 from weights.asking import announced, contribution, seen_here
 from weights.auditing import Audit
 from weights.auditing import check as check_lock
@@ -18,7 +19,6 @@ from weights.delivery import OURS
 from weights.install import obtain, renew
 from weights.lock import SHIPPED_LOCK, Entry, Lock, user_lock
 from weights.pinning import changed, entry_of, key_of, pins, repinned
-from weights.places import public
 from weights.serials import update
 from weights.whole import write_whole
 from zoo.pretrained.records import record_of, to_safetensors
@@ -167,7 +167,7 @@ def check(paths: Sequence[Path], names: Sequence[str] = ()) -> list[Audit]:
 
 def _keys(name: str, path: Path, entries: Mapping[str, Entry]) -> set[str]:
     """Find a name as it stands in a lock; the few digits that the shipped one has of most hold nobody to anything."""
-    entry = entries.get(public(name))
+    entry = entries.get(Address(name).noted)
     return set() if entry is None or (path == SHIPPED_LOCK and entry.sha256 is None) else {entry.key}
 
 
@@ -223,7 +223,7 @@ def _record(name: str, old: Mapping[str, Entry]) -> Checkpoint:
         row = next((row for row in weights.checkpoints() if name in row.sources), None)
         if row is None:
             return weights.adhoc("weights", name)
-        return replace(row, tag=name, sources=(name,), default=False) if public(name) in old else row
+        return replace(row, tag=name, sources=(name,), default=False) if Address(name).noted in old else row
     model, _, tag = name.partition(":")
     if re.search(r"[./\\~]", model) or (re.search(r"[/\\]", tag) and "://" not in tag):
         raise _is_path(tag or model)

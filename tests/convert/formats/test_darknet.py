@@ -173,7 +173,7 @@ def test_numbers_that_the_description_does_not_explain_are_malformed(tmp_path: P
         (NET + "[convolutional]\nstride=0\n", MalformedFile, "Darknet file"),
         (NET + "[convolutional]\nfilters=-2\n", MalformedFile, "shapes"),
         (NET + "[convolutional]\nfilters=1000000000000\nsize=100\n", MalformedFile, "ends within"),
-        (NET + "# kernelzoo {\n", MalformedFile, "Darknet file"),
+        (NET + "# kernelzoo {\n", MalformedFile, "line 5 is no JSON"),
     ],
 )
 def test_descriptions_that_make_no_sense_say_so(tmp_path: Path, cfg: str, error: type[ConvertError], said: str) -> None:

@@ -8,13 +8,16 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import weights
+from weights.adding import to_toml
 from weights.record import PERMISSIVE
 from zoo import CATALOGUE, ResNet20
 from zoo.commands import networks, speeds
@@ -203,3 +206,35 @@ def test_several_checkpoints_are_pulled_at_once_each_once(capsys: pytest.Capture
     told = capsys.readouterr()
     assert "did you mean" in told.err
     assert not told.out  # names are looked at before anything is fetched
+
+
+def test_words_of_a_record_and_of_labels_move_no_cursor(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attack = "MIT\x1b[2J\x1b]0;owned\x07[red]"
+    row = weights.adhoc("ResNet20", "hf://acme/wheels/w.safetensors", tag="odd", num_classes=10)
+    row = replace(row, license=attack, provenance=attack, metrics={"top1": 99.9}, metrics_data=attack, recipe=attack)
+    folder = own_cache.parent / "registry"
+    folder.mkdir()
+    (folder / "ResNet20.odd.toml").write_text(to_toml(row))
+    for words in (["list", "resnet20", "-c"], ["info", "ResNet20"], ["info", "ResNet20:odd"], ["list", "-c", "--licence", attack]):
+        assert main(words) == 0
+        out, err = capsys.readouterr()
+        assert "MIT" in out
+        assert not {"\x1b", "\x07"} & {*out, *err}
+
+    import zoo.bench
+    from zoo.prediction import predict
+    from zoo.pretrained import offline, trained
+
+    label = predict.Prediction("cat\x1b[2J[red]", "n0\x1b", 0.9, 0)
+    monkeypatch.setattr(predict, "predict", lambda *_, **__: [[label, label]])
+    monkeypatch.setattr(zoo.bench, "load", lambda *_, **__: [])
+    monkeypatch.setattr(offline, "usual", lambda: (row, attack))
+    monkeypatch.setattr(trained, "trained", lambda *_, **__: ResNet20())
+    monkeypatch.setattr("zoo.commands.demo.pictures", lambda required: [])
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    assert main(["demo", str(tmp_path / "a.png"), "--picture", str(tmp_path / "demo.png")]) == 0
+    out, err = capsys.readouterr()
+    assert "cat\ufffd[2J[red]" in out
+    assert not {"\x1b", "\x07"} & {*out, *err}

@@ -186,7 +186,7 @@ def test_two_processes_cant_work_on_one_output(network: Model, photos: Path, tmp
 def test_a_damaged_manifest_says_so(network: Model, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "o.npy.parts").mkdir()
     (tmp_path / "o.npy.parts/manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"manifest.json is damaged .*restart=True"):
+    with pytest.raises(ValueError, match=r"manifest.json is no JSON .*restart=True"):
         embed(network, photos, tmp_path / "o.npy", **PLAIN)
 
 

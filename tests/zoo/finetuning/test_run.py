@@ -428,7 +428,7 @@ def test_a_restart_throws_the_run_away_and_only_the_run(photos: Path, tmp_path: 
     [
         (lambda text: text[:40], "is damaged"),
         (lambda text: "[]", "is damaged"),
-        (lambda text: text.replace('"fingerprints"', '"other"'), "it has no fingerprints"),
+        (lambda text: text.replace('"fingerprints"', '"other"'), "fingerprints is missing"),
     ],
 )
 def test_a_damaged_settings_file_is_named_with_what_to_do(photos: Path, tmp_path: Path, damage: Callable[[str], str], why: str) -> None:

@@ -71,7 +71,9 @@ class Compiled:
         with contextlib.suppress(OSError):  # somebody empties it meanwhile
             groups.extend(self._file.parent.glob("*/__grp__*.json"))
         for group in groups:
-            with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError, OSError):  # Triton compiles this one anew
+            with contextlib.suppress(
+                ValueError, AttributeError, TypeError, LookupError, RecursionError, OSError
+            ):  # Triton compiles this one anew
                 _found_here(group)
         return [f"@{self._file.parent}"]
 

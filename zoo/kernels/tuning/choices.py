@@ -171,7 +171,7 @@ class Choices:
             content = json.loads(self.path.read_text())
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             warnings.warn(f"{self.path} can't be read ({error}); its kernel choices are ignored", stacklevel=3)
             return {}
         try:
