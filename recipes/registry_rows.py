@@ -58,6 +58,8 @@ ARCHS: dict[str, dict[str, Options]] = {
     **{f"EfficientNetB{size}": {f"efficientnet_b{size}": {}, f"tf_efficientnet_b{size}": TF} for size in range(5)},
     "EfficientNetB5": {"efficientnet_b5": EPS, "tf_efficientnet_b5": SAME},
     "EfficientNetB6": {"efficientnet_b6": EPS, "tf_efficientnet_b6": SAME},
+    "EfficientNetB8": {"tf_efficientnet_b8": SAME},
+    "EfficientNetL2": {"tf_efficientnet_l2": SAME},
     "EfficientNetB7": {"efficientnet_b7": EPS, "tf_efficientnet_b7": SAME},
     **{
         f"EfficientNetLite{size}": {
@@ -79,7 +81,15 @@ ARCHS: dict[str, dict[str, Options]] = {
     **{
         f"RegNet{kind}_{size}": {f"regnet{kind.lower()}_{theirs}": {}}
         for kind in "XY"
-        for size, theirs in (("200MF", "002"), ("600MF", "006"), ("4_0GF", "040"), ("6_4GF", "064"), ("12GF", "120"), ("64GF", "640"))
+        for size, theirs in (
+            ("200MF", "002"),
+            ("600MF", "006"),
+            ("4_0GF", "040"),
+            ("6_4GF", "064"),
+            ("12GF", "120"),
+            ("64GF", "640"),
+            ("256GF", "2560"),
+        )
     },
     "RegNetX_1_6GF": {"regnetx_016": {}},
     "RegNetX_3_2GF": {"regnetx_032": {}},
@@ -128,7 +138,17 @@ ARCHS: dict[str, dict[str, Options]] = {
         )
         for patch in patches
     },
-    "ViT_H_14": {"vit_huge_patch14_224": {}},
+    "ViT_H_14": {"vit_huge_patch14_224": {}, "vit_huge_patch14_gap_224": {"pool": "mean"}},
+    "CLIP_ViT_XS_16": {"vit_xsmall_patch16_clip_224": {}},
+    "CLIP_ViT_M_32": {"vit_medium_patch32_clip_224": {}},
+    "CLIP_ViT_M_16": {"vit_medium_patch16_clip_224": {}},
+    "CLIP_ViT_Betwixt_32": {"vit_betwixt_patch32_clip_224": {}},
+    "CLIP_ViT_B_16_Plus": {"vit_base_patch16_plus_clip_240": {}},
+    "CLIP_ViT_Giant_14": {"vit_giant_patch14_clip_224": {}},
+    "CLIP_ViT_Gigantic_14": {
+        **{f"vit_gigantic_patch14_clip_{side}": {} for side in (224, 378)},
+        "vit_gigantic_patch14_clip_quickgelu_224": {"activation": "quick_gelu"},
+    },
     **{
         f"DeiT_{short}_16{suffix}": {f"deit_{size}{suffix.lower()}_patch16_{side}": {} for side in (224, 384)}
         for short, size in (("Ti", "tiny"), ("S", "small"), ("B", "base"))

@@ -184,6 +184,7 @@ class ViT(Model):
         stochastic_depth: float = 0.0,
         image_size: int | None = None,
         activation: str | None = None,
+        pool: str | None = None,
     ) -> None:
         """Build the network untrained.
 
@@ -195,16 +196,24 @@ class ViT(Model):
             image_size: side of the images in pixels, a multiple of the patch; None for the published one.
             activation: between the dense layers, by its name in `ACTIVATIONS` (big_vision's and transformers' SigLIP: "gelu_tanh");
                 None is the variant's own.
+            pool: what the classifier reads: "class", the class token, or "attention", a pool by attention, whichever is the variant's own;
+                or "mean" of the tokens of patches, without a class token, as I-JEPA and language models that see read them.
 
         Raises:
-            ValueError: `image_size` is no multiple of the patch, or there is no such activation for dense layers of these widths.
+            ValueError: `image_size` is no multiple of the patch, or there is no such activation for dense layers of these widths or no such
+                pool.
         """
         activation = type(self).activation if activation is None else activation
         if activation not in ACTIVATIONS or (activation == "swiglu") != (type(self).activation == "swiglu"):
             known = [name for name in ACTIVATIONS if (name == "swiglu") == (type(self).activation == "swiglu")]
             raise ValueError(f"{type(self).__name__}'s activation is one of {', '.join(known)}, got {activation!r}")
+        own = "class" if self.class_read else "attention"
+        if pool not in (None, own, "mean"):
+            raise ValueError(f'{type(self).__name__}\'s pool is "{own}" or "mean", got {pool!r}')
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
+        self.pool = pool or own
+        vars(self)["class_read"] = self.pool == "class"
         if image_size is not None:
             vars(self)["input_size"] = self.side(image_size)  # the class keeps the published one
         width = self.width
@@ -216,7 +225,7 @@ class ViT(Model):
             self.register_tokens = nn.Parameter(torch.empty(1, self.registers, width))
         self.conv_proj = nn.Conv2d(in_channels, width, self.patch, self.patch, bias=not self.pre_norm)
         self.encoder = Encoder(type(self), (self.input_size // self.patch) ** 2, self.special, activation, dropout, stochastic_depth)
-        if not self.class_read:
+        if self.pool == "attention":
             self.attention_pool = AttentionPool(type(self), activation)
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, num_classes)))
         if self.distilled:
@@ -254,6 +263,8 @@ class ViT(Model):
         if self.distilled:
             head, teachers = self.heads.children()
             return (head(x[:, 0]) + teachers(x[:, 1])) / 2
+        if self.pool == "mean":
+            return self.heads(x[:, self.special :].mean(1))
         return self.heads(x[:, 0] if self.class_read else self.attention_pool(x))
 
     def fit_size(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -350,36 +361,3 @@ class SigLIP(TruncatedStart):
 
     paper = "https://arxiv.org/abs/2303.15343"
     class_read = False
-
-    def __init__(
-        self,
-        num_classes: int = 1000,
-        in_channels: int = 3,
-        dropout: float = 0.0,
-        stochastic_depth: float = 0.0,
-        image_size: int | None = None,
-        activation: str | None = None,
-        pool: str = "attention",
-    ) -> None:
-        """Build the network untrained.
-
-        Args:
-            num_classes: as in `ViT`, and so are `in_channels`, `dropout`, `stochastic_depth` and `image_size`.
-            in_channels: as in `ViT`.
-            dropout: as in `ViT`.
-            stochastic_depth: as in `ViT`.
-            image_size: as in `ViT`.
-            activation: as in `ViT`.
-            pool: what makes one vector of the tokens: "attention" as in the paper, or "mean", as language models that see read the tower.
-
-        Raises:
-            ValueError: `image_size` is no multiple of the patch, or `pool` neither word.
-        """
-        if pool not in ("attention", "mean"):
-            raise ValueError(f'pool is "attention" or "mean", got {pool!r}')
-        super().__init__(num_classes, in_channels, dropout, stochastic_depth, image_size, activation)
-        if pool == "mean":
-            del self.attention_pool
-
-    def forward_head(self, x: Tensor) -> Tensor:
-        return super().forward_head(x) if hasattr(self, "attention_pool") else self.heads(x.mean(1))

@@ -14,22 +14,12 @@ from torchvision import models
 from written import written
 
 from convert import core, names
+from recipes import registry_rows
 from weights import WeightsMismatch
 from zoo import CATALOGUE, DeiT_Ti_16_Distilled, SigLIP_B_16, UNet, ViT_B_16, fast, features, pyramid, trained
 from zoo.networks.vit import CLIP, DINOv2, SigLIP, ViT
 
 TORCHVISIONS = ["ViT_B_16", "ViT_B_32", "ViT_L_16", "ViT_L_32", "ViT_H_14"]
-SIZES = {
-    "Ti": "tiny",
-    "S": "small",
-    "M": "medium",
-    "B": "base",
-    "L": "large",
-    "H": "huge",
-    "G": "giant",
-    "So400m": "so400m",
-    "GOpt": "giantopt",
-}
 NAMES = [name for name, cls in CATALOGUE.items() if issubclass(cls, ViT)]
 SHOWN = ("ViT_Ti_16", "DeiT_Ti_16_Distilled", "DINOv2_S_14_Reg4", "CLIP_ViT_B_32_QuickGELU", "SigLIP_B_16")
 """The smallest of each arithmetic; the others are deeper, wider, or have other patches."""
@@ -47,28 +37,21 @@ class ThinSigLIP(SigLIP, patch=8, depth=2, attention_heads=2, width=16, mlp_widt
 class ThinGiant(DINOv2, patch=8, depth=2, attention_heads=2, width=16, mlp_width=32, input_size=32, activation="swiglu", registers=2): ...
 
 
-def theirs(name: str) -> str:
-    """timm's name of one of ours."""
-    family, size, patch, *rest = name.removeprefix("CLIP_").split("_")
-    own = {"ViT": "vit", "DeiT": "deit", "DeiT3": "deit3"}.get(family, "vit")
-    if name.startswith("CLIP"):
-        end = f"_clip{'_quickgelu' if 'QuickGELU' in rest else ''}_{CATALOGUE[name].input_size}"
-    elif family == "DINOv2":
-        end = f"{'_reg4' if 'Reg4' in rest else ''}_dinov2"
-    else:
-        end = f"{'_siglip' if family == 'SigLIP' else ''}_{CATALOGUE[name].input_size}"
-    return f"{own}_{SIZES[size]}{'_distilled' if 'Distilled' in rest else ''}_patch{patch}{end}"
+def theirs(name: str) -> tuple[str, dict[str, Any]]:
+    """timm's name of one of ours, and the options that make ours that."""
+    return next(iter(registry_rows.archs(CATALOGUE[name]).items()))
 
 
 def compared(name: str, side: int, **options: Any) -> None:
     """Give timm's network our random tensors, under its names, and compare logits and gradients in eval and in train mode."""
     import timm
 
-    cls = CATALOGUE[name]
+    cls, (arch, own) = CATALOGUE[name], theirs(name)
+    options = {**own, **options}
     theirs_options = {"drop_rate": 0.0, "drop_path_rate": options.get("stochastic_depth", 0.0)}
     with torch.device("meta"):
         ours = cls(image_size=side, **options)
-        other = timm.create_model(theirs(name), img_size=side, num_classes=1000, **theirs_options)
+        other = timm.create_model(arch, img_size=side, num_classes=1000, **theirs_options)
     state = randomised(ours)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     rows = names.rows("timm", cls, shapes)
@@ -122,13 +105,13 @@ def test_logits_and_gradients_equal_timms(name: str, patches: int) -> None:
 def test_names_and_shapes_of_whole_networks_are_timms(name: str) -> None:
     import timm
 
-    cls = CATALOGUE[name]
+    cls, (arch, options) = CATALOGUE[name], theirs(name)
     with torch.device("meta"):
-        other = timm.create_model(theirs(name), num_classes=1000).state_dict()
-        ours = {name: tuple(tensor.shape) for name, tensor in cls().state_dict().items()}
+        other = timm.create_model(arch, num_classes=1000).state_dict()
+        ours = {name: tuple(tensor.shape) for name, tensor in cls(**options).state_dict().items()}
     _, report = core.apply(names.rows("timm", cls, ours), other, ours)
     assert report.ok, report
-    assert sum(tensor.numel() for tensor in other.values()) == cls.params
+    assert options or sum(tensor.numel() for tensor in other.values()) == cls.params
 
 
 @pytest.mark.reference
@@ -224,7 +207,7 @@ def test_siglip_can_give_the_mean_of_its_tokens_as_the_towers_of_language_models
     with torch.inference_mode():
         torch.testing.assert_close(network.eval()(images), other.eval()(images))
     assert features(network, at="embedding")(images)["embedding"].shape == (2, 768)
-    with pytest.raises(ValueError, match='pool is "attention" or "mean", got \'max\''):
+    with pytest.raises(ValueError, match=r'SigLIP_B_16.s pool is "attention" or "mean", got \'max\''):
         SigLIP_B_16(pool="max")
 
 
