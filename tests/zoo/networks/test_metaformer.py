@@ -39,7 +39,8 @@ def theirs(cls: type[MetaFormer]) -> Callable[..., nn.Module]:
     """Make timm's network of the family of `cls`, as its own variants are made, with the widths and depths of `cls`."""
     from timm.models import metaformer
 
-    first = dict(downsample_norm=None, mlp_act=nn.GELU, mlp_bias=True, layer_scale_init_values=1e-6, res_scale_init_values=None)
+    first: dict[str, Any] = {"downsample_norm": None, "mlp_act": nn.GELU, "mlp_bias": True}
+    first |= {"layer_scale_init_values": 1e-6, "res_scale_init_values": None}
     plain = metaformer.LayerNorm2dNoBias
     options: dict[str, Any] = {
         "PoolFormer": first | {"norm_layers": metaformer.GroupNorm1, "use_mlp_head": False},
@@ -182,7 +183,7 @@ def test_a_pyramid_has_the_four_stages(cls: type[MetaFormer]) -> None:
 def test_what_is_dilated_gives_a_map_of_the_stride_that_was_asked_for(cls: type[MetaFormer]) -> None:
     taken = pyramid(cls().eval(), output_stride=8)
     assert list(taken.strides.values())[-1] == 8
-    with pytest.raises(ValueError, match="output_stride=64 is more than there is: the last map of .* has stride 32 already"):
+    with pytest.raises(ValueError, match=r"output_stride=64 is more than there is: the last map of .* has stride 32 already"):
         features(cls(), "body", output_stride=64)
 
 
