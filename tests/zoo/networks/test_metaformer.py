@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from zoo import CATALOGUE, Model
 from zoo.extraction.features import features, pyramid
-from zoo.networks.metaformer import AllPixels, Block, CAFormer, ConvFormer, MetaFormer, Pooling, PoolFormer, PoolFormerV2, StarReLU
+from zoo.networks.metaformer import AllPixels, Block, CAFormer, ConvFormer, MetaFormer, PoolFormer, PoolFormerV2, Pooling, StarReLU
 
 NAMES = [name for name, cls in CATALOGUE.items() if issubclass(cls, MetaFormer)]
 SHOWN = ("PoolFormer_S12", "PoolFormerV2_S12", "ConvFormer_S18", "CAFormer_S18")

@@ -23,7 +23,9 @@ from zoo.networks.model import Model
 
 FAMILIES = {cls.family(): cls for cls in sorted(CATALOGUE.values(), key=lambda cls: -cls.params)}  # of each the smallest
 UNCERTAIN = {"Swin", "SwinV2", "MaxViT", "BiT", "ConvNeXtV2", "PoolFormer", "PoolFormerV2", "CAFormer"}
-"""Windows of all images stand in one dimension there, kernels are computed, or a norm's or attention's operator is not known: batches stay whole.
+"""Windows of all images stand in one dimension there, kernels are computed, or the operator of a norm or of attention is not known.
+
+Batches stay whole there.
 
 So they do in networks of tokens, whose operators are not known either, and which take images of one size.
 """
