@@ -126,8 +126,9 @@ class MetaFormer(Model):
     blocks: ClassVar[tuple[int, int, int, int]]
     """Blocks of each stage."""
     stochastic_depth: ClassVar[float]
-    """Default probability of dropping the last block's branches, and `dropout` that before the last layer: the authors trained so."""
+    """Default probability of dropping the last block's branches: what the authors trained with."""
     dropout: ClassVar[float] = 0.0
+    """Default probability before the last layer: what the authors trained with."""
     mixers: ClassVar[tuple[Callable[[int], nn.Module], ...]] = (Pooling,) * 4
     """What makes the token mixer of a number of channels, in each stage."""
     layer_scale: ClassVar[float | None] = None

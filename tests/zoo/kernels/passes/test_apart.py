@@ -25,9 +25,7 @@ FAMILIES = {cls.family(): cls for cls in sorted(CATALOGUE.values(), key=lambda c
 UNCERTAIN = {"Swin", "SwinV2", "MaxViT", "BiT", "ConvNeXtV2", "PoolFormer", "PoolFormerV2", "CAFormer"}
 """Windows of all images stand in one dimension there, kernels are computed, or the operator of a norm or of attention is not known.
 
-Batches stay whole there.
-
-So they do in networks of tokens, whose operators are not known either, and which take images of one size.
+Batches stay whole there, and so they do in networks of tokens, whose operators are not known either, and which take images of one size.
 """
 N, C = 4, 4  # as many channels as images: what confuses the two would not show in shapes
 
