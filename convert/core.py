@@ -236,7 +236,7 @@ def joined(module: str, leaf: str) -> str:
 def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:
     """Name the modules that these tensors belong to, and the kind of each as its tensors tell it.
 
-    A tensor that is no leaf of a layer is listed by its own name, as a "parameter".
+    A tensor that is no leaf of a layer is listed by its own name, as a "parameter", and so is a bias without a weight.
     """
     found: dict[str, str] = {}
     for name, shape in shapes.items():
@@ -245,7 +245,7 @@ def modules(shapes: Mapping[str, Shape]) -> dict[str, str]:
             found[module] = "norm"
         elif leaf == "weight" and f"{module}.running_mean" not in shapes:
             found[module] = "linear" if len(shape) == 2 else "conv"
-        elif leaf not in KINDS["norm"].leaves:
+        elif leaf not in KINDS["norm"].leaves or (leaf == "bias" and not shapes.keys() & {f"{module}.weight", f"{module}.running_mean"}):
             found[name] = "parameter"
     return found
 

@@ -100,6 +100,11 @@ def test_a_bias_that_only_one_side_has_is_reported() -> None:
     assert apply(ROWS, theirs(), {n: s for n, s in SHAPES.items() if n != "conv.bias"})[1].unmatched == ["c.bias"]
 
 
+def test_a_bias_without_a_weight_is_a_parameter_and_that_of_a_batch_norm_without_scale_is_not() -> None:
+    shapes = {"act.scale": (1,), "act.bias": (1,), "norm.running_mean": (4,), "norm.running_var": (4,), "norm.bias": (4,)}
+    assert modules(shapes) == {"act.scale": "parameter", "act.bias": "parameter", "norm": "norm"}
+
+
 def test_modules_are_told_by_their_tensors() -> None:
     assert modules(SHAPES) == {"conv": "conv", "norm": "norm", "head": "linear"}
 

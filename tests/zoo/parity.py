@@ -30,7 +30,7 @@ def randomised(model: nn.Module, seed: int = 0) -> dict[str, Tensor]:
             state[name] = few if few.numel() == new.numel() else few.repeat(-(-new.numel() // DRAWN))[: new.numel()]
             state[name] = state[name].view(old.shape)
         else:
-            state[name] = new.normal_(1 if name.endswith("weight") else 0, 0.1, generator=random)
+            state[name] = new.normal_(1 if name.endswith(("weight", ".scale")) else 0, 0.1, generator=random)
     return state
 
 

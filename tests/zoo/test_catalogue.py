@@ -46,6 +46,10 @@ PROMISED = {
     "GMLP": "_Ti16_224 _S16_224 _B16_224",
     "ConvMixer": "_768_32 _1024_20_KS9_P14 _1536_20",
     "GhostNet": "_050 _100 _130",
+    "PoolFormer": "_S12 _S24 _S36 _M36 _M48",
+    "PoolFormerV2": "_S12 _S24 _S36 _M36 _M48",
+    "ConvFormer": "_S18 _S36 _M36 _B36",
+    "CAFormer": "_S18 _S36 _M36 _B36",
     "ViT": "_Ti_16 _S_8 _S_16 _S_32 _B_8 _B_16 _B_32 _L_16 _L_32 _H_14",
     "DeiT": "_Ti_16 _S_16 _B_16 _Ti_16_Distilled _S_16_Distilled _B_16_Distilled",
     "DeiT3": "_S_16 _M_16 _B_16 _L_16 _H_14",
@@ -91,7 +95,7 @@ SLOW = (
     *("DenseNet121", "DenseNet_BC_100_12", "InceptionV3", "GoogLeNet", "EfficientNetB0", "Xception", "MobileNetV3Small"),
     *("MobileNetV2_035", "ShuffleNetV2_x0_5", "VGG11", "AlexNet", "ResNet18", "RegNetY_400MF", "MNASNet0_5"),
     *("EfficientNetV2_B0", "MobileNetV4_Conv_Small_035", "InceptionV4", "InceptionResNetV2", "NASNetAMobile", "GhostNet_050"),
-    *("Swin_T", "Swin_V2_T", "MaxViT_T"),
+    *("Swin_T", "Swin_V2_T", "MaxViT_T", "PoolFormer_S12", "ConvFormer_S18", "CAFormer_S18"),
     *("ViT_Ti_16", "DeiT_Ti_16", "DeiT3_S_16", "DINOv2_S_14", "CLIP_ViT_B_32", "SigLIP_B_16"),
 )
 """What the compiler and the exporter take seconds for, and more than a dozen of them; the others have a shortcut, a concatenation, a

@@ -56,6 +56,12 @@ class ThinConvNeXt(zoo.ConvNeXt, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): .
 class ThinConvNeXtV2(zoo.ConvNeXtV2, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1)): ...
 
 
+class ThinPoolFormer(zoo.PoolFormer, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1), stochastic_depth=0.2): ...
+
+
+class ThinConvFormer(zoo.ConvFormer, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1), stochastic_depth=0.2): ...
+
+
 class ThinNASNet(NASNetA, repeats=1, penultimate=96, stem_channels=8): ...
 
 
@@ -110,13 +116,15 @@ SUBJECTS: dict[str, tuple[Any, int, int]] = {
     "MNASNet0_5": (zoo.MNASNet0_5, 64, 8),
     "ConvNeXt": (ThinConvNeXt, 64, 8),
     "ConvNeXtV2": (ThinConvNeXtV2, 64, 8),
+    "PoolFormer": (ThinPoolFormer, 64, 8),
+    "ConvFormer": (ThinConvFormer, 64, 8),
 }
 
 
 def maps(network: Model, side: int) -> Tensor:
     """The last map of images, with every gate open: gates see means, which no dilation keeps."""
     for name, layer in list(network.named_modules()):
-        if type(layer).__name__ in ("SqueezeExcitation", "ResponseNorm"):
+        if type(layer).__name__ in ("SqueezeExcitation", "ResponseNorm", "GroupNorm"):
             network.set_submodule(name, nn.Identity())
     x = torch.randn(1, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
@@ -140,7 +148,8 @@ def test_every_nth_pixel_of_a_dilated_map_is_the_old_map(subject: str) -> None:
 
 
 ALONE = (zoo.VGG11, zoo.ResNet18, zoo.AlexNet, zoo.InceptionV3, zoo.InceptionV4, zoo.InceptionResNetV2, zoo.Xception,
-         zoo.EfficientNetV2_B0, zoo.ResNet50V2, zoo.ResNetV2_50x1_BiT, zoo.Res2Net50_14w_8s)  # fmt: skip
+         zoo.EfficientNetV2_B0, zoo.ResNet50V2, zoo.ResNetV2_50x1_BiT, zoo.Res2Net50_14w_8s,
+         zoo.PoolFormer_S12, zoo.PoolFormerV2_S12, zoo.ConvFormer_S18, zoo.CAFormer_S18)  # fmt: skip
 TOKENS = {cls.family() for cls in CATALOGUE.values() if cls.fixed_size}
 UNDILATED = {zoo.Swin, zoo.SwinV2, zoo.MaxViT, zoo.ConvMixer, *TOKENS}
 """Families whose windows no dilation spreads, of tokens, and one whose only stride is that of its patches."""

@@ -98,6 +98,18 @@ class ThinGMLP(zoo.GMLP, depth=2, width=16, patch_size=8, input_size=32): ...
 class ThinConvMixer(zoo.ConvMixer, depth=2, width=16): ...
 
 
+class ThinPoolFormer(zoo.PoolFormer, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1), stochastic_depth=0.2): ...
+
+
+class ThinConvFormer(zoo.ConvFormer, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1), stochastic_depth=0.2): ...
+
+
+class ThinPoolFormerV2(zoo.PoolFormerV2, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1), stochastic_depth=0.2): ...
+
+
+class ThinCAFormer(zoo.CAFormer, widths=(8, 16, 32, 32), blocks=(1, 1, 2, 1), stochastic_depth=0.2): ...
+
+
 class ThinViT(zoo.DeiT, patch=8, depth=2, attention_heads=2, width=16, mlp_width=32, input_size=32, layer_scale=1e-1, distilled=True): ...
 
 
@@ -142,6 +154,10 @@ SUBJECTS: dict[str, Any] = {
     "ResMLP": ThinResMLP,
     "GMLP": ThinGMLP,
     "ConvMixer": ThinConvMixer,
+    "PoolFormer": ThinPoolFormer,
+    "PoolFormerV2": ThinPoolFormerV2,
+    "ConvFormer": ThinConvFormer,
+    "CAFormer": ThinCAFormer,
     "ViT": ThinViT,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)

@@ -64,6 +64,12 @@ class ThinNASNet(NASNetA, repeats=1, penultimate=96, stem_channels=8): ...
 class ThinConvMixer(zoo.ConvMixer, depth=2, width=16): ...
 
 
+class ThinPoolFormer(zoo.PoolFormer, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1), stochastic_depth=0.2): ...
+
+
+class ThinConvFormer(zoo.ConvFormer, widths=(8, 12, 16, 24), blocks=(1, 1, 2, 1), stochastic_depth=0.2): ...
+
+
 SUBJECTS = {
     "VGG": ThinVGG,
     "ResNet18": zoo.ResNet18,
@@ -97,6 +103,8 @@ SUBJECTS = {
     "Swin": ThinSwin,
     "ConvNeXtV2": ThinConvNeXtV2,
     "ConvMixer": ThinConvMixer,
+    "PoolFormer": ThinPoolFormer,
+    "ConvFormer": ThinConvFormer,
 }
 
 
@@ -105,7 +113,7 @@ def test_a_receptive_field_is_where_a_nan_comes_from(subject: str) -> None:
     """NaN spreads through every layer, and only where a layer reads: rows just inside and just outside tell the exact edges."""
     network = alive(SUBJECTS[subject])
     for name, layer in list(network.named_modules()):
-        if isinstance(layer, SqueezeExcitation | ResponseNorm | WindowAttention):  # left out of the field
+        if isinstance(layer, SqueezeExcitation | ResponseNorm | WindowAttention | nn.GroupNorm):  # left out of the field
             network.set_submodule(name, nn.Identity())
     places = Places(network, trace(network))
     checked = 0

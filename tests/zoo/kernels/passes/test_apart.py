@@ -22,10 +22,10 @@ from zoo.kernels.passes.trace import trace
 from zoo.networks.model import Model
 
 FAMILIES = {cls.family(): cls for cls in sorted(CATALOGUE.values(), key=lambda cls: -cls.params)}  # of each the smallest
-UNCERTAIN = {"Swin", "SwinV2", "MaxViT", "BiT", "ConvNeXtV2"}
-"""Windows of all images stand in one dimension there, kernels are computed, or the operator of a norm is not known: batches stay whole.
+UNCERTAIN = {"Swin", "SwinV2", "MaxViT", "BiT", "ConvNeXtV2", "PoolFormer", "PoolFormerV2", "CAFormer"}
+"""Windows of all images stand in one dimension there, kernels are computed, or the operator of a norm or of attention is not known.
 
-So they do in networks of tokens, whose operators are not known either, and which take images of one size.
+Batches stay whole there, and so they do in networks of tokens, whose operators are not known either, and which take images of one size.
 """
 N, C = 4, 4  # as many channels as images: what confuses the two would not show in shapes
 
