@@ -14,10 +14,11 @@ from convert import core, names
 from convert.network import layers
 from weights import Checkpoint, checkpoints
 from zoo.networks.model import Model
+from zoo.networks.swin import Swin
 
 pytestmark = pytest.mark.reference
 
-ROWS = [row for row in checkpoints() if row.names == "timm" and row.sources[0].startswith(("hf://timm/", "https://github.com/"))]
+ROWS = [row for row in checkpoints() if row.names == "timm" and (row.sources[0].startswith("hf://timm/") or row.model == "Xception")]
 
 
 def arch(row: Checkpoint) -> str:
@@ -37,7 +38,7 @@ def smallest() -> list[Checkpoint]:
     kinds: dict[object, Checkpoint] = {}
     for row in sorted(ROWS, key=lambda row: ours(row).params):
         cls = ours(row)
-        if row.num_classes != 1000 or cls.fixed_size:
+        if row.num_classes != 1000 or cls.fixed_size or issubclass(cls, Swin):
             continue
         switches = (getattr(cls, "squeeze_excite", False), getattr(cls, "groups", 1) > 1, getattr(cls, "batch_norm", False))
         kinds.setdefault((cls.__mro__[1], switches, row.options.get("padding")), row)
@@ -116,5 +117,6 @@ def settings(model: nn.Module) -> tuple[Counter[float], Counter[object]]:
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1) and not name.startswith("pre_logits"):  # VGG's are dense layers
             same = type(layer).__name__ == "Conv2dSame"
-            convolutions[layer.kernel_size, layer.stride, layer.groups, None if same else layer.padding] += 1
+            padding = tuple(side // 2 for side in layer.kernel_size) if layer.padding == "same" else layer.padding
+            convolutions[layer.kernel_size, layer.stride, layer.groups, None if same else padding] += 1
     return norms, convolutions
