@@ -242,6 +242,7 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
         "last_window",
         "trained_window",
         "image_size",
+        "pool",
     }
 
 

@@ -54,7 +54,7 @@ SPEAKS_IN = {
     "zoo/conversion/inspect.py": ("convert",),
 }
 """Rooms whose messages only these commands print; what is said anywhere else has to name a command."""
-OTHERS = {"--upgrade": "pip install", "--nproc-per-node": "torchrun", "--shm-size": "docker run"}
+OTHERS = {"--upgrade": "pip install", "--nproc-per-node": "torchrun", "--shm-size": "docker run", "--local-dir": "hf download"}
 """Options of other programs, with the words before them."""
 CHOSEN = ("out_of_memory_or_gpu",)
 """Functions that name only options which the command has; what they say is tested where they are."""

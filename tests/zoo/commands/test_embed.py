@@ -253,5 +253,5 @@ def test_an_npy_without_its_index_or_with_anothers_is_refused(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"has the shape \(3, 2\), and a.npy.index.jsonl names 0 rows"):
         read(tmp_path / "a.npy")
     (tmp_path / "a.npy.index.jsonl").write_text("{}\n")
-    with pytest.raises(ValueError, match="are no embeddings"):
+    with pytest.raises(ValueError, match="holds no embeddings that can be read"):
         read(tmp_path / "a.npy")
