@@ -168,8 +168,11 @@ def graphed(call: Call) -> Call:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     clear_workspaces()  # cuBLAS's is made anew in the graph's own memory, which nobody else is given
-    with torch.cuda.graph(graph):
-        out = call()
+    try:
+        with torch.cuda.graph(graph):
+            out = call()
+    finally:
+        clear_workspaces()  # while the graph lives: PyTorch 2.11 crashes where one is freed whose pool is gone
 
     kept = call, out  # the call too: without it the weights would go, and others' tensors take their place under the graph
 

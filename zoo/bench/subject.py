@@ -25,6 +25,8 @@ IMAGES = 100
 OFF = 0.03
 """Deviations by which BatchNorms' means are off. A tenth makes an EfficientNetB5's maps, with random weights, a hundred times larger: there
 plain eager's own error in bfloat16 is 0.7, and tells nothing."""
+HIDES = 1e-3
+"""Greatest number of a weight that hides what is before it: heads of zeros, and scales that begin at 1e-4 or less."""
 PROVEN = 16
 """Images that an answer is compared on, at least: the error of a single one scatters by more than is allowed."""
 SETTLING = 8
@@ -152,10 +154,12 @@ def subject(cls: type[Model], batch: int, device: torch.device, dtype: torch.dty
 
 
 def settle(network: nn.Module, images: Tensor) -> None:
-    """Give every BatchNorm the statistics of some images, its own scale and shift, and some distance from both, in place.
+    """Give a fresh network numbers that a trained one could have, in place, so that its answers depend on every layer and image.
 
     As they are initialised, BatchNorms do nothing, and a fold that forgets them would pass; statistics drawn freely would let a deep
-    network's activations die or explode, and its rounding errors with them.
+    network's activations die or explode, and its rounding errors with them. So every BatchNorm gets the statistics of some images, its
+    own scale and shift, and some distance from both. A head or a gate of zeros, a layer scale of 1e-6 and a last norm of zeros hide what
+    is before them: such constants are drawn too.
 
     Args:
         network: on any device.
@@ -170,6 +174,11 @@ def settle(network: nn.Module, images: Tensor) -> None:
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean over batches, of which there is one
         norm.train()
+    for name, parameter in network.named_parameters():
+        if parameter.numel() and not name.endswith("bias") and float(parameter.detach().abs().max()) < HIDES:
+            vector = parameter.numel() == max(parameter.shape)  # a scale of channels, whatever its shape
+            deviation = 0.5 if vector else parameter[0].numel() ** -0.5
+            parameter.data.copy_(torch.empty(parameter.shape).normal_(0, deviation, generator=generator))
     with torch.no_grad(), products(tf32=False), elsewhere() as do:
         do(lambda: network(images))
     for norm, momentum in zip(norms, momenta, strict=True):

@@ -235,7 +235,7 @@ class Fast(nn.Module):
             self._weights = Weights() if self._weights is None else self._weights
             self._choices = Choices(self.device) if self._choices is None else self._choices
             free = torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False)
-            with free[0], free[1], free[2], torch.device(self.device):  # whatever the caller's default device is
+            with free[0], free[1], free[2], torch.device("cpu"):  # PyTorch's own default, whatever the caller's is
                 try:
                     with stopwatch() as seconds:
                         built = build(self.core, args, kwargs, self, self._weights, self._choices)

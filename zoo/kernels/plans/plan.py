@@ -221,13 +221,16 @@ class Plan:
             clear_workspaces()  # cuBLAS's is made anew in the graph's own memory; another's could be freed under it
             if way.layout is not None and not way.room:
                 self._memory = self._bytes(way.layout.nbytes)
-            with growing(not way.room), recording(graph):
-                if way.room:
-                    self._bytes(asked_at_once(way.room))  # and let it go: what is asked for is cut from it
-                if way.layout is None:
-                    self._outputs = self._run(self._buffers)
-                else:
-                    self._serve(way.layout)
+            try:
+                with growing(not way.room), recording(graph):
+                    if way.room:
+                        self._bytes(asked_at_once(way.room))  # and let it go: what is asked for is cut from it
+                    if way.layout is None:
+                        self._outputs = self._run(self._buffers)
+                    else:
+                        self._serve(way.layout)
+            finally:
+                clear_workspaces()  # while the graph lives: PyTorch 2.11 crashes where one is freed whose pool is gone
         self._graph = graph
 
     def _serve(self, layout: Layout) -> None:

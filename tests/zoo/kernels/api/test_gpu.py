@@ -48,8 +48,18 @@ def resnet() -> Any:
     return fast(calibrated(ResNet18, "cuda"), "cuda", tune="none")
 
 
+def one_a_family() -> list[Any]:
+    """The names of the catalogue: the smallest of each family in every run, its sisters in a long one."""
+    families = set()
+    names = []
+    for name, cls in sorted(zoo.CATALOGUE.items(), key=lambda item: item[1].params):
+        names.append(pytest.param(name, marks=[pytest.mark.long] if cls.family() in families else []))
+        families.add(cls.family())
+    return names
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", list(zoo.CATALOGUE))
+@pytest.mark.parametrize("name", one_a_family())
 def test_every_network_is_as_right_as_eager_in_every_dtype(name: str, dtype: str) -> None:
     model = calibrated(zoo.CATALOGUE[name], "cuda")
     size = model.input_size
