@@ -31,7 +31,8 @@ def smallest() -> list[type[Model]]:
 def test_logits_equal_the_cpus(cls: type[Model], memory_format: torch.memory_format) -> None:
     torch.manual_seed(0)
     model = cls().eval()
-    x = torch.randn(2, 3, max(cls.min_size, 96), max(cls.min_size, 96))
+    side = cls.input_size if cls.fixed_size else -(-max(cls.min_size, 96) // cls.size_multiple) * cls.size_multiple
+    x = torch.randn(2, 3, side, side)
     with torch.no_grad():
         expected = model(x)
         got = model.cuda().to(memory_format=memory_format)(x.cuda().to(memory_format=memory_format)).cpu()
