@@ -27,7 +27,7 @@ DATA = "ImageNet-1k validation"
 FILES: dict[str, dict[str, Options]] = {
     "AlexNet": {"alexnetb": {}},
     **{f"VGG{depth}": {f"vgg{depth}": {}} for depth in (11, 13, 16, 19)},
-    **{f"VGG{depth}_BN": {f"bn_vgg{depth}b": {}} for depth in (11, 13, 16, 19)},
+    **{f"VGG{depth}_BN": {f"bn_vgg{depth}b": {}, f"bn_vgg{depth}": {"bias": False}} for depth in (11, 13, 16, 19)},
     **{f"ResNet{depth}": {f"resnet{depth}": {}} for depth in (18, 34)},
     "ResNet26": {"resnetbc26b": {}},
     **{f"ResNet{depth}": {f"resnet{depth}b": {}, f"resnet{depth}": STRIDE} for depth in (50, 101, 152)},
@@ -59,7 +59,6 @@ FILES: dict[str, dict[str, Options]] = {
 
 LEFT_OUT: dict[str, str] = {
     r"alexnet": "another AlexNet: the paper's, with local response normalisation and 62.4 M parameters",
-    r"bn_vgg\d+": "its convolutions have no biases, and those of our VGG_BN have",
     r"wrn50_2": "has biases where our WideResNet has BatchNorms",
     r"mobilenetb_.*": "has no BatchNorm between its depthwise and pointwise convolutions",
     r"mobilenetv2_.*": "its first block widens, and ours does not",

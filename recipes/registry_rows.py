@@ -15,10 +15,10 @@ constructor options that their checkpoints need. timm's network is then built on
 renamed, have the names and shapes of ours. What pytorchcv and Keras publish is in
 registry_pytorchcv.py and registry_keras.py.
 
-The default of a network is torchvision's own default where torchvision has it. Else it is the free checkpoint of 1000 classes at the
-network's own size that is most accurate; where nothing was measured, timm's default tag; where that is not free, the first free one; and a
-checkpoint that is not free only where no other is there. Free are the licences of `weights.record.PERMISSIVE`. pytorchcv's and
-Keras's are never the default where there is another.
+The default of a network is torchvision's own default where torchvision has it. Else it is the free checkpoint of 1000 classes without an
+option `image_size` that is most accurate; where nothing was measured, timm's default tag; where that is not free, the first free one; and
+a checkpoint that is not free only where no other is there. Free are the licences of `weights.record.PERMISSIVE`. pytorchcv's and Keras's
+are never the default where there is another.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ ARCHS: dict[str, dict[str, Options]] = {
     "MNASNet0_75": {"mnasnet_075": {}},
     "MNASNet1_0": {"mnasnet_100": {}},
     "RegNetX_400MF": {"regnetx_004_tv": {}},
+    "RegNetX_400MF_Pycls": {"regnetx_004": {}},
     "RegNetX_800MF": {"regnetx_008": {}},
     **{
         f"RegNet{kind}_{size}": {f"regnet{kind.lower()}_{theirs}": {}}
@@ -98,9 +99,11 @@ ARCHS: dict[str, dict[str, Options]] = {
     "RegNetX_32GF": {"regnetx_320": {}},
     "RegNetY_400MF": {"regnety_004": {}},
     "RegNetY_800MF": {"regnety_008_tv": {}},
+    "RegNetY_800MF_Pycls": {"regnety_008": {}},
     "RegNetY_1_6GF": {"regnety_016": {}},
     "RegNetY_3_2GF": {"regnety_032": {}},
     "RegNetY_8GF": {"regnety_080_tv": {}},
+    "RegNetY_8GF_Pycls": {"regnety_080": {}},
     "RegNetY_16GF": {"regnety_160": {}},
     "RegNetY_32GF": {"regnety_320": {}},
     "RegNetY_128GF": {"regnety_1280": {}},

@@ -150,7 +150,16 @@ def _networks(members: list[Variant]) -> str:
             else ["none" if not one.rows else "none is the default", NOTHING, NOTHING]
         )
         speeds = [f"{one.speed[batch]:,.0f}" if batch in one.speed else NOTHING for batch in (1, 32, 256)]
-        rows.append([cls.__name__, f"{cls.params:,}", f"{one.gmacs:,.0f}" if one.gmacs >= 100 else f"{one.gmacs:.3g}", str(cls.input_size), *facts, *speeds])
+        rows.append(
+            [
+                cls.__name__,
+                f"{cls.params:,}",
+                f"{one.gmacs:,.0f}" if one.gmacs >= 100 else f"{one.gmacs:.3g}",
+                str(cls.input_size),
+                *facts,
+                *speeds,
+            ]
+        )
     return table(headings, rows, right=(1, 2, 3, 5, 7, 8, 9))
 
 

@@ -305,7 +305,9 @@ def test_timms_checkpoints_are_as_it_states_them(rows: list[Checkpoint]) -> None
         config = get_pretrained_cfg(name)
         assert config is not None, name
         steps, cls = row.preprocessing, zoo.CATALOGUE[row.model]
-        if "quick_gelu" in str(row.options.get("activation", vars(cls.variant()).get("activation"))):  # timm has another architecture for the same file
+        if "quick_gelu" in str(
+            row.options.get("activation", vars(cls.variant()).get("activation"))
+        ):  # timm has another architecture for the same file
             name = name.replace("_clip_", "_clip_quickgelu_")
         crops = {config.input_size[1]: config.crop_pct}
         crops |= {config.test_input_size[1]: config.test_crop_pct or config.crop_pct} if config.test_input_size else {}

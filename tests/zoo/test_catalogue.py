@@ -235,6 +235,7 @@ def test_argument_names_and_defaults_are_the_same_everywhere(cls: type[Model]) -
     known = small | {"num_classes", "in_channels", "dropout", "stride_on", "shortcut", "padding", "norm_eps", "activation", "ceil_mode"}
     assert {parameter.name for parameter in parameters} <= known | {
         "aux_logits",
+        "bias",
         "transform_input",
         "stochastic_depth",
         "classifier_padding",

@@ -22,13 +22,14 @@ class VGG(Model):
     batch_norm: ClassVar[bool] = False
     channels: ClassVar[tuple[int, ...]] = (64, 128, 256, 512, 512)
 
-    def __init__(self, num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.5) -> None:
+    def __init__(self, num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.5, bias: bool = True) -> None:
         """Build the network untrained.
 
         Args:
             num_classes: width of the last dense layer.
             in_channels: channels of the images.
             dropout: probability after the two hidden dense layers (section 3.1: 0.5).
+            bias: whether convolutions have one, as in the paper; pytorchcv's checkpoints with BatchNorm have none.
         """
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
@@ -36,7 +37,7 @@ class VGG(Model):
         width = in_channels
         for convolutions, channels in zip(self.blocks, self.channels, strict=True):
             for _ in range(convolutions):
-                layers.append(nn.Conv2d(width, channels, 3, padding=1))
+                layers.append(nn.Conv2d(width, channels, 3, padding=1, bias=bias))
                 if self.batch_norm:
                     layers.append(nn.BatchNorm2d(channels))
                 layers.append(nn.ReLU())
