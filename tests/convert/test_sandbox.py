@@ -357,7 +357,7 @@ def test_a_reader_that_was_taken_over_finds_nothing_to_do(file: Path, reader: An
     (tmp_path / "secret").write_text("secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     reader(
-        "active = confine(asked['inputs'], 10, 9)\nfound = {}\n"
+        "active = confine(asked['inputs'], 10, 9).held\nfound = {}\n"
         "def attempt(name, what):\n    try:\n        found[name] = str(what())\n"
         "    except OSError as error:\n        found[name] = 'refused'\n"
         "import socket\n"
