@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import signal
 import struct
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from convert._call_table import COMMON, NAMES, NUMBERS
@@ -38,7 +38,7 @@ FREE = _names(
     # time, chance, and facts of the process and the machine
     "clock_gettime clock_getres gettimeofday time nanosleep clock_nanosleep getrandom getrusage times sysinfo uname getcpu getrlimit "
     "getpid gettid getppid getuid geteuid getgid getegid getresuid getresgid getgroups getpgrp getpgid getsid "
-    "sched_yield sched_getaffinity "
+    "sched_yield sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min "
     # threads and signals within the process
     "futex set_robust_list set_tid_address rseq rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending sigaltstack restart_syscall "
     "exit exit_group"
@@ -167,36 +167,59 @@ def forbid(libc: Any, threads: bool, noted: bool) -> None:
         raise OSError(ctypes.get_errno(), "no filter")
 
 
-refused: list[str] = []
-"""Names of the calls that this process was refused, in their order, each once."""
-_SIGNAL_WORDS = {"x86_64": 144, "aarch64": 184}  # where a signal's context keeps the call's result
-_kept: list[Any] = []
+def noting(libc: Any, told: int | None) -> bool:
+    """Have the number of each refused call written to the descriptor `told`; the call fails with EPERM then too.
 
-
-def noting(libc: Any, told: int | None = None) -> bool:
-    """Have each refused call noted in `refused`, and its number written to the descriptor `told`; then it fails with EPERM.
-
-    The kernel sends SIGSYS at the call itself, so that this is as if the C library had called back. Returns False where that can't be.
+    The kernel sends SIGSYS at the call itself. What hears it is machine code, since Python might wait for a thread that waits for it.
+    Returns False where that can't be.
     """
-    result = _SIGNAL_WORDS.get(platform.machine())
-    if result is None:
+    if told is None or told >= 1 << 15 or platform.machine() not in _HEARD:
         return False
-
-    def note(_: int, about: int, context: int) -> None:
-        number = ctypes.c_int.from_address(about + 24).value
-        ctypes.c_int64.from_address(context + result).value = -errno.EPERM
-        if (called := name(number)) not in refused and len(refused) < 64:
-            refused.append(called)
-            if told is not None:
-                os.write(told, struct.pack("<i", number))
-
+    code = _HEARD[platform.machine()](told)
     try:
-        handler: Callable[..., None] = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(note)
-    except (OSError, MemoryError):  # where no memory may be made executable
+        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
         return False
-    _kept.append(handler)
+    page.write(code)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    _kept.append(page)
+    if libc.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC) != 0:
+        return False  # where no memory may be made executable
     with_context, again = 4, 0x40000000  # SA_SIGINFO, SA_NODEFER
-    action = struct.pack(
-        "<Q128siiQ", ctypes.cast(ctypes.cast(handler, ctypes.c_void_p), ctypes.c_void_p).value or 0, b"", with_context | again, 0, 0
-    )
+    action = struct.pack("<Q128siiQ", place, b"", with_context | again, 0, 0)
     return libc.sigaction(int(signal.SIGSYS), action, None) == 0
+
+
+_kept: list[mmap.mmap] = []
+
+
+def _x86_64(told: int) -> bytes:
+    """Write a handler of signals: context->rax = -EPERM; write(told, &info->si_syscall, 4)."""
+    return b"".join(
+        (
+            bytes.fromhex("48c78290000000ffffffff"),  # mov qword [rdx+144], -1
+            b"\xbf" + struct.pack("<i", told),  # mov edi, told
+            bytes.fromhex("4883c618"),  # add rsi, 24
+            bytes.fromhex("ba04000000"),  # mov edx, 4
+            bytes.fromhex("b801000000"),  # mov eax, 1: write
+            bytes.fromhex("0f05c3"),  # syscall; ret
+        )
+    )
+
+
+def _arm64(told: int) -> bytes:
+    """Write the same for ARM64: context->regs[0] = -EPERM, and so on."""
+    return struct.pack(
+        "<8I",
+        0x92800003,  # mov x3, #-1
+        0xF9005C43,  # str x3, [x2, #184]
+        0x52800000 | told << 5,  # mov w0, told
+        0x91006021,  # add x1, x1, #24
+        0xD2800082,  # mov x2, #4
+        0xD2800808,  # mov x8, #64: write
+        0xD4000001,  # svc #0
+        0xD65F03C0,  # ret
+    )
+
+
+_HEARD = {"x86_64": _x86_64, "aarch64": _arm64}

@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -231,12 +232,16 @@ def _running() -> int:
 
 
 def _starts_a_thread() -> bool:
+    """Try whether a thread can be started, and wait for its end, which comes a little after the last that Python sees of it."""
     try:
         thread = threading.Thread(target=lambda: None)
         thread.start()
     except RuntimeError:
         return False
     thread.join()
+    end = time.monotonic() + 1
+    while _threads() > 1 and time.monotonic() < end:
+        time.sleep(0.001)
     return True
 
 

@@ -23,7 +23,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from convert import _calls
 from convert._confined import Protections, close, enclose
 from convert._manifest import CUT, described, dtype_name, packed, unpacked
 from convert.source import Source
@@ -111,7 +110,7 @@ def _run(asked: dict[str, Any], made: Protections, questions: BinaryIO, answers:
     told = json.loads(questions.readline())
     computed = framework.run(Path(asked["path"]), asked["format"], unpacked(told["images"]), last=told["last"])
     if isinstance(computed, str):
-        _answer(answers, {"why": computed + (f" ({_said_of_calls()})" if _calls.refused else "")})
+        _answer(answers, {"why": computed})
     else:
         _answer(answers, {"made": packed(computed[0]), "by": computed[1]})
     os._exit(0)
@@ -155,18 +154,13 @@ def _refusal(error: Exception) -> dict[str, Any]:
     if isinstance(error, RecursionError):
         error = LimitExceeded("it nests deeper than any network does")
     ours = isinstance(error, ConvertError | FileNotFoundError | PermissionError)
-    if _calls.refused and (_not_permitted(error) or not ours):
-        return {"error": ["CallRefused", _said_of_calls()]}
     words = str(error) if ours else f"{type(error).__name__}: {error}"
-    return {"error": [type(error).__name__ if ours else "", words[:MAX_WORDS]]}
-
-
-def _said_of_calls() -> str:
-    return f"its reader was refused the system call {', '.join(map(repr, _calls.refused))}"
+    told = {"error": [type(error).__name__ if ours else "", words[:MAX_WORDS]]}
+    return told | {"not permitted": True} if not ours or _not_permitted(error) else told
 
 
 def _not_permitted(error: BaseException | None) -> bool:
-    """Whether an error comes of a call that was refused."""
+    """Whether an error comes of a system call that was not permitted."""
     seen = 0
     while error is not None and seen < 100:
         if isinstance(error, OSError) and error.errno == errno.EPERM:

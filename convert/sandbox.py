@@ -74,7 +74,7 @@ KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "L
 """What the reader's environment keeps of ours: no token is among it."""
 OWN = ("HOME", "TMPDIR", "TEMP", "TMP", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 """What is the reader's own folder in its environment, for what libraries keep when they are imported."""
-MAX_REFUSED = 64
+MAX_REFUSED = 1000
 """System calls of which is said that they were refused."""
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "KERAS_HOME": os.devnull, "TF_CPP_MIN_LOG_LEVEL": "3"}
 """A framework computes where every machine does, in float32, and as it comes, whatever the user's settings of it are."""
@@ -191,10 +191,11 @@ class _Reader:
         limits = {"cpu_s": RUNNING_CPU_S, "spare_bytes": RUNNING_BYTES}
         prepared = self.prepared(None, limits, WITHOUT_GPU | backend, RUNNING_S)
         told = self._ask({"images": packed(images), "last": last}, RUNNING_S + self.size_bytes / SLOWEST_BYTES_S)
+        calls = self._refused_calls()
         self.close()
         log.debug("%s was run by a process of its own: %s", self.path, ", ".join(str(each)[:100] for each in prepared["protections"]))
         if isinstance(why := told.get("why"), str):
-            return why[:MAX_WORDS]
+            return f"{why[:MAX_WORDS]} (refused to it: {_named(calls)})" if calls else why[:MAX_WORDS]
         try:
             made, by = unpacked(told["made"]), told["by"]
             if not (is_array(made) and made.dtype.kind == "f" and isinstance(by, str) and made.shape[:1] == images.shape[:1]):
@@ -250,7 +251,8 @@ class _Reader:
             return []
         with suppress(OSError):
             numbers = os.read(self.refusals, 4 * MAX_REFUSED)
-            return [_calls.name(number) for (number,) in struct.iter_unpack("<i", numbers[: len(numbers) // 4 * 4])]
+            found = (_calls.name(number) for (number,) in struct.iter_unpack("<i", numbers[: len(numbers) // 4 * 4]))
+            return list(dict.fromkeys(found))
         return []
 
     def _believed(self, prepared: Mapping[str, Any], told: Mapping[str, Any]) -> Source:
@@ -318,24 +320,24 @@ class _Reader:
         finally:
             timer.cancel()
         if "error" in told:
+            if "not permitted" in told and (calls := self._refused_calls()):
+                raise self._call_refused(calls, told["error"])
             raise self._refused(told["error"])
         return told
 
     def _refused(self, error: Any) -> Exception:
         """Raise again what the reader raised; only our own kinds of error are taken."""
         kind, words = error if is_list(error) and len(error) == 2 else ("", str(error))
-        if kind == "CallRefused":
-            return self._call_refused(str(words))
         found = getattr(errors, str(kind), None) or {"FileNotFoundError": FileNotFoundError, "PermissionError": PermissionError}.get(kind)
         if isinstance(found, type) and issubclass(found, ConvertError | FileNotFoundError | PermissionError):
             return found(str(words))
         return MalformedFile(f"{self.path} can't be read: {words}")
 
-    def _call_refused(self, words: str) -> CallRefused:
+    def _call_refused(self, calls: list[str], error: Any) -> CallRefused:
         refused = CallRefused(
-            f"{self.path} can't be read: {words[:MAX_WORDS]}, which a confined reader may not make. The file is hostile, or a library here "
-            "needs more than it used to: please report it with these words. isolated=False of convert.sandbox.read reads in this process, "
-            "which is for files whose author you trust."
+            f"{self.path} can't be read: its reader made {_named(calls)}, which is refused to confined readers ({str(error)[:MAX_WORDS]}). "
+            "The file is hostile, or a library here needs more than it used to: please report it with these words. isolated=False of "
+            "convert.sandbox.read reads in this process, which is for files whose author you trust."
         )
         refused.path = str(self.path)
         return refused
@@ -373,7 +375,7 @@ class _Reader:
         if code == -getattr(signal, "SIGSYS", 0) != 0:
             how += ", the end of who makes a system call that no reader has a reason to make"
         if calls:
-            how += f", and was refused the system call {', '.join(map(repr, calls))} before"
+            how += f" after {_named(calls)} was refused to it"
         if not self.ready:
             return self._unavailable(f"it {how} before it was ready")
         cut = code in (CUT, -getattr(signal, "SIGBUS", 0))
@@ -388,6 +390,10 @@ class _Reader:
         crash.path, crash.limit = str(self.path), limit
         crash.signal = _signal_name(-code) if code is not None and code < 0 else None
         return crash
+
+
+def _named(calls: list[str]) -> str:
+    return f"the system call{'s' * (len(calls) > 1)} {', '.join(map(repr, calls))}"
 
 
 def _signal_name(number: int) -> str:
