@@ -57,7 +57,7 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000  # the bit of calls by another convention, which would walk past numbers that are compared for equality
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _GIVE = 0x20, 0x15, 0x45, 0x35, 0x06  # LD W ABS, JEQ, JSET, JGE, RET
 _KILL, _TRAP, _ERROR, _ALLOW = 0x80000000, 0x00030000, 0x00050000, 0x7FFF0000
-_SET_FILTER, _ALL_THREADS = 1, 1
+_GET_FILTER, _SET_FILTER, _ALL_THREADS = 21, 1, 1
 _WRITES = os.O_WRONLY | os.O_RDWR | getattr(os, "O_CREAT", 0) | getattr(os, "O_TRUNC", 0) | 0x400000  # the last: O_TMPFILE
 _A_THREAD = (0x3D0F00, 0x7D0F00)  # how glibc and musl start a thread; no other process is started so
 _HUGE_PAGES = 0x40000  # of all processes, and few
@@ -72,6 +72,11 @@ Instruction = tuple[int, int, int, int]
 def known() -> bool:
     """Whether there is a table of this machine's calls."""
     return platform.machine() in NUMBERS and struct.calcsize("P") == 8 and sys.byteorder == "little"
+
+
+def available(libc: Any) -> bool:
+    """Whether the kernel filters calls, and this machine's are known."""
+    return known() and libc.prctl(_GET_FILTER, 0, 0, 0, 0) >= 0
 
 
 def name(number: int, machine: str = "") -> str:

@@ -96,6 +96,8 @@ def enclose(inputs: Sequence[str], folder: str | None = None, threads: int = 0, 
         made.missing.append("no_new_privs was refused: nothing that builds on it is in force")
         return made
     made.held.append("no new privileges")
+    if not (kernel.seccomp and _calls.available(libc)) and (libc.unshare(_NEW_NETWORK) == 0 or libc.unshare(_NEW_NETWORK | _NEW_USER) == 0):
+        made.held.append("no network (namespace)")
     _drop_capabilities(libc, inputs, made)
     version = _landlock.version(libc, kernel.landlock)
     try:
@@ -106,7 +108,10 @@ def enclose(inputs: Sequence[str], folder: str | None = None, threads: int = 0, 
             libc, version, (*inputs, *_FACTS), (*_LIBRARIES, *_PROGRAMS, *_named_places()), (*python, folder) if folder else python
         )
     except OSError:
-        made.missing.append("no Landlock (Linux 5.13): a file that takes its reader over can read every file that you can read")
+        made.missing.append(
+            "no Landlock (Linux 5.13): a file that takes its reader over can read every file that you can read, and the memory of your other "
+            "programs"
+        )
     else:
         made.held.append(f"no other files{', no TCP' if version >= _landlock.TCP_SINCE else ''} (Landlock {version})")
         if _threads() > 1:
@@ -150,12 +155,10 @@ def close(
     except OSError:
         why = "seccomp" if _calls.known() else "seccomp; this processor is not known"
         made.missing.append(
-            f"no filter of system calls ({why}): a file that takes its reader over can change modes and times of your files, "
-            "signal your processes, and start threads"
+            f"no filter of system calls ({why}): a file that takes its reader over can change and lock your files, disturb your other "
+            "programs, start programs, and leave things in memory"
         )
-        if libc.unshare(_NEW_NETWORK | (_NEW_USER if os.getuid() else 0)) == 0:
-            made.held.append("no network (namespace)")
-        else:
+        if "no network (namespace)" not in made.held:
             made.missing.append("the network can be reached")
     else:
         made.held.append("only system calls on the process itself: no network, no programs, no changes (seccomp)")

@@ -183,8 +183,12 @@ class _Reader:
 
     def opened(self, data: Buffer | None) -> Source:
         prepared = self.prepared(data, {"cpu_s": CPU_S, "spare_bytes": SPARE_BYTES}, {}, STARTING_S)
-        told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
-        return self._believed(prepared, told)
+        try:
+            told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
+            return self._believed(prepared, told)
+        except BaseException:
+            self.close()  # at once: whoever keeps the error would keep the process and its folder
+            raise
 
     def ran(self, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
         backend = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", _framework.BACKEND)}

@@ -409,7 +409,7 @@ def test_a_reader_ends_with_the_process_that_asked(busy: bool, file: Path) -> No
     if busy:
         code += "threading.Thread(target=s.tensors['a.bias'].load, daemon=True).start()\ntime.sleep(0.5)\n"
     code += "print('open', flush=True)\ninput()"
-    here = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[1])}
+    here = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[1]), "TMPDIR": str(file.parent)}
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=here) as asking:
         assert asking.stdout is not None
         assert asking.stdout.readline() == b"open\n"
