@@ -96,7 +96,7 @@ def program(machine: str, pid: int, threads: bool, refusal: int = _TRAP) -> list
     numbers = NUMBERS[machine]
     made: list[Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURES[machine]), (_GIVE, 0, 0, _KILL)]
     made += [(_LOAD, 0, 0, 0), (_ANY_BIT, 0, 1, _X32), (_GIVE, 0, 0, _KILL)]
-    blocks = {call: [(_GIVE, 0, 0, _ALLOW)] for call in FREE} | _checked(pid, threads)
+    blocks = {call: [(_GIVE, 0, 0, _ALLOW)] for call in FREE} | checked(pid, threads, (_GIVE, 0, 0, refusal))
     blocks |= {call: [(_GIVE, 0, 0, _KILL)] for call in FATAL} | {call: [_error(errno.ENOSYS)] for call in TRIED}
     for call, block in blocks.items():
         if call in numbers:
@@ -104,9 +104,8 @@ def program(machine: str, pid: int, threads: bool, refusal: int = _TRAP) -> list
     return [*made, (_AT_LEAST, 0, 1, COMMON), _error(errno.ENOSYS), (_GIVE, 0, 0, refusal)]
 
 
-def _checked(pid: int, threads: bool) -> dict[str, list[Instruction]]:
+def checked(pid: int, threads: bool, refused: Instruction) -> dict[str, list[Instruction]]:
     """Give what decides on each call that is allowed with some arguments."""
-    refused = _error(errno.EPERM)
     return {
         "open": _without(1, _WRITES, _error(errno.EROFS)),
         "openat": _without(2, _WRITES, _error(errno.EROFS)),
@@ -114,7 +113,7 @@ def _checked(pid: int, threads: bool) -> dict[str, list[Instruction]]:
         "madvise": _only_other(2, _BROKEN_PAGES, refused),
         "fcntl": _among(1, _FCNTL, refused),
         "ioctl": _among(1, (_TCGETS, _FIOCLEX, _FIONREAD), _error(errno.ENOTTY)),
-        "prctl": _among(0, (_NAME, _GET_NAME, _VMA_NAME), refused),
+        "prctl": _among(0, (_NAME, _GET_NAME, _VMA_NAME), _error(errno.EPERM)),
         "kill": _among(0, (pid,), refused),
         "tgkill": _among(0, (pid,), refused),
         "prlimit64": [*_null(2, refused), *_among(0, (0, pid), refused)],

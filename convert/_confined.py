@@ -86,6 +86,8 @@ def enclose(inputs: Sequence[str], folder: str | None = None, threads: int = 0, 
         kernel: see `confine`.
     """
     made, kernel = Protections(), kernel or Kernel()
+    if folder:
+        made.held.append("a temporary folder of its own")
     if not sys.platform.startswith("linux"):
         made.missing.append(f"{sys.platform} has no protection of files and network: a file that takes its reader over can do what you can")
         return made
@@ -109,8 +111,8 @@ def enclose(inputs: Sequence[str], folder: str | None = None, threads: int = 0, 
         )
     except OSError:
         made.missing.append(
-            "no Landlock (Linux 5.13): a file that takes its reader over can read every file that you can read, and the memory of your other "
-            "programs"
+            "no Landlock (Linux 5.13): a file that takes its reader over can read every file that you can read, "
+            "and the memory of your other programs"
         )
     else:
         made.held.append(f"no other files{', no TCP' if version >= _landlock.TCP_SINCE else ''} (Landlock {version})")

@@ -183,6 +183,7 @@ class _Reader:
 
     def opened(self, data: Buffer | None) -> Source:
         prepared = self.prepared(data, {"cpu_s": CPU_S, "spare_bytes": SPARE_BYTES}, {}, STARTING_S)
+        _say_missing(_words(prepared, "missing"))
         try:
             told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
             return self._believed(prepared, told)
@@ -194,6 +195,7 @@ class _Reader:
         backend = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", _framework.BACKEND)}
         limits = {"cpu_s": RUNNING_CPU_S, "spare_bytes": RUNNING_BYTES}
         prepared = self.prepared(None, limits, WITHOUT_GPU | backend, RUNNING_S)
+        _say_missing(_words(prepared, "missing"))
         told = self._ask({"images": packed(images), "last": last}, RUNNING_S + self.size_bytes / SLOWEST_BYTES_S)
         calls = self._refused_calls()
         self.close()
@@ -226,7 +228,6 @@ class _Reader:
         except (OSError, RuntimeError) as error:  # the latter is of threads
             raise self._unavailable(str(getattr(error, "strerror", None) or error)) from error
         self.ready = True
-        _say_missing(_words(prepared, "missing"))
         return prepared
 
     def _start(self, fds: list[int], environment: Mapping[str, str], asked: dict[str, Any]) -> None:
