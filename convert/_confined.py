@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -313,11 +313,25 @@ def _named_places() -> list[str]:
 def _python_places() -> list[str]:
     """List where Python and its libraries lie, from which more may be imported: no folder of the user's own work."""
     prefixes = {str(Path(prefix) / "lib") for prefix in (sys.prefix, sys.base_prefix)}
-    places = set(prefixes)
+    places, packages = set(prefixes), set[Path]()
     for entry in sys.path:
         folder = Path(entry)
+        own = {folder / package for package in ("convert", "weights")}
         if folder.name in ("site-packages", "dist-packages") or any(entry.startswith(prefix) for prefix in prefixes):
             places.add(entry)
+            own = set(folder.iterdir()) if folder.is_dir() else set[Path]()
         else:
-            places |= {str(folder / package) for package in ("convert", "weights")}
+            places |= {str(package) for package in own}
+        packages |= own
+    if any(Path(file).is_symlink() for module in tuple(sys.modules.values()) if (file := getattr(module, "__file__", None))):
+        places |= {str(place) for package in packages for place in _linked(package)}
     return sorted(places)
+
+
+def _linked(package: Path) -> Iterator[Path]:
+    """Follow the links of a package whose files are links to files elsewhere, as uv and Bazel install them."""
+    with suppress(OSError):
+        if package.is_symlink():
+            yield package.resolve()
+        elif package.is_dir():
+            yield from {file.resolve().parent for file in package.iterdir() if file.is_symlink()}

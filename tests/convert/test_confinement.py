@@ -26,6 +26,7 @@ from convert import _calls, _confined, sandbox
 from convert._call_table import COMMON, NAMES, NUMBERS
 from convert._calls import FATAL, FREE, TRIED
 from weights import CallRefused, ConvertError, ReaderCrashed, ReaderUnavailable
+from zoo.commands.app import main
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="these are Linux's protections")
 RECORD = Path(__file__).parents[2] / "docs" / "confined.json"
@@ -399,6 +400,34 @@ def test_a_reader_starts_where_nothing_can_be_written(file: Path, monkeypatch: p
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
     with sandbox.read(file) as source:
         assert list(source.tensors) == ["a.weight"]
+
+
+@linux
+def test_libraries_that_are_links_to_files_elsewhere_are_read(
+    file: Path, tmp_path: Path, doing: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As uv installs them if it is told to, and Bazel."""
+    for name in ("linked_early", "linked_late"):
+        real, seen_at = tmp_path / "cache" / name / name, tmp_path / "site-packages" / name
+        (real / "inner").mkdir(parents=True)
+        (seen_at / "inner").mkdir(parents=True)
+        for part in ("__init__.py", "inner/__init__.py"):
+            (real / part).write_text("WORD = 'found'\n")
+            (seen_at / part).symlink_to(real / part)
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    doing(f"from linked_late.inner import WORD\n{REFUSE}WORD)")
+    monkeypatch.setattr(sandbox, "START", sandbox.START.replace("import os, sys, convert", "import linked_early, os, sys, convert"))
+    with pytest.raises(ConvertError, match=r"^found$"):
+        sandbox.read(file)
+
+
+def test_a_command_says_once_what_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    older = "import convert._reader as r\nr.enclose = lambda *_: r.Protections(missing=['no walls: it can leave'])\nmain()\n"
+    monkeypatch.setattr(sandbox, "START", BEHIND + older)
+    monkeypatch.setattr(sandbox, "_said", set())
+    assert main(["diff", str(file), str(file)]) == 0
+    said = capsys.readouterr().err
+    assert said.count("less protection here, see zoo doctor: no walls: it can leave") == 1
 
 
 def test_what_protects_less_here_is_said_once(file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import gc
 import json
 import mmap
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 from hostile import seeds
 
-from convert import formats, sandbox
+from convert import _calls, formats, sandbox
 from convert.formats._hdf5 import Hdf5
 from convert.formats._picklemachine import Machine
 from convert.source import Source
@@ -93,12 +94,27 @@ def same(ours: Source, theirs: Source) -> None:
                         assert repr(ours.layout.steps(kind, leaf, stored.stored_shape)) == wanted
 
 
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the numbers of the system calls that readers were refused."""
+    numbers, end = list[int](), sandbox._end
+
+    def noting(process: subprocess.Popen[bytes], folder: str | None, reading: int | None) -> None:
+        with contextlib.suppress(BlockingIOError):  # nothing was written
+            numbers.extend(number for (number,) in struct.iter_unpack("<i", os.read(reading, 4000) if reading is not None else b""))
+        end(process, folder, reading)
+
+    monkeypatch.setattr(sandbox, "_end", noting)
+    return numbers
+
+
 @pytest.mark.parametrize("format", sorted(formats.formats()))
-def test_a_file_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path) -> None:
+def test_a_file_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path, refused: list[int]) -> None:
     path = seeds(format, tmp_path)[0]
     with sandbox.read(path, format) as ours, formats.read(path, format) as theirs:
         same(ours, theirs)
         assert bool(ours.reader) == (format != "safetensors")
+    assert [_calls.name(number) for number in refused] == []
 
 
 @pytest.mark.parametrize("format", sorted(set(formats.formats()) - {"safetensors"}))
@@ -124,10 +140,11 @@ def test_a_format_is_told_by_the_first_bytes_and_nothing_is_parsed_here(
 
 @pytest.mark.long
 @pytest.mark.parametrize("format", sorted(formats.formats()))
-def test_every_seed_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path) -> None:
+def test_every_seed_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path, refused: list[int]) -> None:
     for path in seeds(format, tmp_path):
         with sandbox.read(path, format) as ours, formats.read(path, format) as theirs:
             same(ours, theirs)
+    assert [_calls.name(number) for number in refused] == []
 
 
 def test_bytes_that_were_read_are_those_that_are_parsed(tmp_path: Path) -> None:
