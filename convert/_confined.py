@@ -32,7 +32,8 @@ MOST_WEIGHED = 1000
 """Files of a folder that are looked at."""
 
 _SET_DUMPABLE, _CAPABILITY_DROP, _SET_NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 4, 24, 38, 47, 4
-_CAPABILITIES_3, _READ_ALL = 0x20080522, 1 << 2  # the second: CAP_DAC_READ_SEARCH
+_CAPABILITIES_3 = 0x20080522
+_READ_ALL, _OVERRIDE = 1 << 2, 1 << 1  # CAP_DAC_READ_SEARCH and CAP_DAC_OVERRIDE: containers have only the latter
 _LAST_CAPABILITY = 63
 _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
 _SOMEBODY = 2_000_000_000  # with the process's number: a user that nobody is
@@ -59,23 +60,6 @@ class Protections:
     missing: list[str] = field(default_factory=list[str])
 
 
-def confine(
-    inputs: Sequence[str], size_bytes: int, cpu_s: int, spare_bytes: int = SPARE_BYTES, kernel: Kernel | None = None
-) -> Protections:
-    """Give up what reading needs not, in one step and without threads.
-
-    Args:
-        inputs: files and folders that may be read, beside Python's own.
-        size_bytes: of the input: memory is limited in its proportion.
-        cpu_s: seconds of processor time, after which the kernel ends the process.
-        spare_bytes: of memory beside that.
-        kernel: what is used of the kernel's protections; all that it has, if None.
-    """
-    protections = enclose(inputs, kernel=kernel)
-    close(protections, inputs, size_bytes, cpu_s, spare_bytes, kernel=kernel)
-    return protections
-
-
 def enclose(inputs: Sequence[str], folder: str | None = None, threads: int = 0, kernel: Kernel | None = None) -> Protections:
     """Give up what the import of libraries needs not, while there is one thread: privileges, and the user's files.
 
@@ -83,7 +67,7 @@ def enclose(inputs: Sequence[str], folder: str | None = None, threads: int = 0, 
         inputs: files and folders that may be read.
         folder: where libraries may write while they are imported; beside Python's own folders, for its bytecode.
         threads: how many the process will need beside those that run already; 0 for none.
-        kernel: see `confine`.
+        kernel: what is used of the kernel's protections; all that it has, if None.
     """
     made, kernel = Protections(), kernel or Kernel()
     if folder:
@@ -135,8 +119,10 @@ def close(
 
     Args:
         made: what `enclose` returned.
-        inputs, size_bytes, cpu_s, spare_bytes, kernel: see `confine`.
-        threads: as of `enclose`.
+        inputs, threads, kernel: as of `enclose`.
+        size_bytes: of the input: memory is limited in its proportion.
+        cpu_s: seconds of processor time, after which the kernel ends the process.
+        spare_bytes: of memory beside that.
         told: descriptor to which the number of each refused call is written.
     """
     kernel = kernel or Kernel()
@@ -147,9 +133,7 @@ def close(
     libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     if any("Landlock" in each for each in made.held):
         with suppress(OSError):  # for where no filter of calls is; the first rule holds anyway
-            _landlock.allow_only(
-                libc, _landlock.version(libc, kernel.landlock), (*inputs, *_FACTS), (*_LIBRARIES, *_named_places(), *_python_places())
-            )
+            _landlock.allow_only(libc, _landlock.version(libc, kernel.landlock), (*inputs, *_FACTS), (*_LIBRARIES, *_python_places()))
     try:
         if not kernel.seccomp:
             raise OSError
@@ -177,10 +161,10 @@ def _drop_capabilities(libc: Any, inputs: Sequence[str], made: Protections) -> N
     for capability in range(_LAST_CAPABILITY + 1):
         libc.prctl(_CAPABILITY_DROP, capability, 0, 0, 0)
     libc.prctl(_AMBIENT, _CLEAR_ALL, 0, 0, 0)
-    kept = 0
-    if permitted & _READ_ALL:
-        libc.capset(head, struct.pack("<6I", 0, _READ_ALL, 0, 0, 0, 0))
-        kept = 0 if all(_readable(place) for place in (*inputs, *sys.path)) else _READ_ALL
+    kept = permitted & _READ_ALL or permitted & _OVERRIDE
+    if kept:
+        libc.capset(head, struct.pack("<6I", 0, kept, 0, 0, 0, 0))
+        kept = 0 if all(_readable(place) for place in (*inputs, *sys.path)) else kept
     if libc.capset(head, struct.pack("<6I", kept, kept, 0, 0, 0, 0)) != 0:
         made.missing.append("capabilities were not dropped")
         return
@@ -307,6 +291,7 @@ _PROGRAMS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
 
 
 def _named_places() -> list[str]:
+    """List where the user has libraries, which are needed while others are imported."""
     return [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if Path(entry).is_absolute()]
 
 

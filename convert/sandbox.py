@@ -461,7 +461,15 @@ def _started(fds: tuple[int, ...], more: Mapping[str, str], folder: str | None) 
     pipe = subprocess.PIPE
     quiet = subprocess.DEVNULL
     return subprocess.Popen(
-        command, env=environment, cwd=folder, bufsize=0, stdin=pipe, stdout=pipe, stderr=quiet, pass_fds=fds, start_new_session=True
+        command,
+        env=environment,
+        cwd=folder or os.sep,
+        bufsize=0,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=quiet,
+        pass_fds=fds,
+        start_new_session=True,
     )
 
 

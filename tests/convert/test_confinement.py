@@ -32,13 +32,15 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="these a
 RECORD = Path(__file__).parents[2] / "docs" / "confined.json"
 REFUSE = "from weights.errors import MalformedFile\nraise MalformedFile("
 """How the code of a test tells what it found."""
+WHO = "import os, pathlib; from convert import sandbox; s = sandbox.read(pathlib.Path(os.environ['WEIGHTS'])); print(s.reader)"
 BEHIND = sandbox.START.removesuffix("main()\n")
 UNREADABLE = (
     "no Landlock (Linux 5.13): a file that takes its reader over can read every file that you can read, "
     "and the memory of your other programs"
 )
-ALWAYS = ("chmod", "utimensat", "read a file", "make a file", "unlinkat", "kill", "setpriority", "shmget", "threads", "TCP")
+ALWAYS = {"fchmodat", "utimensat", "read a file", "make a file", "unlinkat", "kill", "prlimit64, to ask"}
 """What every Linux lets a process do that is not confined, so that refusing it is worth something."""
+MEMORY = "memory by the proc folder"
 
 
 @functools.cache
@@ -70,8 +72,8 @@ def test_no_call_acts_outside_of_a_confined_reader_unless_it_is_said(ages: list[
     unconfined, *confined = ages
     names = [name for kind in ATTEMPTS.values() for name in kind]
     assert list(unconfined["attempts"]) == names
-    possible = [name for name in ALWAYS if unconfined["attempts"][name] != "absent"]
-    assert set(possible) <= set(acts(unconfined))
+    assert set(acts(unconfined)) >= ALWAYS
+    assert len(acts(unconfined)) > 30  # a container may forbid some of the others, and a kernel lack some
     for age in confined:
         assert list(age["attempts"]) == names
         asked, hidden = age["age"], any("Landlock" in each for each in age["held"])
@@ -82,7 +84,7 @@ def test_no_call_acts_outside_of_a_confined_reader_unless_it_is_said(ages: list[
         elif hidden:
             assert acts(age) == [], asked
         else:
-            assert set(acts(age)) <= {"read a file", "list a folder", "memory by the proc folder"}, asked
+            assert set(acts(age)) <= {"read a file", "list a folder", MEMORY}, asked
         assert not [outcome for outcome in age["attempts"].values() if outcome.startswith("died") or ":" in outcome], asked
 
 
@@ -106,7 +108,8 @@ def test_every_call_of_the_kernels_table_is_refused_unless_it_is_known_to_act_in
         for name, outcome in table.items():
             if name in UNFILTERED:
                 continue
-            assert outcome == expected(name, numbers[name]), name
+            lacking = outcome == "ENOSYS" and name in FREE and numbers[name] >= COMMON  # a kernel older than the call
+            assert lacking or outcome == expected(name, numbers[name]), name
 
 
 def expected(name: str, number: int) -> str:
@@ -127,9 +130,14 @@ def test_the_record_of_the_documents_is_what_is_seen_here() -> None:
         assert old["age"] == new["age"]
         assert list(old["attempts"]) == list(new["attempts"])
         if filtered(new) and old["missing"] == new["missing"] and platform.machine() == "x86_64":
-            assert acts(old) == acts(new)
-            assert old["table"] == new["table"]
-    assert all(filtered(old) for old in recorded if old["age"]["seccomp"] and old["age"]["landlock"] is not None)
+            assert set(acts(old)) ^ set(acts(new)) <= {MEMORY}  # which Yama forbids, or that a process has more privileges
+        for name, outcome in old["table"].items():
+            assert name in UNFILTERED or outcome == expected(name, NUMBERS["x86_64"][name]), name
+    assert all(
+        filtered(old) and (old["table"] or old["age"]["threads"])
+        for old in recorded
+        if old["age"]["seccomp"] and old["age"]["landlock"] is not None
+    )
 
 
 # The filter, without a kernel: both machines' programs, as the kernel would run them.
@@ -355,6 +363,13 @@ def test_root_still_reads_what_only_its_owner_may(file: Path) -> None:
     with sandbox.read(file) as source:
         assert "no capabilities but to read others' files" in source.reader
         assert source.tensors["a.weight"].array().shape == (2, 3)
+    # Docker's root has no privilege to read alone, but the one that includes it
+    lacking = (
+        f"import ctypes; ctypes.CDLL(None).prctl(24, 2, 0, 0, 0); import os, sys; os.execv(sys.executable, [sys.executable, '-c', {WHO!r}])"
+    )
+    here = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[1]), "WEIGHTS": str(file)}
+    ran = subprocess.run([sys.executable, "-c", lacking], env=here, capture_output=True, text=True, check=True)
+    assert "no capabilities but to read others' files" in ran.stdout
     os.chown(file, 0, 0)
     with sandbox.read(file) as source:
         assert "no capabilities," in source.reader

@@ -44,7 +44,8 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Let another program stand where the reader does, from when it is ready; it has `confine`, and `asked`, the first question."""
 
     def replaced(code: str) -> None:
-        first = "import sys, os, json\nfrom convert._confined import confine\nasked = json.loads(sys.stdin.buffer.readline())\n"
+        first = "import sys, os, json\nfrom convert._confined import close, enclose\nasked = json.loads(sys.stdin.buffer.readline())\n"
+        first += "def confine(inputs, *limits):\n    made = enclose(inputs)\n    close(made, inputs, *limits)\n    return made\n"
         monkeypatch.setattr(sandbox, "START", BEHIND + first + answering("json.dumps({'protections': []})") + code)
 
     return replaced
