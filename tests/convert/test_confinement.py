@@ -12,7 +12,6 @@ import re
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -381,7 +380,6 @@ def test_a_reader_has_a_folder_of_its_own_which_goes_with_it(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    before = threading.active_count()
     names = "'HOME', 'TMPDIR', 'TMP', 'XDG_CACHE_HOME'"
     doing(
         f"places = {{os.environ[n] for n in ({names})}} | {{os.getcwd()}}\n{REFUSE}' '.join([*places, oct(os.stat('.').st_mode & 0o777)]))"
@@ -392,7 +390,6 @@ def test_a_reader_has_a_folder_of_its_own_which_goes_with_it(
     assert Path(place).parent == temporary
     assert sys.platform == "win32" or int(mode, 8) == stat.S_IRWXU
     assert not list(temporary.iterdir())
-    assert threading.active_count() == before
     monkeypatch.undo()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     with sandbox.read(file):
