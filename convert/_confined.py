@@ -1,19 +1,26 @@
 """What a process gives up before it reads a stranger's file: memory, time, writing, the network, other files, other processes.
 
-Runs in the reader's own process, see `convert.sandbox`. Each protection is one that the kernel may or may not have, so that each says
-whether it is in force.
+Runs in the reader's own process, see `convert.sandbox`, in two steps: `enclose` before libraries are imported, since what it takes is
+taken of one thread and those that it starts; and `close`, which leaves what reading alone needs. Each protection is one that the kernel
+may or may not have, so that each says whether it is in force.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import struct
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Any
+
+from convert import _calls, _landlock
 
 SPARE_BYTES = 2**30
 """Memory beside four times the input: what a reader may hold."""
@@ -21,87 +28,248 @@ FILES = 256
 """Open files that a reader may have; TensorFlow's and ONNX's weights may lie in some dozens."""
 GRACE_S = 5
 """From the signal that says that the time is over to the one that can't be missed."""
+MOST_WEIGHED = 1000
+"""Files of a folder that are looked at."""
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 38, 4, 22
-_LANDLOCK = {"create": 444, "add": 445, "restrict": 446}  # the same number on every architecture
-_EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
-_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # by version: refer, truncate, ioctl were added
-_TCP, _SCOPES = 0b11, 0b11  # bind and connect; abstract sockets and signals
-
-# by machine: AUDIT_ARCH, the calls that are refused, clone, and clone3, whose flags a filter can't see
-_CALLS: dict[str, tuple[int, tuple[int, ...], int, int]] = {
-    # socket connect accept sendto sendmsg bind listen socketpair fork vfork execve kill ptrace mount process_vm_readv/writev
-    # open_by_handle_at bpf execveat userfaultfd perf_event_open io_uring_setup/enter pidfd_open unshare setns
-    "x86_64": (
-        0xC000003E,
-        (41, 42, 43, 44, 46, 49, 50, 53, 57, 58, 59, 62, 101, 165, 310, 311, 304, 321, 322, 323, 298, 425, 426, 434, 272, 308),
-        56,
-        435,
-    ),
-    "aarch64": (
-        0xC00000B7,
-        (198, 203, 202, 206, 211, 200, 201, 199, 221, 129, 117, 40, 270, 271, 265, 280, 281, 282, 241, 425, 426, 434, 97, 268),
-        220,
-        435,
-    ),
-}
-_CLONE_THREAD, _EPERM, _ENOSYS = 0x10000, 1, 38
+_SET_DUMPABLE, _CAPABILITY_DROP, _SET_NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 4, 24, 38, 47, 4
+_CAPABILITIES_3 = 0x20080522
+_READ_ALL, _OVERRIDE = 1 << 2, 1 << 1  # CAP_DAC_READ_SEARCH and CAP_DAC_OVERRIDE: containers have only the latter
+_LAST_CAPABILITY = 63
+_NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
+_SOMEBODY = 2_000_000_000  # with the process's number: a user that nobody is
 
 
-def confine(inputs: Sequence[str], size_bytes: int, cpu_s: int, spare_bytes: int = SPARE_BYTES) -> list[str]:
-    """Give up what reading needs not.
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What is used of a kernel's protections at most: tests emulate older ones.
 
     Args:
-        inputs: files and folders that may be read, beside Python's own.
+        landlock: version of Landlock, 0 for none.
+        seccomp: whether it filters system calls.
+    """
+
+    landlock: int = _landlock.NEWEST
+    seccomp: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Protections:
+    """What is in force, in words, and what is not and what that means: "memory 1.2 GB", "no Landlock (Linux 5.13): …"."""
+
+    held: list[str] = field(default_factory=list[str])
+    missing: list[str] = field(default_factory=list[str])
+
+
+def enclose(inputs: Sequence[str], folder: str | None = None, threads: int = 0, kernel: Kernel | None = None) -> Protections:
+    """Give up what the import of libraries needs not, while there is one thread: privileges, and the user's files.
+
+    Args:
+        inputs: files and folders that may be read.
+        folder: where libraries may write while they are imported; beside Python's own folders, for its bytecode.
+        threads: how many the process will need beside those that run already; 0 for none.
+        kernel: what is used of the kernel's protections; all that it has, if None.
+    """
+    made, kernel = Protections(), kernel or Kernel()
+    if folder:
+        made.held.append("a temporary folder of its own")
+    if not sys.platform.startswith("linux"):
+        made.missing.append(f"{sys.platform} has no protection of files and network: a file that takes its reader over can do what you can")
+        return made
+    libc = ctypes.CDLL(None, use_errno=True)
+    if threads:
+        _limit_threads(threads, made)
+    if libc.prctl(_SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        made.missing.append("no_new_privs was refused: nothing that builds on it is in force")
+        return made
+    made.held.append("no new privileges")
+    if not (kernel.seccomp and _calls.available(libc)) and (libc.unshare(_NEW_NETWORK) == 0 or libc.unshare(_NEW_NETWORK | _NEW_USER) == 0):
+        made.held.append("no network (namespace)")
+    _drop_capabilities(libc, inputs, made)
+    version = _landlock.version(libc, kernel.landlock)
+    try:
+        if not version:
+            raise OSError
+        python = _python_places()  # which may be written to for its bytecode: no code but our own runs until `close`
+        _landlock.allow_only(
+            libc, version, (*inputs, *_FACTS), (*_LIBRARIES, *_PROGRAMS, *_named_places()), (*python, folder) if folder else python
+        )
+    except OSError:
+        made.missing.append(
+            "no Landlock (Linux 5.13): a file that takes its reader over can read every file that you can read, "
+            "and the memory of your other programs"
+        )
+    else:
+        made.held.append(f"no other files{', no TCP' if version >= _landlock.TCP_SINCE else ''} (Landlock {version})")
+        if _threads() > 1:
+            made.missing.append("threads that ran before: they are outside of Landlock")
+    return made
+
+
+def close(
+    made: Protections,
+    inputs: Sequence[str],
+    size_bytes: int,
+    cpu_s: int,
+    spare_bytes: int = SPARE_BYTES,
+    threads: int = 0,
+    kernel: Kernel | None = None,
+    told: int | None = None,
+) -> None:
+    """Give up all that is left but reading; what is in force is added to what `enclose` returned.
+
+    Args:
+        made: what `enclose` returned.
+        inputs, threads, kernel: as of `enclose`.
         size_bytes: of the input: memory is limited in its proportion.
         cpu_s: seconds of processor time, after which the kernel ends the process.
         spare_bytes: of memory beside that.
-
-    Returns:
-        What is in force, in words: "memory 1.2 GB", "no network (seccomp)" …
+        told: descriptor to which the number of each refused call is written.
     """
-    active = _limits(size_bytes, cpu_s, spare_bytes)
-    if not sys.platform.startswith("linux"):
-        return active
+    kernel = kernel or Kernel()
+    _limits(size_bytes, cpu_s, spare_bytes, threads, made)
+    if "no new privileges" not in made.held:
+        return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        return active
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-    active.append("no new privileges")
-    with suppress(OSError):
-        active.append(_landlock(libc, inputs))
-    with suppress(OSError):
-        active.append(_seccomp(libc))
-    if not any("seccomp" in each for each in active) and libc.unshare(0x40000000 | (0x10000000 if os.getuid() else 0)) == 0:
-        active.append("no network (namespace)")
-    return active
+    libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+    if any("Landlock" in each for each in made.held):
+        with suppress(OSError):  # for where no filter of calls is; the first rule holds anyway
+            _landlock.allow_only(libc, _landlock.version(libc, kernel.landlock), (*inputs, *_FACTS), (*_LIBRARIES, *_python_places()))
+    try:
+        if not kernel.seccomp:
+            raise OSError
+        _calls.forbid(libc, threads > 0, _calls.noting(libc, told))
+    except OSError:
+        why = "seccomp" if _calls.known() else "seccomp; this processor is not known"
+        made.missing.append(
+            f"no filter of system calls ({why}): a file that takes its reader over can change and lock your files, disturb your other "
+            "programs, start programs, and leave things in memory"
+        )
+        if "no network (namespace)" not in made.held:
+            made.missing.append("the network can be reached")
+    else:
+        made.held.append("only system calls on the process itself: no network, no programs, no changes (seccomp)")
 
 
-def _limits(size_bytes: int, cpu_s: int, spare_bytes: int) -> list[str]:
+def _drop_capabilities(libc: Any, inputs: Sequence[str], made: Protections) -> None:
+    """Drop root's privileges; the one to read others' files stays where the input, or Python itself, is another's."""
+    head = struct.pack("<Ii", _CAPABILITIES_3, 0)
+    now = ctypes.create_string_buffer(24)
+    if libc.capget(head, now) != 0:
+        made.missing.append("capabilities can't be asked for, and were not dropped")
+        return
+    permitted = struct.unpack("<6I", now.raw)[1]
+    for capability in range(_LAST_CAPABILITY + 1):
+        libc.prctl(_CAPABILITY_DROP, capability, 0, 0, 0)
+    libc.prctl(_AMBIENT, _CLEAR_ALL, 0, 0, 0)
+    kept = permitted & _READ_ALL or permitted & _OVERRIDE
+    if kept:
+        libc.capset(head, struct.pack("<6I", 0, kept, 0, 0, 0, 0))
+        kept = 0 if all(_readable(place) for place in (*inputs, *sys.path)) else kept
+    if libc.capset(head, struct.pack("<6I", kept, kept, 0, 0, 0, 0)) != 0:
+        made.missing.append("capabilities were not dropped")
+        return
+    made.held.append("no capabilities" if not kept else "no capabilities but to read others' files")
+
+
+def _readable(place: str) -> bool:
+    """Whether a place can be read, and what is in it, as far as is looked at; one that is not there needs no privilege."""
+
+    def give_up(error: OSError) -> None:
+        raise error
+
+    try:
+        path = Path(place)
+        files = (Path(folder, name) for folder, _, names in os.walk(path, onerror=give_up) for name in names) if path.is_dir() else [path]
+        for file in islice(files, 1 if place in sys.path else MOST_WEIGHED):
+            if file.is_file():
+                os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _limit_threads(threads: int, made: Protections) -> None:
+    """Limit threads by what the user has running already; root, whom no such limit binds, first becomes somebody with nothing running."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if os.geteuid() == 0:
+        with suppress(OSError):  # of the real user alone; files are opened as the effective one
+            os.setresuid(_SOMEBODY + os.getpid(), 0, 0)
+    limit = (1 if os.getuid() >= _SOMEBODY else _running()) + threads
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (limit, hard))
+        if os.getuid() and _starts_a_thread():
+            resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+            made.held.append(f"{threads} threads")
+            return
+        resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+    made.missing.append("no limit of threads: a file that takes its reader over can slow this machine down until the reader is ended")
+
+
+def _running() -> int:
+    """Count the threads that this user has running."""
+    own, found = os.getuid(), 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError, KeyError, IndexError, ValueError):  # it has ended
+            facts = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            found += int(facts["Threads"]) if int(facts["Uid"].split()[0]) == own else 0
+    return found
+
+
+def _starts_a_thread() -> bool:
+    """Try whether a thread can be started, and wait for its end, which comes a little after the last that Python sees of it."""
+    try:
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+    except RuntimeError:
+        return False
+    thread.join()
+    end = time.monotonic() + 1
+    while _threads() > 1 and time.monotonic() < end:
+        time.sleep(0.001)
+    return True
+
+
+def _threads() -> int:
+    try:
+        return sum(1 for _ in Path("/proc/self/task").iterdir())
+    except OSError:
+        return threading.active_count()
+
+
+def _limits(size_bytes: int, cpu_s: int, spare_bytes: int, threads: int, made: Protections) -> None:
     try:
         import resource
     except ImportError:  # Windows
-        return []
-    active: list[str] = []
+        made.missing.append("no limits of memory and time of the processor")
+        return
     memory = _used_bytes() + 4 * size_bytes + spare_bytes
-    wanted = {
+    wanted: dict[str, tuple[int, str]] = {
         "RLIMIT_CORE": (0, "no core dump"),
         "RLIMIT_FSIZE": (0, "no writing"),
         "RLIMIT_NOFILE": (FILES, f"{FILES} open files"),
         "RLIMIT_CPU": (cpu_s, f"processor {cpu_s} s"),
         "RLIMIT_AS": (memory, f"memory {memory / 1e9:.1f} GB"),
+        "RLIMIT_MEMLOCK": (0, "no locked memory"),
+        "RLIMIT_MSGQUEUE": (0, "no message queues"),
     }
+    if not threads and os.getuid():  # root is bound by the filter of calls alone
+        wanted["RLIMIT_NPROC"] = (0, "no new threads")
     for name, (limit, words) in wanted.items():
-        hard = resource.getrlimit(getattr(resource, name))[1]
-        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         try:
-            resource.setrlimit(
-                getattr(resource, name), (limit, limit + GRACE_S if name == "RLIMIT_CPU" and hard == resource.RLIM_INFINITY else limit)
-            )
-        except (ValueError, OSError):  # macOS limits no address space
+            which = getattr(resource, name)
+            hard = resource.getrlimit(which)[1]
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(which, (limit, limit + GRACE_S if name == "RLIMIT_CPU" and hard == resource.RLIM_INFINITY else limit))
+        except (AttributeError, ValueError, OSError):  # macOS limits no address space
+            if name == "RLIMIT_AS":
+                made.missing.append("no limit of memory")
             continue
-        active.append(words)
-    return active
+        made.held.append(words)
 
 
 def _used_bytes() -> int:
@@ -112,69 +280,43 @@ def _used_bytes() -> int:
         return 2**32
 
 
-def _landlock(libc: ctypes.CDLL, inputs: Sequence[str]) -> str:
-    """Let this process read `inputs` and Python's own files, write nothing, and speak no TCP."""
-    version = libc.syscall(_LANDLOCK["create"], None, ctypes.c_size_t(0), ctypes.c_uint(1))
-    if version < 1:
-        raise OSError(ctypes.get_errno(), "the kernel has no Landlock")
-    handled = _RIGHTS[max(known for known in _RIGHTS if known <= version)]
-    rules = struct.pack("<QQQ", handled, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
-    rules = rules[: 8 if version < 4 else 16 if version < 6 else 24]
-    ruleset = libc.syscall(_LANDLOCK["create"], rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0))
-    if ruleset < 0:
-        raise OSError(ctypes.get_errno(), "no ruleset")
-    try:
-        for place in (*inputs, *_own_places()):
-            with suppress(OSError):
-                _allow(libc, ruleset, place, _READ_FILE | _READ_DIR | (0 if place in inputs else _EXECUTE))
-        if libc.syscall(_LANDLOCK["restrict"], ctypes.c_int(ruleset), ctypes.c_uint(0)) != 0:
-            raise OSError(ctypes.get_errno(), "not restricted")
-    finally:
-        os.close(ruleset)
-    return f"no other files{', no TCP' if version >= 4 else ''} (Landlock {version})"
+_FACTS = (
+    *("/dev/null", "/dev/urandom", "/etc/localtime", "/etc/os-release", "/usr/share/zoneinfo"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/self", "/sys/devices/system/cpu", "/sys/devices/system/node"),
+)
+"""What libraries ask of the machine: nothing in it is the user's."""
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/nix/store", "/gnu/store")
+_PROGRAMS = ("/bin", "/sbin", "/usr/bin", "/usr/sbin")
+"""What libraries may start while they are imported: `platform.processor` asks `uname`."""
 
 
-def _allow(libc: ctypes.CDLL, ruleset: int, place: str, rights: int) -> None:
-    fd = os.open(place, os.O_PATH | os.O_CLOEXEC)
-    try:
-        folder = Path(place).is_dir()
-        rule = struct.pack("<Qi", rights if folder else rights & ~_READ_DIR, fd)
-        if libc.syscall(_LANDLOCK["add"], ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint(0)) != 0:
-            raise OSError(ctypes.get_errno(), place)
-    finally:
-        os.close(fd)
+def _named_places() -> list[str]:
+    """List where the user has libraries, which are needed while others are imported."""
+    return [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if Path(entry).is_absolute()]
 
 
-def _own_places() -> list[str]:
+def _python_places() -> list[str]:
     """List where Python and its libraries lie, from which more may be imported: no folder of the user's own work."""
     prefixes = {str(Path(prefix) / "lib") for prefix in (sys.prefix, sys.base_prefix)}
-    places = {*prefixes, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"}
+    places, packages = set(prefixes), set[Path]()
     for entry in sys.path:
         folder = Path(entry)
+        own = {folder / package for package in ("convert", "weights")}
         if folder.name in ("site-packages", "dist-packages") or any(entry.startswith(prefix) for prefix in prefixes):
             places.add(entry)
+            own = set(folder.iterdir()) if folder.is_dir() else set[Path]()
         else:
-            places |= {str(folder / package) for package in ("convert", "weights")}
+            places |= {str(package) for package in own}
+        packages |= own
+    if any(Path(file).is_symlink() for module in tuple(sys.modules.values()) if (file := getattr(module, "__file__", None))):
+        places |= {str(place) for package in packages for place in _linked(package)}
     return sorted(places)
 
 
-def _seccomp(libc: ctypes.CDLL) -> str:
-    """Refuse sockets, other programs, other processes and the doors around this; threads stay allowed."""
-    if platform.machine() not in _CALLS or struct.calcsize("P") != 8:
-        raise OSError("no table for this machine")
-    architecture, refused, clone, clone3 = _CALLS[platform.machine()]
-    load, equal, masked, give = 0x20, 0x15, 0x45, 0x06  # LD W ABS, JEQ, JSET, RET
-    kill, error, allow = 0x80000000, 0x00050000, 0x7FFF0000
-    # x32 calls have bit 30 set, and would walk past numbers that are compared for equality
-    program = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill), (load, 0, 0, 0), (masked, 0, 1, 0x40000000)]
-    program += [(give, 0, 0, kill)]
-    for number in refused:
-        program += [(equal, 0, 1, number), (give, 0, 0, error | _EPERM)]
-    program += [(equal, 0, 1, clone3), (give, 0, 0, error | _ENOSYS)]  # the C library then asks clone
-    program += [(equal, 0, 3, clone), (load, 0, 0, 16), (masked, 1, 0, _CLONE_THREAD), (give, 0, 0, error | _EPERM), (give, 0, 0, allow)]
-    code = b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
-    held = ctypes.create_string_buffer(code, len(code))
-    described = struct.pack("<H6xQ", len(program), ctypes.addressof(held))
-    if libc.prctl(_PR_SET_SECCOMP, 2, described, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "no filter")
-    return "no network, no programs (seccomp)"
+def _linked(package: Path) -> Iterator[Path]:
+    """Follow the links of a package whose files are links to files elsewhere, as uv and Bazel install them."""
+    with suppress(OSError):
+        if package.is_symlink():
+            yield package.resolve()
+        elif package.is_dir():
+            yield from {file.resolve().parent for file in package.iterdir() if file.is_symlink()}

@@ -63,7 +63,9 @@ def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.
 def _onnx(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
     del last  # the session says it
     onnxruntime: Any = importlib.import_module("onnxruntime")
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    alone = onnxruntime.SessionOptions()
+    alone.intra_op_num_threads = alone.inter_op_num_threads = 1  # a confined process may start no more
+    session = onnxruntime.InferenceSession(str(path), alone, providers=["CPUExecutionProvider"])
     wanted = session.get_inputs()[0]
     fits = isinstance(wanted.shape[1], str | None) or wanted.shape[1] == images.shape[1]
     one_by_one = isinstance(wanted.shape[0], int) and wanted.shape[0] == 1

@@ -23,13 +23,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from convert._confined import confine
+from convert._confined import Protections, close, enclose
 from convert._manifest import CUT, described, dtype_name, packed, unpacked
 from convert.source import Source
 from weights.errors import ConvertError, LimitExceeded
 
 SLICE = 1 << 24
 MAX_WORDS = 4000
+THREADED = ("flax", "keras")
+"""Formats some of whose libraries need threads."""
+THREADS, THREADS_OF_A_CORE = 64, 4
 IMPORTED = {"flax": ("tensorstore",)}
 """Libraries that a reader may ask for, loaded while memory is still free: what they take is no fault of the file's."""
 
@@ -48,21 +51,22 @@ class _Heard(logging.Handler):
 
 def main() -> None:
     """Get ready for the file that the first line names, open it at the second, and serve its tensors until nobody asks any more."""
-    _end_with_who_asks()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     questions = sys.stdin.buffer
     asked = json.loads(questions.readline())
+    made = enclose(asked["inputs"], asked["folder"], _threads(asked))
+    _end_with_who_asks()
     heard = _Heard()
     logging.getLogger("convert").addHandler(heard)
     logging.getLogger("convert").setLevel(logging.INFO)
     if asked["runs"]:
-        _run(asked, questions, answers)
+        _run(asked, made, questions, answers)
     module = importlib.import_module(f"convert.formats.{asked['format']}")
     for library in IMPORTED.get(asked["format"], ()) if Path(asked["path"]).is_dir() else ():
         with suppress(ImportError):  # the reader says it better
             importlib.import_module(library)
-    _answer(answers, {"protections": _confined(asked)})
+    _answer(answers, _closed(asked, made))
     source = _tell(answers, lambda: _opened(module, asked), heard) if questions.readline() else None
     while source is not None and (line := questions.readline()):
         _give(answers, source, json.loads(line)["tensor"])
@@ -86,18 +90,29 @@ def _end_with_who_asks() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _confined(asked: dict[str, Any]) -> list[str]:
-    return confine(asked["inputs"], asked["size_bytes"], asked["cpu_s"], asked["spare_bytes"])
+def _threads(asked: dict[str, Any]) -> int:
+    """Say how many threads a file's libraries may start: TensorStore's, JAX's and TensorFlow's; the others are told to do with one."""
+    some = os.environ.get("KERAS_BACKEND") != "torch" if asked["runs"] else Path(asked["path"]).is_dir()
+    return THREADS + THREADS_OF_A_CORE * (os.cpu_count() or 1) if some and asked["format"] in THREADED else 0
 
 
-def _run(asked: dict[str, Any], questions: BinaryIO, answers: BinaryIO) -> None:
-    """Let the file's framework, which is imported while everything is still allowed, compute outputs of the images that come."""
+def _closed(asked: dict[str, Any], made: Protections) -> dict[str, Any]:
+    """Give up the rest, and say what is in force."""
+    close(made, asked["inputs"], asked["size_bytes"], asked["cpu_s"], asked["spare_bytes"], _threads(asked), told=asked["told"])
+    return {"protections": made.held, "missing": made.missing}
+
+
+def _run(asked: dict[str, Any], made: Protections, questions: BinaryIO, answers: BinaryIO) -> None:
+    """Let the file's framework, which is imported while its threads may be started, compute outputs of the images that come."""
     framework = importlib.import_module("convert._framework")
     framework.prepare(asked["format"])
-    _answer(answers, {"protections": _confined(asked)})
+    _answer(answers, _closed(asked, made))
     told = json.loads(questions.readline())
-    made = framework.run(Path(asked["path"]), asked["format"], unpacked(told["images"]), last=told["last"])
-    _answer(answers, {"why": made} if isinstance(made, str) else {"made": packed(made[0]), "by": made[1]})
+    computed = framework.run(Path(asked["path"]), asked["format"], unpacked(told["images"]), last=told["last"])
+    if isinstance(computed, str):
+        _answer(answers, {"why": computed})
+    else:
+        _answer(answers, {"made": packed(computed[0]), "by": computed[1]})
     os._exit(0)
 
 
@@ -138,9 +153,20 @@ def _refusal(error: Exception) -> dict[str, Any]:
         error = LimitExceeded("it asks for more memory than a file of its size needs")
     if isinstance(error, RecursionError):
         error = LimitExceeded("it nests deeper than any network does")
-    kind = type(error).__name__ if isinstance(error, ConvertError | FileNotFoundError | PermissionError) else ""
-    words = str(error) if kind else f"{type(error).__name__}: {error}"
-    return {"error": [kind, words[:MAX_WORDS]]}
+    ours = isinstance(error, ConvertError | FileNotFoundError | PermissionError)
+    words = str(error) if ours else f"{type(error).__name__}: {error}"
+    told = {"error": [type(error).__name__ if ours else "", words[:MAX_WORDS]]}
+    return told | {"not permitted": True} if not ours or _not_permitted(error) else told
+
+
+def _not_permitted(error: BaseException | None) -> bool:
+    """Whether an error comes of a system call that was not permitted."""
+    seen = 0
+    while error is not None and seen < 100:
+        if isinstance(error, OSError) and error.errno == errno.EPERM:
+            return True
+        error, seen = error.__cause__ or error.__context__, seen + 1
+    return False
 
 
 def _answer(answers: BinaryIO, told: dict[str, Any]) -> None:

@@ -15,8 +15,10 @@ import json
 import logging
 import os
 import select
+import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -32,14 +34,14 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 import weights.errors as errors
-from convert import _framework, formats
+from convert import _calls, _framework, formats
 from convert._confined import SPARE_BYTES
 from convert._guard import check
 from convert._manifest import CUT, believed, dtype_name, packed, unpacked
 from convert.kinds import is_array, is_dict, is_list
 from convert.sets import chosen
 from convert.source import Shape, Source
-from weights.errors import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable
+from weights.errors import CallRefused, ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -68,8 +70,12 @@ COMPANIONS = ("caffe", "darknet", "deepcompression", "onnx", "tensorflow")
 """Formats whose files lie beside one another: their readers may read the folder."""
 MOST_COMPANIONS = 1000
 """Files of a folder that are weighed before it is read: it may be somebody's home."""
-KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMP", "LANG", "LC_ALL")
+KEPT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "LC_ALL")
 """What the reader's environment keeps of ours: no token is among it."""
+OWN = ("HOME", "TMPDIR", "TEMP", "TMP", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+"""What is the reader's own folder in its environment, for what libraries keep when they are imported."""
+MAX_REFUSED = 1000
+"""System calls of which is said that they were refused."""
 WITHOUT_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "KERAS_HOME": os.devnull, "TF_CPP_MIN_LOG_LEVEL": "3"}
 """A framework computes where every machine does, in float32, and as it comes, whatever the user's settings of it are."""
 ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
@@ -102,6 +108,7 @@ def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolat
         FileNotFoundError: there is nothing at this path.
         ReaderCrashed: the reader was ended by a signal or a limit, or answered nonsense.
         ReaderUnavailable: this machine started no reader; the file was not looked at.
+        CallRefused: the reader was refused a system call; the message names it.
         ConvertError: whatever `convert.formats.read` raises.
     """
     path = Path(path)
@@ -135,6 +142,33 @@ def run(path: Path, format: str, images: np.ndarray, *, last: bool, isolated: bo
     return _Reader(Path(path), format, runs=True).ran(images, last)
 
 
+def protections() -> tuple[list[str], list[str]]:
+    """Start a reader for nothing, and ask it which protections are in force here, and which are missing.
+
+    Raises:
+        ReaderUnavailable: this machine starts no reader.
+    """
+    reader = _Reader(Path(os.devnull), "npz")
+    prepared = reader.prepared(None, {"cpu_s": CPU_S, "spare_bytes": SPARE_BYTES}, {}, STARTING_S)
+    reader.close()
+    return _words(prepared, "protections"), _words(prepared, "missing")
+
+
+def _words(prepared: Mapping[str, Any], name: str) -> list[str]:
+    found = prepared.get(name)
+    return [str(each)[:MAX_WORDS] for each in found] if is_list(found) else []
+
+
+_said: set[str] = set()
+
+
+def _say_missing(missing: list[str]) -> None:
+    """Say once in a process what protects less here than elsewhere."""
+    if new := [each for each in missing if each not in _said]:
+        _said.update(new)
+        log.warning("strangers' files are read with less protection here, see zoo doctor: %s", "; ".join(new))
+
+
 class _Reader:
     """A process that reads or runs one file, and what is asked of it."""
 
@@ -145,21 +179,29 @@ class _Reader:
         self.asking = threading.Lock()
         self.size_bytes = 0
         self.ready = False
+        self.refusals: int | None = None
 
     def opened(self, data: Buffer | None) -> Source:
-        prepared = self._prepared(data, {"cpu_s": CPU_S, "spare_bytes": SPARE_BYTES}, {}, STARTING_S)
-        told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
-        return self._believed(prepared, told)
+        prepared = self.prepared(data, {"cpu_s": CPU_S, "spare_bytes": SPARE_BYTES}, {}, STARTING_S)
+        _say_missing(_words(prepared, "missing"))
+        try:
+            told = self._ask({"open": True}, OPENING_S + self.size_bytes / SLOWEST_BYTES_S)
+            return self._believed(prepared, told)
+        except BaseException:
+            self.close()  # at once: whoever keeps the error would keep the process and its folder
+            raise
 
     def ran(self, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
         backend = {"KERAS_BACKEND": os.environ.get("KERAS_BACKEND", _framework.BACKEND)}
         limits = {"cpu_s": RUNNING_CPU_S, "spare_bytes": RUNNING_BYTES}
-        prepared = self._prepared(None, limits, WITHOUT_GPU | backend, RUNNING_S)
+        prepared = self.prepared(None, limits, WITHOUT_GPU | backend, RUNNING_S)
+        _say_missing(_words(prepared, "missing"))
         told = self._ask({"images": packed(images), "last": last}, RUNNING_S + self.size_bytes / SLOWEST_BYTES_S)
+        calls = self._refused_calls()
         self.close()
         log.debug("%s was run by a process of its own: %s", self.path, ", ".join(str(each)[:100] for each in prepared["protections"]))
         if isinstance(why := told.get("why"), str):
-            return why[:MAX_WORDS]
+            return f"{why[:MAX_WORDS]} (refused to it: {_named(calls)})" if calls else why[:MAX_WORDS]
         try:
             made, by = unpacked(told["made"]), told["by"]
             if not (is_array(made) and made.dtype.kind == "f" and isinstance(by, str) and made.shape[:1] == images.shape[:1]):
@@ -168,7 +210,7 @@ class _Reader:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError, AttributeError) as error:
             raise self._nonsense(error) from error
 
-    def _prepared(self, data: Buffer | None, limits: Mapping[str, int], environment: Mapping[str, str], seconds: float) -> dict[str, Any]:
+    def prepared(self, data: Buffer | None, limits: Mapping[str, int], environment: Mapping[str, str], seconds: float) -> dict[str, Any]:
         """Start the process, tell it which file it is for, and wait until it has given up what it needs not."""
         inputs = _inputs(self.path, self.format)
         self.size_bytes = memoryview(data).nbytes if data is not None else sum(_size(place, self.path) for place in inputs)
@@ -179,8 +221,7 @@ class _Reader:
             with _held(data) as held:
                 if held is not None:
                     asked |= {"inputs": [], "fd": held}
-                self.process = _started(() if held is None else (held,), environment)
-                self.close = weakref.finalize(self, _end, self.process)
+                self._start([] if held is None else [held], environment, asked)
                 prepared = self._ask(asked, seconds)
         except ReaderUnavailable:
             raise
@@ -188,6 +229,36 @@ class _Reader:
             raise self._unavailable(str(getattr(error, "strerror", None) or error)) from error
         self.ready = True
         return prepared
+
+    def _start(self, fds: list[int], environment: Mapping[str, str], asked: dict[str, Any]) -> None:
+        """Start the process in an empty folder of its own, which goes when it goes, with a pipe for what it is refused."""
+        reading = writing = folder = None
+        try:
+            with suppress(OSError):  # nothing can be written here at all
+                folder = tempfile.mkdtemp(prefix="zoo-reader-")
+            if sys.platform == "linux":
+                reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                fds = [*fds, writing]
+            self.process = _started(tuple(fds), environment, folder)
+        except BaseException:
+            _clear(folder, reading)
+            raise
+        finally:
+            if writing is not None:
+                os.close(writing)
+        self.refusals = reading
+        self.close = weakref.finalize(self, _end, self.process, folder, reading)
+        asked |= {"folder": folder, "told": writing}
+
+    def _refused_calls(self) -> list[str]:
+        """Name the system calls that the process was refused."""
+        if self.refusals is None or not self.close.alive:
+            return []
+        with suppress(OSError):
+            numbers = os.read(self.refusals, 4 * MAX_REFUSED)
+            found = (_calls.name(number) for (number,) in struct.iter_unpack("<i", numbers[: len(numbers) // 4 * 4]))
+            return list(dict.fromkeys(found))
+        return []
 
     def _believed(self, prepared: Mapping[str, Any], told: Mapping[str, Any]) -> Source:
         try:
@@ -254,6 +325,8 @@ class _Reader:
         finally:
             timer.cancel()
         if "error" in told:
+            if "not permitted" in told and (calls := self._refused_calls()):
+                raise self._call_refused(calls, told["error"])
             raise self._refused(told["error"])
         return told
 
@@ -264,6 +337,15 @@ class _Reader:
         if isinstance(found, type) and issubclass(found, ConvertError | FileNotFoundError | PermissionError):
             return found(str(words))
         return MalformedFile(f"{self.path} can't be read: {words}")
+
+    def _call_refused(self, calls: list[str], error: Any) -> CallRefused:
+        refused = CallRefused(
+            f"{self.path} can't be read: its reader made {_named(calls)}, which is refused to confined readers ({str(error)[:MAX_WORDS]}). "
+            "The file is hostile, or a library here needs more than it used to: please report it with these words. isolated=False of "
+            "convert.sandbox.read reads in this process, which is for files whose author you trust."
+        )
+        refused.path = str(self.path)
+        return refused
 
     def _nonsense(self, error: Exception) -> ReaderCrashed:
         self.close()
@@ -284,6 +366,7 @@ class _Reader:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
         code = self.process.poll()
+        calls = self._refused_calls()
         self.close()
         limit = "the limit of processor time" if code == -getattr(signal, "SIGXCPU", 0) != 0 else None
         if late_s is not None:
@@ -294,6 +377,10 @@ class _Reader:
             how = f"died of {_signal_name(-code)}"
         else:
             how = f"ended with exit code {code}"
+        if code == -getattr(signal, "SIGSYS", 0) != 0:
+            how += ", the end of who makes a system call that no reader has a reason to make"
+        if calls:
+            how += f" after {_named(calls)} was refused to it"
         if not self.ready:
             return self._unavailable(f"it {how} before it was ready")
         cut = code in (CUT, -getattr(signal, "SIGBUS", 0))
@@ -308,6 +395,10 @@ class _Reader:
         crash.path, crash.limit = str(self.path), limit
         crash.signal = _signal_name(-code) if code is not None and code < 0 else None
         return crash
+
+
+def _named(calls: list[str]) -> str:
+    return f"the system call{'s' * (len(calls) > 1)} {', '.join(map(repr, calls))}"
 
 
 def _signal_name(number: int) -> str:
@@ -359,16 +450,26 @@ def _held(data: Buffer | None) -> Generator[int | None]:
         yield held.fileno()
 
 
-def _started(fds: tuple[int, ...], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a Python that hears nothing of the user's: no environment, no start-up files, no folder of work."""
+def _started(fds: tuple[int, ...], more: Mapping[str, str], folder: str | None) -> subprocess.Popen[bytes]:
+    """Start a Python that hears nothing of the user's: no environment, no start-up files, no folder of work, no temporary files."""
     here = {"", str(Path.cwd())}
     root = str(Path(__file__).parents[1])
     places = [root, *(entry for entry in sys.path if entry not in here and Path(entry).is_absolute())]
     environment = {name: os.environ[name] for name in KEPT if name in os.environ} | ALONE | dict(more)
+    environment |= dict.fromkeys(OWN, folder or os.devnull)
     command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", START, root, json.dumps(places)]
     pipe = subprocess.PIPE
+    quiet = subprocess.DEVNULL
     return subprocess.Popen(
-        command, env=environment, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, pass_fds=fds, start_new_session=True
+        command,
+        env=environment,
+        cwd=folder or os.sep,
+        bufsize=0,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=quiet,
+        pass_fds=fds,
+        start_new_session=True,
     )
 
 
@@ -380,13 +481,21 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _clear(folder: str | None, reading: int | None) -> None:
+    if reading is not None:
+        os.close(reading)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(process: subprocess.Popen[bytes], folder: str | None, reading: int | None) -> None:
     _kill(process)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
     process.wait()
+    _clear(folder, reading)
 
 
 def _exactly(answers: IO[bytes], count: int, late: threading.Event) -> bytes:

@@ -11,14 +11,22 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from making import api, commands, formats, law, models, networks
+from making import api, commands, confined, formats, law, models, networks
 
 DOCS = Path(__file__).parent
 
 
 def pages() -> dict[str, str | bytes]:
     """Return every generated file by its path from docs/."""
-    return {**networks.write(), **models.write(models.record()), **formats.write(), **commands.write(), **api.write(), **law.write()}
+    return {
+        **networks.write(),
+        **models.write(models.record()),
+        **formats.write(),
+        **commands.write(),
+        **api.write(),
+        **confined.write(),
+        **law.write(),
+    }
 
 
 def stale(written: Mapping[str, str | bytes]) -> list[str]:

@@ -16,7 +16,10 @@ OURS = ("zoo", "weights", "convert")
 
 LAW: dict[str, set[str]] = {
     "weights": set(),
-    "convert._confined": set(),
+    "convert._call_table": set(),
+    "convert._calls": {"convert._call_table"},
+    "convert._confined": {"convert._calls", "convert._landlock"},
+    "convert._landlock": set(),
     "convert.core": set(),
     "convert.graph": set(),
     "convert.kinds": set(),
@@ -111,6 +114,7 @@ LAW: dict[str, set[str]] = {
         "weights",
     },
     "convert.sandbox": {
+        "convert._calls",
         "convert._confined",
         "convert._framework",
         "convert._guard",

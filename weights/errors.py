@@ -134,6 +134,16 @@ class ReaderCrashed(ConvertError):
     limit: str | None = None
 
 
+class CallRefused(ConvertError):
+    """The process that read a foreign file was refused a system call that its reader, or whoever took it over, asked for.
+
+    Attributes:
+        path: the file.
+    """
+
+    path: str = ""
+
+
 class ReaderUnavailable(WeightsError, OSError):
     """No process could be started here to read a foreign file: the machine's fault, and not the file's."""
 

@@ -23,11 +23,11 @@ PAGES: dict[str, dict[str, str]] = {
     },
     "weights": {
         "weights": """
-            add adhoc BadLock BadRecord BadSignature Cache CacheNotWritable ChangedUpstream Checkpoint checkpoints Collected CorruptCache
-            find gc get HashMismatch InsecureSource Installed LimitExceeded load MalformedFile MissingLibrary NonFinite NoPretrainedWeights
-            NoSpace NoSuchFile NotLocked Offline open_weights OutputsDiffer Preprocessing ProtocolError RateLimited read_file ReaderCrashed
-            ReaderUnavailable recognise remove Removed SizeMismatch SourceUnavailable UnknownWeights UnsafeFormat UnsupportedFormat
-            Verified verify verify_all WeightsError WeightsMismatch""",
+            add adhoc BadLock BadRecord BadSignature Cache CacheNotWritable CallRefused ChangedUpstream Checkpoint checkpoints Collected
+            CorruptCache find gc get HashMismatch InsecureSource Installed LimitExceeded load MalformedFile MissingLibrary NonFinite
+            NoPretrainedWeights NoSpace NoSuchFile NotLocked Offline open_weights OutputsDiffer Preprocessing ProtocolError RateLimited
+            read_file ReaderCrashed ReaderUnavailable recognise remove Removed SizeMismatch SourceUnavailable UnknownWeights
+            UnsafeFormat UnsupportedFormat Verified verify verify_all WeightsError WeightsMismatch""",
         "convert": "ConvertError",
     },
     "convert": {"convert": "ConvertError core flip formats names read Source"},

@@ -8,6 +8,7 @@ import gc
 import json
 import mmap
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 from hostile import seeds
 
-from convert import formats, sandbox
+from convert import _calls, formats, sandbox
 from convert.formats._hdf5 import Hdf5
 from convert.formats._picklemachine import Machine
 from convert.source import Source
@@ -43,7 +44,8 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Let another program stand where the reader does, from when it is ready; it has `confine`, and `asked`, the first question."""
 
     def replaced(code: str) -> None:
-        first = "import sys, os, json\nfrom convert._confined import confine\nasked = json.loads(sys.stdin.buffer.readline())\n"
+        first = "import sys, os, json\nfrom convert._confined import close, enclose\nasked = json.loads(sys.stdin.buffer.readline())\n"
+        first += "def confine(inputs, *limits):\n    made = enclose(inputs)\n    close(made, inputs, *limits)\n    return made\n"
         monkeypatch.setattr(sandbox, "START", BEHIND + first + answering("json.dumps({'protections': []})") + code)
 
     return replaced
@@ -93,12 +95,27 @@ def same(ours: Source, theirs: Source) -> None:
                         assert repr(ours.layout.steps(kind, leaf, stored.stored_shape)) == wanted
 
 
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the numbers of the system calls that readers were refused."""
+    numbers, end = list[int](), sandbox._end
+
+    def noting(process: subprocess.Popen[bytes], folder: str | None, reading: int | None) -> None:
+        with contextlib.suppress(BlockingIOError):  # nothing was written
+            numbers.extend(number for (number,) in struct.iter_unpack("<i", os.read(reading, 4000) if reading is not None else b""))
+        end(process, folder, reading)
+
+    monkeypatch.setattr(sandbox, "_end", noting)
+    return numbers
+
+
 @pytest.mark.parametrize("format", sorted(formats.formats()))
-def test_a_file_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path) -> None:
+def test_a_file_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path, refused: list[int]) -> None:
     path = seeds(format, tmp_path)[0]
     with sandbox.read(path, format) as ours, formats.read(path, format) as theirs:
         same(ours, theirs)
         assert bool(ours.reader) == (format != "safetensors")
+    assert [_calls.name(number) for number in refused] == []
 
 
 @pytest.mark.parametrize("format", sorted(set(formats.formats()) - {"safetensors"}))
@@ -124,10 +141,11 @@ def test_a_format_is_told_by_the_first_bytes_and_nothing_is_parsed_here(
 
 @pytest.mark.long
 @pytest.mark.parametrize("format", sorted(formats.formats()))
-def test_every_seed_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path) -> None:
+def test_every_seed_reads_the_same_in_a_process_of_its_own(format: str, tmp_path: Path, refused: list[int]) -> None:
     for path in seeds(format, tmp_path):
         with sandbox.read(path, format) as ours, formats.read(path, format) as theirs:
             same(ours, theirs)
+    assert [_calls.name(number) for number in refused] == []
 
 
 def test_bytes_that_were_read_are_those_that_are_parsed(tmp_path: Path) -> None:
@@ -357,7 +375,7 @@ def test_a_reader_that_was_taken_over_finds_nothing_to_do(file: Path, reader: An
     (tmp_path / "secret").write_text("secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     reader(
-        "active = confine(asked['inputs'], 10, 9)\nfound = {}\n"
+        "active = confine(asked['inputs'], 10, 9).held\nfound = {}\n"
         "def attempt(name, what):\n    try:\n        found[name] = str(what())\n"
         "    except OSError as error:\n        found[name] = 'refused'\n"
         "import socket\n"
@@ -409,7 +427,7 @@ def test_a_reader_ends_with_the_process_that_asked(busy: bool, file: Path) -> No
     if busy:
         code += "threading.Thread(target=s.tensors['a.bias'].load, daemon=True).start()\ntime.sleep(0.5)\n"
     code += "print('open', flush=True)\ninput()"
-    here = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[1])}
+    here = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[1]), "TMPDIR": str(file.parent)}
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=here) as asking:
         assert asking.stdout is not None
         assert asking.stdout.readline() == b"open\n"

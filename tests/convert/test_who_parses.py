@@ -219,8 +219,8 @@ def test_a_framework_is_confined_as_a_reader_is(files: Callable[[str], Path], tm
 import os, socket, convert._reader as r
 import convert._framework as f
 active = []
-confined = r._confined
-def remember(asked): active.extend(confined(asked)); return active
+closed = r._closed
+def remember(asked, made): told = closed(asked, made); active.extend(made.held); return told
 def attempt(what):
     try: what()
     except OSError: return "refused"
@@ -229,7 +229,7 @@ def run(*_, **__):
     found = [attempt(socket.socket), attempt(os.fork), attempt(lambda: open({str(tmp_path / "secret")!r}).read()),
         attempt(lambda: open({str(tmp_path / "new")!r}, "w"))]
     return " ".join(found + ["seccomp" * any("seccomp" in a for a in active), "Landlock" * any("Landlock" in a for a in active)])
-r._confined, f.run = remember, run
+r._closed, f.run = remember, run
 main()
 """
     monkeypatch.setattr(sandbox, "START", sandbox.START.removesuffix("main()\n") + tries)

@@ -32,6 +32,10 @@ from zoo.commands.console import JsonOption, out, print_json
 
 CONNECT_S = 3.0
 LITTLE_BYTES = 2 << 30
+UNPROTECTED = (
+    "read files of authors whom you don't trust on Linux 5.13 or later, on x86-64 or ARM64; "
+    "in a container, one that forbids neither Landlock nor seccomp"
+)
 State = Literal["ok", "warning", "broken", "absent"]
 EXTRAS = {
     "convert": ("h5py", "onnx", "onnxruntime", "scipy", "tensorstore"),
@@ -86,6 +90,7 @@ def examine(start_torch: bool = False) -> list[Finding]:
         "network": _network,
         "compute": _started if start_torch else _compute,
         "extras": _extras,
+        "strangers' files": _protections,
     }
     level = logging.getLogger("weights").level
     logging.getLogger("weights").setLevel(logging.CRITICAL)  # what is logged elsewhere is a finding here
@@ -377,6 +382,21 @@ def _extras() -> Iterator[Finding]:
         todo = f"pip install 'kernelzoo[{extra}]'" if missing else ""
         found = f"{GIVES[extra]}" + (f"; missing: {', '.join(missing)}" if missing else "")
         yield Finding("extras", extra, "absent" if missing else "ok", found, todo)
+
+
+def _protections() -> Iterator[Finding]:
+    """Start a process as it would read a stranger's file, and ask it what it can't do any more."""
+    from convert import sandbox
+
+    area = "strangers' files"
+    try:
+        held, missing = sandbox.protections()
+    except weights.ReaderUnavailable as error:
+        yield Finding(area, "reader", "broken", str(error), "no file but safetensors can be read until this user may start another Python")
+        return
+    yield Finding(area, "in force", "ok" if held else "absent", "; ".join(held) or "nothing", "" if held else UNPROTECTED)
+    for each in missing:
+        yield Finding(area, "missing", "warning", each, UNPROTECTED)
 
 
 def summary(findings: list[Finding]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 import weights
-from weights import Cache
+from convert import sandbox
+from weights import Cache, ReaderUnavailable
 from zoo.commands import doctor
 from zoo.commands.app import main
 from zoo.commands.doctor import Finding, broken, examine
@@ -21,6 +23,7 @@ from zoo.commands.doctor import Finding, broken, examine
 @pytest.fixture(autouse=True)
 def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_reach", lambda host: "")
+    monkeypatch.setattr(sandbox, "protections", lambda: (["no writing", "memory 1.2 GB"], []))
 
 
 def found(area: str, name: str) -> Finding:
@@ -30,7 +33,7 @@ def found(area: str, name: str) -> Finding:
 def test_a_machine_where_everything_works(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)
-    assert {one["area"] for one in findings} >= {"python", "cache", "disk", "registry", "network", "compute", "extras"}
+    assert {one["area"] for one in findings} >= {"python", "cache", "disk", "registry", "network", "compute", "extras", "strangers' files"}
     assert not [one for one in findings if one["state"] == "broken"]
     assert all(one["todo"] for one in findings if one["state"] in ("warning", "broken", "absent"))
     assert main(["doctor"]) == 0
@@ -193,3 +196,35 @@ def test_every_extra_is_one_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> 
 
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     assert set(doctor.EXTRAS) == set(doctor.GIVES) == set(project["optional-dependencies"]) - {"dev", "docs"}
+
+
+def test_protections_of_strangers_files_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert found("strangers' files", "in force").found == "no writing; memory 1.2 GB"
+    assert not [one for one in examine() if one.name == "missing"]
+    monkeypatch.setattr(sandbox, "protections", lambda: (["no writing"], ["no Landlock: it can read", "no limit of threads"]))
+    missing = [one for one in examine() if one.name == "missing"]
+    assert [(one.state, one.found) for one in missing] == [("warning", "no Landlock: it can read"), ("warning", "no limit of threads")]
+    assert main(["doctor"]) == 0  # a warning is no error
+    text = capsys.readouterr().out
+    assert "warning strangers' files, missing: no Landlock: it can read\n          read files of authors whom you don't trust on" in text
+
+
+def test_protections_are_asked_of_a_process_as_it_would_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    findings = list(doctor._protections())
+    assert findings[0].state == "ok"
+    assert "256 open files" in findings[0].found or "win" in sys.platform
+
+
+def test_a_machine_that_starts_no_reader_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ReaderUnavailable("no process could be started")
+
+    monkeypatch.setattr(sandbox, "protections", refuse)
+    one = found("strangers' files", "reader")
+    assert (one.state, one.found) == ("broken", "no process could be started")
+
+
+def test_a_system_without_any_protection_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "protections", lambda: ([], ["win32 has none"]))
+    assert (found("strangers' files", "in force").state, found("strangers' files", "in force").found) == ("absent", "nothing")

@@ -1,0 +1,131 @@
+"""docs/confined.md: what a reader that a hostile file took over can do, of the record that tests/convert/confinement.py writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from convert import _calls
+from convert._call_table import NUMBERS
+from making.tables import generated, page, table
+
+RECORD = Path(__file__).parents[1] / "confined.json"
+HEAD = """\
+# What a confined reader can do
+
+`trained(…)` and `zoo convert` read a stranger's file in [a process of its own](weights.md#strangers-files). If a hostile file took that
+process over, this page says what it could do then. No such file is known. A program tried it: it ran inside the confinement, made every
+system call of the kernel's table, and attempted {attempts} things that matter to others. It addressed only itself, a child of its own, and
+files of its own.
+
+`zoo doctor` lists which protections hold on your machine. Where one is missing, `zoo convert` and the other commands that read such a file
+say so once.
+
+## Attempts that succeeded, by age of the kernel
+
+The older kernels are emulated: the confinement uses no more than they had.
+"""
+AGES = """\
+With the filter and Landlock, in any version, nothing acts outside of the process. Without Landlock a reader can read and not change.
+Without the filter more is possible, and the command says what. Kernels on x86-64 and ARM64 have it since Linux 3.19, unless they were built
+without it.
+"""
+EACH = """\
+## Each attempt
+
+*acts*: it succeeded. *refused*: the call failed. *ended*: the kernel ended the process.
+"""
+TABLE = """\
+## Each system call
+
+The filter is a list of what is allowed. Arguments are checked where a call can also do harm.
+"""
+CHECKS = {
+    "open": "only to read; otherwise EROFS",
+    "openat": "only to read; otherwise EROFS",
+    "mmap": "no huge pages, which all processes share; otherwise ENOMEM",
+    "madvise": "not to mark memory as broken",
+    "fcntl": "descriptors and their flags; no locks, leases or owners",
+    "ioctl": "the state of a terminal, bytes that wait; otherwise ENOTTY",
+    "prctl": "names of threads and of memory",
+    "kill": "the process itself",
+    "tgkill": "the process itself",
+    "prlimit64": "to ask, of the process itself",
+    "clone": "threads, where a library needs some, as many as are allowed; otherwise EAGAIN",
+}
+FOOT = """\
+A refused call fails as libraries expect it: with ENOSYS for what is newer than Linux 5.0, so that the C library makes an older call, and
+with EPERM for the others. If a library can't do without it, the error is `CallRefused` and names the call. Please report it then.
+
+Landlock guards the opening of files. Names, sizes and times of files can be asked for all the same. The calls `uretprobe` and `uprobe` pass
+every filter, because the kernel itself puts them into programs that are traced; they fail for anybody else.
+
+Recorded on Linux {kernel}, x86-64, as root. `python tests/convert/confinement.py --write docs/confined.json` repeats it in seconds, and
+`tests/convert/test_confinement.py` compares it with what is seen on the machine that runs the tests, also as a user without privileges.
+"""
+
+
+def named(age: dict[str, Any]) -> str:
+    """Name an age of the kernel."""
+    if age["landlock"] is None:
+        return "not confined"
+    if age["threads"]:
+        return f"filter, Landlock {age['landlock']}, a reader that may start {age['threads']} threads"
+    landlock = f"Landlock {age['landlock']}" if age["landlock"] else "no Landlock"
+    return f"{'filter' if age['seccomp'] else 'no filter'}, {landlock}"
+
+
+def column(age: dict[str, Any]) -> bool:
+    """Whether an age has a column of its own: the others are as one of these."""
+    return not age["threads"] and (age["landlock"] in (None, 6, 0) or (age["landlock"] == 1 and age["seccomp"]))
+
+
+def outcome(found: str) -> str:
+    """Say in a word what came of an attempt."""
+    return {"acted": "**acts**", "killed": "ended", "absent": "no such call"}.get(found, found if "threads" in found else "refused")
+
+
+def write() -> dict[str, str]:
+    """Return the text of the page by its name in docs/."""
+    seen: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))
+    acts = [sum(1 for found in one["attempts"].values() if found == "acted") for one in seen]
+    said = ["; ".join(one["missing"]) or "nothing" if one["age"]["landlock"] is not None else "" for one in seen]
+    ages = [[named(one["age"]), str(count), words] for one, count, words in zip(seen, acts, said, strict=True)]
+    columns = [one for one in seen if column(one["age"])]
+    attempts = [[name, *(outcome(one["attempts"][name]) for one in columns)] for name in seen[0]["attempts"]]
+    return {
+        "confined.md": page(
+            generated("docs/confined.json"),
+            HEAD.format(attempts=len(attempts)),
+            table(["kernel", "attempts that act outside", "what the command says is missing"], ages, right=(1,)),
+            AGES,
+            EACH,
+            table(["attempt", *(named(one["age"]) for one in columns)], attempts),
+            TABLE,
+            table(["calls", "number", "which"], _calls_by_answer(seen[1]["table"]), right=(1,)),
+            table(["allowed with", "if they ask for"], [[f"`{name}`", words] for name, words in CHECKS.items()]),
+            FOOT.format(kernel=seen[0]["kernel"].partition("-")[0]),
+        )
+    }
+
+
+def _calls_by_answer(found: dict[str, str]) -> list[list[str]]:
+    """Return a row for each answer of the filter."""
+    if set(CHECKS) != set(_calls.checked(0, False, (0, 0, 0, 0))):
+        raise ValueError("CHECKS does not say what convert._calls checks")
+    rest = [name for name in found if name not in CHECKS]
+    passed = [name for name in NUMBERS["x86_64"] if name in _calls.FREE]
+    killed, absent = ([name for name in rest if found[name] == answer] for answer in ("killed", "ENOSYS"))
+    others = sum(1 for name in rest if found[name] == "EPERM")
+    return [
+        ["allowed", str(len(passed)), _row(passed)],
+        ["allowed with some arguments", str(len(CHECKS)), "see below"],
+        ["end the process", str(len(killed)), _row(killed)],
+        ["refused with ENOSYS", str(len(absent)), _row(absent)],
+        ["refused with EPERM", str(others), "all others"],
+    ]
+
+
+def _row(names: list[str]) -> str:
+    return " ".join(f"`{name}`" for name in names)
