@@ -55,6 +55,7 @@ class Cut:
         device: where it runs.
         dtype: of its images.
         called: the network's name.
+        sizes_unknown: whether only trying tells which pictures it takes.
     """
 
     run: Callable[[Tensor], Sequence[Tensor]]
@@ -67,6 +68,20 @@ class Cut:
     device: torch.device
     dtype: torch.dtype
     called: str
+    sizes_unknown: bool = False
+
+    def refuses(self, height: int, width: int) -> str | None:
+        """Say why it takes no picture of this size, by trying; None where it does."""
+        if min(height, width) < 1:
+            return "nothing is left of it"
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self.run(torch.zeros(1, self.channels, height, width, device=self.device, dtype=self.dtype))
+        except UnknownTap:
+            raise
+        except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+            return str(error).partition("\n")[0] or type(error).__name__
+        return None
 
 
 def cut(model: nn.Module, at: str | Sequence[str] | None, preprocessing: Preprocessing | None = None) -> Cut:
@@ -150,10 +165,10 @@ def _foreign(network: nn.Module, wanted: list[str] | None, how: Preprocessing, d
     run = _Stopped(network, wanted)
     reading = Reading(1, HALO, HALO, exact=False)
     unknown = (None,) * len(wanted)
-    return Cut(run, tuple(wanted), unknown, unknown, reading, how, 3, device, dtype, name)
+    return Cut(run, tuple(wanted), unknown, unknown, reading, how, 3, device, dtype, name, sizes_unknown=True)
 
 
-class _Reached(Exception):  # noqa: N818
+class _Reached(Exception):
     """The last of the layers has run."""
 
 

@@ -127,24 +127,38 @@ class Dreamer:
             ValueError: it is too small for the network, or for so many.
         """
         least, asked, name = self.network.reading.least, self.asked, self.network.called
-        height, width = picture.levels.shape[1:]
+        height, width = picture.levels.shape[1], picture.levels.shape[2]
+        if self.network.sizes_unknown:
+            least = self._least(height, width)
         if asked.way.normalised:
             if least > SIDE:
-                raise ValueError(f'like="deepdream.jl" dreams at {SIDE}x{SIDE} pixels, and {name} needs {least} there: use like="original"')
+                raise ValueError(f'like="deepdream.jl" dreams at {SIDE}x{SIDE} pixels, and {name} needs {least}: use like="original"')
             return asked.octaves or asked.way.octaves
         room = fitting(height, width, asked.scale, least)
-        named = " and ".join(repr(one) for one in self.network.at)
+        at = " and ".join(map(repr, self.network.at))
         if not room:
             raise ValueError(
-                f"{picture.name} is {width}x{height} pixels, and {named} of {name} needs {least} on the shorter side: enlarge it, or name an "
+                f"{picture.name} is {width}x{height} pixels, and {at} of {name} needs {least} on the shorter side: enlarge it, or name an "
                 "earlier layer, at=…"
             )
         if asked.octaves is not None and asked.octaves > room:
             raise ValueError(
-                f"{picture.name} is {width}x{height} pixels, which is too small for {asked.octaves} octaves: {named} of {name} needs {least} "
+                f"{picture.name} is {width}x{height} pixels, which is too small for {asked.octaves} octaves: {at} of {name} needs {least} "
                 f"pixels on the shorter side; octaves={room} fits, or an earlier layer, at=…"
             )
         return asked.octaves or min(room, OCTAVES)
+
+    def _least(self, height: int, width: int) -> int:
+        """Find the shorter side of the smallest octave that a network of unknown needs takes.
+
+        Raises:
+            ValueError: it takes none, the picture itself included; the message has the network's own words.
+        """
+        count, why = self.asked.octaves or self.asked.way.octaves, ""
+        for size in reversed(sizes(height, width, count, self.asked.scale)):
+            if (why := self.network.refuses(*size)) is None:
+                return min(size)
+        raise ValueError(f"{self.network.called} can't take a picture of {width}x{height} pixels: {why}")
 
     @cached_property
     def pull(self) -> Pull:
@@ -162,9 +176,7 @@ class Dreamer:
             size = (max(round(height * ratio), least), max(round(width * ratio), least))
         if (side := self.network.reading.side) is not None:
             size = (side, side)
-        small = F.interpolate(
-            picture.levels[None].to(self.network.device, self.network.dtype), size, mode="bilinear", antialias=True
-        )
+        small = F.interpolate(picture.levels[None].to(self.network.device, self.network.dtype), size, mode="bilinear", antialias=True)
         return replace(pull, guide=pull.vectors((small - self._zero) / self._units))
 
     def dream(self, pictures: list[Picture], kept: Kept, show: Show, frame: int = 0, fade: float = 1.0) -> Tensor:
@@ -176,7 +188,7 @@ class Dreamer:
 
     def _original(self, pictures: list[Picture], kept: Kept, show: Show, frame: int) -> Tensor:
         base, count = self._levels([p.levels for p in pictures]), self.octaves(pictures[0])
-        dtype, wanted = self.network.dtype, sizes(*base.shape[2:], count, self.asked.scale)
+        dtype, wanted = self.network.dtype, sizes(base.shape[2], base.shape[3], count, self.asked.scale)
 
         def at(octave: int) -> Tensor:
             """Make the picture at an octave's size anew, out of each larger one: to keep them all takes as much room as the dream."""
@@ -249,7 +261,13 @@ class Dreamer:
         return x
 
     def _octave(
-        self, taker: Steps | CapturedSteps, offsets: list[tuple[int, int]], octave: int, step: int, kept: Kept, advance: Callable[[int], None]
+        self,
+        taker: Steps | CapturedSteps,
+        offsets: list[tuple[int, int]],
+        octave: int,
+        step: int,
+        kept: Kept,
+        advance: Callable[[int], None],
     ) -> None:
         """Take the steps of an octave from `step` on; whatever ends them early, those that were taken are kept."""
         try:

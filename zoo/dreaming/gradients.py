@@ -111,7 +111,9 @@ class Pull:
                 raise NothingToDream(f"{name!r} gives a {type(a).__name__}, and a dream needs a tensor: name a layer that gives one")
             if not a.is_floating_point() or not a.requires_grad:
                 kind = str(a.dtype).removeprefix("torch.")
-                raise NothingToDream(f"no gradient reaches the picture from {name!r}: its {kind} output is cut off from it; name an earlier layer")
+                raise NothingToDream(
+                    f"no gradient reaches the picture from {name!r}: its {kind} output is cut off from it; name an earlier layer"
+                )
 
     def _named(self) -> str:
         return " and ".join(repr(name) for name in self.network.at)

@@ -111,6 +111,12 @@ def writable_as(path: Path, transparent: bool) -> str:
     return FORMATS[suffix]
 
 
+def transparent(path: Path) -> bool:
+    """Tell whether a picture's file says that it may be transparent; raises as `read`."""
+    with opened_file(path, str(path)) as image:
+        return image.has_transparency_data
+
+
 def save(image: Image, path: Path) -> Path:
     """Write a picture, whole or not at all.
 

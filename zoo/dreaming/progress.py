@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Show: TypeAlias = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
-"""Takes what is done, the number of steps and how many are finished; gives what to call with the steps that were finished since. A step of a
-picture that is cut into tiles counts as many as there are tiles."""
+"""Takes what is done, the number of steps and how many are finished; gives what to call with the steps that were finished since. A step
+of a picture that is cut into tiles counts as many as there are tiles."""
 
 
 @contextmanager

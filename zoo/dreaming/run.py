@@ -228,7 +228,12 @@ def _name(image: Any, otherwise: str) -> str:
 
 
 def _dreamer(
-    called: str, model: nn.Module, at: str | Sequence[str] | None = None, guide: Any = None, preprocessing: Preprocessing | None = None, **given: Any
+    called: str,
+    model: nn.Module,
+    at: str | Sequence[str] | None = None,
+    guide: Any = None,
+    preprocessing: Preprocessing | None = None,
+    **given: Any,
 ) -> Dreamer:
     """Check the arguments, and cut the network.
 
@@ -241,10 +246,11 @@ def _dreamer(
             raise unknown_keyword(f"{called}()", word, OPTIONS)
     like = given.get("like", "original")
     if like not in WAYS:
-        raise ValueError(f'like is {" or ".join(map(repr, WAYS))}, got {like!r}')
+        raise ValueError(f"like is {' or '.join(map(repr, WAYS))}, got {like!r}")
     way, least = WAYS[like], {"steps": 1, "octaves": 1, "jitter": 0, "tile": 0, "seed": 0}
     numbers = {name: whole(name, value, least[name]) for name, value in given.items() if name in least and value is not None}
-    scale, rate = (given.get(name) if given.get(name) is not None else getattr(way, name) for name in ("scale", "rate"))
+    scale: float = way.scale if given.get("scale") is None else given["scale"]
+    rate: float = way.rate if given.get("rate") is None else given["rate"]
     if not 1 < scale < float("inf"):
         raise ValueError(f"scale is the ratio of one octave to the next, more than 1, got {scale!r}")
     if not 0 < rate < float("inf"):

@@ -76,11 +76,13 @@ def fold(graph: fx.Graph, network: nn.Module, kept: set[fx.Node]) -> dict[fx.Nod
         before = node.args[0] if node.args else None
         if node.op != "call_module" or not isinstance(before, fx.Node) or before.op != "call_module" or before in kept:
             continue
-        norm, conv = layers[str(node.target)], layers[str(before.target)]
+        norm: Any = layers[str(node.target)]
+        conv: Any = layers[str(before.target)]
         plain = type(conv) in CONVOLUTIONS and type(norm) is nn.BatchNorm2d and not conv._modules and not _hooked(conv, norm)
         if not plain or len(before.users) != 1 or calls[id(conv)] + calls[id(norm)] != 2 or norm.running_mean is None:
             continue
-        parts = fuse_conv_bn_weights(conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+        numbers: Any = (norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias)
+        parts = fuse_conv_bn_weights(conv.weight, conv.bias, *numbers)
         conv.weight, conv.bias = (nn.Parameter(part.detach(), requires_grad=False) for part in parts)
         node.replace_all_uses_with(before)
         folded[node] = before

@@ -44,7 +44,9 @@ class Film:
         if not 0 < self.fps <= 240:
             raise ValueError(f"fps is a number of frames a second, more than 0 and at most 240, got {self.fps!r}")
         if suffix and suffix not in (*MOVIES, ".gif"):
-            raise ValueError(f"'{self.path.name}' is no film's name: name it '{stem}.mp4', '{stem}.gif', or '{stem}' for a folder of frames")
+            raise ValueError(
+                f"'{self.path.name}' is no film's name: name it '{stem}.mp4', '{stem}.gif', or '{stem}' for a folder of frames"
+            )
         if suffix in MOVIES and encoder() is None:
             raise ValueError(
                 f"'{self.path.name}' needs ffmpeg or OpenCV, and neither is here: pip install opencv-python-headless, or name it "
