@@ -103,11 +103,12 @@ def cut(model: nn.Module, at: str | Sequence[str] | None, preprocessing: Preproc
         raise TypeError(f'at is a layer, "layer3", or several, ["layer2", "layer3"], not {at!r}')
     there = next((t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()), torch.empty(0))
     device = torch.device(model.device) if isinstance(model, Fast) else there.device
-    made = twin(network, there.device if there.is_meta else device)
     dtype = torch.float64 if there.dtype == torch.float64 else torch.float32
-    if isinstance(made, Model):
-        return _own(made, wanted, preprocessing, device, dtype)
-    return _foreign(made, wanted, preprocessing or IMAGENET, device, dtype)
+    with torch.inference_mode(False), torch.no_grad():
+        made = twin(network, there.device if there.is_meta else device)
+        if isinstance(made, Model):
+            return _own(made, wanted, preprocessing, device, dtype)
+        return _foreign(made, wanted, preprocessing or IMAGENET, device, dtype)
 
 
 def _own(network: Model, wanted: list[str] | None, how: Preprocessing | None, device: torch.device, dtype: torch.dtype) -> Cut:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from zoo.extraction.taps import Places
@@ -35,8 +36,8 @@ def usual_layer(places: Places) -> str:
     if network.first_patch is None and 16 in places.strides:
         return USUAL
     body = list(places.trace.outputs)[: places.trace.body_end]
-    rows = Counter(name.rpartition(".")[0] for name in body if name.rpartition(".")[2].isdecimal())
-    if not rows:
+    numbered = {name: found for name in body if (found := re.fullmatch(r"(.*?\D|)(\d+)", name))}
+    if not numbered:
         return "body"
-    row, count = rows.most_common(1)[0]
-    return [name for name in body if name.rpartition(".")[0] == row and name.rpartition(".")[2].isdecimal()][count // 2]
+    row, count = Counter(found[1] for found in numbered.values()).most_common(1)[0]
+    return [name for name, found in numbered.items() if found[1] == row][count // 2]

@@ -125,5 +125,5 @@ def save(image: Image, path: Path) -> Path:
     """
     kind = writable_as(path, image.mode == "RGBA")
     with whole(path) as unfinished:
-        image.save(unfinished, kind, **QUALITY.get(kind, {}))
+        image.save(unfinished, kind, icc_profile=image.info.get("icc_profile"), **QUALITY.get(kind, {}))
     return path

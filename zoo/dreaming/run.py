@@ -144,8 +144,7 @@ def dream_frames(
         Exception: as `dream`, before the first frame is made.
     """
     frames, first = whole("frames", frames), whole("first", first, 0)
-    if not 0 <= zoom < 1:
-        raise ValueError(f"zoom is the share of each side that a frame loses, at least 0 and less than 1, got {zoom!r}")
+    _check_zoom(zoom)
     dreamer = _dreamer("dream_frames", model, **options)
     picture = read(image, _name(image, "the image"))
     dreamer.octaves(picture)
@@ -190,6 +189,7 @@ def dream_video(
         ValueError: the film's kind is not known or can't be written here, or frames of other settings are there.
         Exception: as `dream`, before anything is written.
     """
+    _check_zoom(zoom)
     film = Film(Path(out), fps)
     frames = whole("frames", frames)
     dreamer = _dreamer("dream_video", model, **options)
@@ -199,8 +199,6 @@ def dream_video(
     done = film.count(frames)
     if done:
         picture = replace(picture, levels=read(film.frame(done - 1), f"frame {done - 1}").levels)
-    if not 0 <= zoom < 1:
-        raise ValueError(f"zoom is the share of each side that a frame loses, at least 0 and less than 1, got {zoom!r}")
     for number, frame in enumerate(_frames(dreamer, picture, range(done, frames), zoom, _show(progress)), done):
         film.add(number, frame)
     return film.end(frames)
@@ -217,6 +215,11 @@ def _frames(dreamer: Dreamer, picture: Picture, numbers: range, zoom: float, sho
             picture = replace(picture, levels=levels)
             yield picture.like(levels)
             advance(1)
+
+
+def _check_zoom(zoom: float) -> None:
+    if not 0 <= zoom < 1:
+        raise ValueError(f"zoom is the share of each side that a frame loses, at least 0 and less than 1, got {zoom!r}")
 
 
 def _show(progress: bool | Show) -> Show:

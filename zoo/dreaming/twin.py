@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from typing import Any
 
@@ -27,8 +28,7 @@ def twin(network: nn.Module, device: torch.device) -> nn.Module:
         TypeError: it is a script of TorchScript, whose layers can't be reached.
         ValueError: it has no numbers: it is on the meta device.
     """
-    with torch.inference_mode(False), torch.no_grad():
-        return _module(network, device, {})
+    return _module(network, device, {})
 
 
 def _module(module: nn.Module, device: torch.device, known: dict[int, Any]) -> Any:
@@ -37,7 +37,7 @@ def _module(module: nn.Module, device: torch.device, known: dict[int, Any]) -> A
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError(f"{type(module).__name__} is TorchScript, whose layers can't be reached: give the network that it was made of")
     made = known[id(module)] = module.__class__.__new__(module.__class__)
-    made.__dict__ = {name: _tensor(value, device, known) if isinstance(value, Tensor) else value for name, value in vars(module).items()}
+    made.__dict__ = {name: _own(value, device, known) for name, value in vars(module).items()}
     made.__dict__ |= {hooks: {} for hooks in BACKWARD_HOOKS}
     made.__dict__ |= {"training": False} | ({"inplace": False} if vars(module).get("inplace") is True else {})
     for kind in ("_parameters", "_buffers"):
@@ -45,6 +45,13 @@ def _module(module: nn.Module, device: torch.device, known: dict[int, Any]) -> A
         made.__dict__[kind] = {name: None if value is None else _tensor(value, device, known) for name, value in own.items()}
     made.__dict__["_modules"] = {name: child and _module(child, device, known) for name, child in module._modules.items()}
     return made
+
+
+def _own(value: Any, device: torch.device, known: dict[int, Any]) -> Any:
+    """Return what a twin has for a layer's attribute: tensors of its own, and dicts of its own, the hooks' for example."""
+    if isinstance(value, Tensor):
+        return _tensor(value, device, known)
+    return copy.copy(value) if isinstance(value, dict | set | list) else value
 
 
 def _tensor(value: Tensor, device: torch.device, known: dict[int, Any]) -> Tensor:

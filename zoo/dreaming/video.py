@@ -138,13 +138,14 @@ def _by_ffmpeg(path: Path, fps: float, width: int, height: int) -> tuple[Callabl
     how = ["-c:v", "libx264", "-crf", "18", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
     line = ["ffmpeg", "-loglevel", "error", "-y", *size, "-i", "pipe:0", *how, str(path)]
     running = subprocess.Popen(line, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert running.stdin is not None
-    into = running.stdin
+    into: Any = running.stdin
+    errors: Any = running.stderr
 
     def close() -> None:
         with suppress(BrokenPipeError):
             into.close()
-        said = running.stderr.read().decode(errors="replace").strip() if running.stderr else ""
+        said = errors.read().decode(errors="replace").strip()
+        errors.close()
         if running.wait():
             raise OSError(f"ffmpeg could not write '{path.name}': {said.splitlines()[-1] if said else f'exit code {running.returncode}'}")
 
