@@ -155,10 +155,11 @@ def _places(images: list[Path], output: Path | None, video: Path | None) -> list
             makeable(video)
     if output is None:
         return [None] * len(images)
-    if len(images) == 1 and not output.is_dir():
+    if len(images) == 1 and (output.suffix or not output.is_dir()):
         writable(output)
+        alpha = transparent(images[0])
         with value_of("--out"):
-            writable_as(output, transparent(images[0]))
+            writable_as(output, alpha)
         return [output]
     with value_of("--out"):
         if output.suffix and not output.is_dir():

@@ -33,7 +33,22 @@ PIXELWISE_LAYERS = (
 )
 PIXELWISE = {
     *(operator.add, operator.iadd, operator.mul, operator.imul, torch.add, torch.mul, torch.cat, torch.relu, torch.sigmoid),
-    *(F.relu, F.relu6, F.silu, F.gelu, F.hardswish, F.hardsigmoid, F.leaky_relu, F.dropout, "add", "mul", "relu", "sigmoid"),
+    *(
+        F.relu,
+        F.relu6,
+        F.silu,
+        F.gelu,
+        F.hardswish,
+        F.hardsigmoid,
+        F.leaky_relu,
+        F.dropout,
+        torch.permute,
+        "permute",
+        "add",
+        "mul",
+        "relu",
+        "sigmoid",
+    ),
 }
 """Layers and functions whose outputs at a place depend on their inputs at that place alone."""
 SAME = (AvgPoolSame, Conv2dSame, MaxPoolSame)
@@ -125,7 +140,7 @@ def _own(network: Model, wanted: list[str] | None, how: Preprocessing | None, de
     fields = [fact.reach for fact in facts]
     needed = _needed(list(nodes.values()))
     same = any(isinstance(layer, SAME) for node in needed if (layer := _layer(node, network)) is not None)
-    exact = all(fields) and all(_local(node, network) for node in needed)
+    exact = all(fields) and all(_local(node, network, places.facts[node].axis) for node in needed)
     step = math.lcm(*(way.step for field in fields if field for way in field)) if all(fields) else 1
     before, after = HALO, HALO
     if all(fields):
@@ -214,10 +229,12 @@ def _layer(node: fx.Node, network: nn.Module) -> nn.Module | None:
     return network.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
-def _local(node: fx.Node, network: nn.Module) -> bool:
+def _local(node: fx.Node, network: nn.Module, axis: int) -> bool:
+    """Tell whether what a node gives at a place depends on the places that its layer's window covers, and on no others."""
     if node.op == "call_module":
         layer = network.get_submodule(str(node.target))
-        return window(layer) is not None or type(layer) in PIXELWISE_LAYERS
+        channels = axis == 3 and (type(layer) is nn.Linear or (type(layer) is nn.LayerNorm and len(layer.normalized_shape) == 1))
+        return window(layer) is not None or type(layer) in PIXELWISE_LAYERS or channels
     return node.op in ("placeholder", "get_attr") or node.target in PIXELWISE
 
 

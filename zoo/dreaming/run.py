@@ -49,7 +49,7 @@ def dream(
     preprocessing: Preprocessing | None = None,
     keep: str | os.PathLike[str] | None = None,
     progress: bool | Show = True,
-) -> Image | list[Image]:
+) -> Any:
     """Change a picture, step by step, into more of what a layer of a network finds in it.
 
     Each step goes up the gradient of half the sum of squares of the layer's output. The picture is dreamed small first, then larger

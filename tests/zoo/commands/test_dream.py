@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from tests.zoo.dreaming.dreams import picture
 
+from tests.zoo.dreaming.dreams import picture
 from zoo import ResNet20, trained
 from zoo.commands import watching
 from zoo.commands.app import main
@@ -137,7 +137,7 @@ def test_a_film_resumes_behind_its_last_frame(work: Path, monkeypatch: pytest.Mo
         (["sky.png", "-o", "a.png", "-w", "cifar10"], 2, "name that too, --model NETWORK"),
         (["sky.png", "-o", "a.png", "-m", "ResNet20", "--at", "layer7"], 2, "Nearest: layer3"),
         (["sky.png", "-o", "a.png", "-m", "ResNet20", "--octaves", "9"], 1, "which is too small for 9 octaves"),
-        (["sky.png", "-o", "a.png", "-m", "ResNet20", "--like", "mine"], 1, "or --like deepdream.jl"),
+        (["sky.png", "-o", "a.png", "-m", "ResNet20", "--like", "mine"], 1, "like is 'original' or 'deepdream.jl', got 'mine'"),
         (["nothing.png", "-o", "a.png"], 3, "nothing.png: there is no such file"),
     ],
 )
@@ -159,7 +159,9 @@ def test_a_mistake_has_one_line_and_leaves_nothing(
 def test_a_process_that_is_ended_resumes_with_the_bytes_of_one_that_was_not(how: signal.Signals, work: Path) -> None:
     """A killed one with what it kept at times, here after each step."""
     picture(160, 120).save(work / "sky.png")
-    often = "import sys\nfrom zoo.dreaming import keeping\nkeeping.EVERY_S = 0.0\nfrom zoo.commands.app import main\nsys.exit(main(sys.argv[1:]))"
+    often = (
+        "import sys\nfrom zoo.commands.app import main\nfrom zoo.dreaming import keeping\nkeeping.EVERY_S = 0\nsys.exit(main(sys.argv[1:]))"
+    )
     line = [sys.executable, "-c", often, "dream", "sky.png", "-m", "ResNet20", "--steps", "12"]
     running = subprocess.Popen([*line, "-o", "dream.png"], cwd=work, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     while not (work / "dream.png.unfinished").is_file():

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.zoo.dreaming.dreams import levels, picture
 from torch import Tensor
 
+from tests.zoo.dreaming.dreams import levels, picture
 from zoo import features
 from zoo.dreaming import dream, dreamer
 from zoo.dreaming.dreamer import WAYS, Asked
@@ -110,7 +110,8 @@ def test_deepdream_jl_gives_the_same_picture(exactly: Model, monkeypatch: pytest
     def resized(x: Tensor, height: int, width: int) -> Tensor:
         """Lines between the centres of pixels, which a smaller picture doesn't average."""
         rows, columns = (
-            ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(0, old - 1) for new, old in ((height, x.shape[1]), (width, x.shape[2]))
+            ((torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5).clamp(0, old - 1)
+            for new, old in ((height, x.shape[1]), (width, x.shape[2]))
         )
         for axis, at in ((1, rows), (2, columns)):
             low = at.floor().long()

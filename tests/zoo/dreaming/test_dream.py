@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.zoo.dreaming.dreams import drawn, levels, picture
 from torch import nn
 
+from tests.zoo.dreaming.dreams import drawn, levels, picture
 from weights.record import Preprocessing
 from zoo import ResNet20, UnknownTap, ViT_Ti_16, fast
 from zoo.dreaming import NothingToDream, dream, dream_frames
@@ -180,12 +180,16 @@ def test_a_transformer_dreams_of_tokens_in_windows_of_its_own_size() -> None:
     changed = np.abs(levels(dreamt) - levels(image)).sum(2) > 0
     assert dreamt.size == (50, 40)
     assert changed.mean() > 0.8
-    with pytest.raises(ValueError, match=r"the image is 30x40 pixels, and 'encoder.layers.encoder_layer_6' of ViT_Ti_16 needs 32 on the shorter side"):
+    with pytest.raises(
+        ValueError, match=r"the image is 30x40 pixels, and 'encoder.layers.encoder_layer_6' of ViT_Ti_16 needs 32 on the shorter side"
+    ):
         dream(model, picture(30, 40), progress=False)
 
 
 def test_what_a_dream_can_not_be_made_of_is_said(network: Model) -> None:
-    with pytest.raises(ValueError, match=r"the image is 96x80 pixels, which is too small for 12 octaves: 'layer2' of ResNet20 needs 4 pixels"):
+    with pytest.raises(
+        ValueError, match=r"the image is 96x80 pixels, which is too small for 12 octaves: 'layer2' of ResNet20 needs 4 pixels"
+    ):
         dream(network, picture(), octaves=12, progress=False)
     with pytest.raises(UnknownTap, match="Nearest: layer2"):
         dream(network, picture(), at="layr2", progress=False)
@@ -232,7 +236,7 @@ def test_a_layer_that_is_silent_or_not_finite_is_said(network: Model) -> None:
 
 
 def test_channels_and_their_order_are_the_checkpoints(network: Model) -> None:
-    """A network that reads blue first, with the colours of its first layer turned, dreams the same; so does one of grey as of three greys."""
+    """A network that reads blue first, with the colours of its first layer turned, dreams the same; one of grey dreams in grey."""
     turned = copy.deepcopy(network)
     turned.conv1.weight.data = network.conv1.weight.data.flip(1)
     how = network.checkpoint.preprocessing  # pyright: ignore[reportOptionalMemberAccess]

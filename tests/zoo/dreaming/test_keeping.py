@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.zoo.dreaming.dreams import picture
 
+from tests.zoo.dreaming.dreams import picture
 from zoo.dreaming import dream, dream_frames, dream_video
 from zoo.dreaming import keeping as keeping_module
 from zoo.dreaming.keeping import Kept

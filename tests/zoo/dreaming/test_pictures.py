@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
-from tests.zoo.dreaming.dreams import levels, picture
 
+from tests.zoo.dreaming.dreams import levels, picture
 from zoo.dreaming import dream
 from zoo.dreaming.pictures import read, save, writable_as
 from zoo.images import BadImage
@@ -70,7 +70,7 @@ def test_pictures_of_sixteen_bits_and_grey_ones_are_dreamed(network: Model, tmp_
 
 def test_a_picture_that_can_not_be_used_is_named(network: Model, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"nothing")
-    with pytest.raises(BadImage, match="a.png"):
+    with pytest.raises(BadImage, match=r"a\.png"):
         dream(network, tmp_path / "a.png", **QUICK)
     with pytest.raises(FileNotFoundError, match=r"b.png: there is no such file"):
         dream(network, picture(), guide=tmp_path / "b.png", **QUICK)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.zoo.dreaming.dreams import levels, picture
 
+from tests.zoo.dreaming.dreams import levels, picture
 from zoo.dreaming import dream, dream_frames, dream_video, video
 from zoo.networks.model import Model
 
@@ -39,7 +39,9 @@ def test_ffmpeg_gets_every_frame_and_its_error_is_told(network: Model, tmp_path:
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "ffmpeg"
-    text = "import sys\ndata = sys.stdin.buffer.read()\nopen(sys.argv[-1], 'wb').write(data)\nopen({note!r}, 'w').write(' '.join(sys.argv))\n"
+    text = (
+        "import sys\ndata = sys.stdin.buffer.read()\nopen(sys.argv[-1], 'wb').write(data)\nopen({note!r}, 'w').write(' '.join(sys.argv))\n"
+    )
     program.write_text(f"#!{sys.executable}\n{text.format(note=str(tmp_path / 'note'))}")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -48,7 +50,7 @@ def test_ffmpeg_gets_every_frame_and_its_error_is_told(network: Model, tmp_path:
     assert out.read_bytes() == wanted
     assert "-pix_fmt rgb24 -s 64x48 -r 12" in (tmp_path / "note").read_text()
     program.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no encoder called libx264')\n")
-    with pytest.raises(OSError, match="ffmpeg could not write '.*': no encoder called libx264"):
+    with pytest.raises(OSError, match=r"ffmpeg could not write '.*': no encoder called libx264"):
         dream_video(network, picture(64, 48), tmp_path / "other.mp4", frames=2, **QUICK)
     assert not (tmp_path / "other.mp4").exists()
     assert len(list((tmp_path / "other.mp4.frames").glob("*.png"))) == 2
