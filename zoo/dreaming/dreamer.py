@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.dreaming.cutting import Cut
-from zoo.dreaming.gradients import Pull
+from zoo.dreaming.gradients import NothingToDream, Pull
 from zoo.dreaming.keeping import Kept
 from zoo.dreaming.octaves import centre, fitting, sizes, zoomed
 from zoo.dreaming.pictures import Picture, rounded
@@ -275,6 +275,9 @@ class Dreamer:
                 taker.take(offset, advance)
                 if kept.due():
                     kept.keep(octave, step + taker.taken, taker.x)
+        except (NothingToDream, FloatingPointError):  # it would end there again
+            kept.done()
+            raise
         except BaseException:
             if taker.whole:
                 kept.keep(octave, step + taker.taken, taker.x)
@@ -293,12 +296,19 @@ class Dreamer:
             self._captured[tuple(x.shape)] = made
         return made
 
+    def together(self, height: int, width: int) -> int:
+        """Return how many pictures of a size are dreamed at once: as many as have the pixels of the largest that is not cut."""
+        return max(1, WHOLE[self._place] ** 2 // (height * width))
+
+    @property
+    def _place(self) -> str:
+        return "cuda" if self.network.device.type == "cuda" else "cpu"
+
     def _core(self, height: int, width: int) -> int | None:
         """Return the side of tiles for a picture, None for none."""
         if self.asked.tile is not None:
             return self.asked.tile or None
-        place = "cuda" if self.network.device.type == "cuda" else "cpu"
-        return CORE[place] if height * width > WHOLE[place] ** 2 else None
+        return CORE[self._place] if height * width > WHOLE[self._place] ** 2 else None
 
 
 @contextmanager

@@ -101,14 +101,17 @@ def dream(
     pictures = [read(one, _name(one, f"images[{i}]" if many else "the image")) for i, one in enumerate(image if many else [image])]
     if not pictures:
         raise ValueError("there are no pictures to dream on: the list is empty")
-    groups: dict[tuple[int, ...], list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for i, picture in enumerate(pictures):
-        groups.setdefault(tuple(picture.levels.shape), []).append(i)
+        groups.setdefault((picture.levels.shape[1], picture.levels.shape[2]), []).append(i)
     show = _show(progress)
     for picture in pictures:  # all are looked at before the first is dreamed
         dreamer.octaves(picture)
     found: dict[int, Image] = {}
-    for number, places in enumerate(groups.values()):
+    batches = [
+        group[i : i + count] for size, group in groups.items() for count in [dreamer.together(*size)] for i in range(0, len(group), count)
+    ]
+    for number, places in enumerate(batches):
         group = [pictures[i] for i in places]
         file = None if keep is None else Path(f"{os.fspath(keep)}{number or ''}")
         kept = Kept(file, "" if file is None else key(dreamer.facts, [*(p.levels for p in group), *dreamer.guide_levels], model))

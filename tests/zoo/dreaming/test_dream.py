@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 from tests.zoo.dreaming.dreams import drawn, levels, picture
 from weights.record import Preprocessing
 from zoo import ResNet20, UnknownTap, ViT_Ti_16, fast
-from zoo.dreaming import NothingToDream, dream, dream_frames
+from zoo.dreaming import NothingToDream, dream, dream_frames, dreamer
 from zoo.dreaming.cutting import cut
 from zoo.networks.model import Model
 
@@ -113,7 +114,9 @@ def test_half_precision_dreams_in_float32(network: Model) -> None:
     assert dreamt.tobytes() == dream(half.float(), picture(), **QUICK).tobytes()
 
 
-def test_several_pictures_have_each_the_dream_that_they_have_alone(network: Model) -> None:
+@pytest.mark.parametrize("largest", [1536, 100])
+def test_several_pictures_have_each_the_dream_that_they_have_alone(largest: int, network: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dreamer.WHOLE, "cpu", largest)  # of 100 x 100 pixels, one at a time
     images = [picture(seed=1), picture(64, 72, seed=2), picture(seed=3)]
     together = dream(network, images, **QUICK)
     assert [one.size for one in together] == [one.size for one in images]
@@ -223,12 +226,13 @@ def test_what_a_dream_can_not_be_made_of_is_said(network: Model) -> None:
         dream(torch.jit.script(nn.Sequential(nn.Conv2d(3, 3, 3))), picture(), at="0", progress=False)
 
 
-def test_a_layer_that_is_silent_or_not_finite_is_said(network: Model) -> None:
+def test_a_layer_that_is_silent_or_not_finite_is_said(network: Model, tmp_path: Path) -> None:
     dead = copy.deepcopy(network)
     dead.layer2[-1].bn2.weight.data.zero_()
     dead.layer2[-1].bn2.bias.data.fill_(-1e9)
     with pytest.raises(NothingToDream, match="the gradient of 'layer2' of ResNet20 is zero everywhere"):
-        dream(dead, picture(), **QUICK)
+        dream(dead, picture(), keep=tmp_path / "part", **QUICK)
+    assert list(tmp_path.iterdir()) == []
     broken = copy.deepcopy(network)
     broken.conv1.weight.data[0] = float("nan")
     with pytest.raises(FloatingPointError, match="the gradient of ResNet20 is NaN or infinite"):
