@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from weights.whole import whole
 
+log = logging.getLogger("zoo")
 EVERY_S = 60.0
 """Seconds between copies on the disk; an interrupt writes one at once."""
 
@@ -41,9 +43,11 @@ class Kept:
             with safe_open(self.path, "pt") as file:
                 notes = file.metadata() or {}
                 if notes.get("dream") != self.key:
+                    log.warning("'%s' keeps a dream of another picture, network or setting, so this one begins anew", self.path)
                     return None
                 return int(notes["octave"]), int(notes["step"]), file.get_tensor("picture").clone()
-        except (SafetensorError, OSError, ValueError, KeyError):  # cut off, or somebody else's: the dream begins again
+        except (SafetensorError, OSError, ValueError, KeyError):
+            log.warning("'%s' is no dream, or is damaged, so the dream begins anew", self.path)
             return None
 
     def due(self) -> bool:

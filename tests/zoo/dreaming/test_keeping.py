@@ -57,7 +57,9 @@ def test_a_resumed_dream_has_the_bytes_of_one_that_never_stopped(after: int, til
 
 
 @pytest.mark.parametrize("other", ["picture", "network", "setting", "damaged"])
-def test_what_is_kept_of_another_dream_is_not_taken_up(other: str, network: Model, tmp_path: Path) -> None:
+def test_what_is_kept_of_another_dream_is_not_taken_up(
+    other: str, network: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file, seen = tmp_path / "sky.part", []
     with pytest.raises(KeyboardInterrupt):
         dream(network, picture(40, 36), keep=file, progress=stops(4, seen), **HOW)
@@ -76,6 +78,7 @@ def test_what_is_kept_of_another_dream_is_not_taken_up(other: str, network: Mode
     wanted = dream(model, image, progress=False, **how).tobytes()
     assert dream(model, image, keep=file, progress=stops(10**6, seen), **how).tobytes() == wanted
     assert seen[1][2] == 0
+    assert ("is no dream, or is damaged" if other == "damaged" else "keeps a dream of another picture, network or setting") in caplog.text
 
 
 def test_a_killed_dream_has_what_was_kept_at_times(network: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
