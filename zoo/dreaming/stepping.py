@@ -64,16 +64,17 @@ class CapturedSteps:
         self._there, self._back = ([line.clone() for line in self._counted] for _ in range(2))
         self._rate = torch.zeros((), dtype=x.dtype, device=x.device)
         self.means = torch.ones(x.shape[0], dtype=x.dtype, device=x.device)
-        side = torch.cuda.Stream(x.device)
-        side.wait_stream(torch.cuda.current_stream(x.device))
-        with torch.inference_mode(False), torch.cuda.stream(side):
-            for _ in range(WARM_UP):  # at rate 0, which changes nothing
+        with torch.cuda.device(x.device), torch.inference_mode(False):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UP):  # at rate 0, which changes nothing
+                    self._step()
+            torch.cuda.current_stream().wait_stream(side)
+            _refuse(self.means, pull)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
                 self._step()
-        torch.cuda.current_stream(x.device).wait_stream(side)
-        _refuse(self.means, pull)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(False), torch.cuda.graph(self._graph):
-            self._step()
         self._rate.fill_(rate)
 
     def begin(self, x: Tensor, rate: float) -> None:
@@ -95,7 +96,8 @@ class CapturedSteps:
             there.copy_(torch.roll(line, shift))
             back.copy_(torch.roll(line, -shift))
         self.whole = False
-        self._graph.replay()
+        with torch.cuda.device(self.x.device):
+            self._graph.replay()
         self.taken, self.whole = self.taken + 1, True
         told(1)
 
