@@ -25,6 +25,8 @@ from zoo.networks.layers import AvgPoolSame, Conv2dSame, LayerNorm2d, LayerScale
 from zoo.networks.model import Model
 
 IMAGENET = Preprocessing(256, 224, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+USUAL_WEIGHT = 2000.0
+"""Bytes of maps for each pixel of a picture where nothing says how many; VGG19 has about as many."""
 HALO = 64
 """Pixels around a tile where nothing says what its elements see."""
 PIXELWISE_LAYERS = (
@@ -70,6 +72,7 @@ class Cut:
         device: where it runs.
         dtype: of its images.
         called: the network's name.
+        weight: bytes that the maps take for each pixel of a picture.
         sizes_unknown: whether only trying tells which pictures it takes.
     """
 
@@ -83,6 +86,7 @@ class Cut:
     device: torch.device
     dtype: torch.dtype
     called: str
+    weight: float = USUAL_WEIGHT
     sizes_unknown: bool = False
 
     def refuses(self, height: int, width: int) -> str | None:
@@ -152,10 +156,13 @@ def _own(network: Model, wanted: list[str] | None, how: Preprocessing | None, de
     side = network.input_size if network.fixed_size else None
     reading = Reading(math.lcm(step, multiple), max(before, 0), max(after, 0), exact, multiple, side, least)
     part = _part(network, written, nodes)
+    kept = [places.facts[node].shape for node in needed & set(written.graph.nodes)]  # without the BatchNorms that are folded
+    weight = sum(math.prod(shape) for shape in kept if shape) * dtype.itemsize / network.input_size**2
     if how is None:
         how = network.checkpoint.preprocessing if network.checkpoint else _neutral(network.in_channels)
     steps = tuple(field[0].step if field else None for field in fields)
-    return Cut(part, tuple(nodes), tuple(f.axis for f in facts), steps, reading, how, network.in_channels, device, dtype, name)
+    axes = tuple(fact.axis for fact in facts)
+    return Cut(part, tuple(nodes), axes, steps, reading, how, network.in_channels, device, dtype, name, weight)
 
 
 def _part(network: Model, written: Trace, nodes: dict[str, fx.Node]) -> Callable[[Tensor], list[Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,10 +25,12 @@ SIDE = 224
 """Pixels of pictures in DeepDream.jl, whatever they were."""
 GUIDE = 512
 """Pixels of a guide's longer side at most: more places of the same objects change little."""
-WHOLE = {"cpu": 1536, "cuda": 2048}
-"""Pixels, side by side, of a square picture that is not cut into tiles yet."""
-CORE = {"cpu": 768, "cuda": 1536}
-"""Side of what a tile answers for."""
+WHOLE = {"cpu": 2.5e9, "cuda": 16e9}
+"""Bytes that the maps of a picture take at most that is not cut into tiles."""
+TILE = {"cpu": 1e9, "cuda": 8e9}
+"""Bytes that the maps of a tile take, its halo included."""
+CORE = 128
+"""Side of what a tile answers for at least."""
 OCTAVES = 4
 
 
@@ -297,8 +300,8 @@ class Dreamer:
         return made
 
     def together(self, height: int, width: int) -> int:
-        """Return how many pictures of a size are dreamed at once: as many as have the pixels of the largest that is not cut."""
-        return max(1, WHOLE[self._place] ** 2 // (height * width))
+        """Return how many pictures of a size are dreamed at once: as many as have the memory of the largest that is not cut."""
+        return max(1, int(WHOLE[self._place] / (height * width * self.network.weight)))
 
     @property
     def _place(self) -> str:
@@ -308,7 +311,10 @@ class Dreamer:
         """Return the side of tiles for a picture, None for none."""
         if self.asked.tile is not None:
             return self.asked.tile or None
-        return CORE[self._place] if height * width > WHOLE[self._place] ** 2 else None
+        if height * width * self.network.weight <= WHOLE[self._place]:
+            return None
+        reading, side = self.network.reading, math.sqrt(TILE[self._place] / self.network.weight)
+        return max(CORE, int(side) - reading.before - reading.after - 2 * reading.step)
 
 
 @contextmanager

@@ -74,8 +74,8 @@ def dream(
         guide: another picture: instead of what the layer finds already, each place is pulled to what the guide has most like it.
         seed: of the rolls. The same seed gives the same bytes on a CPU.
         like: "original", the program of 2015, or "deepdream.jl": pictures of 224 pixels, whose octaves are their middles, enlarged.
-        tile: side of the tiles that a large picture is cut into, in pixels; 0 never cuts. Left out, pictures of more than 1536 x 1536
-            pixels are cut (2048 x 2048 on a GPU). A network whose layer sees a part of the picture alone gives the same dream; with
+        tile: side of the tiles that a large picture is cut into, in pixels; 0 never cuts. Left out, a picture is cut whose maps take
+            more than 2.5 GB of memory, 16 GB on a GPU. A network whose layer sees a part of the picture alone gives the same dream; with
             squeeze-and-excitation or attention it gives one like it.
         preprocessing: how the network's images are normalised; left out, as its checkpoint says, else by ImageNet's mean and deviation.
         keep: a file that holds the dream while it is unfinished. An interrupted call that is repeated resumes with it.
