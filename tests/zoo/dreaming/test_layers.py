@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from tests.zoo.dreaming.dreams import drawn, levels, picture
 from zoo import CATALOGUE
+from zoo.dreaming import dream
+from zoo.dreaming.cutting import cut
 from zoo.dreaming.layers import LAYERS, usual_layer
 from zoo.extraction.taps import Places, trace
 from zoo.networks.model import Model
@@ -35,6 +39,16 @@ def test_a_network_without_a_map_at_stride_16_dreams_of_the_block_in_its_middle(
     found, places = layer(FIRST[family])
     assert found == TOKENS[family]
     assert places.find(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted(FIRST))
+def test_a_network_of_every_family_dreams(family: str) -> None:
+    network = drawn(FIRST[family])
+    side = cut(network, None).reading.least + 3
+    image = picture(side + 5, side)
+    dreamt = dream(network, image, octaves=1, steps=1, progress=False)
+    assert 0.5 < np.abs(levels(dreamt) - levels(image)).mean() < 3
 
 
 @pytest.mark.long
