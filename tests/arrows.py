@@ -149,6 +149,7 @@ LAW: dict[str, set[str]] = {
     "zoo.catalogue": {"weights", "zoo.networks", "zoo.variants"},
     "zoo.extraction": {"weights", "zoo.images", "zoo.kernels", "zoo.networks"},
     "zoo.segmentation": {"weights", "zoo.extraction", "zoo.kernels", "zoo.networks"},
+    "zoo.dreaming": {"weights", "zoo.extraction", "zoo.images", "zoo.kernels", "zoo.networks"},
     "zoo.kernels.tuning": {
         "zoo.kernels.comparing",
         "zoo.kernels.compilation",
@@ -299,6 +300,7 @@ LAW: dict[str, set[str]] = {
         "zoo.bench",
         "zoo.catalogue",
         "zoo.conversion",
+        "zoo.dreaming",
         "zoo.embedding",
         "zoo.extraction",
         "zoo.finetuning",

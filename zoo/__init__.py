@@ -6,6 +6,7 @@
     networks("*resnet*")                       the names that there are
     predict(model, "cat.jpg")                  labels, by the preprocessing that the checkpoint was measured with
     features(model, at="layer3")               inner tensors; `body`, `head`, `pyramid`, `reset_head` work on every family too
+    dream(model, "sky.jpg").save("dream.png")  what a layer finds in a picture, made more of; `dream_video` makes a film
     embed(model, "photos/", "vectors.parquet") vectors of many images
     finetune(ResNet50, "photos/", "runs/one")  training on your own images; `find_rate` tries learning rates first
     fast(model)                                the same call on other kernels; `why` explains, `plain` gives the network back
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from zoo.catalogue import *  # noqa: F403
     from zoo.catalogue import CATALOGUE as CATALOGUE
     from zoo.catalogue import network as network
+    from zoo.dreaming.run import dream as dream
+    from zoo.dreaming.run import dream_frames as dream_frames
+    from zoo.dreaming.run import dream_video as dream_video
     from zoo.embedding.run import embed as embed
     from zoo.extraction.features import Features as Features
     from zoo.extraction.features import body as body
@@ -60,6 +64,7 @@ _PLACES = {
     "zoo.prediction.predict": "Prediction predict",
     "zoo.extraction.features": "Features body features head pyramid",
     "zoo.extraction.taps": "UnknownTap",
+    "zoo.dreaming.run": "dream dream_frames dream_video",
     "zoo.embedding.run": "embed",
     "zoo.finetuning.run": "finetune",
     "zoo.finetuning.rates": "find_rate",

@@ -31,6 +31,7 @@ GROUPS = {
     "Use": {
         "predict": ("predict:predict", "zoo predict cat.jpg dog.jpg"),
         "demo": ("predict:demo", "zoo demo"),
+        "dream": ("dream:dream", "zoo dream photo.jpg -o dream.png"),
     },
     "Vectors": {
         "embed": ("embed:embed", "zoo embed photos -o vectors.parquet"),
@@ -78,7 +79,7 @@ FAILURES = (
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-STARTS_TORCH = {"add", "bench", "convert", "demo", "embed", "finetune", "knn", "predict", "search"}
+STARTS_TORCH = {"add", "bench", "convert", "demo", "dream", "embed", "finetune", "knn", "predict", "search"}
 
 
 def _with_torch(called: Callable[..., object]) -> Callable[..., object]:

@@ -20,6 +20,7 @@ OUTPUTS = {
         ["demo", "--picture"],
         ["search", "IN.png", "IN.png", "--picture"],
         ["bench", "--picture"],
+        ["dream", "IN.png", "-m", "ResNet20", "-o"],
     ],
     "x.npy": [["embed", ".", "-m", "ResNet20", "-o"]],
     "x.npz": [["convert", "IN.png", "-m", "ResNet20"]],

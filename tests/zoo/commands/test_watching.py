@@ -76,6 +76,24 @@ def test_a_log_gets_one_line_a_minute_of_images() -> None:
     ]
 
 
+def test_a_log_gets_one_line_a_minute_of_a_dream_and_a_terminal_a_bar() -> None:
+    clock, (shown, file) = Clock(), console()
+    with watching.watched_dream("dreaming", 40, 10, console=shown, clock=clock) as advance:
+        for _ in range(4):
+            clock.now += 30
+            advance(1)
+    assert file.getvalue().splitlines() == [
+        "resumed: 10 of 40 steps are done already",
+        "dreaming: 12 of 40, about 14 min left",
+        "dreaming: 14 of 40, about 13 min left",
+    ]
+    shown, file = console(terminal=True)
+    with watching.watched_dream("dreaming frames", 40, 10, console=shown) as advance:
+        advance(30)
+    assert "resumed: 10 of 40 frames are done already" in file.getvalue()
+    assert "40/40" in file.getvalue()
+
+
 def test_a_terminal_has_a_bar_instead_and_hears_of_the_resumption_too() -> None:
     shown, file = console(terminal=True)
     with watching.watched_images("embedding", 8, 2, console=shown) as advance:
