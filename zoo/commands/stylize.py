@@ -37,7 +37,9 @@ def stylize(
     ] = USUAL,
     path: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The painting, or a folder for several; NAME-STYLE.png beside nothing else if left out."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="The painting, or a folder for several; NAME-STYLE.png beside nothing else if left out."
+        ),
     ] = None,
     strength: Annotated[float, typer.Option(min=0.0, max=1.0, help="The painting's share; the rest is the photograph.")] = 1.0,
     keep_colour: Annotated[bool, typer.Option("--keep-colour", help="Keep the photograph's colours, and take the strokes alone.")] = False,
@@ -49,7 +51,9 @@ def stylize(
     device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1; cuda where there is one.")] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Run on the zoo's kernels, for many pictures of one size.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Put new paintings in the place of old ones.")] = False,
-    list_styles: Annotated[bool, typer.Option("--list", help="List the styles that have a name, and stop.", is_eager=True, callback=lambda asked: _list(asked))] = False,
+    list_styles: Annotated[
+        bool, typer.Option("--list", help="List the styles that have a name, and stop.", is_eager=True, callback=lambda asked: _list(asked))
+    ] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -145,7 +149,9 @@ def _list(asked: bool) -> None:
 
 
 def train_style(
-    data: Annotated[str, typer.Argument(metavar="PICTURES", autocompletion=files, help="A folder of photographs, tars, Parquet, or a list.")],
+    data: Annotated[
+        str, typer.Argument(metavar="PICTURES", autocompletion=files, help="A folder of photographs, tars, Parquet, or a list.")
+    ],
     picture: Annotated[Path, typer.Argument(metavar="STYLE", help="The style picture.")],
     folder: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The training's folder, which is then a style.")],
     loss_network: Annotated[

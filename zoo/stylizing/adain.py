@@ -125,7 +125,9 @@ def _filled(network: nn.Sequential, file: str | os.PathLike[str], spare: bool) -
     wanted = network.state_dict()
     if spare:
         tensors = {name: value for name, value in tensors.items() if name in wanted or int(name.partition(".")[0]) < len(network)}
-    wrong = [name for name in {**wanted, **tensors} if name not in wanted or name not in tensors or wanted[name].shape != tensors[name].shape]
+    wrong = [
+        name for name in {**wanted, **tensors} if name not in wanted or name not in tensors or wanted[name].shape != tensors[name].shape
+    ]
     if wrong:
         raise WeightsMismatch(f"{path} is not this half of AdaIN: {', '.join(sorted(wrong)[:5])} are missing or of other shapes")
     network.load_state_dict(dict(tensors))

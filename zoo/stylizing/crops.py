@@ -43,7 +43,7 @@ def _crop(picture: Callable[[int], Tensor], count: int, size: int, draw: np.rand
     pixels = picture(int(draw.integers(count)))
     height, width = pixels.shape[1:]
     short = min(height, width)
-    side = int(round(short * draw.uniform(min(1.0, size / short / ALIKE), 1.0))) if short > size else short
+    side = round(short * draw.uniform(min(1.0, size / short / ALIKE), 1.0)) if short > size else short
     side = max(8, min(side, short))
     top, left = int(draw.integers(height - side + 1)), int(draw.integers(width - side + 1))
     part = pixels[:, top : top + side, left : left + side].to(device).float()[None]

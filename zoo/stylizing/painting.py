@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,9 +50,7 @@ def read(source: Any, name: str | None = None) -> tuple[Image, Image | None]:
         opened = Image.fromarray(np.ascontiguousarray(array if array.shape[2] == 4 else array.transpose(1, 2, 0)))
     if isinstance(opened, Image.Image):
         return _apart(opened, picture)
-    from pathlib import Path
-
-    with opened_file(Path(source), name or str(source)) as image:
+    with opened_file(Path(opened), name or str(source)) as image:
         return _apart(image, picture)
 
 
@@ -86,9 +85,7 @@ def as_picture(x: Tensor) -> Image:
 
 
 @torch.no_grad()
-def paint(
-    network: nn.Module, x: Tensor, *, strip: int | None = None, statistics: Statistics | None = None, half: bool = False
-) -> Tensor:
+def paint(network: nn.Module, x: Tensor, *, strip: int | None = None, statistics: Statistics | None = None, half: bool = False) -> Tensor:
     """Paint one picture of any size.
 
     Args:

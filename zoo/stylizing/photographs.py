@@ -45,7 +45,8 @@ def stylize(
             the photograph's own size.
         strip: rows that are painted at a time, to need less memory; 0 paints all at once; None decides by the size.
         device: "cpu", "cuda" or "cuda:1"; None takes the network's where it is on a GPU, else a GPU where there is one.
-        fast: whether the network runs on the zoo's kernels. Preparing them takes a while for each size, so it is for many pictures of one size.
+        fast: whether the network runs on the zoo's kernels. Preparing them takes a while for each size, so it is for many
+            pictures of one size.
 
     Returns:
         An RGB picture; RGBA where the photograph has transparent pixels.

@@ -13,10 +13,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from zoo.stylizing.networks import Statistics, Step, StyleNetwork, moments, walk
+from zoo.stylizing.networks import Step, StyleNetwork, moments, walk
 
 BORDER = 16
-"""Rows of the picture that a strip has more on either side than it computes: 9x9 and 3x3 convolutions, before and behind a change of size."""
+"""Rows of the picture that a strip has more on either side than it computes, for 9x9 and 3x3 convolutions."""
 
 
 class Known:

@@ -401,7 +401,9 @@ class _Training:
 
     def _finish(self, resumed: int) -> StyleRun:
         facts = self.facts
-        told = f"trained by train_style, {self.settings.steps:,} steps, loss network {facts['told']['loss_weights'] or facts['loss_network']}"
+        told = (
+            f"trained by train_style, {self.settings.steps:,} steps, loss network {facts['told']['loss_weights'] or facts['loss_network']}"
+        )
         tensors = {name: value.detach().cpu().clone() for name, value in self.learner.network.state_dict().items()}
         network = network_of(tensors, str(self.folder))
         machine = torch.cuda.get_device_name() if self.device.startswith("cuda") else platform.machine()

@@ -1,7 +1,7 @@
 """Films through a style network, frame by frame, without the flicker that each frame's own statistics make.
 
-An instance norm measures every frame anew, so brightness and colours jump with whatever enters the picture. Here its statistics are averaged
-over frames. What still moves, strokes on things that stand still, is held by optical flow where that is wanted.
+An instance norm measures every frame anew, so brightness and colours jump with whatever enters the picture. Here its statistics are
+averaged over frames. What still moves, strokes on things that stand still, is held by optical flow where that is wanted.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def painted_frames(
     last: tuple[np.ndarray, np.ndarray] | None = None
     for frame in frames:
         if last is not None and frame.size != last[0].shape[1::-1]:
-            raise ValueError(f"a film's frames have one size, and {frame.width}x{frame.height} follows {last[0].shape[1]}x{last[0].shape[0]}")
+            raise ValueError(
+                f"a film's frames have one size, and {frame.width}x{frame.height} follows {last[0].shape[1]}x{last[0].shape[0]}"
+            )
         x = as_batch(frame, place)
         y = paint(network, x, statistics=statistics).clamp(0, 255)
         if keep_colour:
@@ -223,14 +225,14 @@ def _opencv(why: str) -> Any:
 
 def _opened(path: Path) -> tuple[int, float, Iterator[Image]]:
     """Return the number of frames, how many a second, and the frames."""
-    from PIL import Image
+    from PIL import Image as Pillow
 
     if path.suffix.lower() in (*ANIMATIONS, ".png"):
-        image = Image.open(path, formats=("GIF", "WEBP", "PNG"))
+        image = Pillow.open(path, formats=("GIF", "WEBP", "PNG"))
         count = getattr(image, "n_frames", 1)
         wait_ms = float(image.info.get("duration", 100) or 100)
 
-        def animation() -> Iterator[Image.Image]:
+        def animation() -> Iterator[Image]:
             for number in range(count):
                 image.seek(number)
                 yield image.convert("RGB")
@@ -241,13 +243,13 @@ def _opened(path: Path) -> tuple[int, float, Iterator[Image]]:
     if not reader.isOpened():
         raise ValueError(f"'{path}' can't be read as a film; it is cut off, or of a kind that OpenCV does not know")
 
-    def film() -> Iterator[Image.Image]:
+    def film() -> Iterator[Image]:
         try:
             while True:
                 there, pixels = reader.read()
                 if not there:
                     return
-                yield Image.fromarray(pixels[..., ::-1])
+                yield Pillow.fromarray(pixels[..., ::-1])
         finally:
             reader.release()
 
@@ -258,13 +260,13 @@ def _opened(path: Path) -> tuple[int, float, Iterator[Image]]:
 @contextmanager
 def _writer(path: Path, rate: float) -> Iterator[Callable[[np.ndarray], None]]:
     """Write frames into a film that appears whole or not at all."""
-    from PIL import Image
+    from PIL import Image as Pillow
 
     part = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")  # writers go by the ending
     if path.suffix.lower() in (*ANIMATIONS, ".png"):
-        kept: list[Image.Image] = []
+        kept: list[Image] = []
         with whole(path, by=part) as unfinished:
-            yield lambda frame: kept.append(Image.fromarray(frame))
+            yield lambda frame: kept.append(Pillow.fromarray(frame))
             if kept:
                 kind = {".gif": "GIF", ".webp": "WEBP"}.get(path.suffix.lower(), "PNG")
                 kept[0].save(unfinished, kind, save_all=True, append_images=kept[1:], duration=round(1000 / rate), loop=0)
