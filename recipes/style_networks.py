@@ -50,7 +50,7 @@ SIDE = 512
 STYLES: dict[str, dict[str, float]] = {
     "embers": {"style": 4.0, "content": 1.0, "variation": 0.02, "side": 384},
     "leadlight": {"style": 3.0, "content": 1.0, "variation": 0.02, "side": 384},
-    "woodcut": {"style": 3.0, "content": 1.0, "variation": 0.02, "side": 384},
+    "woodcut": {"style": 4.0, "content": 1.0, "variation": 0.02, "side": 384},
 }
 """Weights of the terms, and the side in pixels that the style picture is reduced to: the smaller, the finer its strokes in the painting."""
 

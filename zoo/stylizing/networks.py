@@ -8,7 +8,7 @@ which of its layers work at the photograph's own size, where memory is spent; se
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,10 @@ class InstanceNorm(nn.InstanceNorm2d):
         super().__init__(channels, eps=eps, affine=True)
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if statistics is None and torch.compiler.is_compiling():  # in words that a compiler joins with what is beside it
+            variance, mean = torch.var_mean(x.float(), (2, 3), correction=0, keepdim=True)
+            scale = self.weight.float().view(-1, 1, 1) * (variance + self.eps).rsqrt()
+            return (x.float() * scale + (self.bias.float().view(-1, 1, 1) - mean * scale)).to(x.dtype)
         if statistics is None:
             return F.instance_norm(x, weight=self.weight, bias=self.bias, eps=self.eps)
         mean, variance = statistics.of(self, x)
@@ -108,12 +112,47 @@ class StyleNetwork(nn.Module):
         return walk(self.middle(walk(x, self.entering(), statistics), statistics), self.leaving(), statistics)
 
 
+class _Reflected(torch.autograd.Function):
+    """A reflected border whose gradient is the same each time: PyTorch's own adds it up on a GPU in any order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, border: int) -> Tensor:
+        ctx.border = border
+        return F.pad(x, (border,) * 4, mode="reflect")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,), n = gradients, ctx.border
+        for dim in (2, 3):
+            side = gradient.shape[dim] - 2 * n
+            inner = gradient.narrow(dim, n, side).clone()
+            inner.narrow(dim, 1, n).add_(gradient.narrow(dim, 0, n).flip(dim))
+            inner.narrow(dim, side - 1 - n, n).add_(gradient.narrow(dim, n + side, n).flip(dim))
+            gradient = inner
+        return gradient, None
+
+
+def reflected(x: Tensor, border: int) -> Tensor:
+    """Put a border of so many pixels around maps (B, C, H, W), which mirrors what is inside of their edge."""
+    if x.requires_grad and not torch.compiler.is_compiling():
+        return _Reflected.apply(x, border)  # pyright: ignore[reportReturnType]
+    return F.pad(x, (border,) * 4, mode="reflect")
+
+
+class Mirrored(nn.Conv2d):
+    """A convolution whose border is reflected."""
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]: torch calls it `input`
+        border = self.kernel_size[0] // 2
+        return super().forward(reflected(x, border) if border else x)
+
+
 class Conv(nn.Module):
     """A convolution whose border is reflected; the attribute is called as in pytorch/examples."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
-        self.conv2d = nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, padding_mode="reflect")
+        self.conv2d = Mirrored(in_channels, out_channels, kernel, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv2d(x)
@@ -189,7 +228,7 @@ class SameConv(nn.Conv2d):
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel, stride, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]: torch calls it `input`
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]: as above
         total = self.kernel_size[0] - self.stride[0]
         return super().forward(F.pad(x, (total // 2, total - total // 2) * 2))
 
@@ -263,7 +302,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         self.shortcut = stride == 1 and in_channels == out_channels
         self.conv1, self.in1 = nn.Conv2d(in_channels, in_channels, 1, bias=False), InstanceNorm(in_channels)
-        self.conv2 = nn.Conv2d(in_channels, in_channels, 3, stride, 1, groups=in_channels, bias=False, padding_mode="reflect")
+        self.conv2 = Mirrored(in_channels, in_channels, 3, stride, groups=in_channels, bias=False)
         self.in2 = InstanceNorm(in_channels)
         self.conv3, self.in3 = nn.Conv2d(in_channels, out_channels, 1, bias=False), InstanceNorm(out_channels)
 
@@ -297,13 +336,13 @@ class MobileStyle(StyleNetwork):
     def __init__(self) -> None:
         """Build it untrained."""
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 32, 9, padding=4, bias=False, padding_mode="reflect")
+        self.conv1 = Mirrored(3, 32, 9, bias=False)
         self.in1 = InstanceNorm(32)
         self.conv2, self.conv3 = Bottleneck(32, 64, 2), Bottleneck(64, 128, 2)
         self.res1, self.res2, self.res3 = Bottleneck(128, 128), Bottleneck(128, 128), Bottleneck(128, 128)
         self.res4, self.res5 = Bottleneck(128, 128), Bottleneck(128, 128)
         self.upconv1, self.upconv2 = Doubled(128, 64), Doubled(64, 32)
-        self.conv4 = nn.Conv2d(32, 3, 9, padding=4, bias=False, padding_mode="reflect")
+        self.conv4 = Mirrored(32, 3, 9, bias=False)
 
     def entering(self) -> tuple[Step, ...]:
         down = self.conv2

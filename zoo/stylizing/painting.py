@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from zoo.images.preprocess import ORIENTATION, UPRIGHT, open_image
 from zoo.images.reading import opened_file
 from zoo.stylizing.networks import Statistics, StyleNetwork
+from zoo.stylizing.quickly import quickest
 from zoo.stylizing.strips import paint_in_strips
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 LEAST = 16
 """Sides in pixels that a network is given at least: reflected borders need room."""
 AT_ONCE = 64_000_000
-"""Pixels times channels of the first map up to which a picture is painted at once; beyond, in strips: 64 M take about 3 GB."""
+"""Pixels times channels of the first map up to which a CPU paints a picture at once; beyond, in strips: 64 M take about 3 GB."""
+NEEDED = 60
+"""Bytes for each of them that a GPU must have free: 43 were measured on an H100."""
 STRIP = 256
 """Rows of a strip, where nobody says."""
 LUMA = (0.299, 0.587, 0.114)
@@ -85,7 +88,7 @@ def as_picture(x: Tensor) -> Image:
 
 
 @torch.no_grad()
-def paint(network: nn.Module, x: Tensor, *, strip: int | None = None, statistics: Statistics | None = None, half: bool = False) -> Tensor:
+def paint(network: nn.Module, x: Tensor, *, strip: int | None = None, statistics: Statistics | None = None, quick: bool = False) -> Tensor:
     """Paint one picture of any size.
 
     Args:
@@ -93,7 +96,7 @@ def paint(network: nn.Module, x: Tensor, *, strip: int | None = None, statistics
         x: (1, 3, H, W) of 0..255, float32, on the network's device.
         strip: rows that are painted at a time, 0 for all at once; None decides by the size, see `AT_ONCE`.
         statistics: of the norms; None takes the picture's own. They are not used in strips.
-        half: whether to compute in bfloat16.
+        quick: whether to take the quickest way, see `zoo.stylizing.quickly`; not for strips and given statistics.
 
     Returns:
         (3, H, W), float32, not clamped.
@@ -103,15 +106,22 @@ def paint(network: nn.Module, x: Tensor, *, strip: int | None = None, statistics
     x = _grown(x, multiple)
     if strip is None:
         channels = getattr(network, "channels", 32)
-        large = isinstance(network, StyleNetwork) and statistics is None and x.shape[2] * x.shape[3] * channels > AT_ONCE
-        strip = STRIP if large else 0
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=half):
-        if strip and isinstance(network, StyleNetwork):
-            out = torch.empty(x.shape[1:], dtype=torch.float32, device=x.device)
-            paint_in_strips(network, lambda first, last: x[:, :, first:last], x.shape[2], strip, out)
-        else:
-            out = (network(x) if statistics is None else network(x, statistics))[0].float()
+        large = x.shape[2] * x.shape[3] * channels > _at_once(x.device)
+        strip = STRIP if large and isinstance(network, StyleNetwork) and statistics is None else 0
+    if strip and isinstance(network, StyleNetwork):
+        out = torch.empty(x.shape[1:], dtype=torch.float32, device=x.device)
+        paint_in_strips(network, lambda first, last: x[:, :, first:last], x.shape[2], strip, out)
+    elif quick and statistics is None:
+        out = quickest(network, x).run(x)[0].float()
+    else:
+        out = (network(x) if statistics is None else network(x, statistics))[0].float()
     return out[:, :height, :width]
+
+
+def _at_once(device: torch.device) -> int:
+    if device.type != "cuda":
+        return AT_ONCE
+    return torch.cuda.mem_get_info(device)[0] // NEEDED
 
 
 def _grown(x: Tensor, multiple: int) -> Tensor:

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,17 @@ def clear(folder: Path) -> None:
         sheet.unlink()
 
 
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Let cuDNN take algorithms that give the same bits each time."""
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
+
+
 class _Training:
     """A training between its first and its last step."""
 
@@ -316,7 +328,7 @@ class _Training:
         show = progress if callable(progress) else lambda steps, done: bar(steps, done, wanted=bool(progress))
         draw = {"batch": settings.batch_size, "size": settings.size, "seed": settings.seed, "device": self.device}
         try:
-            with show(settings.steps, resumed) as told:
+            with _repeatable(), show(settings.steps, resumed) as told:
                 for photographs in steps_of(self.pictures, self.done, settings.steps, **draw):
                     self._step(photographs, told)
         except KeyboardInterrupt:
