@@ -44,7 +44,7 @@ def _crop(picture: Callable[[int], Tensor], count: int, size: int, draw: np.rand
     height, width = pixels.shape[1:]
     short = min(height, width)
     side = round(short * draw.uniform(min(1.0, size / short / ALIKE), 1.0)) if short > size else short
-    side = max(8, min(side, short))
+    side = min(short, max(8, side))
     top, left = int(draw.integers(height - side + 1)), int(draw.integers(width - side + 1))
     part = pixels[:, top : top + side, left : left + side].to(device).float()[None]
     if side != size:

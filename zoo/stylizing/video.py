@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,7 +191,7 @@ def stylize_video(
     apart: list[float] = []
     written = 0
     last: tuple[np.ndarray, np.ndarray] | None = None
-    with _writer(target, rate) as write, show(count, 0) as advance:
+    with closing(frames), _writer(target, rate) as write, show(count, 0) as advance:
         held: list[np.ndarray] = []
 
         def watched() -> Iterator[Image]:
@@ -223,19 +223,25 @@ def _opencv(why: str) -> Any:
     return cv2
 
 
-def _opened(path: Path) -> tuple[int, float, Iterator[Image]]:
+def _opened(path: Path) -> tuple[int, float, Generator[Image]]:
     """Return the number of frames, how many a second, and the frames."""
     from PIL import Image as Pillow
+    from PIL import UnidentifiedImageError
 
     if path.suffix.lower() in (*ANIMATIONS, ".png"):
-        image = Pillow.open(path, formats=("GIF", "WEBP", "PNG"))
-        count = getattr(image, "n_frames", 1)
-        wait_ms = float(image.info.get("duration", 100) or 100)
+        kinds = ("GIF", "WEBP", "PNG")
+        try:
+            with Pillow.open(path, formats=kinds) as image:
+                count = getattr(image, "n_frames", 1)
+                wait_ms = float(image.info.get("duration", 100) or 100)
+        except UnidentifiedImageError:
+            raise ValueError(f"'{path}' can't be read as an animation; it is cut off or of another kind") from None
 
-        def animation() -> Iterator[Image]:
-            for number in range(count):
-                image.seek(number)
-                yield image.convert("RGB")
+        def animation() -> Generator[Image]:
+            with Pillow.open(path, formats=kinds) as image:
+                for number in range(count):
+                    image.seek(number)
+                    yield image.convert("RGB")
 
         return count, 1000 / wait_ms, animation()
     cv2 = _opencv(f"a film of the kind {path.suffix or 'without an ending'}")
@@ -243,7 +249,7 @@ def _opened(path: Path) -> tuple[int, float, Iterator[Image]]:
     if not reader.isOpened():
         raise ValueError(f"'{path}' can't be read as a film; it is cut off, or of a kind that OpenCV does not know")
 
-    def film() -> Iterator[Image]:
+    def film() -> Generator[Image]:
         try:
             while True:
                 there, pixels = reader.read()
