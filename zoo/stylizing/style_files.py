@@ -69,7 +69,7 @@ def style_network(named: str | os.PathLike[str], progress: bool = True) -> Style
         return _of_run(path)
     if path.is_dir() and (path / SETTINGS).is_file():
         raise UnknownWeights(f"'{path}' is a training that is not finished, so it has no style yet: give the same command again")
-    if not path.exists():
+    if not path.exists() and not path.with_name(f"{path.name}.index").is_file():  # TensorFlow names a checkpoint by what its files share
         known = did_you_mean(name, styles()) or f"; the styles are {', '.join(styles())}"
         raise UnknownWeights(f"there is no style {name!r}, and no such file{known}")
     format = formats.sniff(path)

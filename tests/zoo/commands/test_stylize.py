@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 
 from zoo.catalogue import SqueezeNet1_0
 from zoo.commands.app import main
-from zoo.stylizing import Johnson
+from zoo.stylizing import Johnson, style_network, styles
 from zoo.stylizing.learning import seeded
 from zoo.stylizing.training import Stopped
 
@@ -71,6 +72,19 @@ def test_styles_are_listed_with_their_licences(capsys: pytest.CaptureFixture[str
     assert main(["stylize", "--list"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["candy"].startswith("a download  licence not stated: its authors state no licence")
+
+
+def test_a_style_is_pulled_by_its_name_and_its_licence_is_said(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candy = replace(styles()["candy_8"], sources=((work / "ink.pth").as_uri(),), sha256=None, sha256_prefix=None, size_bytes=None)
+    for place in ("zoo.commands.cache.styles", "zoo.stylizing.style_files.styles"):
+        monkeypatch.setattr(place, lambda: {"candy_8": candy})
+    assert main(["pull", "candy_8"]) == 0
+    assert "licence not stated: its authors state no licence; ask them before you publish what it paints" in capsys.readouterr().out
+    network = style_network("candy_8")  # from the cache, and without a second word about its licence
+    assert network.checkpoint is candy
+    assert "licence" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

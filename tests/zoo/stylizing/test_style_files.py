@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import seeds_tensorflow
 import torch
 
 from weights import UnknownWeights, WeightsMismatch
@@ -63,10 +66,10 @@ def test_a_mobile_network_is_known_by_its_names(tmp_path: Path) -> None:
     assert isinstance(style_network(tmp_path / "mobile.pth"), MobileStyle)
 
 
-def test_engstroms_variables_are_named_in_the_order_of_the_layers() -> None:
+def test_engstroms_checkpoints_load_by_the_order_of_their_variables(tmp_path: Path) -> None:
     network, variables = Engstrom(), {}
-    layers = [network.conv1, network.conv2, network.conv3]
-    norms = [network.norm1, network.norm2, network.norm3]
+    layers: list[Any] = [network.conv1, network.conv2, network.conv3]
+    norms: list[Any] = [network.norm1, network.norm2, network.norm3]
     for block in network.blocks:
         layers += [block.conv1, block.conv2]
         norms += [block.norm1, block.norm2]
@@ -76,10 +79,12 @@ def test_engstroms_variables_are_named_in_the_order_of_the_layers() -> None:
         norm.weight.data.normal_()
         norm.bias.data.normal_()
         for at, value in enumerate((layer.weight.permute(2, 3, 1, 0), norm.bias, norm.weight)):
-            place = 3 * number + at
-            variables[f"Variable_{place}" if place else "Variable"] = value.detach()
-            variables[f"Variable_{place}/Adam" if place else "Variable/Adam"] = torch.zeros(1)
-    found = style_files.network_of(variables, "engstrom")
+            name = f"Variable_{3 * number + at}" if number + at else "Variable"
+            variables[name] = value.detach().contiguous().numpy()
+            variables[f"{name}/Adam"] = np.zeros(1, np.float32)
+    path = seeds_tensorflow.first(tmp_path / "wave.ckpt", variables)
+    found = style_network(path)
+    assert isinstance(found, Engstrom)
     assert all(one.equal(other) for one, other in zip(found.state_dict().values(), network.state_dict().values(), strict=True))
 
 
