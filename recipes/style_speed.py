@@ -10,6 +10,7 @@ more than is said beside it is named, not timed: `worst` is the greatest differe
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import sys
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from zoo.stylizing.learning import Learner, Weights, seeded  # noqa: E402
-from zoo.stylizing.losses import TAPS, LossNetwork, StyleLoss, gram  # noqa: E402
+from zoo.stylizing.losses import TAPS, LossNetwork, StyleLoss, Taps, gram  # noqa: E402
 from zoo.stylizing.networks import Johnson  # noqa: E402
 
 Way = Callable[[], Any]
@@ -162,7 +163,7 @@ def training(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     device, batch, side = options.device, options.batch, options.side
     model = getattr(catalogue, options.loss_network)().eval()
-    measured = LossNetwork(list(model.features), TAPS[options.loss_network]).to(device)
+    measured = LossNetwork(copy.deepcopy(list(model.features)), TAPS[options.loss_network]).to(device)
     photographs = torch.rand(batch, 3, side, side, device=device) * 255
     style = torch.rand(1, 3, side, side, device=device) * 255
 
@@ -173,7 +174,8 @@ def training(options: argparse.Namespace) -> list[dict[str, Any]]:
         )
 
     rows: list[dict[str, Any]] = []
-    ways: dict[str, Way] = {"eager, as pytorch/examples": _usual(learner(False), photographs)}
+    usual = _usual(model, TAPS[options.loss_network], photographs, style, options.channels)
+    ways: dict[str, Way] = {"eager, as pytorch/examples": usual}
     plain = learner(False)
     ways["train_style"] = lambda: plain.step(0, photographs)
     if not options.no_compile:
@@ -188,21 +190,34 @@ def training(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def _usual(learner: Learner, photographs: Tensor) -> Way:
-    """Return a step as pytorch/examples does it: both batches through the whole loss network, the painting's first."""
-    network, measured, targets = learner.network, learner.loss.network, learner.loss.targets
+def _usual(model: nn.Module, taps: Taps, photographs: Tensor, style: Tensor, channels: int) -> Way:
+    """Return a step as pytorch/examples does it: maps as they come, and both batches through the whole loss network."""
+    network = seeded(Johnson, 0, channels=channels).to(photographs.device)
+    layers = copy.deepcopy(list(model.features)[: max(taps.style) + 1])  # pyright: ignore[reportArgumentType]
+    layers = [layer.to(photographs.device, memory_format=torch.contiguous_format).requires_grad_(False) for layer in layers]
+    mean, std = (torch.tensor(values, device=photographs.device).view(1, 3, 1, 1) for values in (taps.mean, taps.std))
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+
+    def maps(x: Tensor) -> dict[int, Tensor]:
+        x, found = (x - mean) / std, {}
+        for number, layer in enumerate(layers):
+            x = layer(x)
+            if number in taps.style or number == taps.content:
+                found[number] = x
+        return found
+
+    with torch.no_grad():
+        targets = {number: gram(x) for number, x in maps(style).items()}
 
     def step() -> None:
-        learner.optimizer.zero_grad()
+        optimizer.zero_grad()
         with torch.autocast(photographs.device.type, torch.bfloat16):
-            painted = network(photographs)
-            maps, content = measured(painted)
-            _, wanted = measured(photographs)
-        loss = torch.nn.functional.mse_loss(content.float(), wanted.float())
-        for found, target in zip(maps, targets, strict=True):
-            loss = loss + torch.nn.functional.mse_loss(gram(found), target.expand(len(photographs), -1, -1))
+            painted, wanted = maps(network(photographs)), maps(photographs)
+        loss = torch.nn.functional.mse_loss(painted[taps.content].float(), wanted[taps.content].float())
+        for number in taps.style:
+            loss = loss + torch.nn.functional.mse_loss(gram(painted[number]), targets[number].expand(len(photographs), -1, -1))
         loss.backward()
-        learner.optimizer.step()
+        optimizer.step()
 
     return step
 

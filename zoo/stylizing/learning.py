@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from zoo.stylizing.losses import StyleLoss
 from zoo.stylizing.networks import Johnson, StyleNetwork
+
+log = logging.getLogger("zoo")
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,31 @@ class Learner:
             compile: whether torch.compile is to make the steps faster.
         """
         self.network, self.loss, self.weights, self.lr, self.steps, self.half = network, loss, weights, lr, steps, half
+        self._memory = torch.channels_last if compile else torch.contiguous_format  # PyTorch's own instance norm copies channels_last maps
+        for part, memory in ((network, self._memory), (loss.network, torch.channels_last)):
+            if next(part.parameters()).is_cuda:
+                part.to(memory_format=memory)  # pyright: ignore[reportCallIssue]
         self.optimizer = torch.optim.Adam(network.parameters(), lr=lr)
         self._terms = torch.compile(self._forward) if compile else self._forward
+        self._tried = not compile
 
     def _forward(self, photographs: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         with torch.autocast(photographs.device.type, torch.bfloat16, enabled=self.half):
             style, content, variation = self.loss(self.network(photographs), photographs)
         w = self.weights
         return w.style * style + w.content * content + w.variation * variation, style, content, variation
+
+    def _computed(self, photographs: Tensor) -> tuple[Tensor, ...]:
+        photographs = photographs.contiguous(memory_format=self._memory)
+        if self._tried:
+            return self._terms(photographs)
+        self._tried = True
+        try:
+            return self._terms(photographs)
+        except Exception as error:  # whatever a compiler stumbles over: a missing compiler of C, an operator that it doesn't know
+            log.warning("torch.compile can't make the steps faster here, so they run as they are: %s", str(error).partition("\n")[0])
+            self._terms = self._forward
+            return self._terms(photographs)
 
     def step(self, step: int, photographs: Tensor) -> Tensor:
         """Learn from photographs, (B, 3, H, W) of 0..255.
@@ -95,7 +115,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate(step, self.steps, self.lr)
         self.optimizer.zero_grad(set_to_none=True)
-        loss, *terms = self._terms(photographs)
+        loss, *terms = self._computed(photographs)
         loss.backward()
         self.optimizer.step()
         return torch.stack([loss.detach().float(), *(term.detach().float() for term in terms)])

@@ -78,6 +78,7 @@ class LossNetwork(nn.Module):
         """Return the maps that measure style, [] with `content_only`, and the map that measures content."""
         x = images.flip(1) if self.taps.bgr else images
         x = (x - self.mean) / self.std
+        x = x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x  # as its weights lie there
         style: list[Tensor] = []
         content = x
         for number, layer in enumerate(self.layers):

@@ -272,6 +272,36 @@ def test_a_network_learns_the_texture(measuring: SqueezeNet1_0) -> None:
     assert found[-1][1] < 0.67 * found[0][1]
 
 
+def test_steps_that_cannot_be_compiled_run_as_they_are(
+    measuring: SqueezeNet1_0, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compiled(_: Any) -> Any:
+        def broken(*_: Any) -> Any:
+            raise RuntimeError("no compiler of C")
+
+        return broken
+
+    x = 255 * torch.rand(2, 3, 48, 48)
+    loss = StyleLoss(loss_network(measuring), [255 * torch.rand(1, 3, 48, 48)])
+    usual = Learner(seeded(Johnson, 0, channels=2), loss, Weights(), lr=1e-3, steps=9, half=False).step(0, x)
+    monkeypatch.setattr(torch, "compile", compiled)
+    learner = Learner(seeded(Johnson, 0, channels=2), loss, Weights(), lr=1e-3, steps=9, half=False, compile=True)
+    assert torch.allclose(learner.step(0, x), usual)
+    assert "torch.compile can't make the steps faster here, so they run as they are: no compiler of C" in caplog.text
+    learner.step(1, x)
+
+
+@pytest.mark.long
+def test_compiled_steps_learn_the_same(measuring: SqueezeNet1_0) -> None:
+    x = 255 * torch.rand(2, 3, 48, 48)
+    loss = StyleLoss(loss_network(measuring), [255 * torch.rand(1, 3, 48, 48)])
+    found = []
+    for compile in (False, True):
+        learner = Learner(seeded(Johnson, 0, channels=2), loss, Weights(), lr=1e-3, steps=9, half=False, compile=compile)
+        found.append(torch.stack([learner.step(step, x) for step in range(2)]))
+    assert torch.allclose(found[0], found[1], rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("told", "error", "message"),
     [
