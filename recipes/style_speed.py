@@ -129,11 +129,15 @@ def painting(size: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             compiled = _casting(torch.compile(halved(torch.channels_last), mode="max-autotune-no-cudagraphs"), half, torch.channels_last)
             add("graph of compile half channels_last", "half", lambda: graphed(_Module(compiled), x))
     if not options.no_fast:
-        from zoo.kernels import fast
 
-        add("fast", "half", lambda: fast(seeded(Johnson, 0, channels=options.channels).eval(), device))
+        def kernels(**told: Any) -> Callable[[Tensor], Tensor]:
+            from zoo.kernels import fast
+
+            return fast(seeded(Johnson, 0, channels=options.channels).eval(), device, **told)
+
+        add("fast", "half", kernels)
         if device.startswith("cuda"):
-            add("fast half", "half", lambda: fast(seeded(Johnson, 0, channels=options.channels).eval(), device, dtype=torch.float16))
+            add("fast half", "half", lambda: kernels(dtype=torch.float16))
     rows: list[dict[str, Any]] = []
     with torch.no_grad(), tf32(True):
         worst = {name: float((way(x).float() - right).abs().max()) for name, (way, _) in ways.items()}
