@@ -43,7 +43,7 @@ def stylize(
         side: the longer side in pixels at which the network paints, smaller for broader strokes; the result is scaled back. None paints at
             the photograph's own size.
         strip: rows that are painted at a time, to need less memory; 0 paints all at once; None decides by the size.
-        device: "cpu", "cuda" or "cuda:1"; None takes the network's where it is on a GPU, else a GPU where there is one.
+        device: "cpu", "cuda" or "cuda:1"; None takes a network's own, and for a name or a path a GPU where there is one.
         fast: whether to find the quickest way of running the network, in half precision on a GPU, and take it. That takes up to minutes
             for each size, so it is for many pictures of one size; a painting differs by a level of 255 in the mean at most.
 
