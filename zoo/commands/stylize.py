@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +58,10 @@ def stylize(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Repaint photographs and films in a style."""
+    """Repaint photographs and films in a style.
+
+    An interrupted command goes on when it is given again: paintings that are there are left alone.
+    """
     from zoo.commands.pictures import pictures
     from zoo.commands.watching import watched_images
     from zoo.images import BadImage
@@ -68,50 +72,50 @@ def stylize(
     del list_styles
     films = [name for name in images if Path(name).suffix.lower() in FILMS]
     given, left_out = pictures([name for name in images if name not in films])
-    several = len(given) + len(films) > 1
+    several = len(given) + len(films) > 1 or any(Path(name).is_dir() for name in images)
     called = styles()[style].tag if style in styles() else Path(style).stem or "style"
     targets = [_target(name, called, path, several) for name in (*(one.name for one in given), *films)]
     if len(set(targets)) < len(targets):
         raise typer.BadParameter("two photographs have one name, so their paintings would too; paint them one by one", param_hint="IMAGE")
+    for number, target in enumerate(targets):
+        kinds = tuple(FORMATS) if number < len(given) else (*FILMS, ".png", ".webp")
+        if target.suffix.lower() not in kinds:
+            what = "painting of a photograph" if number < len(given) else "painted film"
+            raise typer.BadParameter(f"a {what} is one of {', '.join(kinds)}, not '{target.name}'", param_hint="--out")
     if several and path is not None:
         makeable(path).mkdir(parents=True, exist_ok=True)
+    there = {target for target in targets if several and not replace and target.exists()}  # an interrupted command's, whole
     for target in targets:
-        if target.suffix.lower() not in (*FORMATS, *FILMS):
-            raise typer.BadParameter(f"a painting is one of {', '.join(FORMATS)}, not '{target.name}'", param_hint="--out")
-        unused(target, replace)
-        writable(target)
+        if target not in there:
+            unused(target, replace)
+            writable(target)
     network = prepared(style, device)
     done: list[dict[str, Any]] = []
     failed: list[BadImage] = []
     show = partial(watched_images, "painted", console=err)
     told = {"strength": strength, "keep_colour": keep_colour}
-    if quiet or len(given) < 2:
-        advance, shown = (lambda count: None), None
-    else:
-        shown = show(len(given), 0)
-        advance = shown.__enter__()
-    try:
-        for one, target in zip(given, targets, strict=False):
+    todo = [(one, target) for one, target in zip(given, targets, strict=False) if target not in there]
+    with show(len(given), len(given) - len(todo)) if not quiet and len(given) > 1 else nullcontext(lambda images: None) as advance:
+        for one, target in todo:
             try:
                 painted = paint(one.read(), network, side=side, strip=strip, fast=fast, **told)
             except BadImage as error:
                 failed.append(error)
-                continue
-            finally:
-                advance(1)
-            _save(painted, target)
-            done.append({"image": one.name, "painting": str(target), "style": style, "width": painted.width, "height": painted.height})
-    finally:
-        if shown is not None:
-            shown.__exit__(None, None, None)
+            else:
+                _save(painted, target)
+                done.append({"image": one.name, "painting": str(target), "style": style, "width": painted.width, "height": painted.height})
+            advance(1)
     for name, target in zip(films, targets[len(given) :], strict=True):
-        film = stylize_video(name, target, network, flow=flow, progress=None if quiet else show, **told)
-        done.append({"image": name, "painting": str(target), "style": style, "frames": film.frames, "flicker": film.flicker})
+        if target not in there:
+            film = stylize_video(name, target, network, flow=flow, progress=None if quiet else show, **told)
+            done.append({"image": name, "painting": str(target), "style": style, "frames": film.frames, "flicker": film.flicker})
     if as_json:
         print_json(done)
     else:
         for row in done:
             out.print(f"painted '{escape(row['painting'])}'", soft_wrap=True)
+        if there:
+            out.print(f"left alone {counted(len(there), 'painting')} of an earlier call; --replace paints them again", soft_wrap=True)
     codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
     if codes or left_out:
         raise typer.Exit(min(codes, default=1))

@@ -50,6 +50,22 @@ def test_a_folder_becomes_a_folder_and_what_cannot_be_read_spoils_no_other(work:
     assert "ill.png" in capsys.readouterr().err
 
 
+def test_an_interrupted_folder_goes_on(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stylize", "photos", "-s", "ink.pth", "-o", "painted", "-q"]) == 0
+    (work / "painted" / "dog-ink.png").unlink()
+    (work / "painted" / "cat-ink.png").write_bytes(b"left alone")
+    assert main(["stylize", "photos", "-s", "ink.pth", "-o", "painted"]) == 0
+    said = capsys.readouterr()
+    assert "resumed: 1 of 2 images are done already" in said.err
+    assert said.out.splitlines()[-2:] == [
+        "painted 'painted/dog-ink.png'",
+        "left alone 1 painting of an earlier call; --replace paints them again",
+    ]
+    assert (work / "painted" / "cat-ink.png").read_bytes() == b"left alone"
+    assert main(["stylize", "photos", "-s", "ink.pth", "-o", "painted", "--replace"]) == 0
+    assert (work / "painted" / "cat-ink.png").read_bytes() != b"left alone"
+
+
 def test_a_jpeg_has_no_transparency_and_is_written_whole(work: Path) -> None:
     image = Image.new("RGBA", (40, 40), (10, 20, 30, 0))
     image.save("clear.png")
@@ -93,7 +109,8 @@ def test_a_style_is_pulled_by_its_name_and_its_licence_is_said(
         (["none.jpg", "-s", "ink.pth"], 3, "none.jpg: there is no such file"),
         (["photos/cat.png", "-s", "mosaik"], 3, "there is no style 'mosaik', and no such file; did you mean mosaic"),
         (["photos/cat.png", "-s", "ink.pth", "--strength", "3"], 2, "less than or equal to 1"),
-        (["photos/cat.png", "-s", "ink.pth", "-o", "out.txt"], 2, "a painting is one of .png"),
+        (["photos/cat.png", "-s", "ink.pth", "-o", "out.txt"], 2, "a painting of a photograph is one of .png"),
+        (["photos/cat.png", "-s", "ink.pth", "-o", "out.mp4"], 2, "a painting of a photograph is one of .png"),
         (["photos/cat.png", "-s", "ink.pth", "-o", "none/out.png"], 1, "there is no folder"),
         (["photos/cat.png", "photos/cat.png", "-s", "ink.pth", "-o", "x"], 2, "have one name"),
         (["photos/cat.png", "-s", "photos/cat.png"], 1, "photos/cat.png"),
