@@ -19,6 +19,7 @@ from weights import BadRecord, HashMismatch, UnknownWeights
 from zoo.catalogue import VGG16, EfficientNetLite0, ResNet20, SqueezeNet1_0
 from zoo.images import BadImage
 from zoo.images.preprocess import open_image
+from zoo.pretrained.trained import trained
 from zoo.stylizing import Johnson, StyleRun, StyleSettings, style_network, stylize, train_style
 from zoo.stylizing.crops import crops
 from zoo.stylizing.learning import Learner, Weights, rate, seeded
@@ -232,6 +233,25 @@ def test_a_loss_network_reads_what_its_record_says(measuring: SqueezeNet1_0) -> 
     assert [one.shape[1] for one in style] == [96, 128, 256, 384]
     assert front.train().training is False
     assert not any(parameter.requires_grad for parameter in front.parameters())
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("named", "weights", "mean", "bgr"),
+    [
+        ("SqueezeNet1_0", "real/caffe/squeezenet_v1.0_deepcompression_decoded.caffemodel", (104.0, 117.0, 123.0), True),
+        ("EfficientNetLite0", None, (127.5, 127.5, 127.5), False),
+    ],
+)
+def test_loss_networks_that_can_be_had_measure_style(
+    photos: Path, starry: Path, tmp_path: Path, real: Path, named: str, weights: str | None, mean: tuple[float, ...], bgr: bool
+) -> None:
+    file = None if weights is None else real / weights
+    taps = loss_network(trained(named, file)).taps
+    assert (taps.bgr, [round(one, 3) for one in taps.mean]) == (bgr, list(mean))
+    told: dict[str, Any] = {**SMALL, "steps": 1, "device": "cpu", "progress": False}
+    run = train_style(photos, starry, tmp_path / "run", loss_network=named, loss_weights=file, **told)
+    assert 0.1 < run.curve[0]["style"] < 10  # near 1, whatever the unit of the network's maps is
 
 
 def test_crops_depend_on_seed_and_step_alone(photos: Path) -> None:
