@@ -39,7 +39,7 @@ def stylize(
     path: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="The painting, or a folder for several; NAME-STYLE.png beside nothing else if left out."
+            "--out", "-o", metavar="FILE", help="The painting, or a folder for several; NAME-STYLE.png in this folder if left out."
         ),
     ] = None,
     strength: Annotated[float, typer.Option(min=0.0, max=1.0, help="The painting's share; the rest is the photograph.")] = 1.0,
@@ -50,7 +50,9 @@ def stylize(
     strip: Annotated[int | None, typer.Option(min=0, help="Rows painted at a time, to need less memory; chosen if left out.")] = None,
     flow: Annotated[bool, typer.Option("--flow", help="Of films: hold strokes to what they lie on, by optical flow.")] = False,
     device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1; cuda where there is one.")] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="Run on the zoo's kernels, for many pictures of one size.")] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Find the quickest way of running the network first, for many pictures of one size.")
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Put new paintings in the place of old ones.")] = False,
     list_styles: Annotated[
         bool, typer.Option("--list", help="List the styles that have a name, and stop.", is_eager=True, callback=lambda asked: _list(asked))

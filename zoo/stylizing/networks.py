@@ -27,7 +27,7 @@ class Statistics(Protocol):
 
 
 class InstanceNorm(nn.InstanceNorm2d):
-    """Ulyanov et al. 2016, with a factor and a shift a channel; `statistics` may say mean and variance instead of the map itself.
+    """Instance norm with a factor and a shift a channel; `statistics` may say mean and variance instead of the map itself.
 
     Source: https://arxiv.org/abs/1607.08022, equation 2.
     """
@@ -179,7 +179,7 @@ class Residual(nn.Module):
 
 
 class Johnson(StyleNetwork):
-    """Johnson et al. 2016 with instance norm, as pytorch/examples writes and names it: its files load as they are.
+    """The network of Johnson and others, 2016, with instance norm, as pytorch/examples writes and names it: its files load as they are.
 
     Example:
         >>> Johnson(channels=8)(torch.rand(1, 3, 64, 96) * 255).shape
