@@ -3,6 +3,7 @@
     python recipes/style_networks.py prepare build/style               # gathers pictures and the loss network's weights; no GPU
     python recipes/style_networks.py train build/style --out DIR       # needs PyTorch, NumPy and Pillow alone; no network
     python recipes/style_networks.py ship DIR                          # writes the wheel's files and the table of their records
+    python recipes/style_networks.py picture docs/stylize.jpg          # draws what they paint
 
 The photographs are those that scikit-image's wheel holds, each in the public domain or CC0, and scenes that a seed paints here: discs
 and leaves of many sizes that cover each other, with noise on them, which have the statistics of photographs (the dead leaves model:
@@ -239,6 +240,25 @@ def ship(results: Path) -> None:
     table.write_text(head + "".join(ours + others))
 
 
+def picture(path: Path) -> None:
+    """Draw docs/stylize.jpg: scikit-image's photographs above their paintings by the styles that ship."""
+    import skimage
+
+    from zoo import stylize
+
+    height, bundled = 200, Path(str(skimage.__file__)).parent / "data"
+    rows: list[list[Image.Image]] = [[Image.open(bundled / name).convert("RGB") for name in SHOWN]]
+    rows += [[stylize(photograph, style) for photograph in rows[0]] for style in STYLES]
+    small = [[one.resize((round(height * one.width / one.height), height), Image.Resampling.LANCZOS) for one in row] for row in rows]
+    page = Image.new("RGB", (sum(one.width for one in small[0]), height * len(small)))
+    for number, row in enumerate(small):
+        left = 0
+        for one in row:
+            page.paste(one, (left, height * number))
+            left += one.width
+    page.save(path, quality=85)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -259,7 +279,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--device")
     three = commands.add_parser("ship")
     three.add_argument("results", type=Path)
+    four = commands.add_parser("picture")
+    four.add_argument("path", type=Path)
     options = parser.parse_args(arguments)
+    if options.command == "picture":
+        picture(options.path)
+        return
     if options.command == "ship":
         ship(options.results)
         return
