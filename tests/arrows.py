@@ -268,6 +268,15 @@ LAW: dict[str, set[str]] = {
         "zoo.networks",
         "zoo.pretrained",
     },
+    "zoo.stylizing": {
+        "convert.formats",
+        "convert.sandbox",
+        "weights",
+        "zoo.images",
+        "zoo.kernels",
+        "zoo.networks",
+        "zoo.pretrained",
+    },
     "zoo.sharing": {
         "convert.formats",
         "weights",
@@ -309,6 +318,7 @@ LAW: dict[str, set[str]] = {
         "zoo.prediction",
         "zoo.pretrained",
         "zoo.sharing",
+        "zoo.stylizing",
         "zoo.variants",
     },
 }

@@ -29,8 +29,8 @@ from weights import Checkpoint
 from zoo import CATALOGUE, ResNet20
 
 WRITTEN = [page for page in PAGES if documents.blocks(page, "python")]
-STANDS_IN = ("ResNet50", "MobileNetV2")
-"""Networks whose downloads are replaced, the checkpoints of every tag by one file of random weights."""
+STANDS_IN = {"ResNet50": r"trained\(ResNet50\b", "MobileNetV2": r"trained\(MobileNetV2\b", "EfficientNetLite0": r"train_style\("}
+"""Networks whose downloads are replaced, the checkpoints of every tag by one file of random weights, and what of a page loads them."""
 LARGE = 2_000_000
 """Elements above which a tensor of an untrained network is left at nought, for drawing them takes longer than the tests may."""
 RAISES = re.compile(r"#.*\braises (\w+)")
@@ -70,8 +70,8 @@ def stand_in(name: str, files: Path) -> Path:
 def registry(folder: Path, files: Path, pages: str) -> None:
     """Write the shipped tables of the networks that a page loads, with files of this machine for sources."""
     tables = []
-    for name in STANDS_IN:
-        if re.search(rf"trained\({name}\b", pages):
+    for name, loading in STANDS_IN.items():
+        if re.search(loading, pages):
             path = stand_in(name, files)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             tables += [table(row, path.as_uri(), sha256) for row in weights.checkpoints(name) if "." not in row.tag]

@@ -9,6 +9,7 @@
     dream(model, "sky.jpg").save("dream.png")  what a layer finds in a picture, made more of; `dream_video` makes a film
     embed(model, "photos/", "vectors.parquet") vectors of many images
     finetune(ResNet50, "photos/", "runs/one")  training on your own images; `find_rate` tries learning rates first
+    stylize("cat.jpg", "embers")               a photograph repainted; `train_style` learns a style from one picture
     fast(model)                                the same call on other kernels; `why` explains, `plain` gives the network back
     fast_step(model, loss, optimizer)          a whole step of training as one
 
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from zoo.pretrained.heads import reset_head as reset_head
     from zoo.pretrained.trained import trained as trained
     from zoo.segmentation.unet import UNet as UNet
+    from zoo.stylizing.photographs import stylize as stylize
+    from zoo.stylizing.training import train_style as train_style
     from zoo.variants import networks as networks
 
 __version__ = "0.1.0"
@@ -72,6 +75,8 @@ _PLACES = {
     "zoo.kernels.api.network": "Fast",
     "zoo.kernels.training.step": "fast_step",
     "zoo.segmentation.unet": "UNet",
+    "zoo.stylizing.photographs": "stylize",
+    "zoo.stylizing.training": "train_style",
     "zoo": "networks",
     "weights": "NoPretrainedWeights WeightsError WeightsMismatch",
 }

@@ -20,6 +20,7 @@ PAGES: dict[str, dict[str, str]] = {
         "embed": "embed",
         "finetune": "find_rate finetune",
         "gpu": "Fast fast fast_step plain why",
+        "stylize": "stylize train_style",
         "weights": "NoPretrainedWeights trained WeightsError WeightsMismatch",
     },
     "weights": {
@@ -37,6 +38,10 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo.finetuning": {"finetune": "find_rate finetune Metrics NotFinite Run Settings Stopped"},
     "zoo.images": {"embed": "BadImage decode Item open_source Source"},
     "zoo.kernels": {"gpu": "Fast fast plain why"},
+    "zoo.stylizing": {
+        "stylize": """
+            AdaIN Engstrom Johnson MobileStyle style_network StyleNetwork StyleRun StyleSettings styles stylize stylize_video train_style"""
+    },
     "zoo.kernels.training": {"gpu": "fast_step FastStep FastTraining"},
 }
 """The page of every name that a package exports."""

@@ -32,13 +32,17 @@ GROUPS = {
         "predict": ("predict:predict", "zoo predict cat.jpg dog.jpg"),
         "demo": ("predict:demo", "zoo demo"),
         "dream": ("dream:dream", "zoo dream photo.jpg -o dream.png"),
+        "stylize": ("stylize:stylize", "zoo stylize photo.jpg --style embers"),
     },
     "Vectors": {
         "embed": ("embed:embed", "zoo embed photos -o vectors.parquet"),
         "search": ("embed:search", "zoo search vectors.parquet cat.jpg --picture found.png"),
         "knn": ("embed:knn", "zoo knn vectors.parquet"),
     },
-    "Training": {"finetune": ("finetune:finetune", "zoo finetune photos --out runs/photos")},
+    "Training": {
+        "finetune": ("finetune:finetune", "zoo finetune photos --out runs/photos"),
+        "train-style": ("stylize:train_style", "zoo train-style photos starry.jpg -o starry"),
+    },
     "Convert": {
         "inspect": ("convert:inspect", "zoo inspect model.h5"),
         "convert": ("convert:convert", "zoo convert model.h5 model.safetensors"),
@@ -79,7 +83,7 @@ FAILURES = (
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-STARTS_TORCH = {"add", "bench", "convert", "demo", "dream", "embed", "finetune", "knn", "predict", "search"}
+STARTS_TORCH = {"add", "bench", "convert", "demo", "dream", "embed", "finetune", "knn", "predict", "search", "stylize", "train-style"}
 
 
 def _with_torch(called: Callable[..., object]) -> Callable[..., object]:

@@ -35,6 +35,7 @@ from zoo.commands.convert import ConventionOption, FromOption, MatchOption, Spat
 from zoo.commands.share import verify_signature
 from zoo.pretrained.names import named
 from zoo.pretrained.records import find_record, restriction, to_safetensors
+from zoo.stylizing.named import UNSTATED, styles
 from zoo.variants import spelt
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ TagOption = Annotated[
 
 
 def pull(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL", autocompletion=names, help=f"What to fetch: {CHECKPOINT}.")],
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL", autocompletion=names, help=f"What to fetch: {CHECKPOINT}; or a style of zoo stylize.")
+    ],
     tag: TagOption = None,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,
@@ -57,7 +60,7 @@ def pull(
 
     if tag is not None and len(models) > 1:
         raise typer.BadParameter("it is of one network, and several are named: NAME:TAG names each one's", param_hint="--weights")
-    found = [find_record(*named(model, tag)) for model in models]  # all names are right before anything is fetched
+    found = [styles().get(model) or find_record(*named(model, tag)) for model in models]  # all names are right before anything is fetched
     records = {(record.model, record.tag): record for record in found}.values()
     done: list[dict[str, object]] = []
     for each in records:
@@ -76,8 +79,8 @@ def _show_pulled(record: Checkpoint, installed: weights.Installed) -> None:
         f"sha256 {installed.source_sha256} ({_proof(record)})\nsha256 {installed.sha256} (as stored)\n{escape(str(installed.path))}",
         soft_wrap=True,
     )
-    if told := restriction(record):
-        out.print(f"[yellow]licence {escape(record.license)}: {told}[/yellow]", soft_wrap=True)
+    if told := UNSTATED if record is styles().get(record.tag) and record.license == "unstated" else restriction(record):
+        out.print(f"[yellow]licence {'not stated' if told == UNSTATED else escape(record.license)}: {told}[/yellow]", soft_wrap=True)
 
 
 def _proof(record: Checkpoint) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -12,6 +13,10 @@ from zoo.dreaming.progress import bar as dream_bar
 from zoo.embedding.progress import bar as images_bar
 from zoo.finetuning.progress import Epoch, Told
 from zoo.finetuning.progress import bar as steps_bar
+from zoo.stylizing.progress import bar as style_bar
+
+if TYPE_CHECKING:
+    from zoo.stylizing.learning import Terms
 
 EVERY_S = 60.0
 """Seconds between lines in a log."""
@@ -79,6 +84,27 @@ def watched_dream(name: str, total: int, done: int, *, console: Console, clock: 
             _say(console, f"{name}: {now_done:,} of {total:,}{_remaining(left)}")
 
     yield advance
+
+
+@contextmanager
+def watched_style(steps: int, done: int, *, console: Console, clock: Clock = time.monotonic) -> Iterator[Callable[[int, Terms], None]]:
+    """Show the steps of a style's training, as `zoo.stylizing.progress.Show` says."""
+    if 0 < done < steps:
+        _say(console, f"resumed: {done:,} of {steps:,} steps are done already")
+    if console.is_terminal:
+        with style_bar(steps, done, console) as told_bar:
+            yield told_bar
+        return
+    begun = last = clock()
+
+    def told(step: int, terms: Terms) -> None:
+        nonlocal last
+        if (now := clock()) - last >= EVERY_S or step == steps:
+            last = now
+            left = (now - begun) / max(1, step - done) * (steps - step)
+            _say(console, f"step {step:,} of {steps:,}: style {terms.style:.3f}, content {terms.content:.3f}{_remaining(left)}")
+
+    yield told
 
 
 def _remaining(seconds: float) -> str:

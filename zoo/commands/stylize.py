@@ -1,0 +1,221 @@
+"""`zoo stylize`, `zoo train-style`: photographs and films repainted, and styles learnt from one picture."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weights.wording import counted, escape
+from zoo.commands.completion import files
+from zoo.commands.console import JsonOption, QuietOption, err, fail, makeable, out, print_json, unused, value_of, writable
+from zoo.commands.console import device as device_option
+from zoo.stylizing.named import UNSTATED, USUAL, styles
+
+if TYPE_CHECKING:
+    from zoo.stylizing import StyleRun
+
+FILMS = (".gif", ".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".apng")
+FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP"}
+"""Kinds of pictures that are written, by their endings."""
+QUALITY = 95
+"""Of JPEG and WebP."""
+
+
+def _styles(incomplete: str) -> list[str]:
+    return [name for name in styles() if name.startswith(incomplete)] or files(incomplete)
+
+
+def stylize(
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE", autocompletion=files, help="Photographs, folders of them, or films: .mp4, .gif.")
+    ],
+    style: Annotated[
+        str, typer.Option("--style", "-s", autocompletion=_styles, help="A style's name, a training's folder, or a network's file.")
+    ] = USUAL,
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="The painting, or a folder for several; NAME-STYLE.png in this folder if left out."
+        ),
+    ] = None,
+    strength: Annotated[float, typer.Option(min=0.0, max=1.0, help="The painting's share; the rest is the photograph.")] = 1.0,
+    keep_colour: Annotated[bool, typer.Option("--keep-colour", help="Keep the photograph's colours, and take the strokes alone.")] = False,
+    side: Annotated[
+        int | None, typer.Option(min=16, help="Longer side in pixels at which to paint; the smaller, the broader the strokes.")
+    ] = None,
+    strip: Annotated[int | None, typer.Option(min=0, help="Rows painted at a time, to need less memory; chosen if left out.")] = None,
+    flow: Annotated[bool, typer.Option("--flow", help="Of films: hold strokes to what they lie on, by optical flow.")] = False,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1; cuda where there is one.")] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Find the quickest way of running the network first, for many pictures of one size.")
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Put new paintings in the place of old ones.")] = False,
+    list_styles: Annotated[
+        bool, typer.Option("--list", help="List the styles that have a name, and stop.", is_eager=True, callback=lambda asked: _list(asked))
+    ] = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Repaint photographs and films in a style.
+
+    An interrupted command goes on when it is given again: paintings that are there are left alone.
+    """
+    from zoo.commands.pictures import pictures
+    from zoo.commands.watching import watched_images
+    from zoo.images import BadImage
+    from zoo.stylizing import stylize as paint
+    from zoo.stylizing import stylize_video
+    from zoo.stylizing.photographs import prepared
+
+    del list_styles
+    films = [name for name in images if Path(name).suffix.lower() in FILMS]
+    given, left_out = pictures([name for name in images if name not in films])
+    several = len(given) + len(films) > 1 or any(Path(name).is_dir() for name in images)
+    called = styles()[style].tag if style in styles() else Path(style).stem or "style"
+    targets = [_target(name, called, path, several) for name in (*(one.name for one in given), *films)]
+    if len(set(targets)) < len(targets):
+        raise typer.BadParameter("two photographs have one name, so their paintings would too; paint them one by one", param_hint="IMAGE")
+    for number, target in enumerate(targets):
+        kinds = tuple(FORMATS) if number < len(given) else (*FILMS, ".png", ".webp")
+        if target.suffix.lower() not in kinds:
+            what = "painting of a photograph" if number < len(given) else "painted film"
+            raise typer.BadParameter(f"a {what} is one of {', '.join(kinds)}, not '{target.name}'", param_hint="--out")
+    if several and path is not None:
+        makeable(path).mkdir(parents=True, exist_ok=True)
+    there = {target for target in targets if several and not replace and target.exists()}  # an interrupted command's, whole
+    for target in targets:
+        if target not in there:
+            unused(target, replace)
+            writable(target)
+    network = prepared(style, device)
+    done: list[dict[str, Any]] = []
+    failed: list[BadImage] = []
+    show = partial(watched_images, "painted", console=err)
+    told = {"strength": strength, "keep_colour": keep_colour}
+    todo = [(one, target) for one, target in zip(given, targets, strict=False) if target not in there]
+    with show(len(given), len(given) - len(todo)) if not quiet and len(given) > 1 else nullcontext(lambda images: None) as advance:
+        for one, target in todo:
+            try:
+                painted = paint(one.read(), network, side=side, strip=strip, fast=fast, **told)
+            except BadImage as error:
+                failed.append(error)
+            else:
+                _save(painted, target)
+                done.append({"image": one.name, "painting": str(target), "style": style, "width": painted.width, "height": painted.height})
+            advance(1)
+    for name, target in zip(films, targets[len(given) :], strict=True):
+        if target not in there:
+            film = stylize_video(name, target, network, flow=flow, progress=None if quiet else show, **told)
+            done.append({"image": name, "painting": str(target), "style": style, "frames": film.frames, "flicker": film.flicker})
+    if as_json:
+        print_json(done)
+    else:
+        for row in done:
+            out.print(f"painted '{escape(row['painting'])}'", soft_wrap=True)
+        if there:
+            out.print(f"left alone {counted(len(there), 'painting')} of an earlier call; --replace paints them again", soft_wrap=True)
+    codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
+    if codes or left_out:
+        raise typer.Exit(min(codes, default=1))
+
+
+def _target(name: str, style: str, path: Path | None, several: bool) -> Path:
+    """Name the painting of a photograph; a film's keeps its ending."""
+    film = Path(name).suffix.lower() in FILMS
+    usual = f"{Path(name).stem}-{style}{Path(name).suffix if film else '.png'}"
+    return Path(usual) if path is None else path / usual if several or path.is_dir() else path
+
+
+def _save(painted: Any, target: Path) -> None:
+    """Write a painting whole or not at all; transparency goes where the kind of file has none."""
+    from PIL import Image
+
+    from weights.whole import whole
+
+    kind = FORMATS[target.suffix.lower()]
+    if kind in ("JPEG", "BMP") and painted.mode == "RGBA":
+        painted = Image.alpha_composite(Image.new("RGBA", painted.size, "white"), painted).convert("RGB")
+    how = {"quality": QUALITY} if kind in ("JPEG", "WEBP") else {}
+    with whole(target) as unfinished:
+        painted.save(unfinished, kind, **how)
+
+
+def _list(asked: bool) -> None:
+    if not asked:
+        return
+    for name, row in styles().items():
+        licence = f"licence not stated: {UNSTATED}" if row.license == "unstated" else row.license
+        here = "ships" if row.sources[0].startswith("package:") else "a download"
+        out.print(f"{name:16} {here:10}  {escape(licence)}", soft_wrap=True, highlight=False)
+    raise typer.Exit
+
+
+def train_style(
+    data: Annotated[
+        str, typer.Argument(metavar="PICTURES", autocompletion=files, help="A folder of photographs, tars, Parquet, or a list.")
+    ],
+    picture: Annotated[Path, typer.Argument(metavar="STYLE", help="The style picture.")],
+    folder: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The training's folder, which is then a style.")],
+    loss_network: Annotated[
+        str, typer.Option(help="What measures style: EfficientNetLite0, SqueezeNet1_0, VGG16 or VGG19.")
+    ] = "EfficientNetLite0",
+    loss_weights: Annotated[str | None, typer.Option(metavar="WEIGHTS", help="Of the loss network: a tag, URL or file.")] = None,
+    network: Annotated[str | None, typer.Option(help="Johnson, Engstrom or MobileStyle; Johnson.")] = None,
+    channels: Annotated[int | None, typer.Option(help="Of Johnson's first map; 32, or 16 or 8 for smaller and faster ones.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps; 4000.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Photographs of a step; 8.")] = None,
+    size: Annotated[int | None, typer.Option(help="Their side in pixels; 256.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The highest learning rate; 0.001.")] = None,
+    style_weight: Annotated[float | None, typer.Option(help="Raise it where paintings look too much like photographs; 10.")] = None,
+    content_weight: Annotated[float | None, typer.Option(help="Raise it where one can't see what they show; 1.")] = None,
+    variation_weight: Annotated[float | None, typer.Option(help="Raise it where they are noisy; 0.02.")] = None,
+    style_side: Annotated[int | None, typer.Option(help="Longer side of the style picture; smaller for finer strokes; 384.")] = None,
+    sheet_every: Annotated[int | None, typer.Option(help="Steps between two sheets of paintings; 500.")] = None,
+    save_every: Annotated[int | None, typer.Option(help="Steps between two saved states; 500.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Number from which everything random is drawn.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, by autocast, or float32; bfloat16 on a GPU.")] = None,
+    compile: Annotated[bool | None, typer.Option("--compile", help="Let torch.compile make the steps faster.")] = None,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = None,
+    license: Annotated[str, typer.Option("--licence", help="What the style's record says of its licence.")] = "unstated",
+    restart: Annotated[bool, typer.Option("--restart", help="Throw away the training that is in the folder.")] = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn a style from one picture; the folder is then a style: `zoo stylize PHOTO --style DIR`.
+
+    An interrupted training goes on when the same command is given again.
+    """
+    from zoo.stylizing import StyleSettings
+    from zoo.stylizing import train_style as train
+    from zoo.stylizing.training import Stopped
+
+    known = StyleSettings.__dataclass_fields__
+    told = {name: value for name, value in locals().items() if name in known and value is not None}
+    with value_of(None):
+        StyleSettings.of(told)
+    makeable(folder)
+    kept: dict[str, Any] = {"loss_network": loss_network, "loss_weights": loss_weights, "license": license, "restart": restart}
+    from zoo.commands.watching import watched_style
+
+    try:
+        run = train(data, picture, folder, progress=False if quiet else partial(watched_style, console=err), **kept, **told)
+    except KeyboardInterrupt as ended:
+        if isinstance(ended, Stopped):
+            err.print(escape(str(ended)), soft_wrap=True)
+        raise
+    _show(run, as_json)
+
+
+def _show(run: StyleRun, as_json: bool) -> None:
+    last = run.curve[-1]
+    if as_json:
+        print_json({"folder": str(run.folder), "steps": run.steps, "resumed": run.resumed, **last, "unreadable": run.unreadable})
+        return
+    before = f", {run.resumed:,} of them before it was resumed" if run.resumed else ""
+    figures = f"style {last['style']:.3f}, content {last['content']:.3f}"
+    out.print(f"[bold]{figures}[/bold] after {counted(run.steps, 'step')}{before}; 1 is a photograph that nobody painted", soft_wrap=True)
+    out.print(f"use it: zoo stylize PHOTO --style {escape(str(run.folder))}", soft_wrap=True)
