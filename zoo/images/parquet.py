@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from weights.documents import MISREAD, read_json
+from weights.documents import MISREAD, read_json, reason
 from zoo.images import files
+from zoo.images.parquet_pages import Held, TooMuch, check_column, check_rows, limits
 from zoo.images.source import Source
 from zoo.images.tar import short_names
 
@@ -46,7 +49,7 @@ class Parquet(Source):
         """Part, number in it, and first row among all rows, of every row group."""
         self._columns: list[str] = []
         for number, (part, name) in enumerate(zip(parts, short_names(parts), strict=True)):
-            with files.opened(part) as file:
+            with files.opened(part) as file, _understood(part):
                 read, column, told = _read_part(part, file)
             self._columns.append(column)
             row = 0
@@ -85,42 +88,89 @@ class Parquet(Source):
                     self._cache.popitem(last=False)
             self._cache.move_to_end(group)
             values = self._cache[group]
-        value = values[index - self._groups[group][2]].as_py()
+        value = values[index - self._groups[group][2]].as_py()  # of a dictionary too
         if value is None:
             raise FileNotFoundError(f"{self._keys[index]} holds no bytes: write the data set with its images inside")
         return value
 
     def _load(self, group: int) -> pa.Array:
-        from pyarrow import parquet
-
         part, number, _ = self._groups[group]
-        with files.opened(self._parts[part]) as file:
-            column = parquet.ParquetFile(file).read_row_group(number, columns=[self._columns[part]]).column(0).combine_chunks()
-        return column.field("bytes") if hasattr(column, "field") and column.type.num_fields else column
+        with files.opened(self._parts[part]) as file, _understood(self._parts[part]):
+            column = _column(_open(file, [self._columns[part]]), number, self._columns[part], self._parts[part])
+            return column.field("bytes") if hasattr(column, "field") and column.type.num_fields else column
+
+
+@contextmanager
+def _understood(part: str) -> Iterator[None]:
+    """Say of a file that pyarrow can't read which it is."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (files.StoreFailed, TooMuch):
+        raise
+    except (pa.ArrowException, OSError, MemoryError, RuntimeError, *MISREAD) as error:
+        said = reason(error)
+        raise ValueError(said if part in said else f"{part} can't be read as Parquet: {said}; get it again") from None
+
+
+def _open(file: Any, leaves: list[str]) -> tuple[Held, Any]:
+    """Open a file without reading more than its footer; columns that hold bytes or text stay dictionaries."""
+    from pyarrow import parquet
+
+    held = Held(file)
+    return held, parquet.ParquetFile(held, read_dictionary=leaves, **limits(file))  # pyright: ignore[reportArgumentType]
+
+
+def _column(opened: tuple[Held, Any], group: int, leaf: str, part: str) -> pa.Array:
+    """Read a column of a row group that takes no more room than the file explains.
+
+    Raises:
+        TooMuch: it takes more.
+        FileNotFoundError: it has no values.
+    """
+    held, found = opened
+    schema = found.schema
+    number = next((i for i in range(len(schema)) if schema.column(i).path == leaf or schema.column(i).path.startswith(f"{leaf}.")), None)
+    if number is None:
+        raise ValueError(f"it has no column {leaf}")
+    check_column(held, found.metadata, group, number, part)
+    return found.read_row_group(group, columns=[leaf], use_threads=False).column(0).combine_chunks()
 
 
 def _read_part(part: str, file: Any) -> tuple[list[int], str, list[str | None] | None]:
-    """Return the rows of each row group, the name of the column of images, and the labels, None where there are none."""
+    """Return the rows of each row group, the column that holds images' bytes, and the labels, None where there are none."""
     import pyarrow as pa
-    from pyarrow import parquet
 
-    try:
-        opened = parquet.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{part} can't be read as Parquet: {str(error).splitlines()[0]}") from None
+    held, opened = _open(file, [])
     schema, metadata = opened.schema_arrow, opened.metadata
     column = _images(schema, part)
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    if min(rows, default=0) < 0:
+        raise ValueError("a row group has fewer rows than none")
+    check_rows(sum(rows), held.size, part)
     found = next((name for name in LABELS if name in schema.names), None)
     if found is None:
         return rows, column, None
     names = _class_names(schema, found)
-    values = opened.read(columns=[found]).column(0).to_pylist()
-    named = [names[v] if names and isinstance(v, int) and 0 <= v < len(names) else v for v in values]
-    return rows, column, [None if value is None else str(value) for value in named]
+    text = pa.types.is_string(schema.field(found).type) or pa.types.is_large_string(schema.field(found).type)
+    again = _open(file, [found] if text else [])
+    labels: list[str | None] = []
+    for group in range(metadata.num_row_groups):
+        values = _column(again, group, found, part)
+        if pa.types.is_dictionary(values.type):  # of which each text is made once
+            texts = values.dictionary.to_pylist()
+            labels += [None if i is None else texts[i] for i in values.indices.to_pylist()]
+        else:
+            named = (names[v] if names and isinstance(v, int) and 0 <= v < len(names) else v for v in values.to_pylist())
+            labels += [None if value is None else str(value) for value in named]
+    if len(labels) != sum(rows):
+        raise ValueError(f"{len(labels)} labels for {sum(rows)} rows")
+    return rows, column, labels
 
 
 def _images(schema: pa.Schema, part: str) -> str:
+    """Name the column that holds images' bytes, or the field of a struct that does."""
     import pyarrow as pa
 
     def holds_bytes(kind: pa.DataType) -> bool:
@@ -133,7 +183,7 @@ def _images(schema: pa.Schema, part: str) -> str:
     if column is None:
         what = f"which of {', '.join(able)} holds images is not clear" if able else f"none of {', '.join(schema.names)} holds bytes"
         raise ValueError(f"{part}: {what}; call the column image, binary or a struct of bytes and path")
-    return column
+    return f"{column}.bytes" if pa.types.is_struct(schema.field(column).type) else column
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str]:
