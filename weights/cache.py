@@ -42,7 +42,7 @@ from weights.documents import json_file
 from weights.errors import CacheNotWritable, MalformedFile, NoSpace
 from weights.part import disk, fresh, newest, sweep
 from weights.places import cache_folder
-from weights.whole import write_whole
+from weights.whole import sync_folder, write_whole
 from weights.wording import clause
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def whole(path: Path, *, sync: bool = False, by: Path | None = None) -> Generato
         >>> with whole(Path("figures.json")) as unfinished:  # doctest: +SKIP
         ...     unfinished.write_text("{}")
     """
-    unfinished = by or _beside(path)
+    unfinished = by or beside(path)
     try:
         with room(path, unfinished):
             yield unfinished
@@ -90,20 +91,22 @@ def full(path: Path, unfinished: Path | None, needs: int | None, error: BaseExce
     wants = f"'{path}' needs {needs:,} bytes" if needs else f"'{path}' needs more than the {written:,} bytes that were written"
     said = error.strerror if isinstance(error, OSError) and error.strerror else os.strerror(errno.ENOSPC)
     return NoSpace(
-        f"the disk of {place} is full ({said}): {wants}, {free_bytes(place)} are free. Free some, or write elsewhere. Nothing half-written was kept; "
-        "what was there before is as it was."
+        f"the disk of {place} is full ({said}): {wants}, {free_bytes(place)} are free. "
+        "Free some, or write elsewhere. Nothing half-written was kept; what was there before is as it was."
     )
 
 
-def _beside(path: Path) -> Path:
-    """Name an unfinished file beside `path` by its owner, and delete those of the dead."""
+def beside(path: Path) -> Path:
+    """Name an unfinished file or folder beside `path` by this process, and delete those of processes that are dead."""
     start = f".{path.name}." if len(os.fsencode(path.name)) <= MOST_NAME else f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()}."
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             told = re.fullmatch(OWNER, entry.name.removeprefix(start)) if entry.name.startswith(start) else None
             if told and not lives(Path(entry.path), told):
-                with contextlib.suppress(OSError):
-                    os.unlink(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    Path(entry.path).unlink(missing_ok=True)
     return path.with_name(f"{start}{owner()}")
 
 

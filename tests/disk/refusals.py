@@ -18,13 +18,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ FAULTS = {
     "sync": (SYNC, errno.EIO, False),
     "other disk": (MOVE, errno.EXDEV, False),
     "forbidden": (MOVE, errno.EACCES, False),
+    "killed": (WRITE | SYNC | MOVE | MAKE, 0, False),
 }
-"""What fails, with which error, and whether all that follows fails too."""
+"""What fails, with which error, and whether all that follows fails too; "killed" ends the process there, as kill -9 does."""
+WRITTEN = (".safetensors", ".npz", ".pth", ".onnx", ".mat", ".h5", ".bson", ".jld2", ".msgpack", ".weights", ".pkl")
+"""Formats that are written, by their endings."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ def jobs(home: Path) -> dict[str, Job]:
         return Job(act, result, old)
 
     def learn(folder: Path) -> None:
-        run, how = folder / "run", {"epochs": 2, "batch_size": 4, "lr": 0.01, "device": "cpu", "workers": 0, "kernels": "plain"}
+        run, how = folder / "run", {"epochs": 2, "batch_size": 4, "lr": 0.01, "device": "cpu", "workers": 0, "fast": False}
         begun = (run / "settings.json").exists()
         if begun:
             finetune(out=run, resume=True, progress=False)
@@ -153,7 +157,9 @@ def jobs(home: Path) -> dict[str, Job]:
 
     def lock(folder: Path) -> None:
         sha = "ab" * 32
-        Lock({"Net:v1": Entry("Net:v1", "safetensors", ("https://example.org/w",), "MIT", sha, size_bytes=10)}, serial=2).write(folder / "weights.lock")
+        Lock({"Net:v1": Entry("Net:v1", "safetensors", ("https://example.org/w",), "MIT", sha, size_bytes=10)}, serial=2).write(
+            folder / "weights.lock"
+        )
 
     def older(folder: Path) -> None:
         Lock({}, serial=1).write(folder / "weights.lock")
@@ -166,7 +172,10 @@ def jobs(home: Path) -> dict[str, Job]:
         "embed .npy": embedding("e.npy"),
         "embed .safetensors": embedding("e.safetensors"),
         "embed .parquet": embedding("e.parquet"),
-        **{f"convert {name}": converted(f"n{name}") for name in (".safetensors", ".npz", ".pth", ".onnx", ".keras", ".mat", ".h5", ".bson")},
+        **{
+            f"convert {name}": converted(f"n{name}")
+            for name in (".safetensors", ".npz", ".pth", ".onnx", ".mat", ".h5", ".bson", ".jld2", ".msgpack", ".weights", ".pkl")
+        },
         "finetune": Job(learn, learnt),
     }
 
@@ -208,16 +217,22 @@ def attempt(disk: Disk, job: Job, folder: Path, fault: str, nth: int, good: tupl
     job.old(folder)
     before = outcome(job, folder)
     raised: BaseException | None = None
-    disk.arm(folder, fault, nth)
-    try:
-        job.act(folder)
-    except BaseException as error:
-        raised = error
-    finally:
-        count = disk.disarm()
-    happened = count >= nth
     problem = ""
-    if raised is None:
+    if fault == "killed":
+        happened = in_child(lambda: (disk.arm(folder, fault, nth), job.act(folder))) == -signal.SIGKILL
+    else:
+        disk.arm(folder, fault, nth)
+        try:
+            job.act(folder)
+        except BaseException as error:
+            raised = error
+        finally:
+            happened = disk.disarm() >= nth
+    if fault == "killed" and happened:
+        result.refused += 1
+        if (now := outcome(job, folder)) not in (before, good[0]) and not unfinished(now, good[0]):
+            problem = f"what is there is neither the old nor the new: {now!r}"[:200]
+    elif raised is None:
         result.passed += happened
         if outcome(job, folder) != good[0]:
             problem = "nothing was raised, and the result is another"
@@ -243,9 +258,24 @@ def attempt(disk: Disk, job: Job, folder: Path, fault: str, nth: int, good: tupl
     return happened
 
 
+def in_child(action: Callable[[], object]) -> int:
+    """Do something in a process of its own; its exit code, or less than 0 for a signal."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            action()
+            code = 0
+        except Exception as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def unfinished(now: object, good: object) -> bool:
     """Whether what is there is a part of the right files, each of them whole."""
-    return now is None or isinstance(now, dict) and isinstance(good, dict) and all(good.get(name) == value for name, value in now.items())
+    return now is None or (isinstance(now, dict) and isinstance(good, dict) and all(good.get(name) == value for name, value in now.items()))
 
 
 def outcome(job: Job, folder: Path) -> object:
@@ -320,14 +350,12 @@ def main() -> int:
     wanted = parser.parse_args()
     if wanted.inside:
         found = campaign(wanted.only, wanted.step, wanted.fault or list(FAULTS))
-        told = {name: {"refused": one.refused, "passed": one.passed, "faults": one.faults, "seconds": one.seconds} for name, one in found.items()}
-        json.dump(told, sys.stdout)
+        json.dump({name: asdict(one) for name, one in found.items()}, sys.stdout)
         return 0
     found = run(*sys.argv[1:])
     for name, one in found.items():
-        print(f"{name}: {one['refused']} refused, {one['passed']} passed over, {len(one['faults'])} faults, {one['seconds']:.0f} s")
-        for fault in one["faults"]:
-            print(f"  {fault}")
+        head = f"{name}: {one['refused']} refused, {one['passed']} passed over, {len(one['faults'])} faults, {one['seconds']:.0f} s"
+        sys.stdout.write("\n  ".join([head, *one["faults"]]) + "\n")
     return int(any(one["faults"] for one in found.values()))
 
 

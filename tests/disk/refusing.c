@@ -1,10 +1,12 @@
 /* A library that a test loads before others: system calls on files below one folder fail, from the n-th on or that one alone.
- * arm(folder, kind, n, errno, lasting) begins, calls() tells how many there were since, disarm() ends. */
+ * arm(folder, kind, n, errno, lasting) begins, calls() tells how many there were since, disarm() ends. With errno 0 the process is killed
+ * instead, before the call. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +36,7 @@ static int refused(int kind) {
     if (!armed || !(kinds & kind)) return 0;
     long now = __atomic_add_fetch(&seen, 1, __ATOMIC_SEQ_CST);
     if (!(lasting ? now >= due : now == due)) return 0;
+    if (!error_number) kill(getpid(), SIGKILL);
     errno = error_number;
     return 1;
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,7 +26,7 @@ from weights.cache import stamp_of
 from weights.digests import of_file
 from weights.errors import ConvertError
 from weights.reading import read_file
-from weights.whole import room, sync_file, sync_folder
+from weights.whole import beside, room, sync_file, sync_folder
 from zoo.catalogue import model_class
 from zoo.conversion.export import check_same, export
 from zoo.conversion.fold_input import fold_input as fold
@@ -267,8 +266,9 @@ def _temporary(destination: Path, sidecars: Sequence[str] = ()) -> Iterator[Path
     """Lend a path beside the destination; what is there in the end takes its place with its sidecars, or nothing does."""
     if not destination.parent.is_dir():
         raise FileNotFoundError(f"{destination.parent} is no folder; make it first")
+    folder = beside(destination)
     with room(destination):
-        folder = Path(tempfile.mkdtemp(prefix=".converting-", dir=destination.parent))
+        folder.mkdir(0o700)
     temporary = folder / destination.name
     moved = [(temporary, destination), *((temporary.with_suffix(suffix), destination.with_suffix(suffix)) for suffix in sidecars)]
     try:
