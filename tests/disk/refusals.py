@@ -1,6 +1,6 @@
 """Disks that fill up, and calls to the system that fail, at every place where something is written.
 
-    python tests/disk/refusals.py [--only bundle] [--step 1] [--docs docs/faults.md]
+    python tests/disk/refusals.py [--only bundle] [--fault full] [--step 1]
 
 A library that is loaded before others (`refusing.c`, built by `cc`) lets the n-th call on files below one folder fail: for each n, until
 nothing fails any more. Then the error has to name the file, and of a full disk the need and the room; what was there before stays, or
@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -40,6 +41,8 @@ FAULTS = {
     "killed": (WRITE | SYNC | MOVE | MAKE, 0, False),
 }
 """What fails, with which error, and whether all that follows fails too; "killed" ends the process there, as kill -9 does."""
+WAYS = ("random", "two at once", "modes")
+"""What is tried beside: kill -9 at random moments, two processes with one output, and masks for the modes of files."""
 WRITTEN = (".safetensors", ".npz", ".pth", ".onnx", ".mat", ".h5", ".bson", ".jld2", ".msgpack", ".weights", ".pkl")
 """Formats that are written, by their endings."""
 
@@ -52,12 +55,13 @@ class Job:
         act: writes into the folder; called again it goes on, or does nothing where all is there.
         result: of the folder, what has to be equal however it came about; fails where it isn't whole.
         old: puts there what `act` replaces.
-        outputs: names in the folder that are there when all went well.
+        mode: of every file, where the user's mask doesn't matter.
     """
 
     act: Callable[[Path], object]
     result: Callable[[Path], object]
     old: Callable[[Path], object] = lambda folder: None
+    mode: int | None = None
 
 
 @dataclass
@@ -66,6 +70,7 @@ class Found:
 
     refused: int = 0
     passed: int = 0
+    tried: int = 0
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -136,7 +141,7 @@ def jobs(home: Path) -> dict[str, Job]:
         run, how = folder / "run", {"epochs": 2, "batch_size": 4, "lr": 0.01, "device": "cpu", "workers": 0, "fast": False}
         begun = (run / "settings.json").exists()
         if begun:
-            finetune(out=run, resume=True, progress=False)
+            finetune(Tiny, out=run, resume=True, progress=False)
         else:
             torch.manual_seed(0)
             finetune(Tiny, pictures, run, from_scratch=True, val=pictures, progress=False, **how)  # pyright: ignore[reportArgumentType]
@@ -168,7 +173,7 @@ def jobs(home: Path) -> dict[str, Job]:
     return {
         "lock": Job(lock, lambda folder: Lock.read(folder / "weights.lock").serial, older),
         "bundle": Job(carry, lambda folder: digest(folder / "zoo.tar"), lambda folder: (folder / "zoo.tar").write_bytes(b"old")),
-        "mirror": Job(mirrored, served),
+        "mirror": Job(mirrored, served, mode=0o644),
         "embed .npy": embedding("e.npy"),
         "embed .safetensors": embedding("e.safetensors"),
         "embed .parquet": embedding("e.parquet"),
@@ -273,6 +278,72 @@ def in_child(action: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def two_at_once(job: Job, folder: Path, good: tuple[object, list[str]]) -> str:
+    """Let two processes write the same output; what is wrong, "" if nothing is."""
+    folder.mkdir()
+    job.old(folder)
+    children: list[int] = []
+    for _ in range(2):
+        if not (child := os.fork()):
+            code = 9
+            try:
+                job.act(folder)
+                code = 0
+            except Exception as error:
+                code = 1 if not wrong(error, "two", folder) or isinstance(error, ValueError) else 9
+                if code == 9:
+                    sys.stderr.write(f"{error!r}\n")
+            finally:
+                os._exit(code)
+        children.append(child)
+    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    problem = "" if codes in ([0, 0], [0, 1]) else f"they ended with {codes}"
+    if not problem and outcome(job, folder) != good[0]:
+        problem = "what is there is something else"
+    if not problem and (left := names(folder)) != good[1]:
+        problem = f"{sorted(set(left) ^ set(good[1]))[:4]} is left over, or missing"
+    shutil.rmtree(folder)
+    return problem
+
+
+def killed_at_random(job: Job, folder: Path, good: tuple[object, list[str]], seed: str, seconds: float) -> str:
+    """Kill a process that writes at a moment within so many seconds, and let another write again."""
+    folder.mkdir()
+    job.old(folder)
+    before = outcome(job, folder)
+    if not (child := os.fork()):
+        with contextlib.suppress(BaseException):
+            job.act(folder)
+        os._exit(0)
+    time.sleep(random.Random(seed).uniform(0, seconds))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    problem = ""
+    if (now := outcome(job, folder)) not in (before, good[0]) and not unfinished(now, good[0]):
+        problem = f"what is there is neither the old nor the new: {now!r}"[:200]
+    job.act(folder)
+    if not problem and outcome(job, folder) != good[0]:
+        problem = "the next call gives something else"
+    if not problem and (left := names(folder)) != good[1]:
+        problem = f"{sorted(set(left) ^ set(good[1]))[:4]} is left over, or missing"
+    shutil.rmtree(folder)
+    return problem and f"seed {seed}: {problem}"
+
+
+def modes(job: Job, folder: Path, mask: int) -> str:
+    """Write with a mask for the modes of files, and say whose mode is another than it should be."""
+    before = os.umask(mask)
+    try:
+        folder.mkdir()
+        job.act(folder)
+    finally:
+        os.umask(before)
+    usual = {path: (0o777 & ~mask if path.is_dir() else job.mode or 0o666 & ~mask) for path in folder.rglob("*")}
+    odd = [f"{path.name} {path.stat().st_mode & 0o777:o}" for path, mode in usual.items() if path.stat().st_mode & 0o777 != mode]
+    shutil.rmtree(folder)
+    return f"with umask {mask:03o}: {', '.join(odd)}" if odd else ""
+
+
 def unfinished(now: object, good: object) -> bool:
     """Whether what is there is a part of the right files, each of them whole."""
     return now is None or (isinstance(now, dict) and isinstance(good, dict) and all(good.get(name) == value for name, value in now.items()))
@@ -301,15 +372,30 @@ def campaign(only: list[str], step: int, faults: list[str]) -> dict[str, Found]:
         if unknown := set(only) - set(every):
             raise SystemExit(f"there is no {', '.join(unknown)}: {', '.join(every)}")
         for name in only or every:
+            work = Path(home) / "work"
             result, began = found.setdefault(name, Found()), time.monotonic()
             (usual := Path(home) / "usual").mkdir()
             every[name].old(usual)
+            starts = time.monotonic()
             every[name].act(usual)
+            usual_s = time.monotonic() - starts
             good = outcome(every[name], usual), names(usual)
             shutil.rmtree(usual)
             for fault in faults:
+                if fault == "random":
+                    again = [killed_at_random(every[name], work, good, f"{name}:{n}", usual_s) for n in range(max(1, 100 // step))]
+                elif fault == "two at once":
+                    again = [two_at_once(every[name], work, good) for _ in range(max(1, 10 // step))]
+                elif fault == "modes":
+                    again = [modes(every[name], work, mask) for mask in (0o000, 0o077)]
+                else:
+                    again = []
+                result.tried += len(again)
+                result.faults += [f"{fault}: {problem}" for problem in again if problem]
+                if fault in WAYS:
+                    continue
                 nth = 1
-                while attempt(disk, every[name], Path(home) / "work", fault, nth, good, result):
+                while attempt(disk, every[name], work, fault, nth, good, result):
                     nth += step if nth > 1 else max(1, step // 2)
             result.seconds = time.monotonic() - began
             sys.stderr.write(f"{name}: {result.refused} refused, {result.passed} passed over, {len(result.faults)} faults\n")
@@ -345,16 +431,17 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--inside", action="store_true", help="this process has the library")
     parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--fault", action="append", default=[], choices=FAULTS)
+    parser.add_argument("--fault", action="append", default=[], choices=[*FAULTS, *WAYS])
     parser.add_argument("--step", type=int, default=1)
     wanted = parser.parse_args()
     if wanted.inside:
-        found = campaign(wanted.only, wanted.step, wanted.fault or list(FAULTS))
+        found = campaign(wanted.only, wanted.step, wanted.fault or [*FAULTS, *WAYS])
         json.dump({name: asdict(one) for name, one in found.items()}, sys.stdout)
         return 0
     found = run(*sys.argv[1:])
     for name, one in found.items():
-        head = f"{name}: {one['refused']} refused, {one['passed']} passed over, {len(one['faults'])} faults, {one['seconds']:.0f} s"
+        counts = f"{one['refused']} refused, {one['passed']} passed over, {one['tried']} tries beside"
+        head = f"{name}: {counts}, {len(one['faults'])} faults, {one['seconds']:.0f} s"
         sys.stdout.write("\n  ".join([head, *one["faults"]]) + "\n")
     return int(any(one["faults"] for one in found.values()))
 
