@@ -13,13 +13,13 @@ KINDS = (
     *("lock", "part's note", "cache's notes", "mirror's index", "bundle's manifest", "record", "run's record", "run's settings"),
     *("run's state", "run's log", "embedding's manifest", "embedding's part", "embeddings, npy", "embeddings, safetensors"),
     *("embeddings, parquet", "tar of images", "list of images", "conversion's notes", "golden outputs", "record of measurements", "labels"),
-    "header",
+    *("header", "images, parquet", "image"),
 )
 known = cache(documents)
 
 
 def test_every_kind_is_listed() -> None:
-    assert set(known()) | {"embeddings, parquet"} == set(KINDS)
+    assert set(known()) | {"embeddings, parquet", "images, parquet"} == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

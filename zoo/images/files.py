@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from weights.addresses import redacted
 from weights.regular import open_regular
 
 ATTEMPTS = 4
@@ -63,20 +64,20 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     scheme = url.partition("://")[0].lower()
     if scheme not in SCHEMES or "::" in url:
-        raise ValueError(f"{url[:200]} is not read: a URL of images begins with one of {', '.join(f'{one}://' for one in sorted(SCHEMES))}")
+        raise ValueError(f"{redacted(url)[:200]} is not read: a URL of images begins with one of {', '.join(f'{one}://' for one in sorted(SCHEMES))}")
     try:
         import fsspec
     except ImportError:
-        raise ValueError(f"{url} is read through fsspec, which is not installed: pip install 'kernelzoo[embed]'") from None
+        raise ValueError(f"{redacted(url)} is read through fsspec, which is not installed: pip install 'kernelzoo[embed]'") from None
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as error:
         package = PACKAGES.get(scheme, "")
         if not package:
-            raise ValueError(f"fsspec can't open {url}: {error}") from None
-        raise ValueError(f"reading {url} needs {package}, which is not installed: pip install {package}") from None
+            raise ValueError(redacted(f"fsspec can't open {url}: {error}")) from None
+        raise ValueError(f"reading {redacted(url)} needs {package}, which is not installed: pip install {package}") from None
     except ValueError as error:
-        raise ValueError(f"fsspec can't open {url}: {error}") from None
+        raise ValueError(redacted(f"fsspec can't open {url}: {error}")) from None
 
 
 def kind(where: str) -> str:
@@ -201,7 +202,7 @@ def read(where: str, start: int = 0, stop: int | None = None) -> bytes:
     data = _read_remote(where, start, stop) if is_url(where) else _read_local(where, start, stop)
     if stop is not None and len(data) != stop - start:
         raise (StoreFailed if is_url(where) else OSError)(
-            f"{where} ended {stop - start - len(data):,} bytes early; it was cut off since it was opened"
+            f"{redacted(where)} ended {stop - start - len(data):,} bytes early; it was cut off since it was opened"
         )
     return data
 
@@ -221,10 +222,10 @@ def _read_remote(where: str, start: int, stop: int | None) -> bytes:
         except (FileNotFoundError, IsADirectoryError):
             raise
         except PermissionError as error:
-            raise StoreFailed(f"{where} may not be read with these credentials: {error}") from error
+            raise StoreFailed(redacted(f"{where} may not be read with these credentials: {error}")) from error
         except Exception as error:  # every store has its own
             if attempt == ATTEMPTS - 1:
-                raise StoreFailed(f"{where} can't be read after {ATTEMPTS} attempts: {error}") from error
+                raise StoreFailed(redacted(f"{where} can't be read after {ATTEMPTS} attempts: {error}")) from error
             time.sleep(PAUSE_S * 2**attempt)
     raise AssertionError("unreachable")
 

@@ -42,7 +42,10 @@ class Listing(Source):
             twice = next(key for key in keys if key in seen or seen.add(key))
             raise ValueError(f"{where} lists {twice} twice; take one of the lines out")
         for url in {key.partition("://")[0]: key for key in keys if files.is_url(key)}.values():
-            files.filesystem(url)  # a package that is missing is told here, not by a process that decodes
+            try:
+                files.filesystem(url)  # a package that is missing is told here, not by a process that decodes
+            except ValueError as error:
+                raise ValueError(f"{where} can't be used: {error}") from None
         super().__init__(where, keys, labels, [digest])
         self.shared = self.shared and not any(key.startswith("memory://") for key in keys)
         self._folder = where.rpartition("/")[0]

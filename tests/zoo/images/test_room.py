@@ -166,3 +166,10 @@ def test_urls_of_other_schemes_are_refused_by_name(url: str, tmp_path: Path) -> 
     for where in (url, str(tmp_path / "a.lst")):
         with pytest.raises(ValueError, match=r"is not read: a URL of images begins with one of abfs://, .*, ssh://$"):
             open_source(where)
+
+
+def test_what_opens_an_address_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "a.lst").write_text("zip://ada:secret@host/x?token=secret\n")
+    with pytest.raises(ValueError, match=r"a\.lst can't be used: zip://host/x\?token=… is not read") as refused:
+        open_source(tmp_path / "a.lst")
+    assert "secret" not in str(refused.value)
