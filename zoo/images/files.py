@@ -64,7 +64,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     """
     scheme = url.partition("://")[0].lower()
     if scheme not in SCHEMES or "::" in url:
-        raise ValueError(f"{redacted(url)[:200]} is not read: a URL of images begins with one of {', '.join(f'{one}://' for one in sorted(SCHEMES))}")
+        raise ValueError(
+            f"{redacted(url)[:200]} is not read: a URL of images begins with one of {', '.join(f'{one}://' for one in sorted(SCHEMES))}"
+        )
     try:
         import fsspec
     except ImportError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weights.documents import MISREAD, read_json, reason
 from zoo.images import files
-from zoo.images.parquet_pages import Held, TooMuch, check_column, check_rows, limits
+from zoo.images.parquet_pages import Held, TooMuch, check_column, check_rows, groups, limits
 from zoo.images.source import Source
 from zoo.images.tar import short_names
 
@@ -45,16 +45,16 @@ class Parquet(Source):
         keys: list[str] = []
         labels: list[str | None] = []
         self._parts = parts
-        self._groups: list[tuple[int, int, int]] = []
-        """Part, number in it, and first row among all rows, of every row group."""
+        self._groups: list[tuple[int, int, int, tuple[int, int]]] = []
+        """Part, number in it, first row among all rows, and the place of the column of images, of every row group."""
         self._columns: list[str] = []
         for number, (part, name) in enumerate(zip(parts, short_names(parts), strict=True)):
             with files.opened(part) as file, _understood(part):
                 read, column, told = _read_part(part, file)
             self._columns.append(column)
             row = 0
-            for group, rows in enumerate(read):
-                self._groups.append((number, group, len(keys) + row))
+            for group, (rows, place) in enumerate(read):
+                self._groups.append((number, group, len(keys) + row, place))
                 row += rows
             keys += [f"{name}#{i}" for i in range(row)]
             labels += told if told is not None else [None] * row
@@ -94,9 +94,9 @@ class Parquet(Source):
         return value
 
     def _load(self, group: int) -> pa.Array:
-        part, number, _ = self._groups[group]
+        part, number, _, place = self._groups[group]
         with files.opened(self._parts[part]) as file, _understood(self._parts[part]):
-            column = _column(_open(file, [self._columns[part]]), number, self._columns[part], self._parts[part])
+            column = _column(_open(file, [self._columns[part]]), number, place, self._columns[part], self._parts[part])
             return column.field("bytes") if hasattr(column, "field") and column.type.num_fields else column
 
 
@@ -122,51 +122,43 @@ def _open(file: Any, leaves: list[str]) -> tuple[Held, Any]:
     return held, parquet.ParquetFile(held, read_dictionary=leaves, **limits(file))  # pyright: ignore[reportArgumentType]
 
 
-def _column(opened: tuple[Held, Any], group: int, leaf: str, part: str) -> pa.Array:
-    """Read a column of a row group that takes no more room than the file explains.
-
-    Raises:
-        TooMuch: it takes more.
-        FileNotFoundError: it has no values.
-    """
+def _column(opened: tuple[Held, Any], group: int, place: tuple[int, int], leaf: str, part: str) -> pa.Array:
+    """Read a column of a row group that takes no more room than the file explains, else TooMuch."""
     held, found = opened
-    schema = found.schema
-    number = next((i for i in range(len(schema)) if schema.column(i).path == leaf or schema.column(i).path.startswith(f"{leaf}.")), None)
-    if number is None:
-        raise ValueError(f"it has no column {leaf}")
-    check_column(held, found.metadata, group, number, part)
+    check_column(held, place, leaf, part)
     return found.read_row_group(group, columns=[leaf], use_threads=False).column(0).combine_chunks()
 
 
-def _read_part(part: str, file: Any) -> tuple[list[int], str, list[str | None] | None]:
-    """Return the rows of each row group, the column that holds images' bytes, and the labels, None where there are none."""
+def _read_part(part: str, file: Any) -> tuple[list[tuple[int, tuple[int, int]]], str, list[str | None] | None]:
+    """Return rows and place of each row group, the column that holds images' bytes, and the labels, None where there are none."""
     import pyarrow as pa
 
+    held = Held(file)
+    every = groups(held, part)
+    check_rows(sum(one.rows for one in every), held.size, part)
     held, opened = _open(file, [])
-    schema, metadata = opened.schema_arrow, opened.metadata
+    schema = opened.schema_arrow
     column = _images(schema, part)
-    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    if min(rows, default=0) < 0:
-        raise ValueError("a row group has fewer rows than none")
-    check_rows(sum(rows), held.size, part)
+    read = [(one.rows, one.columns[column]) for one in every]
     found = next((name for name in LABELS if name in schema.names), None)
     if found is None:
-        return rows, column, None
+        return read, column, None
     names = _class_names(schema, found)
     text = pa.types.is_string(schema.field(found).type) or pa.types.is_large_string(schema.field(found).type)
     again = _open(file, [found] if text else [])
     labels: list[str | None] = []
-    for group in range(metadata.num_row_groups):
-        values = _column(again, group, found, part)
+    for group, one in enumerate(every):
+        place = next(place for path, place in one.columns.items() if path == found or path.startswith(f"{found}."))
+        values = _column(again, group, place, found, part)
         if pa.types.is_dictionary(values.type):  # of which each text is made once
             texts = values.dictionary.to_pylist()
             labels += [None if i is None else texts[i] for i in values.indices.to_pylist()]
         else:
             named = (names[v] if names and isinstance(v, int) and 0 <= v < len(names) else v for v in values.to_pylist())
             labels += [None if value is None else str(value) for value in named]
-    if len(labels) != sum(rows):
-        raise ValueError(f"{len(labels)} labels for {sum(rows)} rows")
-    return rows, column, labels
+    if len(labels) != sum(one.rows for one in every):
+        raise ValueError(f"{len(labels)} labels for {sum(one.rows for one in every)} rows")
+    return read, column, labels
 
 
 def _images(schema: pa.Schema, part: str) -> str:

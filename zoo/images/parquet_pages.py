@@ -20,6 +20,7 @@ ROW_BYTES, SPARE_ROWS = 150, 1_000_000
 """That a row costs, its name and label; and the rows that a small file may have, beside those that twice its size explains."""
 DELTA_BYTE_ARRAY = 7
 """The encoding in which a value repeats the beginning of the one before."""
+FOOTER_BYTES = 64 << 20
 DEPTH = 16
 DATA, DICTIONARY, DATA_2 = 5, 7, 8
 """Fields of a page's header that say what it holds."""
@@ -31,6 +32,13 @@ class Page(NamedTuple):
     size: int
     values: int
     encoding: int
+
+
+class Group(NamedTuple):
+    """A row group: its rows, and the first byte and size of each column that holds values, by its path."""
+
+    rows: int
+    columns: dict[str, tuple[int, int]]
 
 
 class TooMuch(ValueError):
@@ -100,24 +108,53 @@ def check_rows(count: int, size: int, what: str) -> None:
         raise TooMuch(f"{what} has {size:,} bytes and claims {count:,} rows; it is damaged, or no file of images")
 
 
-def check_column(file: Held, metadata: Any, group: int, leaf: int, what: str) -> None:
+def groups(file: Held, what: str) -> list[Group]:
+    """Read from a file's footer where its columns are. pyarrow ends the process where it reads the statistics of some damaged ones.
+
+    Raises:
+        ValueError: the footer is damaged, or longer than any.
+    """
+    file.seek(max(0, file.size - 8))
+    tail = file.read(8)
+    length = struct.unpack("<I", tail[:4])[0] if len(tail) == 8 else 0
+    if tail[4:] != b"PAR1" or length + 8 > file.size or length > FOOTER_BYTES:
+        raise ValueError(f"{what} can't be read as Parquet: it has no footer of at most {FOOTER_BYTES:,} bytes; get it again")
+    file.seek(file.size - 8 - length)
+    data = file.read(length)
+    try:
+        return [_group(one) for one in _struct(data, 0, 0)[0][4]]
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{what} can't be read as Parquet: its footer is damaged; get it again") from error
+
+
+def _group(told: dict[int, Any]) -> Group:
+    columns: dict[str, tuple[int, int]] = {}
+    for chunk in told[1]:
+        column = chunk[3]
+        start, first = column[9], column.get(11, 0)
+        if not all(type(number) is int and number >= 0 for number in (start, first, column[7])):
+            raise ValueError("a column is nowhere")
+        columns[".".join(bytes(name).decode() for name in column[3])] = (min(start, first) if first else start, column[7])
+    if type(told[3]) is not int or told[3] < 0:
+        raise ValueError("a row group has no number of rows")
+    return Group(told[3], columns)
+
+
+def check_column(file: Held, place: tuple[int, int], column: str, what: str) -> None:
     """Refuse a column of a row group that takes more memory than its file explains; what was read of it is held.
 
     Args:
         file: the Parquet file.
-        metadata: of it, as pyarrow has it.
-        group: number of the row group.
-        leaf: number of the column among those that hold values.
+        place: of the column in it: its first byte, and its size.
+        column: its name, for the message.
         what: the file's name, for the message.
 
     Raises:
         TooMuch: its pages unpack, or its values add up, to more than the file's size and `SPARE_BYTES`.
         ValueError: they can't be read.
     """
-    column = metadata.row_group(group).column(leaf)
-    start, first = column.data_page_offset, column.dictionary_page_offset if column.has_dictionary_page else None
-    start, length = min(start, first) if first else start, column.total_compressed_size
-    if start < 0 or length < 0 or start + length > file.size:
+    start, length = place
+    if start + length > file.size:
         raise ValueError(f"{what} is cut off: a column ends behind the file's {file.size:,} bytes; get it again")
     room = file.size + SPARE_BYTES
     left, rows = room, 2 * file.size // ROW_BYTES + SPARE_ROWS
@@ -129,7 +166,7 @@ def check_column(file: Held, metadata: Any, group: int, leaf: int, what: str) ->
         if left < 0 or rows < 0:
             kind = "unpacks" if rows >= 0 else "has more values than rows can have, or unpacks"
             raise TooMuch(
-                f"{what} has {file.size:,} bytes, and its column {column.path_in_schema} {kind} to more than {room:,}; "
+                f"{what} has {file.size:,} bytes, and its column {column} {kind} to more than {room:,}; "
                 "it is damaged or hostile. Write it anew, in Parquet's plain encoding, if you trust it"
             )
 
@@ -168,7 +205,7 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Read a struct of Thrift's compact protocol: numbers and structs by the number of their field; all else is passed over."""
+    """Read a struct of Thrift's compact protocol: values by the numbers of their fields; maps and fractions are passed over."""
     if depth > DEPTH:
         raise LookupError("structs in structs")
     found: dict[int, Any] = {}
@@ -197,18 +234,19 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
             return None, at + 8
         case 8:
             size, at = _number(data, at)
-            return None, at + size
+            return data[at : at + size], at + size
         case 9 | 10:
             count, inner = data[at] >> 4, data[at] & 15
             at += 1
             if count == 15:
                 count, at = _number(data, at)
+            if count > len(data) - at:  # an element takes a byte at least, but for structs of nothing, of which there are none
+                raise LookupError("a list that is longer than the file")
+            found: list[Any] = []
             for _ in range(count):
-                before = at
-                _, at = (None, at + 1) if inner in (1, 2) else _value(data, at, inner, depth + 1)
-                if at == before:
-                    raise LookupError("an element of no bytes")
-            return None, at
+                value, at = (None, at + 1) if inner in (1, 2) else _value(data, at, inner, depth + 1)
+                found.append(value)
+            return found, at
         case 12:
             return _struct(data, at, depth + 1)
         case _:
