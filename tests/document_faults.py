@@ -30,7 +30,7 @@ import time
 import tomllib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -546,8 +546,8 @@ class Hung(BaseException):
     """A mutant is still being read after `HANG_S`."""
 
 
-def campaign(name: str, document: Document, count: int, base: int = 0) -> Result:
-    """Read so many mutants of one kind."""
+def campaign(name: str, document: Document, count: int, base: int = 0, seeds: Iterable[int] | None = None) -> Result:
+    """Read so many mutants of one kind, or those of some seeds."""
     result, began = Result(), time.monotonic()
     logging.disable(logging.CRITICAL)
     before = signal.signal(signal.SIGALRM, _hang)
@@ -558,7 +558,7 @@ def campaign(name: str, document: Document, count: int, base: int = 0) -> Result
             good.mkdir()
             document.write(good)
             document.read(_copy(good, Path(home) / "whole"))  # a good one is read
-            for seed in range(count):
+            for seed in range(count) if seeds is None else seeds:
                 folder = _copy(good, Path(home) / str(seed))
                 mutator = Mutator(f"{base}:{name}:{seed}")
                 files = sorted(path for path in folder.glob(document.files) if path.is_file())

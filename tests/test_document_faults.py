@@ -31,6 +31,15 @@ def test_a_damaged_document_is_read_or_refused_by_an_error_of_ours(kind: str) ->
     assert result.faults == []
 
 
+@pytest.mark.parametrize(("kind", "seeds"), [("images, parquet", (2876, 4354, 12761, 15832, 18970)), ("list of images", (7, 291, 423))])
+def test_what_was_a_fault_once_is_none(kind: str, seeds: tuple[int, ...]) -> None:
+    if kind not in known():
+        pytest.skip("pyarrow is not installed")
+    result = campaign(kind, known()[kind], 0, seeds=seeds)
+    assert result.faults == []
+    assert result.read + result.refused.total() == len(seeds)
+
+
 def test_the_campaign_notices_another_error_and_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path) -> None:
         raise KeyError("best")

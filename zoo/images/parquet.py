@@ -88,7 +88,8 @@ class Parquet(Source):
                     self._cache.popitem(last=False)
             self._cache.move_to_end(group)
             values = self._cache[group]
-        value = values[index - self._groups[group][2]].as_py()  # of a dictionary too
+        with _understood(self._parts[self._groups[group][0]]):  # a dictionary may lack what its rows name
+            value = values[index - self._groups[group][2]].as_py()
         if value is None:
             raise FileNotFoundError(f"{self._keys[index]} holds no bytes: write the data set with its images inside")
         return value
@@ -148,7 +149,9 @@ def _read_part(part: str, file: Any) -> tuple[list[tuple[int, tuple[int, int]]],
     again = _open(file, [found] if text else [])
     labels: list[str | None] = []
     for group, one in enumerate(every):
-        place = next(place for path, place in one.columns.items() if path == found or path.startswith(f"{found}."))
+        place = next((place for path, place in one.columns.items() if path == found or path.startswith(f"{found}.")), None)
+        if place is None:
+            raise ValueError(f"a row group has no column {found}")
         values = _column(again, group, place, found, part)
         if pa.types.is_dictionary(values.type):  # of which each text is made once
             texts = values.dictionary.to_pylist()
