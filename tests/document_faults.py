@@ -5,7 +5,7 @@
 A mutant is made of a good file by one to three changes that know what it is made of: values of other types, numbers too long, deep nests,
 keys that are gone, doubled or strange, texts with terminal escapes; then bytes that are flipped, cut, inserted. Of a safetensors file its
 header and its notes are changed so too. It may be read, or refused by an error of ours that names the file or says what to do; anything
-else, another error, more than five seconds, is a fault.
+else, another error, more than five seconds, more memory than twice the file and 200 MB, is a fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import time
 import tomllib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +38,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent), str(Path(__file__).parent / "convert")]
+
+from hostile import SPARE_BYTES, forget_peak, peak_bytes  # noqa: E402
 
 HANG_S = 5
 SHA = "ab" * 32
@@ -232,6 +234,7 @@ def documents() -> dict[str, Document]:
     """List all kinds, imported when they are asked for: torch is among what they need."""
     import numpy as np
     import torch
+    from PIL import Image
 
     import weights
     from convert.formats import safetensors
@@ -250,7 +253,8 @@ def documents() -> dict[str, Document]:
     from zoo.embedding import parts, reading
     from zoo.embedding.writing import index_of
     from zoo.finetuning import checkpoint, report, run
-    from zoo.images import listing, tar
+    from zoo.images import BadImage, listing, open_source, tar
+    from zoo.images.preprocess import open_image
     from zoo.labels import labels
     from zoo.pretrained import run_folder
     from zoo.sharing import golden_outputs
@@ -426,9 +430,32 @@ def documents() -> dict[str, Document]:
         lines = [json.dumps({"path": f"{n}.jpg", "label": "cat", "more": [n]}) for n in range(3)]
         (folder / "list.lst").write_text("\n".join(lines) + "\n")
 
-    def listed(folder: Path) -> None:
-        for number, line in enumerate((folder / "list.lst").read_text("utf-8", "replace").splitlines()):
-            listing._entry(line, f"{folder / 'list.lst'}, line {number}")  # pyright: ignore[reportPrivateUsage]
+    def rows(folder: Path) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        images = [{"bytes": bytes([n]) * n * 20, "path": f"{n}.png"} for n in range(20)]
+        told = {"huggingface": json.dumps({"info": {"features": {"label": {"names": ["cat", "dog"]}}}})}
+        made = pa.table({"image": images, "label": [n % 2 for n in range(20)]}).replace_schema_metadata(told)
+        parquet.write_table(made, folder / "p.parquet", row_group_size=7, compression="zstd", data_page_size=200)
+
+    def opened(name: str) -> Callable[[Path], object]:
+        def read(folder: Path) -> None:
+            source = open_source(folder / name)
+            for index in range(len(source)):
+                with contextlib.suppress(FileNotFoundError):  # a row without an image is no damaged file
+                    source.read(index)
+
+        return read
+
+    def pictures(folder: Path) -> None:
+        pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 3), np.uint8)
+        for ending in ("jpg", "png", "webp", "gif", "bmp", "tiff"):
+            Image.fromarray(pixels).save(folder / f"i.{ending}")
+
+    def shown(folder: Path) -> None:
+        for path in sorted(folder.iterdir()):
+            open_image(path).load()
 
     def noted(folder: Path) -> None:
         steps = {"resize": 32, "crop": 32, "interpolation": "bilinear", "mean": [0.5] * 3, "std": [0.2] * 3}
@@ -476,7 +503,9 @@ def documents() -> dict[str, Document]:
         "embeddings, safetensors": Document(tensors, "e.safetensors", embeddings("e.safetensors"), seen),
         "embeddings, parquet": Document(parquet, "e.parquet", embeddings("e.parquet"), seen),
         "tar of images": Document(shard, "s.tar", lambda f: tar.Tar("s", [str(f / "s.tar")]), seen),
-        "list of images": Document(images, "list.lst", listed, seen),
+        "list of images": Document(images, "list.lst", lambda f: listing.Listing(str(f / "list.lst")), seen),
+        "images, parquet": Document(rows, "p.parquet", opened("p.parquet"), seen),
+        "image": Document(pictures, "i.*", shown, (BadImage,)),
         "conversion's notes": Document(noted, "notes.json", believed, (MalformedFile,), named=False),
         "golden outputs": Document(
             golden,
@@ -490,7 +519,7 @@ def documents() -> dict[str, Document]:
         "header": Document(tensors, "e.safetensors", lambda f: entries((f / "e.safetensors").read_bytes()), (ConvertError,), named=False),
     }
     if not _there("pyarrow"):
-        del found["embeddings, parquet"]
+        del found["embeddings, parquet"], found["images, parquet"]
     return found
 
 
@@ -517,8 +546,8 @@ class Hung(BaseException):
     """A mutant is still being read after `HANG_S`."""
 
 
-def campaign(name: str, document: Document, count: int, base: int = 0) -> Result:
-    """Read so many mutants of one kind."""
+def campaign(name: str, document: Document, count: int, base: int = 0, seeds: Iterable[int] | None = None) -> Result:
+    """Read so many mutants of one kind, or those of some seeds."""
     result, began = Result(), time.monotonic()
     logging.disable(logging.CRITICAL)
     before = signal.signal(signal.SIGALRM, _hang)
@@ -529,7 +558,7 @@ def campaign(name: str, document: Document, count: int, base: int = 0) -> Result
             good.mkdir()
             document.write(good)
             document.read(_copy(good, Path(home) / "whole"))  # a good one is read
-            for seed in range(count):
+            for seed in range(count) if seeds is None else seeds:
                 folder = _copy(good, Path(home) / str(seed))
                 mutator = Mutator(f"{base}:{name}:{seed}")
                 files = sorted(path for path in folder.glob(document.files) if path.is_file())
@@ -546,9 +575,14 @@ def campaign(name: str, document: Document, count: int, base: int = 0) -> Result
 
 def _outcome(document: Document, folder: Path, result: Result) -> str:
     """Read one mutant; what is wrong about it, nothing if nothing is."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    forget_peak()
+    before = peak_bytes()
     signal.setitimer(signal.ITIMER_REAL, HANG_S)
     try:
         document.read(folder)
+        if (grown := peak_bytes() - before) > 2 * size + SPARE_BYTES:
+            return f"{grown >> 20} MB of memory for {size} bytes"
         result.read += 1
         return ""
     except Hung:

@@ -65,6 +65,8 @@ RUNS = (
         ("tests/weights/test_collecting.py::test_collecting_while_others_load_costs_them_a_download_at_most",)),
     Run("trips", "1,000 networks of random bits through every format that is written, both conventions, and back",
         ("tests/zoo/conversion/test_roundtrips.py::test_random_bits_come_home_from_every_format",)),
+    Run("disks", "a full disk, errors of writing, syncing and moving, and kill -9, at every call that writes; 100 kills at random moments",
+        ("tests/disk/test_refusals.py::test_every_call_that_writes_may_fail",)),
     Run("mounts", "tmpfs that is full at five places, without inodes, mounted read-only, or follows no links",
         ("tests/weights/test_mounts.py",), mounts=True),
 )  # fmt: skip

@@ -13,13 +13,13 @@ KINDS = (
     *("lock", "part's note", "cache's notes", "mirror's index", "bundle's manifest", "record", "run's record", "run's settings"),
     *("run's state", "run's log", "embedding's manifest", "embedding's part", "embeddings, npy", "embeddings, safetensors"),
     *("embeddings, parquet", "tar of images", "list of images", "conversion's notes", "golden outputs", "record of measurements", "labels"),
-    "header",
+    *("header", "images, parquet", "image"),
 )
 known = cache(documents)
 
 
 def test_every_kind_is_listed() -> None:
-    assert set(known()) | {"embeddings, parquet"} == set(KINDS)
+    assert set(known()) | {"embeddings, parquet", "images, parquet"} == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -29,6 +29,15 @@ def test_a_damaged_document_is_read_or_refused_by_an_error_of_ours(kind: str) ->
     document = known()[kind]
     result = campaign(kind, document, math.ceil(30 * document.share), base=7)
     assert result.faults == []
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [("images, parquet", (2876, 4354, 12761, 15832, 18970)), ("list of images", (7, 291, 423))])
+def test_what_was_a_fault_once_is_none(kind: str, seeds: tuple[int, ...]) -> None:
+    if kind not in known():
+        pytest.skip("pyarrow is not installed")
+    result = campaign(kind, known()[kind], 0, seeds=seeds)
+    assert result.faults == []
+    assert result.read + result.refused.total() == len(seeds)
 
 
 def test_the_campaign_notices_another_error_and_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

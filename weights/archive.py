@@ -18,13 +18,11 @@ from weights.errors import (
     CorruptCache,
     HashMismatch,
     MalformedFile,
-    NoSpace,
     SizeMismatch,
     SourceUnavailable,
     WeightsError,
 )
-from weights.part import FULL
-from weights.whole import whole
+from weights.whole import room, whole
 
 BLOCK = 512
 CHUNK = 1 << 20
@@ -72,20 +70,22 @@ def length(sizes: Iterable[int]) -> int:
 
 
 @contextlib.contextmanager
-def atomic(path: Path) -> Generator[IO[bytes]]:
+def atomic(path: Path, needs: int | None = None) -> Generator[IO[bytes]]:
     """Open a temporary file beside `path` that takes its place when all went well, and is gone when anything did not.
+
+    Args:
+        path: the file.
+        needs: bytes that it takes, for the message where the disk is full.
 
     Raises:
         NoSpace, CacheNotWritable: the folder can't take it.
     """
     try:
-        with whole(path, sync=True) as temporary, temporary.open("xb") as file:
+        with whole(path, sync=True) as temporary, room(path, temporary, needs), temporary.open("xb") as file:
             yield file
     except WeightsError:
         raise
     except OSError as error:
-        if error.errno in FULL:
-            raise NoSpace(f"the disk of {path} is full ({error.strerror}): free some, or write elsewhere. Nothing was written.") from error
         raise CacheNotWritable(f"{path} can't be written ({error.strerror or error}): name a place that can.") from error
 
 

@@ -173,8 +173,9 @@ def bundle(
     members += [Member(f"blobs/{sha256}", size, sha256) for sha256, (_, size) in sorted(blobs.items())]
     contents = Contents(tuple(one for one, _, _ in chosen), tuple(members))
     text = contents.text()
-    with atomic(path) as file:
-        writer = archive.Writer(file, archive.length([len(text), *(member.size_bytes for member in members)]), progress)
+    total = archive.length([len(text), *(member.size_bytes for member in members)])
+    with atomic(path, total) as file:
+        writer = archive.Writer(file, total, progress)
         writer.small(MANIFEST, text)
         for member in members:
             if member.name in small:

@@ -42,7 +42,7 @@ from weights.documents import json_file
 from weights.errors import CacheNotWritable, MalformedFile, NoSpace
 from weights.part import disk, fresh, newest, sweep
 from weights.places import cache_folder
-from weights.whole import write_whole
+from weights.whole import sync_folder, write_whole
 from weights.wording import clause
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class Cache:
             if blob.is_dir() and not blob.is_symlink():
                 self.quarantine(blob, "it is a folder")
             path.replace(blob)
-            _fsync_folder(blob.parent)
+            sync_folder(blob.parent)
         return blob
 
     def quarantine(self, path: Path, why: str) -> None:
@@ -336,7 +336,6 @@ class Cache:
         """Write a text at once or not at all."""
         with disk(self.root):
             write_whole(path, text, sync=True, by=fresh(self.partial, key(path.name), "json"))
-            _fsync_folder(path.parent)
 
 
 def key(text: str) -> str:
@@ -409,12 +408,3 @@ def _packaged(source: str, checkpoint: Checkpoint) -> Installed | None:
     if not path.is_relative_to(PACKAGE.resolve()) or not path.is_file() or checkpoint.sha256 is None:
         return None
     return Installed(path, checkpoint.sha256, None, path.stat().st_size, source, checkpoint.sha256)
-
-
-def _fsync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # Windows can't, and some network disks won't
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

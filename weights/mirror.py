@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,28 @@ def mirror(folder: str | Path, rows: Sequence[Checkpoint], *, progress: bool = T
         _check_there(folder)
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        return _brought_up(folder, rows, progress, forget)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Generator[None]:
+    """Wait while another process changes this mirror, so that neither's index forgets the other's files; nothing is left of the lock."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network disks have no locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _brought_up(folder: Path, rows: Sequence[Checkpoint], progress: bool, forget: bool) -> Report:
     known, lost = _index(folder)
     if forget:
         lost = []

@@ -31,29 +31,45 @@ ABANDONED_S = 3600.0
 """Such a part is deleted when nothing was written to it for so long."""
 CHUNK = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where a disk, a quota or a limit leaves no room."""
 NOTE_BYTES = 1 << 16
 _ETAG = re.compile(r'"[!#-~]{0,500}"')
 """A strong ETag that can go back into a header, as RFC 9110 has it, in ASCII."""
-_NAME = re.compile(
-    r"(?P<key>[0-9a-f]{64})\.(?P<scope>[0-9a-f]{12})\.(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})\.[0-9a-f]{8}\.(?P<kind>part|made|json|wheel)(?P<note>\.json)?"
-)
+OWNER = r"(?P<scope>[0-9a-f]{12})\.(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})\.[0-9a-f]{8}"
+"""What `owner` writes."""
+_NAME = re.compile(rf"(?P<key>[0-9a-f]{{64}})\.{OWNER}\.(?P<kind>part|made|json|wheel)(?P<note>\.json)?")
 
 
 @contextlib.contextmanager
-def disk(folder: Path) -> Generator[None]:
-    """Turn the operating system's errors of writing below `folder` into NoSpace or CacheNotWritable."""
+def disk(folder: Path, needs: int | None = None) -> Generator[None]:
+    """Turn the operating system's errors of writing below `folder` into NoSpace or CacheNotWritable.
+
+    Args:
+        folder: the folder.
+        needs: bytes of what is written, where that is known.
+    """
     try:
         yield
-    except WeightsError:
-        raise
-    except OSError as error:
+    except OSError as raised:
+        error = raised.__cause__ if isinstance(raised, NoSpace) else raised  # of `whole`, which doesn't know what to set
+        if not isinstance(error, OSError) or isinstance(error, WeightsError):
+            raise
         switch, place = _switch(folder)
         if error.errno in FULL:
-            free = f"free some, or {switch} on another disk"
-            raise NoSpace(f"the disk of {place} is full ({error.strerror}): {free}. Nothing half-written was installed.") from error
+            room = f"{free_bytes(folder)} are free" if needs is None else f"{needs:,} bytes are needed, {free_bytes(folder)} are free"
+            todo = f"free some, or {switch} on another disk"
+            raise NoSpace(f"the disk of {place} is full ({error.strerror}), {room}: {todo}. Nothing half-written was installed.") from error
         if place != folder:
             raise CacheNotWritable(f"{place} can't be entered, so nothing of your own is kept there: {switch}.") from error
         raise CacheNotWritable(f"{place} can't be written ({error}): {switch} that can.") from error
+
+
+def free_bytes(folder: Path) -> str:
+    """Say how many bytes are free on the disk of a folder, "12,345 bytes"."""
+    for place in (folder, *folder.absolute().parents):  # the folder may be what can't be made
+        with contextlib.suppress(OSError):
+            return f"{shutil.disk_usage(place).free:,} bytes"
+    return "an unknown number of bytes"
 
 
 def _switch(folder: Path) -> tuple[str, Path]:
@@ -70,8 +86,13 @@ def _switch(folder: Path) -> tuple[str, Path]:
 
 def fresh(folder: Path, key: str, kind: str) -> Path:
     """Name a temporary file so that others can tell whose it is, and whether its owner still lives."""
+    return folder / f"{key}.{owner()}.{kind}"
+
+
+def owner() -> str:
+    """Name this process, its start, its machine and a random number, as a part of a file's name that `lives` understands."""
     pid = os.getpid()
-    return folder / f"{key}.{_scope()}.{pid}.{_started(pid) or 0}.{secrets.token_hex(4)}.{kind}"
+    return f"{_scope()}.{pid}.{_started(pid) or 0}.{secrets.token_hex(4)}"
 
 
 def sweep(folder: Path, spare: str | None = None, done: str | None = None) -> None:
@@ -207,7 +228,7 @@ class Part:
     def write(self, data: bytes) -> None:
         """Append bytes to the file and to all hashes."""
         view = memoryview(data)
-        with disk(self.folder):
+        with disk(self.folder, self.total or self.size + len(view)):
             while view:
                 view = view[os.write(self.fd, view) :]
         self._count(data)

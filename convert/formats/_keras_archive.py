@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from convert._guard import MAX_TENSORS, SPARE_BYTES
-from convert.formats import _pickles
+from convert.formats import _pickles, _zipped
 from convert.formats._keras_config import MAX_CONFIG_BYTES, parse
 from convert.formats._keras_v3 import Entry
 from convert.formats._mapped import mapped
@@ -52,18 +51,15 @@ def opened(path: Path) -> Archive:
         MalformedFile, LimitExceeded, UnsupportedFormat.
     """
     buffer = mapped(path)
-    with zipfile.ZipFile(path) as archive:
-        infos = {info.filename: info for info in archive.infolist()}
-        if len(infos) > MAX_ENTRIES:
-            raise LimitExceeded(f"{path} holds {len(infos)} files; a .keras has a handful")
-        left = 2 * len(buffer) + SPARE_BYTES
-        members: dict[str, memoryview] = {}
-        for name, info in infos.items():
-            if name.startswith("model.weights") or name.endswith(".weights.h5") or name in ("config.json", "metadata.json"):
-                left -= 0 if info.compress_type == zipfile.ZIP_STORED else info.file_size
-                if left < 0 or (name.endswith("json") and info.file_size > MAX_CONFIG_BYTES):
-                    raise LimitExceeded(f"{path}: {name} claims to unpack to {info.file_size} bytes")
-                members[name] = _member(path, buffer, archive, info)
+    infos = {info.filename: info for info in _zipped.listed(buffer, MAX_ENTRIES)}
+    left = 2 * len(buffer) + SPARE_BYTES // 2
+    members: dict[str, memoryview] = {}
+    for name, info in infos.items():
+        if name.startswith("model.weights") or name.endswith(".weights.h5") or name in ("config.json", "metadata.json"):
+            left -= 0 if info.compress_type == zipfile.ZIP_STORED else info.file_size
+            if left < 0 or (name.endswith("json") and info.file_size > MAX_CONFIG_BYTES):
+                raise LimitExceeded(f"{path}: {name} claims to unpack to {info.file_size} bytes")
+            members[name] = _member(path, buffer, info)
     if "config.json" not in members:
         raise MalformedFile(f"{path} is no .keras file: it has no config.json")
     metadata = parse(bytes(members["metadata.json"]), path) if "metadata.json" in members else {}
@@ -73,21 +69,16 @@ def opened(path: Path) -> Archive:
 def numpy_entries(path: Path, data: memoryview) -> dict[tuple[str, ...], Entry]:
     """Read weights in NumPy's archive, a pickled dict of arrays for each layer, without running the pickle."""
     found: dict[tuple[str, ...], Entry] = {}
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if len(archive.infolist()) > MAX_TENSORS:
-            raise LimitExceeded(f"{path} holds {len(archive.infolist())} layers")
-        left = 2 * len(data) + SPARE_BYTES
-        for info in archive.infolist():
-            name = info.filename.removesuffix(".npy")
-            left -= info.file_size
-            if left < 0:
-                raise LimitExceeded(f"{path}: {info.filename} claims to unpack to {info.file_size} bytes")
-            if name.split("/")[0] == "optimizer":
-                continue
-            key = () if name == "__root__" else tuple(name.split("/"))
-            with archive.open(info) as file:
-                raw = file.read(info.file_size)
-            found[key] = Entry(key, "", len(found), _pickled(path, memoryview(raw)))
+    left = 2 * len(data) + SPARE_BYTES // 2
+    for info in _zipped.listed(data, MAX_TENSORS):
+        name = info.filename.removesuffix(".npy")
+        left -= 0 if info.compress_type == zipfile.ZIP_STORED else info.file_size
+        if left < 0:
+            raise LimitExceeded(f"{path}: {info.filename} claims to unpack to {info.file_size} bytes")
+        if name.split("/")[0] == "optimizer":
+            continue
+        key = () if name == "__root__" else tuple(name.split("/"))
+        found[key] = Entry(key, "", len(found), _pickled(path, _zipped.contents(data, info)))
     return found
 
 
@@ -103,17 +94,7 @@ def _pickled(path: Path, data: memoryview) -> dict[str, Stored]:
     return {".".join(key).rsplit(".", 1)[-1]: stored for key, stored in _pickles.arrays(tree).items()}
 
 
-def _member(path: Path, buffer: memoryview, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> memoryview:
+def _member(path: Path, buffer: memoryview, info: zipfile.ZipInfo) -> memoryview:
     if info.flag_bits & 1:
         raise UnsupportedFormat(f"{path}: {info.filename} is encrypted")
-    if info.compress_type != zipfile.ZIP_STORED:
-        with archive.open(info) as file:
-            return memoryview(file.read(info.file_size))
-    head = buffer[info.header_offset : info.header_offset + 30]
-    if len(head) < 30 or bytes(head[:4]) != b"PK\x03\x04":
-        raise MalformedFile(f"{path}: {info.filename} is not where the archive says")
-    name, extra = struct.unpack("<HH", head[26:30])
-    start = info.header_offset + 30 + name + extra
-    if start + info.file_size > len(buffer):
-        raise MalformedFile(f"{path}: {info.filename} reaches beyond the end of the file. Is it cut short?")
-    return buffer[start : start + info.file_size]
+    return _zipped.contents(buffer, info)

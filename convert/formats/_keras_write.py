@@ -21,6 +21,7 @@ import numpy as np
 
 from convert._guard import need
 from convert.formats import _keras_model
+from convert.formats._outlet import outlet
 from convert.kinds import is_dict
 from convert.names.keras import IMAGENET
 from convert.source import Convention, Part, Stored, in_memory, laid_out, reflattened
@@ -96,7 +97,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention | None = 
     if path.name.endswith(WHOLE):
         _keras_model.save([(layer.name, layer.variables) for layer in layers], notes, path)
         return
-    with h5py.File(path, "w") as file:
+    with outlet(path) as made, h5py.File(made, "w") as file:
         if legacy:
             _write_legacy(file, layers, "theano" if convention == "convolution" else "tensorflow")
         else:
@@ -270,7 +271,7 @@ def _write_model(h5py: Any, layers: Sequence[Layer], path: Path, notes: Mapping[
         described[NOTES] = metadata[NOTES]
     with TemporaryDirectory(dir=path.parent) as folder:
         weights = Path(folder) / "model.weights.h5"
-        with h5py.File(weights, "w") as file:
+        with outlet(weights) as made, h5py.File(made, "w") as file:
             _write_v3(file, layers)
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             for name, text in (("metadata.json", json.dumps(described)), ("config.json", config)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from convert._guard import MAX_DEPTH, MAX_RANK, SPARE_BYTES
 from convert.formats._mat import MAX_VALUES, Matrix, Value
+from convert.formats._zipped import inflated
 from weights.errors import ConvertError, LimitExceeded, MalformedFile
 
 HEADER_BYTES = 128
@@ -42,7 +42,7 @@ def variables(buffer: memoryview) -> dict[str, Value]:
     order = ENDIAN.get(bytes(buffer[126:128]))
     if order is None:
         raise MalformedFile("the mark of MATLAB's version 5 is missing at byte 126")
-    reader = _Reader(order, 2 * len(buffer) + SPARE_BYTES)
+    reader = _Reader(order, 2 * len(buffer) + SPARE_BYTES // 2)
     found: dict[str, Value] = {}
     for kind, data in reader.elements(buffer[HEADER_BYTES:], padded=False):
         if kind == COMPRESSED:
@@ -58,14 +58,15 @@ class _Reader:
         self.order, self.budget, self.values = order, budget, 0
 
     def unpacked(self, data: memoryview) -> memoryview:
-        engine = zlib.decompressobj()
-        plain = engine.decompress(data, self.budget + 1)
-        self.budget -= len(plain)
-        if self.budget < 0:
-            raise LimitExceeded("it would unpack to more than twice its size: it is damaged or hostile")
-        if not engine.eof:
-            raise MalformedFile("a compressed variable is cut short")
-        return memoryview(plain)
+        """Unpack a variable, whose own tag says how long it is."""
+        try:
+            size = 8 + self.word(inflated(data, 8, whole=False), 4)
+            self.budget -= size
+            if self.budget < 0:
+                raise LimitExceeded("it would unpack to more than twice its size: it is damaged or hostile")
+            return inflated(data, size)
+        except EOFError as error:
+            raise MalformedFile(f"a compressed variable is damaged: {error}") from error
 
     def elements(self, data: memoryview, padded: bool = True) -> Iterator[tuple[int, memoryview]]:
         """Go through the elements of some bytes: the type of each, and its data."""

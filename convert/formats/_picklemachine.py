@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from convert._guard import SPARE_BYTES
 from convert.formats._picklearrays import SHORT_BYTES, Call, Name, encoded, filled, from_buffer, is_array, scalar
 from convert.kinds import is_dict, is_list, is_tuple
 from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
@@ -20,6 +21,10 @@ from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
 MAX_OPERATIONS = 500_000
 MAX_ESCAPED_BYTES = 32 * 2**20
 """Of text in the oldest protocol, which takes four times as much once it is read."""
+VALUE_BYTES, ITEM_BYTES = 80, 100
+"""Of memory that an operation takes, but for those that `COSTS` lists, and an entry of a dict."""
+COSTS = dict.fromkeys(b"RbioQ\x81\x8f\x91\x92", 500) | dict.fromkeys(b"c\x93", 240) | dict.fromkeys(b"pqr\x94", 128)
+"""Bytes of memory that an operation takes: a record of a call, a name, what is memorised."""
 
 ALLOWED = re.compile(
     r"numpy(\._?core)?(\.(multiarray|numeric))?\.(_reconstruct|scalar|ndarray|dtype|_frombuffer|float\d+|int\d+|uint\d+|bool_?)"
@@ -50,6 +55,7 @@ class Machine:
     Attributes:
         operations: of a pickle, at most.
         more: operations that only pickles of one kind have.
+        room: bytes of memory that what is read may still take.
     """
 
     operations: ClassVar[int] = MAX_OPERATIONS
@@ -57,6 +63,7 @@ class Machine:
 
     def __init__(self, data: memoryview, path: Path) -> None:
         self.data, self.path, self.at = data, path, 0
+        self.room = 2 * len(data) + 3 * SPARE_BYTES // 4
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -69,6 +76,9 @@ class Machine:
             action = actions.get(code)
             if action is None:
                 raise MalformedFile(f"{self.path}: byte {code:#x} at {self.at - 1} is no operation of a pickle that holds weights")
+            self.room -= COSTS.get(code, VALUE_BYTES)
+            if self.room < 0:
+                raise LimitExceeded(f"{self.path}: a pickle of more values than a file of its size has: it is damaged or hostile")
             action(self)
         raise LimitExceeded(f"{self.path}: a pickle of more than {self.operations} operations; lists of arrays need a few hundred")
 
@@ -152,6 +162,7 @@ class Machine:
         items = target.items if isinstance(target, Call) else target
         if not is_dict(items) or len(values) % 2:
             raise MalformedFile(f"{self.path}: items are set in a {type(target).__name__}")
+        self.room -= ITEM_BYTES * len(values) // 2
         for key, value in zip(values[::2], values[1::2], strict=True):
             items[self.key(key)] = value
 

@@ -6,7 +6,6 @@ and every one of them is checked against the bytes that are there.
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import struct
@@ -19,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from convert._guard import MAX_RANK
+from convert.formats import _zipped
 from convert.formats._picklearrays import Call, Name
 from convert.formats._picklemachine import Machine
 from convert.formats._torch import numpy_dtype
@@ -256,12 +256,11 @@ def _part(whole: memoryview, storage: Storage, path: Path) -> memoryview:
 def _members(data: memoryview, path: Path) -> dict[str, memoryview]:
     """List an archive's files as views: stored as they are, each named once, none over another, all where the directory says."""
     try:
-        with zipfile.ZipFile(io.BufferedReader(_Window(data))) as archive:
-            listed = archive.infolist()
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError, struct.error, LookupError) as error:
+        listed = _zipped.listed(data, MAX_ENTRIES)
+    except LimitExceeded as error:
+        raise LimitExceeded(f"{path}: {error}") from error
+    except MalformedFile as error:
         raise _damaged(path, str(error)) from error
-    if len(listed) > MAX_ENTRIES:
-        raise LimitExceeded(f"{path} is an archive of {len(listed)} files; at most {MAX_ENTRIES} are read")
     if any(info.filename.endswith("/constants.pkl") for info in listed):
         raise UnsupportedFormat(f"{path} is a TorchScript program, not weights; save the state_dict of the module that it holds")
     unpacked = sum(info.file_size for info in listed)
@@ -285,34 +284,6 @@ def _members(data: memoryview, path: Path) -> dict[str, memoryview]:
             raise _damaged(path, f"{info.filename[:60]!r} is there twice")
         found[info.filename] = data[start:end]
     return found
-
-
-class _Window(io.RawIOBase):
-    """Bytes as a file, without a copy."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.data, self.at = data, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self.at = offset + (0, self.at, len(self.data))[whence]
-        if self.at < 0:
-            raise OSError("before the beginning")
-        return self.at
-
-    def tell(self) -> int:
-        return self.at
-
-    def readinto(self, buffer: Any) -> int:
-        taken = self.data[self.at : self.at + len(buffer)]
-        buffer[: len(taken)] = taken
-        self.at += len(taken)
-        return len(taken)
 
 
 def _stream(data: memoryview, path: Path) -> Opened:

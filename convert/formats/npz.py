@@ -10,7 +10,6 @@ import io
 import json
 import math
 import re
-import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 
 from convert._guard import MAX_RANK, MAX_TENSORS, SPARE_BYTES, check, reading
 from convert.core import COUNTER
-from convert.formats import _lasagne, _named, _pickles, flax
+from convert.formats import _lasagne, _named, _pickles, _zipped, flax
 from convert.formats._mapped import mapped, stored
 from convert.kinds import is_dict
 from convert.source import Part, Shape, Source, Stored, in_memory, laid_out
@@ -105,10 +104,7 @@ def _put(file: Any, array: np.ndarray) -> None:
 
 
 def _archive(path: Path, buffer: memoryview) -> dict[str, _Member]:
-    with zipfile.ZipFile(path) as archive:
-        infos = archive.infolist()
-    if len(infos) > MAX_TENSORS:
-        raise LimitExceeded(f"{path} has more than {MAX_TENSORS} members")
+    infos = _zipped.listed(buffer, MAX_TENSORS)
     if (total := sum(info.file_size for info in infos)) > 2 * len(buffer) + SPARE_BYTES:
         raise LimitExceeded(f"{path} has {len(buffer)} bytes and would unpack to {total}: it is damaged or hostile")
     found: dict[str, _Member] = {}
@@ -116,27 +112,11 @@ def _archive(path: Path, buffer: memoryview) -> dict[str, _Member]:
         name = info.filename.removesuffix(".npy")
         if name in found:
             raise MalformedFile(f"{path} has two members {name!r}")
-        if info.flag_bits & 1:
-            raise MalformedFile(f"{path}: {name!r} is encrypted")
         if info.compress_type == zipfile.ZIP_STORED:
-            found[name] = _member(_bytes_of(buffer, info), name)
+            found[name] = _member(_zipped.contents(buffer, info), name)
         else:
-            found[name] = _packed_member(path, info, name)
+            found[name] = _packed_member(path, buffer, info, name)
     return found
-
-
-def _bytes_of(buffer: memoryview, info: zipfile.ZipInfo) -> memoryview:
-    """Find a stored member in the file: the archive's directory says where its own header is, and that how long it is."""
-    at = info.header_offset
-    local = bytes(buffer[at : at + 30])
-    if len(local) < 30 or local[:4] != b"PK\3\4":
-        raise MalformedFile(f"member {info.filename!r} is not at byte {at}")
-    name, extra = struct.unpack("<HH", local[26:])
-    start = at + 30 + name + extra
-    data = buffer[start : start + info.file_size]
-    if len(data) != info.file_size or info.compress_size != info.file_size:
-        raise MalformedFile(f"member {info.filename!r} is cut short")
-    return data
 
 
 class _Member:
@@ -155,14 +135,12 @@ def _member(data: memoryview, name: str) -> _Member:
     return _Member(stored(name, body, dtype, shape, order))
 
 
-def _packed_member(path: Path, info: zipfile.ZipInfo, name: str) -> _Member:
+def _packed_member(path: Path, buffer: memoryview, info: zipfile.ZipInfo, name: str) -> _Member:
     def unpacked(start: int) -> memoryview:
-        with reading(path, "file of NumPy's"), zipfile.ZipFile(path) as archive, archive.open(info) as file:
-            file.seek(start)
-            return memoryview(file.read(info.file_size))  # never more than the archive says, which was checked
+        with reading(path, "file of NumPy's"):
+            return _zipped.contents(buffer, info)[start:]
 
-    with zipfile.ZipFile(path) as archive, archive.open(info) as file:
-        head = io.BytesIO(file.read(min(MAX_HEADER_BYTES + 16, info.file_size)))
+    head = io.BytesIO(_zipped.contents(buffer, info, MAX_HEADER_BYTES + 16))
     shape, order, dtype = _header(head, name)
     start = head.tell()
     if dtype.hasobject:

@@ -86,13 +86,14 @@ def write(parts: Sequence[Part], path: Path, *, convention: str | None = None, m
     import torch
 
     from convert._guard import correlation_only
+    from convert.formats._outlet import outlet
     from convert.formats._torch import as_tensor
 
     del metadata
     correlation_only(convention, "PyTorch")
     tensors = {f"{part.name}.{leaf}": as_tensor(stored.array()) for part in parts for leaf, stored in part.leaves.items()}
-    with path.open("wb") as file:  # a path would be written into the archive as the name of its folder
-        torch.save(tensors, file)
+    with outlet(path) as file:  # a path would be written into the archive as the name of its folder
+        torch.save(tensors, file)  # pyright: ignore[reportArgumentType]  # it writes, and is asked for nothing else
 
 
 def _mapped(path: Path) -> memoryview:

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -247,11 +248,17 @@ REFERENCES: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 def peak_bytes() -> int:
-    """Tell the most memory that this process ever had; what getrusage tells begins at that of the process that started it."""
+    """Tell the most memory of this process since `forget_peak`; what getrusage tells begins at that of the process that started it."""
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return next(int(line.split()[1]) * 1024 for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+
+
+def forget_peak() -> None:
+    """Begin anew, so that a large file hides no other; where the kernel can't, the most memory ever is what is told."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def child(format: str, count: int, seed: int) -> None:
@@ -277,6 +284,7 @@ def child(format: str, count: int, seed: int) -> None:
         gc.collect()
         gc.freeze()  # what the libraries brought along needn't be looked through for every file
         for number, file in enumerate(mutations([*files, *set_traps], count, bad, seed)):
+            forget_peak()
             before = peak_bytes()
             begun = time.monotonic()
             print(json.dumps({"at": number, "file": file.name}), flush=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from weights.cache import stamp_of
 from weights.digests import of_file
 from weights.errors import ConvertError
 from weights.reading import read_file
+from weights.whole import beside, room, sync_file, sync_folder
 from zoo.catalogue import model_class
 from zoo.conversion.export import check_same, export
 from zoo.conversion.fold_input import fold_input as fold
@@ -265,14 +266,35 @@ def _temporary(destination: Path, sidecars: Sequence[str] = ()) -> Iterator[Path
     """Lend a path beside the destination; what is there in the end takes its place with its sidecars, or nothing does."""
     if not destination.parent.is_dir():
         raise FileNotFoundError(f"{destination.parent} is no folder; make it first")
-    folder = Path(tempfile.mkdtemp(prefix=".converting-", dir=destination.parent))
+    folder = beside(destination)
+    with room(destination):
+        folder.mkdir(0o700)
     temporary = folder / destination.name
+    moved = [(temporary, destination), *((temporary.with_suffix(suffix), destination.with_suffix(suffix)) for suffix in sidecars)]
     try:
-        yield temporary
-        temporary.replace(destination)
-        for suffix in sidecars:
-            temporary.with_suffix(suffix).replace(destination.with_suffix(suffix))
+        with room(destination, temporary):
+            yield temporary
+            for file in filter(Path.is_file, folder.iterdir()):
+                sync_file(file)
+            _move(moved, folder)
+            sync_folder(destination.parent)
     finally:
-        for left in folder.iterdir():
-            left.unlink()
-        folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(moved: Sequence[tuple[Path, Path]], folder: Path) -> None:
+    """Put files in their places, the first one last; where one can't be moved, those before it are put back."""
+    before = {place: folder / f"before{number}" for number, (_, place) in enumerate(moved[1:])}
+    try:
+        for file, place in moved[1:]:
+            with suppress(FileNotFoundError):
+                place.replace(before[place])
+            file.replace(place)
+        moved[0][0].replace(moved[0][1])
+    except OSError:
+        for place, old in before.items():
+            if old.exists():
+                old.replace(place)
+            elif not any(file.exists() for file, to in moved if to == place):
+                place.unlink(missing_ok=True)
+        raise

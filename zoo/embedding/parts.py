@@ -15,7 +15,7 @@ from torch import Tensor
 from convert.formats import safetensors
 from weights.documents import json_file, misread, read_json, table
 from weights.errors import ConvertError
-from weights.whole import whole, write_whole
+from weights.whole import room, whole, write_whole
 from zoo.embedding.plan import Plan
 
 MANIFEST, LOCK = "manifest.json", "lock"
@@ -79,12 +79,15 @@ class Workplace:
 
     def __init__(self, out: Path, plan: Plan, restart: bool) -> None:
         self.folder = out.with_name(f"{out.name}.parts")
+        shutil.rmtree(self._gone, ignore_errors=True)  # of a process that was killed while it tidied up
         if out.exists() and not self.folder.exists() and not restart:
             raise FileExistsError(f"'{out}' is there already; restart=True computes it anew, or name another file")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with room(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder / LOCK)
         try:
-            self._lock.acquire(timeout=0)
+            with room(out):
+                self._lock.acquire(timeout=0)
         except Timeout:
             raise ValueError(f"another process is at work on {out}; wait for it, or name another file") from None
         try:
@@ -93,6 +96,10 @@ class Workplace:
         except BaseException:
             self._lock.release()
             raise
+
+    @property
+    def _gone(self) -> Path:
+        return self.folder.with_name(f".{self.folder.name}.gone")
 
     def _begin(self, plan: Plan, out: Path) -> str | None:
         """Compare the manifest with the plan, or write it; return what its first run's probe gave."""
@@ -140,7 +147,7 @@ class Workplace:
 
     def become(self, out: Path) -> None:
         """Make the folder itself the output: whole, and in place of an earlier one."""
-        gone = self.folder.with_name(f".{self.folder.name}.gone")
+        gone = self._gone
         shutil.rmtree(gone, ignore_errors=True)
         if out.exists():
             out.replace(gone)
@@ -162,7 +169,7 @@ class Workplace:
 
     def remove(self) -> None:
         """Take the folder away; at no moment does it look like a job with parts missing."""
-        gone = self.folder.with_name(f".{self.folder.name}.gone")
+        gone = self._gone
         shutil.rmtree(gone, ignore_errors=True)
         self.folder.replace(gone)
         self._lock.release()

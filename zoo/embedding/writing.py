@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from convert.formats import safetensors
-from weights.whole import write_whole
+from weights.whole import room, sync_file, sync_folder, write_whole
 from zoo.embedding.parts import Part, Workplace
 from zoo.embedding.plan import Plan
 from zoo.embedding.report import LeftOut, Report
@@ -70,10 +71,19 @@ def finish(out: Path, source: Source, plan: Plan, place: Workplace, report: Repo
     report.rows = sum(len(rows) for rows in keep)
     first = Part.load(place.path(plan.parts()[0]))
     report.widths = {tap: first.vectors[tap].shape[1] for tap in plan.at}
-    WRITERS[out.suffix](out, place.folder, source, plan, report, lambda: _blocks(plan, place, keep))
-    list_left_out(out, source, report)
-    (place.folder / f"finished{out.suffix}").replace(out)
+    finished = place.folder / f"finished{out.suffix}"
+    with room(out, finished, _needs(report)):
+        WRITERS[out.suffix](out, place.folder, source, plan, report, lambda: _blocks(plan, place, keep))
+        list_left_out(out, source, report)
+        sync_file(finished)
+        finished.replace(out)
+        sync_folder(out.parent)  # before the parts go
     place.remove()
+
+
+def _needs(report: Report) -> int:
+    """Count the bytes of the vectors, which are nearly all of the output."""
+    return 4 * report.rows * sum(report.widths.values())
 
 
 def list_left_out(out: Path, source: Source, report: Report) -> None:
@@ -177,6 +187,7 @@ def _npy(out: Path, folder: Path, source: Source, plan: Plan, report: Report, bl
                 item = source[index]
                 row = {"key": item.key, "label": item.label, "index": index, "blake3": digest.tobytes().hex()}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    sync_file(unfinished)
     unfinished.replace(index_of(out))
 
 
@@ -207,6 +218,7 @@ def _vectors(path: Path, tap: str, report: Report, blocks: Callable[[], Iterator
         np.save(path, np.zeros(shape, np.float32))
         return np.load(path)
     whole = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    _reserve(path)
     row = 0
     for block in blocks():
         values = block.vectors[tap]
@@ -214,6 +226,13 @@ def _vectors(path: Path, tap: str, report: Report, blocks: Callable[[], Iterator
         row += len(values)
     whole.flush()
     return whole
+
+
+def _reserve(path: Path) -> None:
+    """Take the room of a file that is mapped: a disk that fills up later would end the process by a signal."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 WRITERS: dict[str, Callable[[Path, Path, Source, Plan, Report, Callable[[], Iterator[Block]]], None]] = {

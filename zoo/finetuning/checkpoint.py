@@ -166,3 +166,5 @@ def sweep(folder: Path) -> None:
     for name in (*RESULT, CONFIG, LAST, BEST, *SHOWN):
         for left in folder.glob(f".{name}.*"):
             left.unlink(missing_ok=True)
+    for left in folder.glob(".tmp??????"):  # safetensors' own
+        left.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from weights.documents import MISREAD, read_json
-from weights.whole import write_whole
+from weights.whole import room, write_whole
 from zoo.finetuning import checkpoint
 from zoo.finetuning.average import Average
 from zoo.finetuning.batches import Batch, Batches, Unreadable
@@ -320,7 +320,8 @@ class Trainer:
 
     def _log(self, row: dict[str, Any]) -> None:
         if self.here.first:
-            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+            log = self.folder / "log.jsonl"
+            with room(log), log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
     def _trim(self) -> None:

@@ -22,7 +22,7 @@ from weights import Preprocessing
 from weights.arguments import forgiving
 from weights.documents import MISREAD, json_file, reason, table
 from weights.places import at_home
-from weights.whole import write_whole
+from weights.whole import room, write_whole
 from zoo.catalogue import CATALOGUE
 from zoo.finetuning import checkpoint, report
 from zoo.finetuning.batches import Batches, Unreadable, in_memory
@@ -193,7 +193,8 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool 
         raise ValueError(f"no image of {', '.join(gone[:5])} can be read: {next(iter(unreadable.reasons.values()))}")
     plan = plan_of(settings, len(train), here.size, built)
     if here.first:
-        folder.mkdir(parents=True, exist_ok=True)
+        with room(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         checkpoint.sweep(folder)
         if not resume and (folder / CONFIG).exists():
             checkpoint.clear(folder)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from weights.addresses import redacted
 from weights.regular import open_regular
 
 ATTEMPTS = 4
@@ -27,6 +30,10 @@ PACKAGES = {
     **dict.fromkeys(("sftp", "ssh"), "paramiko"),
 }
 """What fsspec needs to read URLs of a scheme."""
+SCHEMES = {"file", "memory", "hf", "ftp", *PACKAGES}
+"""Of URLs that are read. fsspec knows more, of which some open other files or run what a file says: `reference://` fills in templates."""
+MOST_FILES = 100_000
+"""That one name with braces may stand for."""
 
 
 SPECIAL = "it is a pipe, a socket or a device, which is never opened"
@@ -53,21 +60,26 @@ def filesystem(url: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it.
 
     Raises:
-        ValueError: fsspec, or the package that knows the scheme, is not installed, or no package knows it.
+        ValueError: its scheme is none of `SCHEMES`, or fsspec, or the package that knows the scheme, is not installed.
     """
+    scheme = url.partition("://")[0].lower()
+    if scheme not in SCHEMES or "::" in url:
+        raise ValueError(
+            f"{redacted(url)[:200]} is not read: a URL of images begins with one of {', '.join(f'{one}://' for one in sorted(SCHEMES))}"
+        )
     try:
         import fsspec
     except ImportError:
-        raise ValueError(f"{url} is read through fsspec, which is not installed: pip install 'kernelzoo[embed]'") from None
+        raise ValueError(f"{redacted(url)} is read through fsspec, which is not installed: pip install 'kernelzoo[embed]'") from None
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as error:
-        package = PACKAGES.get(url.partition("://")[0], "")
+        package = PACKAGES.get(scheme, "")
         if not package:
-            raise ValueError(f"fsspec can't open {url}: {error}") from None
-        raise ValueError(f"reading {url} needs {package}, which is not installed: pip install {package}") from None
+            raise ValueError(redacted(f"fsspec can't open {url}: {error}")) from None
+        raise ValueError(f"reading {redacted(url)} needs {package}, which is not installed: pip install {package}") from None
     except ValueError as error:
-        raise ValueError(f"fsspec can't open {url}: {error}") from None
+        raise ValueError(redacted(f"fsspec can't open {url}: {error}")) from None
 
 
 def kind(where: str) -> str:
@@ -192,7 +204,7 @@ def read(where: str, start: int = 0, stop: int | None = None) -> bytes:
     data = _read_remote(where, start, stop) if is_url(where) else _read_local(where, start, stop)
     if stop is not None and len(data) != stop - start:
         raise (StoreFailed if is_url(where) else OSError)(
-            f"{where} ended {stop - start - len(data):,} bytes early; it was cut off since it was opened"
+            f"{redacted(where)} ended {stop - start - len(data):,} bytes early; it was cut off since it was opened"
         )
     return data
 
@@ -212,10 +224,10 @@ def _read_remote(where: str, start: int, stop: int | None) -> bytes:
         except (FileNotFoundError, IsADirectoryError):
             raise
         except PermissionError as error:
-            raise StoreFailed(f"{where} may not be read with these credentials: {error}") from error
+            raise StoreFailed(redacted(f"{where} may not be read with these credentials: {error}")) from error
         except Exception as error:  # every store has its own
             if attempt == ATTEMPTS - 1:
-                raise StoreFailed(f"{where} can't be read after {ATTEMPTS} attempts: {error}") from error
+                raise StoreFailed(redacted(f"{where} can't be read after {ATTEMPTS} attempts: {error}")) from error
             time.sleep(PAUSE_S * 2**attempt)
     raise AssertionError("unreachable")
 
@@ -233,9 +245,17 @@ def opened(where: str) -> Iterator[IO[bytes]]:
 
 
 def expand(where: str) -> list[str]:
-    """List the files that a name with `{0000..0009}`, `{a,b}`, `*` or `?` stands for, sorted; a plain name stands for itself."""
-    if (named := _braces(where)) != [where]:
-        return [file for name in named for file in expand(name)]
+    """List the files that a name with `{0000..0009}`, `{a,b}`, `*` or `?` stands for, sorted; a plain name stands for itself.
+
+    Raises:
+        ValueError: braces stand for more than `MOST_FILES`, which is counted before any is made.
+    """
+    if (count := math.prod(count for _, count, _ in _braces(where))) > MOST_FILES:
+        raise ValueError(f"'{where[:200]}' stands for {count:,} files, and at most {MOST_FILES:,} are taken: put the files in a folder")
+    return [file for name in _named(where) for file in _matching(name)]
+
+
+def _matching(where: str) -> list[str]:
     if not any(sign in where for sign in "*?[") or (not is_url(where) and Path(where).exists()):
         return [where]
     if is_url(where):
@@ -245,20 +265,27 @@ def expand(where: str) -> list[str]:
     return sorted(str(found) for found in Path(path.anchor).glob(str(path.relative_to(path.anchor))))
 
 
-def _braces(text: str) -> list[str]:
-    match = re.search(r"\{([^{}]*)\}", text)
-    if match is None:
-        return [text]
-    inside, (before, after) = match[1], (text[: match.start()], text[match.end() :])
-    if numbers := re.fullmatch(r"(\d+)\.\.(\d+)", inside):
-        low, high = numbers[1], numbers[2]
-        width = len(low) if low.startswith("0") else 0
-        options = [f"{number:0{width}d}" for number in range(int(low), int(high) + 1)]
-    elif "," in inside:
-        options = inside.split(",")
-    else:
-        return [text]
-    return [before + option + rest for option in options for rest in _braces(after)]
+def _named(text: str) -> list[str]:
+    """Write out the braces of a name, the first of them the slowest."""
+    found = [""]
+    end = 0
+    for (begin, stop), _, options in _braces(text):
+        found = [f"{before}{text[end:begin]}{option}" for before, option in product(found, options)]
+        end = stop
+    return [before + text[end:] for before in found]
+
+
+def _braces(text: str) -> list[tuple[tuple[int, int], int, Iterable[str]]]:
+    """Find the braces of a name, for how many texts each stands, and these, not made yet; other braces are letters like any."""
+    found: list[tuple[tuple[int, int], int, Iterable[str]]] = []
+    for match in re.finditer(r"\{([^{}]*)\}", text):
+        if numbers := re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", match[1]):
+            low, width = int(numbers[1]), len(numbers[1]) if numbers[1].startswith("0") else 0
+            every = range(low, int(numbers[2]) + 1)
+            found.append((match.span(), len(every), map(f"{{:0{width}d}}".format, every)))
+        elif "," in match[1]:
+            found.append((match.span(), match[1].count(",") + 1, match[1].split(",")))
+    return found
 
 
 def _remote_stamp(info: dict[str, Any]) -> tuple[object, ...]:

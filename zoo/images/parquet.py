@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from weights.documents import MISREAD, read_json
+from weights.documents import MISREAD, read_json, reason
 from zoo.images import files
+from zoo.images.parquet_pages import Held, TooMuch, check_column, check_rows, groups, limits
 from zoo.images.source import Source
 from zoo.images.tar import short_names
 
@@ -42,16 +45,16 @@ class Parquet(Source):
         keys: list[str] = []
         labels: list[str | None] = []
         self._parts = parts
-        self._groups: list[tuple[int, int, int]] = []
-        """Part, number in it, and first row among all rows, of every row group."""
+        self._groups: list[tuple[int, int, int, tuple[int, int]]] = []
+        """Part, number in it, first row among all rows, and the place of the column of images, of every row group."""
         self._columns: list[str] = []
         for number, (part, name) in enumerate(zip(parts, short_names(parts), strict=True)):
-            with files.opened(part) as file:
+            with files.opened(part) as file, _understood(part):
                 read, column, told = _read_part(part, file)
             self._columns.append(column)
             row = 0
-            for group, rows in enumerate(read):
-                self._groups.append((number, group, len(keys) + row))
+            for group, (rows, place) in enumerate(read):
+                self._groups.append((number, group, len(keys) + row, place))
                 row += rows
             keys += [f"{name}#{i}" for i in range(row)]
             labels += told if told is not None else [None] * row
@@ -85,42 +88,84 @@ class Parquet(Source):
                     self._cache.popitem(last=False)
             self._cache.move_to_end(group)
             values = self._cache[group]
-        value = values[index - self._groups[group][2]].as_py()
+        with _understood(self._parts[self._groups[group][0]]):  # a dictionary may lack what its rows name
+            value = values[index - self._groups[group][2]].as_py()
         if value is None:
             raise FileNotFoundError(f"{self._keys[index]} holds no bytes: write the data set with its images inside")
         return value
 
     def _load(self, group: int) -> pa.Array:
-        from pyarrow import parquet
-
-        part, number, _ = self._groups[group]
-        with files.opened(self._parts[part]) as file:
-            column = parquet.ParquetFile(file).read_row_group(number, columns=[self._columns[part]]).column(0).combine_chunks()
-        return column.field("bytes") if hasattr(column, "field") and column.type.num_fields else column
+        part, number, _, place = self._groups[group]
+        with files.opened(self._parts[part]) as file, _understood(self._parts[part]):
+            column = _column(_open(file, [self._columns[part]]), number, place, self._columns[part], self._parts[part])
+            return column.field("bytes") if hasattr(column, "field") and column.type.num_fields else column
 
 
-def _read_part(part: str, file: Any) -> tuple[list[int], str, list[str | None] | None]:
-    """Return the rows of each row group, the name of the column of images, and the labels, None where there are none."""
+@contextmanager
+def _understood(part: str) -> Iterator[None]:
+    """Say of a file that pyarrow can't read which it is."""
     import pyarrow as pa
-    from pyarrow import parquet
 
     try:
-        opened = parquet.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{part} can't be read as Parquet: {str(error).splitlines()[0]}") from None
-    schema, metadata = opened.schema_arrow, opened.metadata
+        yield
+    except (files.StoreFailed, TooMuch):
+        raise
+    except (pa.ArrowException, OSError, MemoryError, RuntimeError, *MISREAD) as error:
+        said = reason(error)
+        raise ValueError(said if part in said else f"{part} can't be read as Parquet: {said}; get it again") from None
+
+
+def _open(file: Any, leaves: list[str]) -> tuple[Held, Any]:
+    """Open a file without reading more than its footer; columns that hold bytes or text stay dictionaries."""
+    from pyarrow import parquet
+
+    held = Held(file)
+    return held, parquet.ParquetFile(held, read_dictionary=leaves, **limits(file))  # pyright: ignore[reportArgumentType]
+
+
+def _column(opened: tuple[Held, Any], group: int, place: tuple[int, int], leaf: str, part: str) -> pa.Array:
+    """Read a column of a row group that takes no more room than the file explains, else TooMuch."""
+    held, found = opened
+    check_column(held, place, leaf, part)
+    return found.read_row_group(group, columns=[leaf], use_threads=False).column(0).combine_chunks()
+
+
+def _read_part(part: str, file: Any) -> tuple[list[tuple[int, tuple[int, int]]], str, list[str | None] | None]:
+    """Return rows and place of each row group, the column that holds images' bytes, and the labels, None where there are none."""
+    import pyarrow as pa
+
+    held = Held(file)
+    every = groups(held, part)
+    check_rows(sum(one.rows for one in every), held.size, part)
+    held, opened = _open(file, [])
+    schema = opened.schema_arrow
     column = _images(schema, part)
-    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    read = [(one.rows, one.columns[column]) for one in every]
     found = next((name for name in LABELS if name in schema.names), None)
     if found is None:
-        return rows, column, None
+        return read, column, None
     names = _class_names(schema, found)
-    values = opened.read(columns=[found]).column(0).to_pylist()
-    named = [names[v] if names and isinstance(v, int) and 0 <= v < len(names) else v for v in values]
-    return rows, column, [None if value is None else str(value) for value in named]
+    text = pa.types.is_string(schema.field(found).type) or pa.types.is_large_string(schema.field(found).type)
+    again = _open(file, [found] if text else [])
+    labels: list[str | None] = []
+    for group, one in enumerate(every):
+        place = next((place for path, place in one.columns.items() if path == found or path.startswith(f"{found}.")), None)
+        if place is None:
+            raise ValueError(f"a row group has no column {found}")
+        values = _column(again, group, place, found, part)
+        if pa.types.is_dictionary(values.type):  # of which each text is made once
+            texts = values.dictionary.to_pylist()
+            labels += [None if i is None else texts[i] for i in values.indices.to_pylist()]
+        else:
+            named = (names[v] if names and isinstance(v, int) and 0 <= v < len(names) else v for v in values.to_pylist())
+            labels += [None if value is None else str(value) for value in named]
+    if len(labels) != sum(one.rows for one in every):
+        raise ValueError(f"{len(labels)} labels for {sum(one.rows for one in every)} rows")
+    return read, column, labels
 
 
 def _images(schema: pa.Schema, part: str) -> str:
+    """Name the column that holds images' bytes, or the field of a struct that does."""
     import pyarrow as pa
 
     def holds_bytes(kind: pa.DataType) -> bool:
@@ -133,7 +178,7 @@ def _images(schema: pa.Schema, part: str) -> str:
     if column is None:
         what = f"which of {', '.join(able)} holds images is not clear" if able else f"none of {', '.join(schema.names)} holds bytes"
         raise ValueError(f"{part}: {what}; call the column image, binary or a struct of bytes and path")
-    return column
+    return f"{column}.bytes" if pa.types.is_struct(schema.field(column).type) else column
 
 
 def _class_names(schema: pa.Schema, column: str) -> list[str]:

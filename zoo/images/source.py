@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from blake3 import blake3
 
+LABEL_CHARS = 4096
+"""Of a class's name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -55,6 +58,8 @@ class Source:
     others: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, where: str, keys: Sequence[str], labels: Sequence[str | None], stamps: Iterable[object], empty: Iterable[str] = ()):
+        if (longest := max((len(label) for label in labels if label is not None), default=0)) > LABEL_CHARS:
+            raise ValueError(f"{where} has a label of {longest:,} characters; the name of a class has at most {LABEL_CHARS:,}")
         self.where = where
         self.classes = sorted({label for label in labels if label is not None})
         self.empty = sorted(empty)

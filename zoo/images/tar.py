@@ -10,6 +10,7 @@ from posixpath import dirname, join, normpath
 from typing import NamedTuple
 
 from weights.documents import MISREAD, read_json, reason
+from weights.errors import MalformedFile
 from zoo.images import files
 from zoo.images.folder import ending
 from zoo.images.kinds import is_image, unreadable
@@ -89,8 +90,8 @@ def _samples(shard: str, others: Counter[str]) -> Iterator[tuple[str, int, int, 
             images, told, last = [], None, sample
         if is_image(name):
             images.append((name, real.start, real.size) if real is not None else (name, -1, 0))
-        elif real is not None and real.content is not None:
-            told = _label(real.content, name, shard) or told
+        elif real is not None and real.told is not None:
+            told = real.told or told
         else:
             others[ending(name)] += 1
     yield from _labelled(images, told)
@@ -117,13 +118,13 @@ class _CutOff(ValueError):
 
 
 class _Member(NamedTuple):
-    """A file of a shard: its name, first byte and size, the name it is a link to, and the content of what may hold a label."""
+    """A file of a shard: its name, first byte and size, the name it is a link to, and the label that it tells, "" where it tells none."""
 
     name: str
     start: int
     size: int
     link: str | None = None
-    content: bytes | None = None
+    told: str | None = None
 
 
 def _members(shard: str, file: object) -> list[_Member]:
@@ -145,12 +146,12 @@ def _members(shard: str, file: object) -> list[_Member]:
                 elif member.isreg():
                     if member.offset_data + member.size > whole:
                         raise _CutOff(f"{shard} is cut off: {files.readable(name)} ends behind the file's {whole:,} bytes; get it again")
-                    content = None
+                    told = None
                     if name.lower().endswith((".cls", ".json")):
                         taken = archive.extractfile(member)
-                        content = taken.read(LABEL_BYTES + 1) if taken is not None else None
-                    found.append(_Member(name, member.offset_data, member.size, None, content))
-    except _CutOff:
+                        told = taken and (_label(taken.read(LABEL_BYTES + 1), files.readable(name), shard) or "")
+                    found.append(_Member(name, member.offset_data, member.size, None, told))
+    except (_CutOff, MalformedFile):
         raise
     except (tarfile.TarError, *MISREAD) as error:  # headers of headers end in a RecursionError, and sizes in any other
         with files.opened(shard) as again:

@@ -124,10 +124,20 @@ def write_result(
 
 
 def save_tensors(tensors: Mapping[str, Any], path: Path, metadata: dict[str, str]) -> None:
-    """Write a safetensors file that whoever may read the folder's other files may read too: the library makes it private."""
+    """Write a safetensors file that whoever may read the folder's other files may read too: the library makes it private.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(dict(tensors), path, metadata=metadata)
+    try:
+        save_file(dict(tensors), path, metadata=metadata)
+    except SafetensorError as error:  # of the system's errors it keeps the words and the number
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

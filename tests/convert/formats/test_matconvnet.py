@@ -138,7 +138,7 @@ def test_round_numbers_in_small_types_are_given_their_own_type_back(tmp_path: Pa
 
 
 def test_a_compressed_bomb_is_refused(tmp_path: Path) -> None:
-    packed = zlib.compress(bytes(2**28))
+    packed = zlib.compress((14).to_bytes(4, "little") + (2**28).to_bytes(4, "little") + bytes(2**28))
     head = b"MATLAB 5.0 MAT-file".ljust(124) + b"\0\1IM"
     (tmp_path / "bomb.mat").write_bytes(head + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed)
     with pytest.raises(LimitExceeded, match="unpack"):

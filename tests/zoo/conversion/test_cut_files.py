@@ -80,14 +80,14 @@ def test_a_source_that_is_cut_while_it_is_converted_is_an_error(network: Model, 
         assert "was cut short while it was read" in error
         assert str(source) in error
         assert (source.name, state) == (source.name, "cut False")
-    assert not list(ours.parent.glob(".converting-*"))
+    assert not list(ours.parent.glob(".out*"))
 
 
 def test_what_is_written_and_cut_while_it_is_proven_is_not_kept(ours: Path) -> None:
     written = {"out.safetensors": "out.safetensors", "out.npz": "out.npz.network"}
-    said = converted(*((ours, ours.with_name(out), f".converting-*/{first}", "proving") for out, first in written.items()))
-    for first, error, state in zip(written.values(), said[::2], said[1::2], strict=True):
-        assert error.startswith(f"ConvertError None {first} was changed in {ours.parent}/.converting-")
+    said = converted(*((ours, ours.with_name(out), f".{out}.*/{first}", "proving") for out, first in written.items()))
+    for (out, first), error, state in zip(written.items(), said[::2], said[1::2], strict=True):
+        assert error.startswith(f"ConvertError None {first} was changed in {ours.parent}/.{out}.")
         assert "Nothing was kept. Convert it into a folder of your own." in error
         assert (first, state) == (first, "cut False")
 

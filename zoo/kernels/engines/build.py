@@ -80,15 +80,14 @@ def build_cpu(
     flat = getattr(chosen.call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
 
     itself = engines.Plain(model) if chosen.name not in (engines.EAGER, "channels_last") else None  # PyTorch keeps NaN
-    loses = chosen.name.startswith("openvino")  # whose graph keeps what arises inside of inputs up to `LARGEST`, see `keep_nan`
-    fits = partial(within, most=LARGEST) if loses else finite
+    fits = partial(within, most=LARGEST)  # up to which engines notice what arises inside, see `keep_nan`
 
     def run(given: list[Tensor]) -> list[Any]:
         cast = [t if t.dtype is own or not t.is_floating_point() else t.to(own) for t in given]
         if itself is None or all(map(fits, cast)):
             with suppress(NotFinite):
                 made = pytree.tree_leaves(chosen.call(*cast)) if flat is None else flat(*cast)
-                if not loses or all(finite(one) for one in made if isinstance(one, Tensor)):
+                if itself is None or all(finite(one) for one in made if isinstance(one, Tensor)):
                     return made
         if NOT_FINITE not in report.notes:
             report.notes.append(NOT_FINITE)

@@ -178,7 +178,7 @@ def within(tensor: Tensor, most: float) -> bool:
         return True
     held = tensor.detach()
     array = (held.float() if held.dtype is torch.bfloat16 else held).numpy()
-    return bool(array.max() <= most and array.min() >= -most)
+    return float(array.max()) <= most and float(array.min()) >= -most  # not in float16, in which 1e6 is infinite
 
 
 def _float(tensor: Tensor) -> Tensor:

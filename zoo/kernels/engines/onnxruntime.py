@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.kernels.engines.engine import NotFinite
 from zoo.kernels.engines.export import EngineError, Exported, Form, as_array
+from zoo.kernels.engines.keep_nan import WATCH
+from zoo.kernels.engines.keep_nan_onnx import watch
 
 
 def build(exported: Exported, form: Form) -> Callable[..., Any]:
@@ -32,20 +35,20 @@ def build(exported: Exported, form: Form) -> Callable[..., Any]:
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    graph, names = _with_initialisers(exported)
+    graph, names, watches = _with_initialisers(exported)
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(exported.tensors[name].contiguous().numpy()) for name in names]
     options.add_external_initializers(names, values)
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    return _Session(session, exported, form, values)
+    return _Session(session, exported, form, values, watches)
 
 
 class _Session:
     """Runs a session, which keeps no state between runs, and gives each run's output memory of its own."""
 
-    def __init__(self, session: Any, exported: Exported, form: Form, weights: list[Any]) -> None:
+    def __init__(self, session: Any, exported: Exported, form: Form, weights: list[Any], watches: bool) -> None:
         asked = {given.name for given in session.get_inputs()}
         self.inputs = [(index, name) for index, name in enumerate(exported.inputs) if name in asked]
-        self.session, self.outputs, self.form = session, list(exported.outputs), form
+        self.session, self.outputs, self.form = session, [*exported.outputs, *([WATCH] if watches else [])], form
         self.weights = weights  # the session reads them and does not own them
 
     def __call__(self, *given: Tensor) -> Any:
@@ -54,11 +57,14 @@ class _Session:
     def flat(self, *given: Tensor) -> list[Tensor]:
         """Return the tensors of the output, in the types that the network itself returns."""
         fed = {name: as_array(given[index]) for index, name in self.inputs}
-        return self.form.tensors(self.session.run(self.outputs, fed))
+        made = self.session.run(self.outputs, fed)
+        if not all(np.isfinite(watch) for watch in made[self.form.count :]):
+            raise NotFinite("NaN or infinity arose inside")
+        return self.form.tensors(made[: self.form.count])
 
 
-def _with_initialisers(exported: Exported) -> tuple[bytes, list[str]]:
-    """Turn the inputs that stand for weights into initialisers without data: as inputs they would not be folded or packed."""
+def _with_initialisers(exported: Exported) -> tuple[bytes, list[str], bool]:
+    """Turn the inputs that stand for weights into initialisers without data: which inputs are not. Tell whether it watches."""
     import onnx
 
     model = onnx.load_from_string(exported.graph)
@@ -88,4 +94,5 @@ def _with_initialisers(exported: Exported) -> tuple[bytes, list[str]]:
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = same.get(name, name)
-    return model.SerializeToString(), names
+    watches = watch(model, exported.tensors)
+    return model.SerializeToString(), names, watches

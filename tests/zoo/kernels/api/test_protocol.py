@@ -251,3 +251,91 @@ def test_a_dataclass_is_answered_as_one() -> None:
         found = quick(images)
         assert isinstance(found, Answer)
         assert near(found.logits, network(images).logits)
+
+
+def added(quick: Fast, network: nn.Module) -> None:
+    network.get_parameter("fc.bias").add_(5)
+
+
+def loaded(quick: Fast, network: nn.Module) -> None:
+    network.load_state_dict({name: 0 * value for name, value in network.state_dict().items()})
+
+
+def assigned(quick: Fast, network: nn.Module) -> None:
+    network.load_state_dict({name: 0 * value for name, value in network.state_dict().items()}, assign=True)
+
+
+def replaced(quick: Fast, network: nn.Module) -> None:
+    network.fc = nn.Linear(64, 10).eval()
+
+
+def parameter(quick: Fast, network: nn.Module) -> None:
+    network.get_submodule("fc").bias = nn.Parameter(torch.ones(10))
+
+
+def norm(quick: Fast, network: nn.Module) -> None:
+    network.bn1 = nn.BatchNorm2d(16).eval()
+    nn.init.constant_(network.bn1.bias, 2.0)
+
+
+def buffer(quick: Fast, network: nn.Module) -> None:
+    network.get_submodule("bn1").running_mean = torch.ones(16)
+
+
+def applied(quick: Fast, network: nn.Module) -> None:
+    quick.apply(lambda layer: nn.init.zeros_(layer.weight) if isinstance(layer, nn.Linear) else None)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [added, loaded, assigned, replaced, parameter, norm, buffer, applied])
+def test_weights_that_change_behind_it_are_never_the_old_ones(change: Callable[[Fast, nn.Module], None]) -> None:
+    torch.manual_seed(0)
+    network = ResNet20().eval()
+    quick = made(network)
+    before = quick(IMAGES)
+    change(quick, network)
+    wanted = network(IMAGES)
+    assert not near(wanted, before)
+    assert near(quick(IMAGES), wanted)
+    again = fast(plain(quick), "cpu", example=IMAGES, tune="none", progress=False)
+    assert near(again(IMAGES), wanted)
+    assert again.extra_repr().endswith("plans=1")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.to_sparse(),
+        lambda x: x.to_mkldnn(),
+        lambda x: torch.nested.nested_tensor([x[0], x[1]]),
+        lambda x: torch._efficientzerotensor(x.shape),
+        lambda x: x + 0j,
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: (10 * x).int(),
+        lambda x: x[:1].expand(2, -1, -1, -1),
+        lambda x: torch.cat([x, x], 3)[..., ::2],
+    ],
+    ids=["sparse", "mkldnn", "nested", "zeros", "complex", "quantised", "int", "expanded", "strided"],
+)
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|quantize_per_tensor|quantiz).*:UserWarning")
+def test_tensors_of_any_kind_get_the_networks_answer_or_its_own_error(
+    change: Callable[[Tensor], Tensor], quick: Fast, network: ResNet20
+) -> None:
+    def answer(call: nn.Module) -> Tensor | tuple[type[Exception], str]:
+        try:
+            return call(change(IMAGES))
+        except Exception as error:
+            return type(error), str(error)
+
+    ours, theirs = answer(quick), answer(network)
+    assert near(ours, theirs) if isinstance(ours, Tensor) and isinstance(theirs, Tensor) else ours == theirs
+
+
+def test_nothing_of_the_network_is_deleted_unseen(quick: Fast) -> None:
+    with pytest.raises(AttributeError, match=r"keeps its 'fc': delete it from plain\(model\)"):
+        del quick.fc
+    quick.nickname = "mine"
+    del quick.nickname
+    assert not hasattr(quick, "nickname")
+    assert hasattr(plain(quick), "fc")

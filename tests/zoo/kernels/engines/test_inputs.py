@@ -17,7 +17,7 @@ from zoo import ResNet20, predict, trained
 from zoo.kernels import fast, why
 from zoo.kernels.engines import choose as engines
 from zoo.kernels.engines import judge
-from zoo.kernels.engines.export import finite
+from zoo.kernels.engines.export import finite, within
 
 NAMES = ("openvino", "onnxruntime", "channels_last")
 
@@ -171,3 +171,12 @@ def test_the_hint_of_an_example_is_given_where_it_helps() -> None:
         fast(Random(), "cpu")
     with pytest.warns(UserWarning, match="no convolution of images and no linear layer tells what it takes; pass example="):
         fast(nn.Sequential(nn.Conv1d(3, 3, 3)), "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_within_takes_no_infinity_for_a_number_in_any_type(dtype: torch.dtype) -> None:
+    for poison in (float("nan"), float("inf"), -float("inf")):
+        x = torch.ones(2, 3, dtype=dtype)
+        assert within(x, 1e6)
+        x[1, 2] = poison
+        assert not within(x, 1e6)

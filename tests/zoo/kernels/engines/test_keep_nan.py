@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import zoo
 from zoo import fast, why
 from zoo.kernels.engines import choose as engines
-from zoo.kernels.engines import openvino
+from zoo.kernels.engines import onnxruntime, openvino
 from zoo.kernels.engines.engine import NotFinite
 
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -40,6 +40,16 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp": lambda x: x.clamp(-1, 1),
     "maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
     "layer norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "padded max pool": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "clamp below": lambda x: x.clamp_min(0),
+    "hardtanh": F.hardtanh,
+    "selu": F.selu,
+    "log softmax": lambda x: x.log_softmax(-1),
+    "softmax of -inf rows": lambda x: (x.square() * -1e36).softmax(-1),
+    "normalised": lambda x: F.normalize(x, dim=1),
+    "largest": lambda x: x.topk(2, -1)[0],
+    "deviation": lambda x: x.std(-1),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     "reciprocal": lambda x: 1 / (x.abs() + 1),
     "where": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
     "gate": lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)),
@@ -58,9 +68,7 @@ class Source(nn.Module):
         return self.op(self.conv(x / x.square().sum((1, 2, 3), keepdim=True)))
 
 
-LOST = {"global max pool", "layer norm", "gelu"}
-"""What onnxruntime 1.32 makes a number of: NaN in a maximum over a whole map, infinity in the other two; not mended yet."""
-CASES = [("openvino", op) for op in OPS] + [("onnxruntime", op) for op in OPS if op not in LOST]
+CASES = [(engine, op) for engine in ("openvino", "onnxruntime") for op in OPS]
 
 
 @torch.no_grad()
@@ -97,15 +105,16 @@ class PerImage(nn.Module):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize(
     "name", ["ResNet20", "MobileNetV2_035", "SqueezeNet1_1", "MobileNetV3Small", "EfficientNetB0", "ShuffleNetV2_x0_5"]
 )
-def test_a_network_of_nan_answers_nan(name: str) -> None:
-    pytest.importorskip("openvino")
+def test_a_network_of_nan_answers_nan(name: str, engine: str) -> None:
+    pytest.importorskip(engine)
     torch.manual_seed(0)
     network = PerImage(zoo.CATALOGUE[name]()).eval()
     images = torch.randn(2, 3, 64, 64)
-    call = next(one for one in engines.candidates(network, (images,)) if one.name == "openvino").build()
+    call = next(one for one in engines.candidates(network, (images,)) if one.name == engine).build()
     assert torch.allclose(call(images), network(images), rtol=1e-3, atol=1e-4)
     images[0] = 0
     try:
@@ -117,13 +126,15 @@ def test_a_network_of_nan_answers_nan(name: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("name", ["MobileNetV2_035", "ResNet20"])
-def test_bounded_activations_cost_no_sum_and_relu_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("openvino")
+def test_bounded_activations_cost_no_sum_and_relu_none(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(engine)
     network, watched = zoo.CATALOGUE[name]().eval(), []
-    images, kept = torch.randn(1, 3, 64, 64), openvino.keep_nan
-    monkeypatch.setattr(openvino, "keep_nan", lambda *given: watched.append(kept(*given)))
-    next(one for one in engines.candidates(network, (images,)) if one.name == "openvino").build()
+    module, looks = (openvino, "keep_nan") if engine == "openvino" else (onnxruntime, "watch")
+    images, kept = torch.randn(1, 3, 64, 64), getattr(module, looks)
+    monkeypatch.setattr(module, looks, lambda *given: watched.append(kept(*given)))
+    next(one for one in engines.candidates(network, (images,)) if one.name == engine).build()
     assert watched == [False]
 
 

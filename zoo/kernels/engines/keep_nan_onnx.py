@@ -1,0 +1,158 @@
+"""An ONNX graph whose NaN and infinities are noticed before onnxruntime makes numbers of them, as `keep_nan` does for OpenVINO.
+
+onnxruntime's ReLUs keep NaN; its maxima, clamps, GELU and LayerNorm don't. How large a value can be is followed from inputs of at most
+`LARGEST`; where it may have overflowed or become NaN, what enters an operation that could lose that is summed up, in an output of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from zoo.kernels.engines.keep_nan import LARGEST, LIMITS, WATCH
+
+Bound = tuple[float, float]
+"""The least and the largest value; infinite where nothing is known."""
+UNKNOWN = (-math.inf, math.inf)
+MOVES = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Split", "Slice", "Gather", "Concat", "Identity", "Expand", "Tile"}
+MOVES |= {"AveragePool", "GlobalAveragePool", "ReduceMean", "Pad", "Cast", "Resize", "Relu", "LeakyRelu", "PRelu", "DepthToSpace"}
+"""Operations that treat NaN and infinity as PyTorch does, and whose values lie between those of their inputs and 0."""
+RANGES: dict[str, Bound] = {"Sigmoid": (0, 1), "Tanh": (-1, 1), "Softmax": (0, 1), "Erf": (-1, 1)}
+"""Such whose values lie there, whatever they are given."""
+KEEPS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "Add", "Sub", "Mul", "Div", "ReduceSum", "Sqrt", "Exp", "Neg"}
+KEEPS |= {"Shape", "Constant", "ConstantOfShape", "Range", "Pow", "Abs", "Reciprocal", *MOVES, *RANGES}
+"""Operations that treat NaN and infinity as PyTorch does."""
+LOSES: dict[str, Bound | None] = {"Clip": None, "HardSigmoid": (0, 1), "MaxPool": None, "ReduceMax": None, "ReduceMin": None, "Max": None}
+LOSES |= {"HardSwish": None, "Gelu": None, "Elu": None, "Mish": None, "Min": None, "Where": None}
+"""Operations that may lose them, and where their values lie; None between those of their inputs and 0, or of `Clip` between its limits."""
+
+SQUARED = 1e16
+"""What is bound by this overflows in no sum of squares, as a LayerNorm makes one."""
+
+
+def watch(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Add an output to a graph that is finite where nothing was lost.
+
+    Args:
+        model: an `onnx.ModelProto`; changed in place.
+        tensors: the weights, by the names of those inputs or initialisers that stand for them.
+
+    Returns:
+        Whether the graph has got the output `WATCH`.
+    """
+    from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+    graph = model.graph
+    shaped = shape_inference.infer_shapes(model).graph
+    told = [*shaped.value_info, *shaped.input]
+    known: dict[str, np.ndarray] = {one.name: numpy_helper.to_array(one) for one in graph.initializer if one.name not in tensors}
+    bounds: dict[str, Bound] = {given.name: (-LARGEST, LARGEST) for given in graph.input}
+    real = {one.name for one in told if one.type.tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.DOUBLE)}
+    inner = {one.name: [dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in told}
+    watched: dict[str, str] = {}
+
+    def weight(name: str) -> np.ndarray | None:
+        return tensors[name].detach().float().numpy() if name in tensors else known.get(name)
+
+    def bound(name: str) -> Bound:
+        if name not in bounds:
+            bounds[name] = _ends(weight(name))
+        return bounds[name]
+
+    last = max((number for number, node in enumerate(graph.node) if node.op_type not in KEEPS), default=-1)
+    for node in graph.node[: last + 1]:  # behind it nothing can be lost
+        kind = node.op_type
+        limit = SQUARED if kind == "LayerNormalization" else LIMITS[torch.float32]
+        if kind == "Constant":
+            value = next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
+            if value is not None:
+                known[node.output[0]] = numpy_helper.to_array(value)
+            continue
+        names = [name for name in node.input if name]
+        doubtful = [name for name in names if (name in real or name in bounds) and not _most(bound(name)) < limit and weight(name) is None]
+        if kind not in KEEPS and doubtful:
+            watched |= {name: "ReduceSumSquare" if kind == "LayerNormalization" else "ReduceSum" for name in doubtful if name in real}
+            for name in doubtful:  # it is finite from here on, or the network itself answers
+                bounds[name] = (max(bound(name)[0], -3e38), min(bound(name)[1], 3e38))
+        found = _of(node, [bound(name) for name in names], names, weight, inner)
+        bounds.update(dict.fromkeys(node.output, found))
+    for number, (name, total) in enumerate(watched.items()):
+        graph.node.append(helper.make_node(total, [name], [f"{WATCH}.{number}"], keepdims=0))
+    if watched:
+        graph.node.append(helper.make_node("Sum", [f"{WATCH}.{number}" for number in range(len(watched))], [WATCH]))
+        graph.output.append(helper.make_tensor_value_info(WATCH, TensorProto.FLOAT, ()))
+    return bool(watched)
+
+
+def _of(
+    node: Any, given: list[Bound], names: list[str], weight: Callable[[str], np.ndarray | None], inner: Mapping[str, list[int]]
+) -> Bound:
+    """Bound what an operation gives."""
+    kind = node.op_type
+    low, high = min((one[0] for one in given), default=0.0), max((one[1] for one in given), default=0.0)
+    match kind:
+        case "Conv" | "ConvTranspose" | "Gemm" | "MatMul":
+            found = weight(names[1])
+            if found is None:
+                shape = inner.get(names[0], [])
+                gain = shape[-1] * _most(given[1]) if shape and shape[-1] > 0 else math.inf
+            else:
+                size = np.abs(found)
+                gain = float(size.reshape(size.shape[0], -1).sum(1).max()) if kind == "Conv" and size.size else float(size.sum())
+            most = _times(_most(given[0]), gain) + (_most(given[2]) if len(given) > 2 else 0.0)
+            return -most, most
+        case "BatchNormalization":
+            epsilon = next((one.f for one in node.attribute if one.name == "epsilon"), 1e-5)
+            spread = math.sqrt(max(given[4][0], 0.0) + epsilon)
+            most = _times(_most(given[0]) + _most(given[3]), _most(given[1]) / spread) + _most(given[2])
+            return -most, most
+        case "LayerNormalization":
+            size = inner.get(names[0], [])
+            most = _times(math.sqrt(math.prod(size[1:]) or math.inf), _most(given[1])) + (_most(given[2]) if len(given) > 2 else 0.0)
+            return -most, most
+        case "Add":
+            return given[0][0] + given[1][0], given[0][1] + given[1][1]
+        case "Sub":
+            return given[0][0] - given[1][1], given[0][1] - given[1][0]
+        case "Mul":
+            most = _times(_most(given[0]), _most(given[1]))
+            return (0.0 if min(given[0][0], given[1][0]) >= 0 else -most), most
+        case "Div" if given[1][0] > 0:
+            most = _most(given[0]) / given[1][0]
+            return (0.0 if given[0][0] >= 0 else -most), most
+        case "Sqrt" if given[0][0] >= 0:
+            return 0.0, math.sqrt(given[0][1])
+        case "Clip":
+            ends = [_ends(weight(name)) if name else UNKNOWN for name in (*node.input[1:], "", "")][:2]
+            return max(low, ends[0][0]), min(high, ends[1][1])
+        case "Relu":
+            return 0.0, max(high, 0.0)
+        case _ if kind in RANGES:
+            return RANGES[kind]
+        case "Resize":
+            return 4 * min(low, 0.0), 4 * max(high, 0.0)
+        case _ if kind in MOVES or kind in LOSES:
+            return LOSES.get(kind) or (min(low, 0.0, -1.0), max(high, 0.0))
+        case _:
+            return UNKNOWN
+
+
+def _ends(value: np.ndarray | None) -> Bound:
+    if value is None or not value.size:
+        return UNKNOWN if value is None else (0.0, 0.0)
+    if value.dtype.kind != "f":
+        return 0.0, 0.0
+    ends = float(value.min()), float(value.max())
+    return ends if all(map(math.isfinite, ends)) else UNKNOWN
+
+
+def _most(one: Bound) -> float:
+    return max(abs(one[0]), abs(one[1]))
+
+
+def _times(one: float, other: float) -> float:
+    return one * other if math.isfinite(one) and math.isfinite(other) else math.inf
