@@ -12,28 +12,28 @@ COMPLETE = 0.01
 MOST_STEPS = 1024
 
 
-@method("saliency", "Saliency", "https://arxiv.org/abs/1312.6034", place="input")
+@method("saliency", "Saliency", "https://arxiv.org/abs/1312.6034", place="input", exact=True)
 def saliency(q: Question) -> Answer:
     """Greatest absolute gradient over the channels (section 3.1), by pixels of 0..1: otherwise blue, whose std is small, counts more."""
     slope, _ = q.image_gradients(q.x, q.every)
     return Answer((slope * q.deviation()).abs().amax(1))
 
 
-@method("gradient", "Gradient", "https://arxiv.org/abs/1312.6034", place="input", signed=True)
+@method("gradient", "Gradient", "https://arxiv.org/abs/1312.6034", place="input", exact=True, signed=True)
 def gradient(q: Question) -> Answer:
     """Gradient with its sign, by pixels of 0..1, summed over the channels."""
     slope, _ = q.image_gradients(q.x, q.every)
     return Answer((slope * q.deviation()).sum(1))
 
 
-@method("input-x-gradient", "Input x gradient", "https://arxiv.org/abs/1605.01713", place="input", signed=True)
+@method("input-x-gradient", "Input x gradient", "https://arxiv.org/abs/1605.01713", place="input", exact=True, signed=True)
 def input_x_gradient(q: Question) -> Answer:
     """The normalised pixel times its gradient, summed over the channels."""
     slope, _ = q.image_gradients(q.x, q.every)
     return Answer((slope * q.x).sum(1))
 
 
-@method("smoothgrad", "SmoothGrad", "https://arxiv.org/abs/1706.03825", place="input", signed=True, options="samples noise")
+@method("smoothgrad", "SmoothGrad", "https://arxiv.org/abs/1706.03825", place="input", exact=True, signed=True, options="samples noise")
 def smoothgrad(q: Question) -> Answer:
     """Mean gradient over `samples` (50) images with normal noise of `noise` (0.15) times the image's range, by pixels of 0..1."""
     slope = smoothed(q, noise_of(q))
@@ -63,6 +63,7 @@ def smoothed(q: Question, noise: Tensor) -> Tensor:
     "Integrated gradients",
     "https://arxiv.org/abs/1703.01365",
     place="input",
+    exact=True,
     signed=True,
     error="the map's sum less the goal's difference between image and black photograph, over that difference",
     options="steps fixed",

@@ -75,8 +75,10 @@ class Program:
         reach: where the tap's cells lie in the images, by the layers' own numbers; None where that isn't known.
     """
 
-    def __init__(self, network: nn.Module, at: str | None, device: torch.device, result: str = LOGITS) -> None:
-        """Cut `network` at `at`: a tap of `features`, "input", or None for the last map, the tokens' last attention included.
+    def __init__(self, network: nn.Module, at: str | None, device: torch.device, result: str = LOGITS, fold: bool = True) -> None:
+        """Cut `network` at `at`: a tap of `features`, "input", or None for the last map that the head reads.
+
+        With `fold`, each BatchNorm is folded into the layer that it alone reads.
 
         Raises:
             UnknownTap: there is no such place.
@@ -85,6 +87,7 @@ class Program:
         """
         self.name, self.ends = type(network).__name__, result
         own = apart(network, device)
+        self.dtype = next((p.dtype for p in own.parameters()), torch.float32)
         if isinstance(own, Model):
             written = trace(own)
             places = Places(own, written)
@@ -113,7 +116,7 @@ class Program:
             self.at, self.tap, self.layout = at, written.outputs[at], Layout(1)
         self._without_writing()
         self.before, self.behind, self.kept = self._halves()
-        self.folded = self._fold()
+        self.folded = self._fold() if fold else {}
         self.alone = self.kept == [self.tap]
         self.feature = places is not None and self.at in places.trace.outputs
         self._float32()
@@ -126,11 +129,11 @@ class Program:
             node = places.trace.inputs[last]
             named = next((name for name, other in outputs.items() if other is node), last)
             return named, node
-        node, at = outputs[BODY], BODY
+        node = outputs[BODY]
         while node.op == "call_module" and isinstance(self.layers[str(node.target)], nn.MaxPool2d):
             node = node.all_input_nodes[0]
-            at = next((name for name, other in outputs.items() if other is node), at)
-        return at, node
+        names = [name for name, other in outputs.items() if other is node and name != BODY]
+        return min(names, key=lambda name: (name.count("."), len(name)), default=BODY), node
 
     def _named(self, places: Places, at: str) -> tuple[str, fx.Node]:
         found = places.find(at)
@@ -233,6 +236,7 @@ class Program:
 
     def body(self, x: Tensor) -> list[Tensor]:
         """Run what lies before the tap, without gradients: the tap's tensor, and what else the rest reads, in float32."""
+        x = x if self.at == INPUT else x.to(self.dtype)
         with torch.no_grad():
             values = self._run(self.before, {}, self.kept, self.layers, x, None)
         return [_wide(values[node]) for node in self.kept]

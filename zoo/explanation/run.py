@@ -148,7 +148,7 @@ class Explainer:
             self.chosen = find_method(self.method)
             if self.chosen.place == "input" and self.at is not None and not self.chosen.reads_layer:
                 raise CannotExplain(f"{self.chosen.title} explains the image's pixels, so it has no layer; leave at={self.at!r} out")
-            self.program = build(at=INPUT if self.chosen.place == "input" else self.at)
+            self.program = build(at=INPUT if self.chosen.place == "input" else self.at, fold=not self.chosen.exact)
         for word in self.options:
             if word not in self.chosen.options:
                 raise unknown_keyword(self.chosen.title, word, self.chosen.options)
@@ -262,7 +262,7 @@ class Explainer:
         if isinstance(self.model, Fast) and self.program.alone and self.program.feature and self.program.at != INPUT:
             with torch.no_grad():
                 return [self._fast_body()(x.to(self.dtype))[self.program.at].float()]
-        return self.program.body(x.to(self.dtype) if self.program.at != INPUT else x)
+        return self.program.body(x)
 
     def _fast_body(self) -> Fast:
         """Return the network up to the tap as fast as the user's; made once for each network and tap, for plans take time."""
@@ -278,7 +278,7 @@ class Explainer:
                 missing = self.batch_size - len(x) if len(x) < self.batch_size else 0
                 padded = torch.cat([x, x[-1:].expand(missing, -1, -1, -1)]) if missing else x
                 return self.model(padded.to(self.dtype))[: len(x)].float()
-            return self.program.head(self.program.body(x if self.program.at == INPUT else x.to(self.dtype)))
+            return self.program.head(self.program.body(x))
 
     def _called(self) -> str:
         return type(self.network).__name__ if self.record is None else f"{self.record.model}:{self.record.tag}"

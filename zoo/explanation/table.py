@@ -57,6 +57,8 @@ class Method:
     """Names of what can be set."""
     reads_layer: bool = False
     """Whether a map of pixels needs that of a layer, too."""
+    exact: bool = False
+    """Whether BatchNorms stay: folding moves a ReLU's input by rounding, and what lies at its corner turns a whole gradient."""
 
 
 METHODS: dict[str, Method] = {}
@@ -73,11 +75,12 @@ def method(
     error: str = "",
     options: str = "",
     reads_layer: bool = False,
+    exact: bool = False,
 ) -> Callable[[Callable[[Question], Answer]], Callable[[Question], Answer]]:
     """Put a function into the table of methods; see `Method`. `options` are names with spaces between."""
 
     def add(function: Callable[[Question], Answer]) -> Callable[[Question], Answer]:
-        METHODS[name] = Method(name, title, source, function, place, signed, error, tuple(options.split()), reads_layer)
+        METHODS[name] = Method(name, title, source, function, place, signed, error, tuple(options.split()), reads_layer, exact)
         return function
 
     return add
