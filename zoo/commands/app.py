@@ -30,6 +30,7 @@ its value was misspelt; 3 a network, checkpoint or file of that name is not know
 GROUPS = {
     "Use": {
         "predict": ("predict:predict", "zoo predict cat.jpg dog.jpg"),
+        "explain": ("explain:explain", "zoo explain cat.jpg --target tabby --picture why.png"),
         "demo": ("predict:demo", "zoo demo"),
     },
     "Vectors": {
@@ -78,7 +79,7 @@ FAILURES = (
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-STARTS_TORCH = {"add", "bench", "convert", "demo", "embed", "finetune", "knn", "predict", "search"}
+STARTS_TORCH = {"add", "bench", "convert", "demo", "embed", "explain", "finetune", "knn", "predict", "search"}
 
 
 def _with_torch(called: Callable[..., object]) -> Callable[..., object]:

@@ -1,9 +1,10 @@
 """Why a network answers what it answers: `explain` draws it on the photograph, `measure` says how far the drawing can be trusted."""
 
-from zoo.explanation import cams, gradients, perturbations, rectifiers
+from zoo.explanation import attentions, cams, gradients, perturbations, rectifiers, relevance  # each adds its methods to the table
+from zoo.explanation.measures import Measured, measure
 from zoo.explanation.program import CannotExplain
-from zoo.explanation.result import Explanation
+from zoo.explanation.result import Explanation, Region
 from zoo.explanation.run import explain
 from zoo.explanation.table import METHODS, Method
 
-__all__ = ["METHODS", "CannotExplain", "Explanation", "Method", "explain"]
+__all__ = ["METHODS", "CannotExplain", "Explanation", "Measured", "Method", "Region", "explain", "measure"]

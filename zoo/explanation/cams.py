@@ -108,7 +108,7 @@ def eigencam(q: Question) -> Answer:
     return Answer((along * torch.where(sign == 0, 1, sign)).float().unflatten(1, q.activation.shape[2:]))
 
 
-@method("scorecam", "Score-CAM", "https://arxiv.org/abs/1910.01279")
+@method("scorecam", "Score-CAM", "https://arxiv.org/abs/1910.01279", long=True)
 def scorecam(q: Question) -> Answer:
     """relu(sum_k w_k A_k), w = softmax over k of the goal on the image times channel k, enlarged and scaled to 0..1 (eq. 3 to 5).
 
@@ -127,7 +127,7 @@ def scorecam(q: Question) -> Answer:
     return Answer(_sum(found.softmax(1), maps).relu())
 
 
-@method("ablationcam", "Ablation-CAM", "https://openaccess.thecvf.com/content_WACV_2020/html/Desai_Ablation-CAM_WACV_2020_paper.html")
+@method("ablationcam", "Ablation-CAM", "https://openaccess.thecvf.com/content_WACV_2020/html/Desai_Ablation-CAM_WACV_2020_paper.html", long=True)
 def ablationcam(q: Question) -> Answer:
     """relu(sum_k w_k A_k), w_k = (y - y without channel k) / abs(y), eq. 2: by abs(y), for with a negative y all signs would turn.
 

@@ -19,7 +19,7 @@ def saliency(q: Question) -> Answer:
     return Answer((slope * q.deviation()).abs().amax(1))
 
 
-@method("gradient", "Gradient", "https://arxiv.org/abs/1312.6034", place="input", exact=True, signed=True)
+@method("gradient", "Gradient", "https://arxiv.org/abs/1312.6034", place="input", exact=True, signed=True, slope=True)
 def gradient(q: Question) -> Answer:
     """Gradient with its sign, by pixels of 0..1, summed over the channels."""
     slope, _ = q.image_gradients(q.x, q.every)
@@ -33,7 +33,7 @@ def input_x_gradient(q: Question) -> Answer:
     return Answer((slope * q.x).sum(1))
 
 
-@method("smoothgrad", "SmoothGrad", "https://arxiv.org/abs/1706.03825", place="input", exact=True, signed=True, options="samples noise")
+@method("smoothgrad", "SmoothGrad", "https://arxiv.org/abs/1706.03825", place="input", exact=True, signed=True, slope=True, options="samples noise")
 def smoothgrad(q: Question) -> Answer:
     """Mean gradient over `samples` (50) images with normal noise of `noise` (0.15) times the image's range, by pixels of 0..1."""
     slope = smoothed(q, noise_of(q))

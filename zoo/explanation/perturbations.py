@@ -61,6 +61,7 @@ def starts(side: int, window: int, stride: int) -> list[int]:
     signed=True,
     error="standard error of a pixel of the map over the map's range",
     options="masks cells share",
+    long=True,
 )
 def rise(q: Question) -> Answer:
     """Mean of the random masks, each weighted by the goal on the image behind it, over the masks' mean (eq. 6).

@@ -89,20 +89,20 @@ def deconv_slope(q: Question) -> Tensor:
     return q.image_gradients(q.x, q.every, rewriting(q.program, "DeconvNet", _Deconv))[0]
 
 
-@method("guided-backprop", "Guided backpropagation", "https://arxiv.org/abs/1412.6806", place="input", signed=True, exact=True)
+@method("guided-backprop", "Guided backpropagation", "https://arxiv.org/abs/1412.6806", place="input", signed=True, slope=True, exact=True)
 def guided(q: Question) -> Answer:
     """The gradient, where each ReLU passes what is positive and had a positive input, summed over the channels by pixels of 0..1."""
     return Answer((guided_slope(q) * q.deviation()).sum(1))
 
 
-@method("deconvnet", "DeconvNet", "https://arxiv.org/abs/1311.2901", place="input", signed=True, exact=True)
+@method("deconvnet", "DeconvNet", "https://arxiv.org/abs/1311.2901", place="input", signed=True, slope=True, exact=True)
 def deconvnet(q: Question) -> Answer:
     """The gradient, where each ReLU passes what is positive, summed over the channels by pixels of 0..1; max pools by their switches."""
     return Answer((deconv_slope(q) * q.deviation()).sum(1))
 
 
 @method(
-    "guided-gradcam", "Guided Grad-CAM", "https://arxiv.org/abs/1610.02391", place="input", signed=True, exact=True, reads_layer=True
+    "guided-gradcam", "Guided Grad-CAM", "https://arxiv.org/abs/1610.02391", place="input", signed=True, slope=True, exact=True, reads_layer=True
 )
 def guided_gradcam(q: Question) -> Answer:
     """Guided backpropagation times Grad-CAM of the layer `at`, enlarged by lines (section 3.2); HiResCAM where the head has no mean."""

@@ -48,6 +48,7 @@ class Explanation:
         error_of: what `error` is, in words; "" without.
         note: what else the method says, "black photograph as baseline, 64 steps".
         signed: whether negative values count, as evidence against the label.
+        slope: whether values are slopes, of which the size says what matters, and not the sign.
         network: the network's name.
         name: what messages call the image.
         view: which part of the photograph the network saw.
@@ -67,6 +68,7 @@ class Explanation:
     error_of: str
     note: str
     signed: bool
+    slope: bool
     network: str
     name: str
     view: View
@@ -85,14 +87,19 @@ class Explanation:
         return self.view.seen
 
     @property
+    def strength(self) -> np.ndarray:
+        """What speaks for the label, float32 (h, w): the map's positive values, of slopes their sizes."""
+        return np.abs(self.raw) if self.slope else self.raw.clip(0)
+
+    @property
     def empty(self) -> bool:
         """Whether there is no evidence for the label: no value above zero."""
-        return not bool((self.raw > 0).any())
+        return not bool((self.strength > 0).any())
 
     @property
     def peak(self) -> tuple[float, float]:
         """The place (x, y) of the map's maximum in the photograph's pixels."""
-        row, column = np.unravel_index(int(self.raw.argmax()), self.raw.shape)
+        row, column = np.unravel_index(int((self.strength if self.slope else self.raw).argmax()), self.raw.shape)
         return self.view.point(float(row), float(column), self.rows, self.columns)
 
     @property
@@ -100,7 +107,7 @@ class Explanation:
         """The hottest region; None where there is no evidence."""
         if self.empty:
             return None
-        cells, rows, columns = coarse(self.raw.clip(0), self.rows, self.columns)
+        cells, rows, columns = coarse(self.strength, self.rows, self.columns)
         found = around_peak(cells >= cells.max() / 2, np.unravel_index(int(cells.argmax()), cells.shape))
         places = np.argwhere(found)
         (top, left), (bottom, right) = places.min(0) - 0.5, places.max(0) + 0.5

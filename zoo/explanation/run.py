@@ -161,11 +161,12 @@ class Explainer:
 
     def each(self, images: Any) -> Iterator[list[Explanation]]:
         """Yield the explanations of each image."""
-        for names, sources, x, views in self._batches(images):
+        for names, sources, x, views in self.batches(images):
             with torch.inference_mode(False):
                 yield from self.batch(names, sources, x.clone() if x.is_inference() else x, views)
 
-    def _batches(self, images: Any) -> Iterator[tuple[list[str], list[Any], Tensor, list[View]]]:
+    def batches(self, images: Any) -> Iterator[tuple[list[str], list[Any], Tensor, list[View]]]:
+        """Yield names, sources, preprocessed images and views, batch by batch; all images of a batch end in one size."""
         if isinstance(images, Tensor) and images.is_floating_point():
             if self.preprocessing is not None:
                 check_preprocessed(images, self.preprocessing, self.network.in_channels)  # pyright: ignore[reportArgumentType]
@@ -201,7 +202,7 @@ class Explainer:
         at_tap = self.program.at != INPUT
         kept = self._body(x) if at_tap else [x]
         with torch.no_grad():
-            outputs = self.program.head(kept) if at_tap else self._infer(x)
+            outputs = self.program.head(kept) if at_tap else self.infer(x)
         if not outputs.isfinite().all():
             raise FloatingPointError(
                 f"the network computes NaN or infinite outputs: {self.dtype} is too narrow for it; try model.float(), or check its weights"
@@ -224,7 +225,7 @@ class Explainer:
                         scores[index] if one.vector is not None else one.probability(chances[index]),
                         scores[index], self.chosen.title, self.program.at,
                         None if answer.error is None else answer.error[index],
-                        self.chosen.error, answer.note, self.chosen.signed, self._called(), names[index], views[index], rows, columns,
+                        self.chosen.error, answer.note, self.chosen.signed, self.chosen.slope, self._called(), names[index], views[index], rows, columns,
                         sources[index],
                     )
                 )  # fmt: skip
@@ -248,11 +249,20 @@ class Explainer:
     def question(self, x: Tensor, kept: list[Tensor] | None, each: Sequence[Target]) -> Question:
         """Ask for the explanation of one target for each image."""
         asked = Question(
-            self.program, x, _goal(each), self._infer, self._body, self.batch_size, self.preprocessing, self.seed, self.options, self.layer
+            self.program, x, _goal(each), self.infer, self._body, self.batch_size, self.preprocessing, self.seed, self.options, self.layer
         )
         if kept is not None:
             asked.__dict__["kept"] = kept
         return asked
+
+    def goals(self, x: Tensor) -> list[Target]:
+        """Return the first target of each preprocessed image."""
+        return [row[0] for row in self._targets(self.infer(x))]
+
+    def raws(self, x: Tensor, goals: Sequence[Target]) -> list[np.ndarray]:
+        """Return the raw map of each preprocessed image for a target of its own."""
+        kept = self._body(x) if self.program.at != INPUT else [x]
+        return list(self._answer(x, kept, goals).raw.float().cpu().numpy())
 
     def _answer(self, x: Tensor, kept: list[Tensor], each: Sequence[Target]) -> Answer:
         return self.chosen.function(self.question(x, kept, each))
@@ -271,7 +281,7 @@ class Explainer:
             made[self.program.at] = features(self.model, at=[self.program.at])  # pyright: ignore[reportArgumentType, reportCallIssue]
         return made[self.program.at]
 
-    def _infer(self, x: Tensor) -> Tensor:
+    def infer(self, x: Tensor) -> Tensor:
         """Answer without gradients; a fast network gets batches of one shape, for it makes a plan for each."""
         with torch.no_grad():
             if isinstance(self.model, Fast) and self.program.ends == LOGITS:

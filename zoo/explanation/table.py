@@ -57,6 +57,10 @@ class Method:
     """Names of what can be set."""
     reads_layer: bool = False
     """Whether a map of pixels needs that of a layer, too."""
+    slope: bool = False
+    """Whether its values are slopes, of which the size says what matters, and not the sign."""
+    long: bool = False
+    """Whether it takes hundreds of passes through the network."""
     exact: bool = False
     """Whether BatchNorms stay: folding moves a ReLU's input by rounding, and what lies at its corner turns a whole gradient."""
 
@@ -76,11 +80,14 @@ def method(
     options: str = "",
     reads_layer: bool = False,
     exact: bool = False,
+    slope: bool = False,
+    long: bool = False,
 ) -> Callable[[Callable[[Question], Answer]], Callable[[Question], Answer]]:
     """Put a function into the table of methods; see `Method`. `options` are names with spaces between."""
 
     def add(function: Callable[[Question], Answer]) -> Callable[[Question], Answer]:
-        METHODS[name] = Method(name, title, source, function, place, signed, error, tuple(options.split()), reads_layer, exact)
+        taken = tuple(options.split())
+        METHODS[name] = Method(name, title, source, function, place, signed, error, taken, reads_layer, slope, long, exact)
         return function
 
     return add
