@@ -5,6 +5,7 @@
     VGG19(num_classes=10)                      a network, untrained, in train mode; network("vgg19", num_classes=10) likewise
     networks("*resnet*")                       the names that there are
     predict(model, "cat.jpg")                  labels, by the preprocessing that the checkpoint was measured with
+    explain(model, "cat.jpg")                  why: a map over the photograph; `measure` says how far it can be trusted
     features(model, at="layer3")               inner tensors; `body`, `head`, `pyramid`, `reset_head` work on every family too
     embed(model, "photos/", "vectors.parquet") vectors of many images
     finetune(ResNet50, "photos/", "runs/one")  training on your own images; `find_rate` tries learning rates first
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from zoo.catalogue import CATALOGUE as CATALOGUE
     from zoo.catalogue import network as network
     from zoo.embedding.run import embed as embed
+    from zoo.explanation.measures import measure as measure
+    from zoo.explanation.result import Explanation as Explanation
+    from zoo.explanation.run import explain as explain
     from zoo.extraction.features import Features as Features
     from zoo.extraction.features import body as body
     from zoo.extraction.features import features as features
@@ -58,6 +62,7 @@ _PLACES = {
     "zoo.pretrained.trained": "trained",
     "zoo.pretrained.heads": "reset_head",
     "zoo.prediction.predict": "Prediction predict",
+    "zoo.explanation": "Explanation explain measure",
     "zoo.extraction.features": "Features body features head pyramid",
     "zoo.extraction.taps": "UnknownTap",
     "zoo.embedding.run": "embed",

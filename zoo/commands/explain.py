@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 DRAWN = 20
 """Pictures on a sheet at most."""
+QUICK = 64
+"""Steps of integrated gradients on a sheet of all methods."""
 EXPLAINS = "The network, or a run's folder; if left out, the best ImageNet checkpoint that is on this machine."
 TARGET = (
     "What is explained: a class by name, WordNet id or number, or what stands above classes, 'dog'; 'cat - dog' for a difference. May be "
@@ -49,7 +51,8 @@ def explain(
     weights_of: WeightsOfOption = None,
     option: BuildOption = None,
     method: Annotated[
-        str | None, typer.Option(help="gradcam, hirescam, integrated-gradients, occlusion, lrp, …; a wrong name lists all. Grad-CAM by default.")
+        str | None,
+        typer.Option(help="gradcam, hirescam, integrated-gradients, occlusion, lrp, …; a wrong name lists all. Grad-CAM by default."),
     ] = None,
     target: Annotated[list[str] | None, typer.Option(help=TARGET)] = None,
     at: Annotated[str | None, typer.Option(help="The layer of the map, layer3; the last map if left out.")] = None,
@@ -71,7 +74,6 @@ def explain(
     """Show which parts of a picture speak for a network's answer."""
     from zoo.catalogue import model_class
     from zoo.commands.pictures import pictures
-    from zoo.explanation.run import Explainer
     from zoo.images import BadImage
     from zoo.pretrained.names import named
     from zoo.pretrained.offline import usual
@@ -157,7 +159,8 @@ def _explainers(
             continue
         try:
             layer = at if one.place == "tap" or one.reads_layer else None
-            found.append(Explainer(network, one.name, wanted, layer, top, batch_size))
+            options = {"most": QUICK} if "most" in one.options else {}
+            found.append(Explainer(network, one.name, wanted, layer, top, batch_size, options=options))
         except CannotExplain as error:
             refused.append(str(error))
     return found, refused

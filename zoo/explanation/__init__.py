@@ -1,6 +1,7 @@
 """Why a network answers what it answers: `explain` draws it on the photograph, `measure` says how far the drawing can be trusted."""
 
-from zoo.explanation import attentions, cams, gradients, perturbations, rectifiers, relevance  # each adds its methods to the table
+# Each of these adds its methods to the table.
+from zoo.explanation import attentions, cams, gradients, perturbations, rectifiers, relevance  # noqa: F401
 from zoo.explanation.measures import Measured, measure
 from zoo.explanation.program import CannotExplain
 from zoo.explanation.result import Explanation, Region

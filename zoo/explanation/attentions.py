@@ -19,9 +19,9 @@ class _Attentions:
 
     def __call__(self, node: fx.Node, layer: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         del layer
-        if node.target is not F.scaled_dot_product_attention or len(args) > 3 or set(kwargs) - {"scale"}:
+        if node.target is not F.scaled_dot_product_attention or len(args) != 3 or set(kwargs) - {"scale"}:
             return NotImplemented
-        query, key, value = args
+        query, key, value = args[0], args[1], args[2]
         scale = kwargs.get("scale") or query.shape[-1] ** -0.5
         weights = (query @ key.transpose(-2, -1) * scale).softmax(-1)
         if torch.is_grad_enabled() and not weights.requires_grad:
@@ -57,7 +57,7 @@ def _read(q: Question, flow: Tensor, pool: Tensor | None) -> Answer:
 
 @method("attention-rollout", "Attention rollout", "https://arxiv.org/abs/2005.00928", place="input", exact=True)
 def attention_rollout(q: Question) -> Answer:
-    """Product over the blocks of half their heads' mean attention and half the identity, for the shortcut (section 3); it knows no class."""
+    """Product over the blocks of half the heads' mean attention and half the identity, for the shortcut (section 3), whatever the class."""
     rule = _Attentions()
     with torch.no_grad():
         q.program.head([q.x], rule)

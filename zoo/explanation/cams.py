@@ -127,7 +127,9 @@ def scorecam(q: Question) -> Answer:
     return Answer(_sum(found.softmax(1), maps).relu())
 
 
-@method("ablationcam", "Ablation-CAM", "https://openaccess.thecvf.com/content_WACV_2020/html/Desai_Ablation-CAM_WACV_2020_paper.html", long=True)
+@method(
+    "ablationcam", "Ablation-CAM", "https://openaccess.thecvf.com/content_WACV_2020/html/Desai_Ablation-CAM_WACV_2020_paper.html", long=True
+)
 def ablationcam(q: Question) -> Answer:
     """relu(sum_k w_k A_k), w_k = (y - y without channel k) / abs(y), eq. 2: by abs(y), for with a negative y all signs would turn.
 

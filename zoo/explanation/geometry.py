@@ -60,8 +60,7 @@ class View:
         """The part of the photograph that was seen, in whole pixels: those whose middle lies in the box."""
         left, top, right, bottom = self.box
         width, height = self.size
-        edges = max(0, round(left)), max(0, round(top)), min(width, round(right)), min(height, round(bottom))
-        return edges
+        return max(0, round(left)), max(0, round(top)), min(width, round(right)), min(height, round(bottom))
 
     def pixels(self, axis: int) -> np.ndarray:
         """Tell where the seen columns (axis 0) or rows (1) lie in the network's image, in its pixels."""

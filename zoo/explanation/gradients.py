@@ -9,7 +9,7 @@ from zoo.explanation.table import Answer, Question, method
 
 COMPLETE = 0.01
 """Integrated gradients add steps until their sum is within this share of what they explain."""
-MOST_STEPS = 1024
+MOST_STEPS = 512
 
 
 @method("saliency", "Saliency", "https://arxiv.org/abs/1312.6034", place="input", exact=True)
@@ -33,7 +33,16 @@ def input_x_gradient(q: Question) -> Answer:
     return Answer((slope * q.x).sum(1))
 
 
-@method("smoothgrad", "SmoothGrad", "https://arxiv.org/abs/1706.03825", place="input", exact=True, signed=True, slope=True, options="samples noise")
+@method(
+    "smoothgrad",
+    "SmoothGrad",
+    "https://arxiv.org/abs/1706.03825",
+    place="input",
+    exact=True,
+    signed=True,
+    slope=True,
+    options="samples noise",
+)
 def smoothgrad(q: Question) -> Answer:
     """Mean gradient over `samples` (50) images with normal noise of `noise` (0.15) times the image's range, by pixels of 0..1."""
     slope = smoothed(q, noise_of(q))
@@ -66,43 +75,49 @@ def smoothed(q: Question, noise: Tensor) -> Tensor:
     exact=True,
     signed=True,
     error="the map's sum less the goal's difference between image and black photograph, over that difference",
-    options="steps fixed",
+    options="steps most fixed",
 )
 def integrated_gradients(q: Question) -> Answer:
     """(x - x') times the mean gradient on the line from x', a black photograph, to x (eq. 1), summed over the channels.
 
-    The steps are doubled from `steps` (32) until the map's sum is within 1 % of the difference that it explains, 1,024 at most.
-    With `fixed`, the number of steps stays. The points are Gauss-Legendre's.
+    By the trapezoid rule, whose steps are doubled from `steps` (32) until the map's sum is within 1 % of the difference that it explains,
+    `most` (512) at most; the points of the last round are used again. With `fixed`, `steps` points of Gauss-Legendre's rule, once.
     """
     black = q.black().expand_as(q.x)
-    ends = torch.stack([q.image_gradients(x, q.every)[1] for x in (black, q.x)])
-    difference = ends[1] - ends[0]
-    steps, fixed = int(q.options.get("steps", 32)), bool(q.options.get("fixed", False))
-    found, error = torch.zeros_like(q.x), torch.full_like(difference, torch.inf)
-    used = torch.zeros(len(q.x), dtype=torch.long)
-    todo = q.every
-    while len(todo):
-        part = _line(q, black, todo, steps)
-        short = (part.sum((1, 2, 3)) - difference[todo]).abs() / difference[todo].abs().clamp(min=1e-12)
-        found[todo], error[todo], used[todo.cpu()] = part, short, steps
+    steps, most = int(q.options.get("steps", 32)), int(q.options.get("most", MOST_STEPS))
+    ends = [q.image_gradients(x, q.every) for x in (black, q.x)]
+    difference, way = ends[1][1] - ends[0][1], q.x - black
+    if q.options.get("fixed", False):
+        found = way * _line(q, black, way, q.every, *legendre(steps))
+        error = _short(found, difference)
+        return Answer(found.sum(1), tuple(error.tolist()), f"black photograph as baseline, {steps} steps")
+    middle = torch.arange(1, steps) / steps
+    total = (ends[0][0] + ends[1][0]) / 2 + _line(q, black, way, q.every, middle, torch.ones(steps - 1))
+    mean, used, todo = total / steps, torch.full((len(q.x),), steps), q.every
+    error = _short(way * mean, difference)
+    while 2 * steps <= most and len(todo := todo[error[todo] > COMPLETE]):
+        between = (torch.arange(steps) + 0.5) / steps
+        total[todo] += _line(q, black, way, todo, between, torch.ones(steps))
         steps *= 2
-        todo = todo[short > COMPLETE] if not fixed and steps <= MOST_STEPS else todo[:0]
-    note = f"black photograph as baseline, {int(used.max())} steps"
-    return Answer(found.sum(1), tuple(error.tolist()), note)
+        mean[todo], used[todo.cpu()] = total[todo] / steps, steps
+        error[todo] = _short(way * mean, difference)[todo]
+    return Answer((way * mean).sum(1), tuple(error.tolist()), f"black photograph as baseline, {int(used.max())} steps")
 
 
-def _line(q: Question, black: Tensor, rows: Tensor, steps: int) -> Tensor:
-    """Integrate from the baseline to the images of some rows."""
-    points, weights = legendre(steps)
-    way, start = q.x[rows] - black[rows], black[rows]
+def _short(found: Tensor, difference: Tensor) -> Tensor:
+    return (found.sum((1, 2, 3)) - difference).abs() / difference.abs().clamp(min=1e-12)
+
+
+def _line(q: Question, black: Tensor, way: Tensor, rows: Tensor, points: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum of the gradients at points 0..1 of the line from the baseline to the images of some rows."""
+    start, way = black[rows], way[rows]
     total, at_once = torch.zeros_like(way), max(1, q.rows // len(rows))
-    for first in range(0, steps, at_once):
-        place = points[first : first + at_once].to(way)
-        weight = weights[first : first + at_once].to(way)
-        images = (start + place.view(-1, 1, 1, 1, 1) * way).flatten(0, 1)
+    for first in range(0, len(points), at_once):
+        place = points[first : first + at_once].to(way).view(-1, 1, 1, 1, 1)
+        images = (start + place * way).flatten(0, 1)
         slopes = q.image_gradients(images, rows.repeat(len(place)))[0].unflatten(0, (len(place), -1))
-        total += (slopes * weight.view(-1, 1, 1, 1, 1)).sum(0)
-    return total * way
+        total += (slopes * weights[first : first + at_once].to(way).view(-1, 1, 1, 1, 1)).sum(0)
+    return total
 
 
 def legendre(steps: int) -> tuple[Tensor, Tensor]:

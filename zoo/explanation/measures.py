@@ -37,7 +37,7 @@ class Measured:
         deletion: area under the class's probability while the blocks that the map puts first are blurred: the lower, the better. By
             "method", "centre" (blocks from the middle outwards) and "random".
         insertion: the same while they are uncovered from a blurred image: the higher, the better.
-        classifier_randomised: rank correlation of the maps with those of the network whose classifier's weights are shuffled: near 1, the map
+        classifier_randomised: rank correlation of the maps with those of the network with its classifier's weights shuffled: near 1, the map
             doesn't depend on what tells the classes apart. None where the network's classifier isn't known.
         all_randomised: the same, with the weights of every convolution and dense layer shuffled.
         pointing: share of images whose maximum lies in a box, by "method" and "centre"; None without boxes.
@@ -244,7 +244,7 @@ def spearman(one: np.ndarray, other: np.ndarray) -> float:
     ranks = [_ranks(each.ravel()) for each in (one, other)]
     if min(rank.std() for rank in ranks) == 0:
         return 0.0
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
@@ -265,4 +265,3 @@ def _pointing(shown: Sequence[Explanation], boxes: Sequence[Sequence[Sequence[fl
 def _in(x: float, y: float, box: Sequence[float]) -> bool:
     left, top, right, bottom = box
     return left - TOLERANCE <= x <= right + TOLERANCE and top - TOLERANCE <= y <= bottom + TOLERANCE
-

@@ -32,13 +32,17 @@ def occlusion(q: Question) -> Answer:
     def settle() -> None:
         for row, (top, left), score in zip(rows, spots, q.scores(torch.stack(hidden), q.every[rows]), strict=True):
             lost[row, top : top + window, left : left + window] += whole[row] - score
-        hidden.clear(), rows.clear(), spots.clear()
+        hidden.clear()
+        rows.clear()
+        spots.clear()
 
     for row in range(len(q.x)):
         for top, left in places:
             image = q.x[row].clone()
             image[:, top : top + window, left : left + window] = fill
-            hidden.append(image), rows.append(row), spots.append((top, left))
+            hidden.append(image)
+            rows.append(row)
+            spots.append((top, left))
             if len(hidden) == q.rows:
                 settle()
     if hidden:

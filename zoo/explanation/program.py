@@ -114,7 +114,9 @@ class Program:
             self.at, self.tap = self._usual(own, places) if at is None else self._named(places, at)
             self._describe(own, places)
         elif at is None:
-            raise CannotExplain(f"{self.name} is no network of the zoo: name the layer whose map is explained, explain(model, images, at=…)")
+            raise CannotExplain(
+                f"{self.name} is no network of the zoo: name the layer whose map is explained, explain(model, images, at=…)"
+            )
         elif at not in written.outputs:
             raise UnknownTap(f"{self.name} has no layer {at!r} on its way; it has {', '.join(list(written.outputs)[:8])}, …")
         else:
@@ -204,31 +206,33 @@ class Program:
         return self._layer(node)
 
     def _halves(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
-        """Return the nodes before the tap, those behind it, and what the latter read of the former, the tap first."""
-        needed = {self.result}
+        """Return the nodes before the tap, those behind it, and what the latter read of the former, the tap first.
+
+        What depends on no image, such as a table of position biases, is computed by whichever half reads it.
+        """
+        needed, seen = {self.result, self.tap}, {node for node in self.graph.nodes if node.op == "placeholder"}
         for node in reversed(self.graph.nodes):
             if node in needed:
                 needed.update(node.all_input_nodes)
         moved = {self.tap}
-        before: list[fx.Node] = []
-        behind: list[fx.Node] = []
         for node in self.graph.nodes:
-            if node not in needed and node is not self.tap:
-                continue
             if node is not self.tap and moved.intersection(node.all_input_nodes):
                 moved.add(node)
-                behind.append(node)
-            else:
-                before.append(node)
+            if seen.intersection(node.all_input_nodes):
+                seen.add(node)
         if self.result not in moved:
             raise CannotExplain(f"nothing that {self.name} answers depends on {self.at!r}; name a layer on the way to its output")
-        read = {source for node in behind for source in node.all_input_nodes} - set(behind) - {self.tap}
+        nodes = [node for node in self.graph.nodes if node in needed]
+        behind = [node for node in nodes if node in moved and node is not self.tap]
+        before = [node for node in nodes if node not in moved or node is self.tap]
+        self._head = [node for node in nodes if node in set(behind) or node not in seen]
+        read = {source for node in self._head for source in node.all_input_nodes} - set(self._head) - {self.tap}
         return before, behind, [self.tap, *(node for node in before if node in read)]
 
     def _float32(self) -> None:
         """Compute what lies behind the tap in float32, whatever the network's type: its cells' weights are sums of small terms."""
         twins: dict[str, nn.Module] = {}
-        for node in self.behind:
+        for node in self._head:
             if node.op == "call_module":
                 name = str(node.target)
                 if any(p.is_floating_point() and p.dtype in (torch.float16, torch.bfloat16) for p in self.layers[name].parameters()):
@@ -248,12 +252,12 @@ class Program:
 
     def head(self, kept: Sequence[Tensor], rule: Rule | None = None) -> Tensor:
         """Run what lies behind the tap on what `body` returns, with gradients where its tensors ask for them: (B, classes)."""
-        values = self._run(self.behind, dict(zip(self.kept, kept, strict=True)), [self.result], self._behind_layers, None, rule)
+        values = self._run(self._head, dict(zip(self.kept, kept, strict=True)), [self.result], self._behind_layers, None, rule)
         return values[self.result]
 
     def values(self, kept: Sequence[Tensor]) -> dict[fx.Node, Any]:
         """Run what lies behind the tap, and return what each node gives."""
-        return self._run(self.behind, dict(zip(self.kept, kept, strict=True)), None, self._behind_layers, None, None)
+        return self._run(self._head, dict(zip(self.kept, kept, strict=True)), None, self._behind_layers, None, None)
 
     def _run(
         self,
@@ -276,11 +280,13 @@ class Program:
             else:
                 values[node] = self._value(node, values, layers, x, rule)
             for source in node.all_input_nodes if kept is not None else ():
-                if last[source] is node and source not in kept:
+                if last[source] is node and source not in (kept or ()):
                     del values[source]
         return values
 
-    def _value(self, node: fx.Node, values: dict[fx.Node, Any], layers: Mapping[str, nn.Module], x: Tensor | None, rule: Rule | None) -> Any:
+    def _value(
+        self, node: fx.Node, values: dict[fx.Node, Any], layers: Mapping[str, nn.Module], x: Tensor | None, rule: Rule | None
+    ) -> Any:
         target: Any = node.target
         if node.op == "placeholder":
             return x

@@ -16,8 +16,8 @@ from zoo.explanation.program import Program, Rule, relu_of
 from zoo.explanation.table import Answer, Question, method, refuse
 
 OTHERS = {
-    "SiLU", "GELU", "Hardswish", "Mish", "ELU", "SELU", "CELU", "LeakyReLU", "PReLU", "RReLU", "Softplus", "Softsign", "Hardtanh", "Hardshrink",
-    "Softshrink", "Threshold", "QuickGELU", "SwiGLU", "StarReLU", "SquaredReLU", "GLU", "LogSigmoid",
+    "SiLU", "GELU", "Hardswish", "Mish", "ELU", "SELU", "CELU", "LeakyReLU", "PReLU", "RReLU", "Softplus", "Softsign", "Hardtanh",
+    "Hardshrink", "Softshrink", "Threshold", "QuickGELU", "SwiGLU", "StarReLU", "SquaredReLU", "GLU", "LogSigmoid",
     "silu", "gelu", "hardswish", "mish", "elu", "selu", "celu", "leaky_relu", "prelu", "rrelu", "softplus", "hardtanh", "glu", "threshold",
 }  # fmt: skip
 """Activations, as modules and functions, for which neither paper defines a way back."""
@@ -102,7 +102,14 @@ def deconvnet(q: Question) -> Answer:
 
 
 @method(
-    "guided-gradcam", "Guided Grad-CAM", "https://arxiv.org/abs/1610.02391", place="input", signed=True, slope=True, exact=True, reads_layer=True
+    "guided-gradcam",
+    "Guided Grad-CAM",
+    "https://arxiv.org/abs/1610.02391",
+    place="input",
+    signed=True,
+    slope=True,
+    exact=True,
+    reads_layer=True,
 )
 def guided_gradcam(q: Question) -> Answer:
     """Guided backpropagation times Grad-CAM of the layer `at`, enlarged by lines (section 3.2); HiResCAM where the head has no mean."""

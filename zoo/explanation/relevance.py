@@ -139,7 +139,7 @@ MOVES = {
     "contiguous", "unflatten", "narrow", "roll", "channel_shuffle",
 }  # fmt: skip
 """What only moves values about, and pads with zeros."""
-SAME = {"Identity", "Dropout", "Dropout2d", "StochasticDepth", "LayerScale", "dropout", "imagenet_to_inception", "Mish0"} - {"Mish0"}
+SAME = {"Identity", "Dropout", "Dropout2d", "StochasticDepth", "LayerScale", "dropout", "imagenet_to_inception"}
 """What leaves every value at its place, scaled at most."""
 MEANS = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 MEAN_NAMES = {"mean", "avg_pool2d", "adaptive_avg_pool2d"}
@@ -341,7 +341,7 @@ def _answer(q: Question, composite: Composite) -> Answer:
         score = (outputs * goals).sum(1)
         growth = found.abs().flatten(1).sum(1) / score.abs().clamp(min=1e-12)
         if not found.isfinite().all() or bool((lost > LEAK).any()) or bool((growth > GROWTH).any()):
-            worst = f"{float(lost.max()):.1%} of the score is lost on the way, and the relevances' sizes add up to {float(growth.max()):,.0f} times it"
+            worst = f"{float(lost.max()):.1%} of the score is lost on the way, and the sizes are {float(growth.max()):,.0f} times it"
             raise refuse("this rule of LRP", q.program, f"it does not conserve relevance there: {worst}", "integrated-gradients")
         maps.append(found.sum(1))
         errors += ((found.flatten(1).sum(1) - score).abs() / score.abs().clamp(min=1e-12)).tolist()
@@ -360,7 +360,15 @@ def lrp(q: Question) -> Answer:
     return _answer(q, Composite(rule, EPSILON, box(low, high), float(q.options.get("epsilon", 1e-6))))
 
 
-@method("lrp-epsilon", "LRP-epsilon", "https://doi.org/10.1371/journal.pone.0130140", place="input", signed=True, error=MISSING, options="epsilon")
+@method(
+    "lrp-epsilon",
+    "LRP-epsilon",
+    "https://doi.org/10.1371/journal.pone.0130140",
+    place="input",
+    signed=True,
+    error=MISSING,
+    options="epsilon",
+)
 def lrp_epsilon(q: Question) -> Answer:
     """The epsilon rule (1e-6 of a layer's outputs) on all layers; with ReLUs alone it is input x gradient."""
     return _answer(q, Composite(EPSILON, epsilon=float(q.options.get("epsilon", 1e-6))))

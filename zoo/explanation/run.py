@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from weights.arguments import forgiving, unknown_keyword, whole
 from zoo.explanation.geometry import View
 from zoo.explanation.program import INPUT, CannotExplain, Program
 from zoo.explanation.result import Explanation
-from zoo.explanation.table import Answer, Method, Question, find_method
+from zoo.explanation.table import Answer, Question, find_method
 from zoo.explanation.targets import Target, single, targets
 from zoo.extraction.features import features
 from zoo.extraction.taps import EMBEDDING, LOGITS
@@ -219,14 +218,13 @@ class Explainer:
             rows, columns = self.program.axes(answer.raw.shape[1], answer.raw.shape[2], x)
             raw = answer.raw.float().cpu().numpy()
             for index, one in enumerate(each):
+                chance = scores[index] if one.vector is not None else one.probability(chances[index])
+                error = None if answer.error is None else answer.error[index]
                 found[index].append(
                     Explanation(
-                        raw[index].copy(), one.label, one.wnid,
-                        scores[index] if one.vector is not None else one.probability(chances[index]),
-                        scores[index], self.chosen.title, self.program.at,
-                        None if answer.error is None else answer.error[index],
-                        self.chosen.error, answer.note, self.chosen.signed, self.chosen.slope, self._called(), names[index], views[index], rows, columns,
-                        sources[index],
+                        raw[index].copy(), one.label, one.wnid, chance, scores[index], self.chosen.title, self.program.at, error,
+                        self.chosen.error, answer.note, self.chosen.signed, self.chosen.slope, self._called(), names[index],
+                        views[index], rows, columns, sources[index],
                     )
                 )  # fmt: skip
         return found

@@ -28,6 +28,8 @@ MOST = 0.85
 """Opacity of the strongest colour."""
 SPARSE = 99.5
 """A map of pixels is drawn up to this percentile: single pixels would leave the rest dark."""
+FINE = 64
+"""With more cells a side, a map's points are too small for a photograph's colours: the photograph is drawn pale and grey."""
 WIDTH, HEIGHT = 300, 225
 GAP, PAD, LINE, BAR, TITLE = 14, 10, 19, 12, 16
 
@@ -81,6 +83,9 @@ def overlaid(shown: Explanation) -> Image:
         part = (part / most).clip(-1 if shown.signed else 0, 1)
         table = colours(AGAINST_FOR if shown.signed else INFERNO)
         index = ((part + 1) / 2 if shown.signed else part) * 255
+        if max(shown.raw.shape) > FINE:
+            grey = inside.astype(np.float32).mean(2, keepdims=True)
+            inside = np.repeat(grey * np.float32(0.3) + np.float32(0.7 * 255), 3, 2)
         alpha = (np.abs(part) * np.float32(MOST))[..., None]
         inside = (inside * (1 - alpha) + table[index.round().astype(np.uint8)] * alpha).round().astype(np.uint8)
     photograph[top:bottom, left:right] = inside

@@ -65,6 +65,8 @@ class Method:
     """Whether BatchNorms stay: folding moves a ReLU's input by rounding, and what lies at its corner turns a whole gradient."""
 
 
+KEPT = 4
+"""A backward pass takes this part of the images that a forward pass takes: it keeps what every layer gave."""
 METHODS: dict[str, Method] = {}
 """Every method by its name; `method` adds one."""
 
@@ -175,12 +177,12 @@ class Question:
         return self.map_of(self.slope(self.kept))
 
     def image_gradients(self, x: Tensor, rows: Tensor, rule: Rule | None = None) -> tuple[Tensor, Tensor]:
-        """Return gradients and goals of images (N, C, H, W), each for the goal of its row of the batch, `self.rows` at once."""
-        slopes, scores = [], []
-        for start in range(0, len(x), self.rows):
-            part = x[start : start + self.rows].detach().requires_grad_()
+        """Return gradients and goals of images (N, C, H, W), each for the goal of its row of the batch, a few at once."""
+        slopes, scores, size = [], [], max(1, self.rows // KEPT)
+        for start in range(0, len(x), size):
+            part = x[start : start + size].detach().requires_grad_()
             with torch.enable_grad():
-                score = self.goal(self.program.head([part], rule), rows[start : start + self.rows])
+                score = self.goal(self.program.head([part], rule), rows[start : start + size])
                 slopes.append(torch.autograd.grad(score.sum(), part)[0])
             scores.append(score.detach())
         return torch.cat(slopes), torch.cat(scores)
