@@ -2,9 +2,10 @@
 
 # Each of these adds its methods to the table.
 from zoo.explanation import attentions, cams, gradients, perturbations, rectifiers, relevance  # noqa: F401
+from zoo.explanation.maps import Region
 from zoo.explanation.measures import Measured, measure
 from zoo.explanation.program import CannotExplain
-from zoo.explanation.result import Explanation, Region
+from zoo.explanation.result import Explanation
 from zoo.explanation.run import explain
 from zoo.explanation.table import METHODS, Method
 

@@ -37,7 +37,7 @@ class Measured:
         deletion: area under the class's probability while the blocks that the map puts first are blurred: the lower, the better. By
             "method", "centre" (blocks from the middle outwards) and "random".
         insertion: the same while they are uncovered from a blurred image: the higher, the better.
-        classifier_randomised: rank correlation of the maps with those of the network with its classifier's weights shuffled: near 1, the map
+        classifier_randomised: rank correlation of the maps with the network's with its classifier's weights shuffled; near 1, the map
             doesn't depend on what tells the classes apart. None where the network's classifier isn't known.
         all_randomised: the same, with the weights of every convolution and dense layer shuffled.
         pointing: share of images whose maximum lies in a box, by "method" and "centre"; None without boxes.

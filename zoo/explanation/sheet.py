@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zoo.explanation.result import Explanation
+from zoo.explanation.maps import Explained
 from zoo.images.canvas import save
 from zoo.images.lettering import shortened, write
 from zoo.prediction.contact_sheet import CARD, EDGE, FAINT, FRAME, INK, PAGE
@@ -46,10 +46,10 @@ class Row:
 
     picture: Image | None
     name: str
-    cards: Sequence[Explanation]
+    cards: Sequence[Explained]
 
 
-def row(cards: Sequence[Explanation], name: str | None = None, picture: bool = True) -> Row:
+def row(cards: Sequence[Explained], name: str | None = None, picture: bool = True) -> Row:
     """Make a row of explanations of one image; without `picture`, only the name stands on the left."""
     return Row(cards[0].photograph() if picture else None, Path(cards[0].name).name if name is None else name, cards)
 
@@ -61,13 +61,13 @@ def colours(table: str, steps: int = 256) -> np.ndarray:
     return np.stack([np.interp(place, np.arange(len(named)), named[:, c]) for c in range(3)], 1).round().astype(np.uint8)
 
 
-def scale(shown: Explanation) -> float:
+def scale(shown: Explained) -> float:
     """Return the value that has the strongest colour; 0 where nothing is drawn."""
     strength = np.abs(shown.raw) if shown.signed else shown.raw.clip(0)
     return float(np.percentile(strength, SPARSE) if shown.at == "input" else strength.max())
 
 
-def overlaid(shown: Explanation) -> Image:
+def overlaid(shown: Explained) -> Image:
     """Draw a map over its photograph; see `Explanation.overlay`."""
     from PIL import Image
 
@@ -103,7 +103,7 @@ def _frame(pixels: np.ndarray, left: int, top: int, right: int, bottom: int) -> 
         pixels[part] = 255
 
 
-def save_sheet(rows: Sequence[Sequence[Explanation] | Row], path: str | os.PathLike[str], heading: str = "") -> Path:
+def save_sheet(rows: Sequence[Sequence[Explained] | Row], path: str | os.PathLike[str], heading: str = "") -> Path:
     """Save a sheet as a PNG, whole or not at all: one row for each image, or `Row`s.
 
     Raises:
@@ -155,15 +155,15 @@ def _first(page: Image, draw: ImageDraw, x: int, y: int, one: Row) -> None:
         write(draw, x, y + HEIGHT + PAD + LINE * index + 8, shortened(line, 13, WIDTH), 13, INK if index == 0 else FAINT)
 
 
-def _seen(shown: Explanation) -> str:
+def _seen(shown: Explained) -> str:
     left, top, right, bottom = shown.seen
     if (left, top, right, bottom) == (0, 0, *shown.view.size):
         return "all of it"
     return f"{right - left} x {bottom - top} from ({left}, {top}), the frame"
 
 
-def _card(page: Image, draw: ImageDraw, x: int, y: int, shown: Explanation) -> None:
-    _paste(page, x, y, shown.overlay())
+def _card(page: Image, draw: ImageDraw, x: int, y: int, shown: Explained) -> None:
+    _paste(page, x, y, overlaid(shown))
     y += HEIGHT + PAD
     most = scale(shown)
     chance = "" if shown.probability is None else f"  {shown.probability:.1%}"
