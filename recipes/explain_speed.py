@@ -4,6 +4,7 @@
     python recipes/explain_speed.py --model ResNet18 --images 8
     python recipes/explain_speed.py --photographs photos/         # Grad-CAM over the time of predict, and the memory
 
+Times are of the processor, of all threads together, so that another program's work does not count; on a GPU they are the clock's.
 Each round takes the libraries in turn; the table has medians. Maps are compared before any time is printed.
 """
 
@@ -31,6 +32,8 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--model", default="ResNet18")
     asked.add_argument("--images", type=int, default=8)
+    asked.add_argument("--side", type=int, help="of the images in pixels; the network's own if left out")
+    asked.add_argument("--cams", action="store_true", help="class activation maps alone")
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--device", default="cpu")
     asked.add_argument("--photographs", type=Path)
@@ -38,10 +41,10 @@ def main() -> None:
     if given.photographs:
         beside_predict(given.model, given.photographs, given.rounds, given.device)
     else:
-        beside_peers(given.model, given.images, given.rounds, given.device)
+        beside_peers(given.model, given.images, given.rounds, given.device, given.side, given.cams)
 
 
-def beside_peers(name: str, images: int, rounds: int, device: str) -> None:
+def beside_peers(name: str, images: int, rounds: int, device: str, side: int | None, cams: bool) -> None:
     """Print milliseconds an image of each method, ours and the peer's."""
     from captum.attr import IntegratedGradients, Occlusion  # pyright: ignore[reportMissingImports]
     from pytorch_grad_cam import GradCAM, HiResCAM, LayerCAM, XGradCAM  # pyright: ignore[reportMissingImports]
@@ -49,12 +52,11 @@ def beside_peers(name: str, images: int, rounds: int, device: str) -> None:
 
     torch.manual_seed(0)
     model = network(name).eval().to(device)
-    x = torch.randn(images, 3, model.input_size, model.input_size, device=device)
+    side = side or model.input_size
+    x = torch.randn(images, 3, side, side, device=device)
     layer: Any = model.layer4
     kinds = {"GradCAM": GradCAM, "HiResCAM": HiResCAM, "XGradCAM": XGradCAM, "LayerCAM": LayerCAM}
-    print(
-        f"{name}, {images} images of {model.input_size} pixels, {device}, {torch.get_num_threads()} threads; ms an image, median of {rounds}"
-    )
+    print(f"{name}, {images} images of {side} pixels, {device}, {torch.get_num_threads()} threads; ms an image, median of {rounds}")
     for ours, theirs in CAMS.items():
 
         def peer(theirs: str = theirs) -> np.ndarray:
@@ -65,6 +67,8 @@ def beside_peers(name: str, images: int, rounds: int, device: str) -> None:
             return np.stack([one.raw for one in explain(model, x, ours, 1, "layer4")])
 
         _row(ours, own, peer, rounds, images, _scaled)
+    if cams:
+        return
     black = torch.zeros_like(x)
     integrated = IntegratedGradients(model)
     _row(
@@ -84,9 +88,9 @@ def beside_peers(name: str, images: int, rounds: int, device: str) -> None:
     )
 
 
-def _scaled(maps: np.ndarray) -> np.ndarray:
+def _scaled(maps: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     """Enlarge and scale maps as pytorch-grad-cam does, so that they can be compared."""
-    large = torch.nn.functional.interpolate(torch.from_numpy(maps)[:, None], size=(224, 224), mode="bilinear")[:, 0]
+    large = torch.nn.functional.interpolate(torch.from_numpy(maps)[:, None], size=size, mode="bilinear")[:, 0]
     large = large - large.amin((1, 2), keepdim=True)
     return (large / (1e-7 + large.amax((1, 2), keepdim=True))).numpy()
 
@@ -97,19 +101,19 @@ def _row(
     peer: Callable[[], np.ndarray],
     rounds: int,
     images: int,
-    alike: Callable[[np.ndarray], np.ndarray] | None = None,
+    alike: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] | None = None,
 ) -> None:
     ours, theirs = own(), peer()
-    compared = alike(ours) if alike else ours
+    compared = alike(ours, theirs.shape[1:]) if alike else ours
     near = min(np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(compared, theirs, strict=True))
     if near < 0.99:
         raise SystemExit(f"{name}: the two maps correlate by {near:.3f}; no time is printed")
     times: dict[str, list[float]] = {"own": [], "peer": []}
     for _ in range(rounds):
         for key, run in (("own", own), ("peer", peer)):
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[key].append(1000 * (time.perf_counter() - start) / images)
+            times[key].append(1000 * (clock() - start) / images)
     mine, other = statistics.median(times["own"]), statistics.median(times["peer"])
     print(f"  {name:32} ours {mine:8.1f}  peer {other:8.1f}  {other / mine:.2f}x  (correlation {near:.5f})", flush=True)
 
@@ -125,15 +129,23 @@ def beside_predict(name: str, folder: Path, rounds: int, device: str) -> None:
     first = _memory()
     for _ in range(rounds):
         for key, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             for begin in range(0, len(photographs), 64):
                 run(photographs[begin : begin + 64])
-            times[key].append(1000 * (time.perf_counter() - start) / len(photographs))
+            times[key].append(1000 * (clock() - start) / len(photographs))
     slow, fast = statistics.median(times["explain"]), statistics.median(times["predict"])
     print(f"{name}, {len(photographs)} photographs, {device}, {torch.get_num_threads()} threads, median of {rounds} rounds")
     print(
         f"  predict {fast:.1f} ms a photograph, Grad-CAM {slow:.1f} ms: {slow / fast:.2f}x; most memory {first:.0f} -> {_memory():.0f} MB"
     )
+
+
+def clock() -> float:
+    """Return seconds of the processor; with a GPU, of the clock when its work is done."""
+    if not torch.cuda.is_initialized():
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _memory() -> float:

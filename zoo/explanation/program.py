@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from zoo.explanation.apart import apart
 from zoo.explanation.geometry import Axis
 from zoo.extraction.receptive_fields import Reach
 from zoo.extraction.taps import BODY, EMBEDDING, LOGITS, Places, UnknownTap, trace, trace_module
+from zoo.networks.layers import Conv2dEven, Conv2dSame
 from zoo.networks.model import Model
 from zoo.networks.vit import Attention
 
@@ -188,13 +188,11 @@ class Program:
             once = isinstance(source, fx.Node) and runs.get(str(source.target)) == 1 and not getattr(layer, "parametrizations", None)
             if not (alone and once):
                 continue
-            if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                made: nn.Module = fuse_conv_bn_eval(_exact(layer), _exact(norm))
-            elif isinstance(layer, nn.Linear) and isinstance(norm, nn.BatchNorm1d):
-                made = fuse_linear_bn_eval(_exact(layer), _exact(norm))
+            pairs = (type(layer) in CONVOLUTIONS and isinstance(norm, nn.BatchNorm2d), type(layer) is nn.Linear)
+            if layer is not None and any(pairs):
+                self.layers[str(source.target)] = _fused(layer, norm)
             else:
                 continue
-            self.layers[str(source.target)] = made.to(layer.weight.dtype).requires_grad_(False)
             folded[node] = source
         return folded
 
@@ -325,15 +323,24 @@ class Program:
             yield node, self.behind_layer(node)
 
 
-def _exact(layer: Any) -> Any:
-    """Return a layer with its tensors in float64, for folding."""
-    return apart(layer, dtype=torch.float64)
+def _fused(layer: nn.Module, norm: Any) -> nn.Module:
+    """Return a layer whose weights and bias do what the BatchNorm behind it does, the factors computed in float64."""
+    weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
+    assert weight is not None
+    factor = (norm.running_var.double() + norm.eps).rsqrt()
+    factor = factor if norm.weight is None else factor * norm.weight.double()
+    shift = -norm.running_mean.double() if bias is None else bias.double() - norm.running_mean.double()
+    shift = shift * factor if norm.bias is None else shift * factor + norm.bias.double()
+    scaled = weight * factor.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))
+    return copied(layer, weight=nn.Parameter(scaled, False), bias=nn.Parameter(shift.to(weight.dtype), False))
 
 
 def _wide(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+CONVOLUTIONS = (nn.Conv2d, Conv2dSame, Conv2dEven)
+"""Kinds whose weights are used as they are: others normalise them first."""
 PLAIN: dict[Any, Any] = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from zoo.explanation.program import Program, copied, relu_of
+from zoo.explanation.program import CONVOLUTIONS, Program, copied, relu_of
 from zoo.explanation.table import Answer, Question, method, refuse
 
 IMAGES = 8
@@ -222,8 +222,8 @@ def _hand_on(
     layer, name = program.behind_layer(node), _name(node, program.behind_layer(node))
     if node in program.folded:
         return [out], 0.0
-    if isinstance(layer, nn.Conv2d | nn.Linear):
-        rule = composite.convolution if isinstance(layer, nn.Conv2d) else composite.dense
+    if layer is not None and type(layer) in (*CONVOLUTIONS, nn.Linear):
+        rule = composite.dense if isinstance(layer, nn.Linear) else composite.convolution
         share, taken = weighted(layer, values[sources[0]], out, composite.first if first and composite.first else rule, composite)
         return [share], taken
     if relu_of(node, layer) is not None or name in SAME:

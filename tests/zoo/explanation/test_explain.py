@@ -314,3 +314,14 @@ def test_wrong_calls_say_what_to_do(small: Model, images: Tensor) -> None:
     small.fc.weight.data.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="NaN"):
         explain(small, images)
+
+
+def test_every_method_stands_on_the_page_with_its_options_and_source() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "explain.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `") and line.endswith(") |")}
+    assert rows.keys() == METHODS.keys()
+    for name, one in METHODS.items():
+        assert one.title in rows[name]
+        assert f"({one.source})" in rows[name]
+        assert all(f"`{option}`" in rows[name] for option in one.options)
+        assert (one.function.__doc__ or "").strip()
