@@ -15,7 +15,7 @@ from explained import HALVES, Bright, record
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo import ResNet20, ViT_Ti_16, features
+from zoo import ResNet20, ViT_Ti_16, fast, features
 from zoo.explanation import METHODS, CannotExplain, Explanation, explain
 from zoo.explanation.geometry import Axis, View
 from zoo.images.preprocess import BadImage
@@ -325,3 +325,14 @@ def test_every_method_stands_on_the_page_with_its_options_and_source() -> None:
         assert f"({one.source})" in rows[name]
         assert all(f"`{option}`" in rows[name] for option in one.options)
         assert (one.function.__doc__ or "").strip()
+
+
+def test_a_fast_network_has_the_same_map_and_its_own_kernels_do_the_work(small: Model, images: Tensor) -> None:
+    quick = fast(small, "cpu")
+    for name in ("gradcam", "occlusion"):
+        options = {"window": 16, "stride": 16} if name == "occlusion" else {}
+        expected = explain(small, images, name, 4, options=options, batch_size=4)
+        found = explain(quick, images, name, 4, options=options, batch_size=4)
+        for one, other in zip(found, expected, strict=True):
+            assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.999
+            assert one.raw.argmax() == other.raw.argmax()
