@@ -33,7 +33,7 @@ PAGES: dict[str, dict[str, str]] = {
     },
     "convert": {"convert": "ConvertError core flip formats names read Source"},
     "zoo.embedding": {"embed": "embed Embeddings knn LeftOut nearest Neighbour Probed read Report"},
-    "zoo.explanation": {"explain": "CannotExplain explain Explanation measure Measured Method METHODS Region"},
+    "zoo.explanation": {"explain": "CannotExplain class_image ClassImage explain Explanation measure Measured Method METHODS Region"},
     "zoo.finetuning": {"finetune": "find_rate finetune Metrics NotFinite Run Settings Stopped"},
     "zoo.images": {"embed": "BadImage decode Item open_source Source"},
     "zoo.kernels": {"gpu": "Fast fast plain why"},

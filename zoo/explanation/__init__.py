@@ -2,6 +2,7 @@
 
 # Each of these adds its methods to the table.
 from zoo.explanation import attentions, cams, gradients, perturbations, rectifiers, relevance  # noqa: F401
+from zoo.explanation.class_images import ClassImage, class_image
 from zoo.explanation.maps import Region
 from zoo.explanation.measures import Measured, measure
 from zoo.explanation.program import CannotExplain
@@ -9,4 +10,4 @@ from zoo.explanation.result import Explanation
 from zoo.explanation.run import explain
 from zoo.explanation.table import METHODS, Method
 
-__all__ = ["METHODS", "CannotExplain", "Explanation", "Measured", "Method", "Region", "explain", "measure"]
+__all__ = ["METHODS", "CannotExplain", "ClassImage", "Explanation", "Measured", "Method", "Region", "class_image", "explain", "measure"]
