@@ -336,3 +336,12 @@ def test_a_fast_network_has_the_same_map_and_its_own_kernels_do_the_work(small: 
         for one, other in zip(found, expected, strict=True):
             assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.999
             assert one.raw.argmax() == other.raw.argmax()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in METHODS if "attention" not in name])
+def test_a_gpu_gives_the_cpus_map(name: str, small: Model, images: Tensor) -> None:
+    options = {"masks": 64} if name == "rise" else {"samples": 4} if name == "smoothgrad" else {}
+    expected = explain(small, images, name, 3, options=options)
+    for one, other in zip(explain(small.cuda(), images, name, 3, options=options), expected, strict=True):
+        assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.99
