@@ -19,7 +19,17 @@ from documents import DOCS, PAGES
 
 import zoo
 
-PACKAGES = ("zoo", "weights", "convert", "zoo.embedding", "zoo.finetuning", "zoo.images", "zoo.kernels", "zoo.kernels.training")
+PACKAGES = (
+    "zoo",
+    "weights",
+    "convert",
+    "zoo.embedding",
+    "zoo.explanation",
+    "zoo.finetuning",
+    "zoo.images",
+    "zoo.kernels",
+    "zoo.kernels.training",
+)
 packages = pytest.mark.parametrize("package", PACKAGES)
 
 

@@ -5,6 +5,7 @@
     VGG19(num_classes=10)                      a network, untrained, in train mode; network("vgg19", num_classes=10) likewise
     networks("*resnet*")                       the names that there are
     predict(model, "cat.jpg")                  labels, by the preprocessing that the checkpoint was measured with
+    explain(model, "cat.jpg")                  why: a map over the photograph; `measure` says how far it can be trusted
     features(model, at="layer3")               inner tensors; `body`, `head`, `pyramid`, `reset_head` work on every family too
     dream(model, "sky.jpg").save("dream.png")  what a layer finds in a picture, made more of; `dream_video` makes a film
     embed(model, "photos/", "vectors.parquet") vectors of many images
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from zoo.dreaming.run import dream_frames as dream_frames
     from zoo.dreaming.run import dream_video as dream_video
     from zoo.embedding.run import embed as embed
+    from zoo.explanation.measures import measure as measure
+    from zoo.explanation.result import Explanation as Explanation
+    from zoo.explanation.run import explain as explain
     from zoo.extraction.features import Features as Features
     from zoo.extraction.features import body as body
     from zoo.extraction.features import features as features
@@ -65,6 +69,7 @@ _PLACES = {
     "zoo.pretrained.trained": "trained",
     "zoo.pretrained.heads": "reset_head",
     "zoo.prediction.predict": "Prediction predict",
+    "zoo.explanation": "Explanation explain measure",
     "zoo.extraction.features": "Features body features head pyramid",
     "zoo.extraction.taps": "UnknownTap",
     "zoo.dreaming.run": "dream dream_frames dream_video",

@@ -15,6 +15,7 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo": {
         "tour": "CATALOGUE Model network networks",
         "predict": "predict Prediction",
+        "explain": "explain Explanation measure",
         "features": "body features Features head pyramid reset_head UNet UnknownTap",
         "dream": "dream dream_frames dream_video",
         "embed": "embed",
@@ -35,6 +36,7 @@ PAGES: dict[str, dict[str, str]] = {
     "convert": {"convert": "ConvertError core flip formats names read Source"},
     "zoo.dreaming": {"dream": "dream dream_frames dream_video NothingToDream"},
     "zoo.embedding": {"embed": "embed Embeddings knn LeftOut nearest Neighbour Probed read Report"},
+    "zoo.explanation": {"explain": "CannotExplain class_image ClassImage explain Explanation measure Measured Method METHODS Region"},
     "zoo.finetuning": {"finetune": "find_rate finetune Metrics NotFinite Run Settings Stopped"},
     "zoo.images": {"embed": "BadImage decode Item open_source Source"},
     "zoo.kernels": {"gpu": "Fast fast plain why"},
@@ -45,7 +47,7 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo.kernels.training": {"gpu": "fast_step FastStep FastTraining"},
 }
 """The page of every name that a package exports."""
-DATA = {"CATALOGUE": "Every network of the catalogue, by name."}
+DATA = {"CATALOGUE": "Every network of the catalogue, by name.", "METHODS": "Every method of explaining, by name."}
 """What is no class, function or module, and so has no docstring."""
 HEAD = """\
 # Public names

@@ -30,6 +30,7 @@ its value was misspelt; 3 a network, checkpoint or file of that name is not know
 GROUPS = {
     "Use": {
         "predict": ("predict:predict", "zoo predict cat.jpg dog.jpg"),
+        "explain": ("explain:explain", "zoo explain cat.jpg --target tabby --picture why.png"),
         "demo": ("predict:demo", "zoo demo"),
         "dream": ("dream:dream", "zoo dream photo.jpg -o dream.png"),
         "stylize": ("stylize:stylize", "zoo stylize photo.jpg --style embers"),
@@ -83,7 +84,7 @@ FAILURES = (
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-STARTS_TORCH = {"add", "bench", "convert", "demo", "dream", "embed", "finetune", "knn", "predict", "search", "stylize", "train-style"}
+STARTS_TORCH = {"add", "bench", "convert", "demo", "dream", "embed", "explain", "finetune", "knn", "predict", "search", "stylize", "train-style"}
 
 
 def _with_torch(called: Callable[..., object]) -> Callable[..., object]:

@@ -107,10 +107,14 @@ class _Tracer(fx.Tracer):
         self.inputs: dict[str, fx.Node] = {}
         self.closed: dict[str, str] = {}
         self.body_end = 0
+        self.inlines = False
+        """Whether layers without children that are not PyTorch's are looked into, too."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         del module_qualified_name
         theirs = type(m).__module__.startswith(("torch.nn.", "torch.ao.")) and not isinstance(m, nn.Sequential)
+        if self.inlines:
+            return theirs
         return theirs or m._modules.keys() <= {"parametrizations"}  # which make a layer's parameters, and leave it a layer
 
     def path_of_module(self, mod: nn.Module) -> str:
@@ -164,6 +168,33 @@ def trace(network: Model, head_only: bool = False) -> Trace:
         except (TraceError, TypeError) as error:
             raise ValueError(f"{type(network).__name__} has no one graph: {error}") from error
     return Trace(graph, tracer.outputs, tracer.inputs, tracer.closed, tracer.body_end)
+
+
+def trace_module(module: nn.Module) -> Trace:
+    """Write down what any module computes of one tensor, looking into all layers but PyTorch's own.
+
+    Raises:
+        ValueError: its flow depends on values or shapes, so that there is no one graph of it.
+    """
+    tracer = _Tracer()
+    tracer.inlines = True
+    with _tracing:
+        try:
+            graph = tracer.trace(_Wrapped(module))
+        except (TraceError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(module).__name__} has no one graph: {error}") from error
+    return Trace(graph, tracer.outputs, tracer.inputs, tracer.closed, len(tracer.outputs))
+
+
+class _Wrapped(nn.Module):
+    """A module under the name that `_Tracer` leaves out of paths."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.network = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network.forward(x)
 
 
 @dataclass(slots=True)

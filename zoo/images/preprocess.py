@@ -178,23 +178,76 @@ def pixels_of(source: Any, preprocessing: Preprocessing, name: str) -> np.ndarra
 def _resize(image: Image, preprocessing: Preprocessing, name: str) -> Image:
     from PIL.Image import Resampling
 
-    if preprocessing.resize is None:
-        return image
-    short, long = preprocessing.resize, int(preprocessing.resize * max(image.size) / min(image.size))
-    size = (short, long) if image.width <= image.height else (long, short)
-    size = (short, short) if preprocessing.squash else size
+    size = _resized(image.size, preprocessing)
     if size == image.size:
         return image
     _check_size(*size, name, "is so narrow that resizing its shorter side makes")
     return image.resize(size, Resampling[preprocessing.interpolation.upper()])
 
 
+def _resized(size: tuple[int, int], preprocessing: Preprocessing) -> tuple[int, int]:
+    if preprocessing.resize is None:
+        return size
+    short, long = preprocessing.resize, int(preprocessing.resize * max(size) / min(size))
+    return (short, short) if preprocessing.squash else (short, long) if size[0] <= size[1] else (long, short)
+
+
 def _crop(image: Image, side: int | None) -> Image:
     if side is None or image.size == (side, side):
         return image
-    # torchvision's offsets: half to even where it cuts, and the odd pixel to the right and bottom where it pads
-    left, top = (round((length - side) / 2) if length >= side else -((side - length) // 2) for length in image.size)
+    left, top = _corner(image.size, side)
     return image.crop((left, top, left + side, top + side))
+
+
+def _corner(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return torchvision's offsets: half to even where it cuts, and the odd pixel to the right and bottom where it pads."""
+    left, top = (round((length - side) / 2) if length >= side else -((side - length) // 2) for length in size)
+    return left, top
+
+
+def seen_box(size: tuple[int, int], preprocessing: Preprocessing) -> tuple[float, float, float, float]:
+    """Tell which part of a picture a network sees after `preprocess`.
+
+    Args:
+        size: width and height of the upright picture in pixels.
+        preprocessing: the record.
+
+    Returns:
+        Left, top, right and bottom in the picture's pixels, from its upper left corner; outside of the picture where the crop pads.
+    """
+    width, height = _resized(size, preprocessing)
+    left, top, right, bottom = 0, 0, width, height
+    if preprocessing.crop is not None:
+        left, top = _corner((width, height), preprocessing.crop)
+        right, bottom = left + preprocessing.crop, top + preprocessing.crop
+    across, down = size[0] / width, size[1] / height
+    return left * across, top * down, right * across, bottom * down
+
+
+def picture_size(source: Any, name: str | None = None) -> tuple[int, int]:
+    """Return width and height of the upright picture that `open_image` gives, of a file by its header alone.
+
+    Raises:
+        BadImage: as `open_image`, as far as the header tells.
+    """
+    from PIL import Image
+
+    name = name or _name(source, "the image")
+    if isinstance(source, (str, os.PathLike)):
+        with opened_file(Path(source), name) as image:
+            return _upright(image)
+    if isinstance(source, Image.Image):
+        return _upright(source)
+    shape = tuple(source.shape)
+    if len(shape) == 2:
+        return shape[1], shape[0]
+    first = shape[0] < shape[2] and shape[2] not in PICTURE
+    return (shape[2], shape[1]) if first else (shape[1], shape[0])
+
+
+def _upright(image: Image) -> tuple[int, int]:
+    turned = image.getexif().get(ORIENTATION, 1) >= 5
+    return (image.height, image.width) if turned else image.size
 
 
 def _array(source: np.ndarray | Tensor, name: str) -> np.ndarray:

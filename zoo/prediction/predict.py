@@ -117,9 +117,9 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
     if images is None:
         if isinstance(model, nn.Module):
             raise TypeError("predict(model, images) takes the images, too; without a network: predict(images)")
-        model, images = _usual(), model
+        model, images = usual_network(), model
     elif isinstance(model, str):
-        model = _named(model)
+        model = network_named(model)
     network = _own(model)
     record = network.checkpoint
     if record is None:
@@ -174,7 +174,7 @@ def _usual_network(model: str, tag: str | None) -> Model:
     return trained(CATALOGUE[model], tag)
 
 
-def _named(model: str) -> Model:
+def network_named(model: str) -> Model:
     """Build the network of a name, "resnet50:imagenet1k_v1"; it is built once.
 
     Raises:
@@ -188,7 +188,7 @@ def _named(model: str) -> Model:
         raise error
 
 
-def _usual() -> Model:
+def usual_network() -> Model:
     """Build the network that is used when none is named. It is built once."""
     record, why = usual()
     log.info("predicting by %s:%s, %s", record.model, record.tag, why)

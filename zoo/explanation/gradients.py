@@ -1,0 +1,128 @@
+"""Maps of the image's pixels by gradients of the goal: how the answer changes with a pixel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from zoo.explanation.table import Answer, Question, method
+
+COMPLETE = 0.01
+"""Integrated gradients add steps until their sum is within this share of what they explain."""
+MOST_STEPS = 512
+
+
+@method("saliency", "Saliency", "https://arxiv.org/abs/1312.6034", place="input", exact=True)
+def saliency(q: Question) -> Answer:
+    """Greatest absolute gradient over the channels (section 3.1), by pixels of 0..1: otherwise blue, whose std is small, counts more."""
+    slope, _ = q.image_gradients(q.x, q.every)
+    return Answer((slope * q.deviation()).abs().amax(1))
+
+
+@method("gradient", "Gradient", "https://arxiv.org/abs/1312.6034", place="input", exact=True, signed=True, slope=True)
+def gradient(q: Question) -> Answer:
+    """Gradient with its sign, by pixels of 0..1, summed over the channels."""
+    slope, _ = q.image_gradients(q.x, q.every)
+    return Answer((slope * q.deviation()).sum(1))
+
+
+@method("input-x-gradient", "Input x gradient", "https://arxiv.org/abs/1605.01713", place="input", exact=True, signed=True)
+def input_x_gradient(q: Question) -> Answer:
+    """The normalised pixel times its gradient, summed over the channels."""
+    slope, _ = q.image_gradients(q.x, q.every)
+    return Answer((slope * q.x).sum(1))
+
+
+@method(
+    "smoothgrad",
+    "SmoothGrad",
+    "https://arxiv.org/abs/1706.03825",
+    place="input",
+    exact=True,
+    signed=True,
+    slope=True,
+    options="samples noise",
+)
+def smoothgrad(q: Question) -> Answer:
+    """Mean gradient over `samples` (50) images with normal noise of `noise` (0.15) times the image's range, by pixels of 0..1."""
+    slope = smoothed(q, noise_of(q))
+    return Answer((slope * q.deviation()).sum(1))
+
+
+def noise_of(q: Question) -> Tensor:
+    """Draw the noise of SmoothGrad, (samples, B, C, H, W), on the CPU."""
+    return torch.randn(int(q.options.get("samples", 50)), *q.x.shape, generator=q.generator())
+
+
+def smoothed(q: Question, noise: Tensor) -> Tensor:
+    """Return the mean gradient (B, C, H, W) over images with noise."""
+    width = q.x.amax((1, 2, 3), keepdim=True) - q.x.amin((1, 2, 3), keepdim=True)
+    scale = float(q.options.get("noise", 0.15)) * width
+    total, samples = torch.zeros_like(q.x), len(noise)
+    at_once = max(1, q.rows // len(q.x))
+    for start in range(0, samples, at_once):
+        part = noise[start : start + at_once].to(q.x)
+        noisy = (q.x + part * scale).flatten(0, 1)
+        total += q.image_gradients(noisy, q.every.repeat(len(part)))[0].unflatten(0, (len(part), -1)).sum(0)
+    return total / samples
+
+
+@method(
+    "integrated-gradients",
+    "Integrated gradients",
+    "https://arxiv.org/abs/1703.01365",
+    place="input",
+    exact=True,
+    signed=True,
+    error="the map's sum less the goal's difference between image and black photograph, over that difference",
+    options="steps most fixed",
+)
+def integrated_gradients(q: Question) -> Answer:
+    """(x - x') times the mean gradient on the line from x', a black photograph, to x (eq. 1), summed over the channels.
+
+    By the trapezoid rule, whose steps are doubled from `steps` (32) until the map's sum is within 1 % of the difference that it explains,
+    `most` (512) at most; the points of the last round are used again. With `fixed`, `steps` points of Gauss-Legendre's rule, once.
+    """
+    black = q.black().expand_as(q.x)
+    steps, most = int(q.options.get("steps", 32)), int(q.options.get("most", MOST_STEPS))
+    ends = [q.image_gradients(x, q.every) for x in (black, q.x)]
+    difference, way = ends[1][1] - ends[0][1], q.x - black
+    if q.options.get("fixed", False):
+        found = way * _line(q, black, way, q.every, *legendre(steps))
+        error = _short(found, difference)
+        return Answer(found.sum(1), tuple(error.tolist()), f"black photograph as baseline, {steps} steps")
+    middle = torch.arange(1, steps) / steps
+    total = (ends[0][0] + ends[1][0]) / 2 + _line(q, black, way, q.every, middle, torch.ones(steps - 1))
+    mean, used, todo = total / steps, torch.full((len(q.x),), steps), q.every
+    error = _short(way * mean, difference)
+    while 2 * steps <= most and len(todo := todo[error[todo] > COMPLETE]):
+        between = (torch.arange(steps) + 0.5) / steps
+        total[todo] += _line(q, black, way, todo, between, torch.ones(steps))
+        steps *= 2
+        mean[todo], used[todo.cpu()] = total[todo] / steps, steps
+        error[todo] = _short(way * mean, difference)[todo]
+    return Answer((way * mean).sum(1), tuple(error.tolist()), f"black photograph as baseline, {int(used.max())} steps")
+
+
+def _short(found: Tensor, difference: Tensor) -> Tensor:
+    return (found.sum((1, 2, 3)) - difference).abs() / difference.abs().clamp(min=1e-12)
+
+
+def _line(q: Question, black: Tensor, way: Tensor, rows: Tensor, points: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum of the gradients at points 0..1 of the line from the baseline to the images of some rows."""
+    start, way = black[rows], way[rows]
+    total, at_once = torch.zeros_like(way), max(1, q.rows // len(rows))
+    for first in range(0, len(points), at_once):
+        place = points[first : first + at_once].to(way).view(-1, 1, 1, 1, 1)
+        images = (start + place * way).flatten(0, 1)
+        slopes = q.image_gradients(images, rows.repeat(len(place)))[0].unflatten(0, (len(place), -1))
+        total += (slopes * weights[first : first + at_once].to(way).view(-1, 1, 1, 1, 1)).sum(0)
+    return total
+
+
+def legendre(steps: int) -> tuple[Tensor, Tensor]:
+    """Return points and weights of Gauss-Legendre's rule on 0..1."""
+    import numpy as np
+
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    return torch.from_numpy((points + 1) / 2).float(), torch.from_numpy(weights / 2).float()
