@@ -84,7 +84,21 @@ FAILURES = (
 HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-STARTS_TORCH = {"add", "bench", "convert", "demo", "dream", "embed", "explain", "finetune", "knn", "predict", "search", "stylize", "train-style"}
+STARTS_TORCH = {
+    "add",
+    "bench",
+    "convert",
+    "demo",
+    "dream",
+    "embed",
+    "explain",
+    "finetune",
+    "knn",
+    "predict",
+    "search",
+    "stylize",
+    "train-style",
+}
 
 
 def _with_torch(called: Callable[..., object]) -> Callable[..., object]:
