@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.dreaming.gradients import NothingToDream, Pull
+from zoo.kernels.measuring.timing import release_generator
 
 log = logging.getLogger("zoo")
 STRIP = 512
@@ -65,11 +66,13 @@ class CapturedSteps:
         self._rate = torch.zeros((), dtype=x.dtype, device=x.device)
         self.means = torch.ones(x.shape[0], dtype=x.dtype, device=x.device)
         with torch.cuda.device(x.device), torch.inference_mode(False):
+            begin = x.clone()  # pictures that are scaled up go beyond the limits until their first step
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(WARM_UP):  # at rate 0, which changes nothing
+                for _ in range(WARM_UP):  # at rate 0, which only clips
                     self._step()
+                self.x.copy_(begin)
             torch.cuda.current_stream().wait_stream(side)
             _refuse(self.means, pull)
             self._graph = torch.cuda.CUDAGraph()
@@ -122,6 +125,7 @@ def steps(pull: Pull, x: Tensor, rate: float, low: float | None, high: float | N
             raise
         except RuntimeError as error:  # of a layer that asks the GPU for a number, or copies one to it
             why = str(error).partition("\n")[0]
+            release_generator(x.device)
             log.warning("%s can't be captured in a CUDA graph, so its steps run one by one: %s", pull.network.called, why)
     return Steps(pull, x, rate, low, high)
 

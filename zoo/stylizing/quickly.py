@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels import fast
+from zoo.kernels.measuring.timing import release_generator
 
 log = logging.getLogger("zoo")
 
@@ -91,6 +92,8 @@ def _tried(name: str, make: Callable[[], Run], x: Tensor, right: Tensor) -> Way 
     except Exception as error:  # whatever a compiler, a kernel or the memory stumbles over; float32 is left
         if name == "float32":
             raise
+        if x.is_cuda:
+            release_generator(x.device)
         log.info("%s can't run this network: %s", name, error)
         return None
 
@@ -135,7 +138,10 @@ def _halved(network: nn.Module, compiled: bool) -> Run:
 
 
 def _captured(run: Run, x: Tensor) -> Run:
-    """Capture a way in a CUDA graph; its answer is a copy, for the next replay writes over the graph's own."""
+    """Capture a way in a CUDA graph; its answer is a copy, for the next replay writes over the graph's own.
+
+    The graph reads the way's own weights, which live as long as the replay does.
+    """
     held = x.clone()
     side = torch.cuda.Stream(x.device)
     side.wait_stream(torch.cuda.current_stream(x.device))
@@ -146,11 +152,12 @@ def _captured(run: Run, x: Tensor) -> Run:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run(held)
+    kept = run, out
 
     def replay(image: Tensor) -> Tensor:
         held.copy_(image)
         graph.replay()
-        return out.clone()
+        return kept[1].clone()
 
     return replay
 

@@ -177,8 +177,20 @@ def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
             warnings.simplefilter("ignore")  # that the graph is empty, where there was no room for the first map
             graph.capture_end()
+        release_generator(torch.device("cuda"))
         raise
     graph.capture_end()
+
+
+def release_generator(device: torch.device) -> None:
+    """Let calls draw random numbers again: PyTorch 2.11 leaves a GPU's generator waiting for a graph whose capture failed.
+
+    The next number is the one that would have come next.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator = torch.cuda.default_generators[index]
+    with contextlib.suppress(RuntimeError):  # the capture's own error is what has to be told
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 def _captured(call: Call, count: int) -> torch.cuda.CUDAGraph:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from weights.arguments import forgiving
 from zoo.kernels.comparing.copies import tensors_of
 from zoo.kernels.errors import first_line
+from zoo.kernels.measuring.timing import release_generator
 from zoo.kernels.memory.graph_pool import growing
 from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.training.exchanging import Exchange, quiet
@@ -249,6 +250,7 @@ class FastStep:
                     self.optimizer.step()
         except Exception as error:  # compilers of kernels have errors of their own; the end of the capture may have one above the first
             # no name for the inner error: its traceback would hold this frame, and that the step's autograd graph, of another stream
+            release_generator(self.device)
             self._give_up(first_line(error.__context__ or error) or type(error.__context__ or error).__name__)
             return None
         finally:
