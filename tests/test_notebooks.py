@@ -40,7 +40,7 @@ def kernel(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 
 def test_there_are_notebooks() -> None:
-    names = ["01_predict_and_features", "02_finetune", "03_convert_with_proof", "04_kernels"]
+    names = ["01_predict_and_features", "02_finetune", "03_convert_with_proof", "04_kernels", "05_explain_dream_stylize"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 
