@@ -149,7 +149,7 @@ LAW: dict[str, set[str]] = {
     "zoo.catalogue": {"weights", "zoo.networks", "zoo.variants"},
     "zoo.extraction": {"weights", "zoo.images", "zoo.kernels", "zoo.networks"},
     "zoo.segmentation": {"weights", "zoo.extraction", "zoo.kernels", "zoo.networks"},
-    "zoo.dreaming": {"weights", "zoo.extraction", "zoo.images", "zoo.kernels", "zoo.networks"},
+    "zoo.dreaming": {"weights", "zoo.extraction", "zoo.images", "zoo.kernels", "zoo.kernels.measuring", "zoo.networks"},
     "zoo.kernels.tuning": {
         "zoo.kernels.comparing",
         "zoo.kernels.compilation",
@@ -284,6 +284,7 @@ LAW: dict[str, set[str]] = {
         "weights",
         "zoo.images",
         "zoo.kernels",
+        "zoo.kernels.measuring",
         "zoo.networks",
         "zoo.pretrained",
     },

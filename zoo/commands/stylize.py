@@ -13,14 +13,13 @@ from weights.wording import counted, escape
 from zoo.commands.completion import files
 from zoo.commands.console import JsonOption, QuietOption, err, fail, makeable, out, print_json, unused, value_of, writable
 from zoo.commands.console import device as device_option
+from zoo.images.kinds import MOVING, OPAQUE, WRITTEN
 from zoo.stylizing.named import UNSTATED, USUAL, styles
 
 if TYPE_CHECKING:
     from zoo.stylizing import StyleRun
 
 FILMS = (".gif", ".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".apng")
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF", ".bmp": "BMP"}
-"""Kinds of pictures that are written, by their endings."""
 QUALITY = 95
 """Of JPEG and WebP."""
 
@@ -80,7 +79,7 @@ def stylize(
     if len(set(targets)) < len(targets):
         raise typer.BadParameter("two photographs have one name, so their paintings would too; paint them one by one", param_hint="IMAGE")
     for number, target in enumerate(targets):
-        kinds = tuple(FORMATS) if number < len(given) else (*FILMS, ".png", ".webp")
+        kinds = tuple(WRITTEN) if number < len(given) else tuple(dict.fromkeys((*FILMS, ".png", *MOVING)))
         if target.suffix.lower() not in kinds:
             what = "painting of a photograph" if number < len(given) else "painted film"
             raise typer.BadParameter(f"a {what} is one of {', '.join(kinds)}, not '{target.name}'", param_hint="--out")
@@ -136,8 +135,8 @@ def _save(painted: Any, target: Path) -> None:
 
     from weights.whole import whole
 
-    kind = FORMATS[target.suffix.lower()]
-    if kind in ("JPEG", "BMP") and painted.mode == "RGBA":
+    kind = WRITTEN[target.suffix.lower()]
+    if kind in OPAQUE and painted.mode == "RGBA":
         painted = Image.alpha_composite(Image.new("RGBA", painted.size, "white"), painted).convert("RGB")
     how = {"quality": QUALITY} if kind in ("JPEG", "WEBP") else {}
     with whole(target) as unfinished:

@@ -12,16 +12,13 @@ import torch
 from torch import Tensor
 
 from weights.whole import whole
+from zoo.images.kinds import OPAQUE, WRITTEN
 from zoo.images.preprocess import ORIENTATION, UPRIGHT, open_image
 from zoo.images.reading import opened_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-OPAQUE = (".jpg", ".jpeg", ".jfif", ".bmp", ".ppm")
-"""Endings of files that hold no transparency."""
-FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".jfif": "JPEG", ".webp": "WEBP", ".bmp": "BMP", ".tif": "TIFF", ".tiff": "TIFF"}
-"""Endings of pictures that are written, and Pillow's word for each."""
 QUALITY = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"quality": 95}}
 STRIP = 1024
 
@@ -104,11 +101,11 @@ def writable_as(path: Path, transparent: bool) -> str:
         ValueError: its ending is no picture's, or it can't hold transparency that the picture has.
     """
     suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise ValueError(f"'{path.name}' is no picture's name: it ends in {', '.join(FORMATS)}; name it '{path.stem}.png'")
-    if transparent and suffix in OPAQUE:
+    if suffix not in WRITTEN:
+        raise ValueError(f"'{path.name}' is no picture's name: it ends in {', '.join(WRITTEN)}; name it '{path.stem}.png'")
+    if transparent and WRITTEN[suffix] in OPAQUE:
         raise ValueError(f"'{path.name}' would lose the picture's transparency, which {suffix} files don't hold; name it '{path.stem}.png'")
-    return FORMATS[suffix]
+    return WRITTEN[suffix]
 
 
 def transparent(path: Path) -> bool:

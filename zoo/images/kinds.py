@@ -41,6 +41,14 @@ KINDS = (
 """All kinds that are ever decoded. What is on no line is no image: its decoders are not reached, whatever the file is called."""
 SUFFIXES = tuple(ending for kind in KINDS for ending in kind.endings)
 """Of files that are taken for images, in any case."""
+WRITTEN = {
+    ending: name for name in ("PNG", "JPEG", "WEBP", "BMP", "TIFF") for kind in KINDS if kind.format == name for ending in kind.endings
+}
+"""Endings of pictures that are written for people to keep, and Pillow's word for each."""
+MOVING = {".gif": "GIF", ".webp": "WEBP", ".apng": "PNG"}
+"""Endings of pictures that may have frames, and Pillow's word for each."""
+OPAQUE = ("JPEG", "BMP")
+"""Of those that are written, the formats that hold no transparency."""
 HEIC = ("heic", "heix", "heim", "heis", "hevc", "hevx", "mif1", "msf1")
 AVIF = ("avif", "avis")
 """Brands that the file type box of such a file begins with or lists; MIF is the container of both."""

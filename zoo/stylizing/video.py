@@ -22,6 +22,7 @@ from weights import MissingLibrary
 from weights.arguments import forgiving
 from weights.places import at_home
 from weights.whole import whole
+from zoo.images.kinds import MOVING
 from zoo.stylizing.named import USUAL
 from zoo.stylizing.networks import StyleNetwork, moments
 from zoo.stylizing.painting import as_batch, coloured_as, paint
@@ -36,7 +37,7 @@ HELD = 0.6
 """Share of the last painting, moved along the flow, in the next one."""
 AGREES = 12.0
 """Levels of 0..255 by which a pixel may differ from where the flow says that it came from; beyond, something was uncovered."""
-ANIMATIONS = (".gif", ".webp", ".apng")
+ANIMATIONS = tuple(MOVING)
 Show = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
 """Takes the number of frames, 0 where nobody knows, and how many are done; shows them while its `with` block runs."""
 
@@ -274,7 +275,7 @@ def _writer(path: Path, rate: float) -> Iterator[Callable[[np.ndarray], None]]:
         with whole(path, by=part) as unfinished:
             yield lambda frame: kept.append(Pillow.fromarray(frame))
             if kept:
-                kind = {".gif": "GIF", ".webp": "WEBP"}.get(path.suffix.lower(), "PNG")
+                kind = MOVING.get(path.suffix.lower(), "PNG")
                 kept[0].save(unfinished, kind, save_all=True, append_images=kept[1:], duration=round(1000 / rate), loop=0)
         return
     cv2 = _opencv(f"a film of the kind {path.suffix or 'without an ending'}")

@@ -19,7 +19,7 @@ PAIRS: list[tuple[str, type[Model], dict[str, object], int]] = [
     ("alexnetb", zoo.AlexNet, {}, 224),
     ("vgg11", zoo.VGG11, {}, 224),
     ("bn_vgg11b", zoo.VGG11_BN, {}, 224),
-    ("bn_vgg11", zoo.VGG11_BN, {"bias": False}, 32),
+    ("bn_vgg11", zoo.VGG11_BN, {"bias": False}, 224),
     ("resnet18", zoo.ResNet18, {}, 64),
     ("resnet50", zoo.ResNet50, {"stride_on": "1x1"}, 64),
     ("resnet50b", zoo.ResNet50, {}, 64),

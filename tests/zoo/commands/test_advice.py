@@ -30,6 +30,8 @@ SPEAKS_IN = {
     "zoo/bench": ("bench",),
     "zoo/commands/bench.py": ("bench",),
     "zoo/commands/convert.py": ("convert",),
+    "zoo/commands/dream.py": ("dream",),
+    "zoo/commands/explain.py": ("explain",),
     "zoo/commands/finetune.py": ("finetune",),
     "zoo/commands/predict.py:_print_predictions": ("predict",),
     "zoo/commands/predict.py:demo": ("predict",),
