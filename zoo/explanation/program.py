@@ -248,6 +248,11 @@ class Program:
             values = self._run(self.before, {}, self.kept, self.layers, x, None)
         return [_wide(values[node]) for node in self.kept]
 
+    def tapped(self, x: Tensor) -> Tensor:
+        """Run what lies before the tap, with gradients: its map (B, C, H, W), in float32."""
+        values = self._run(self.before, {}, [self.tap], self.layers, x.to(self.dtype), None)
+        return self.layout.map_of(_wide(values[self.tap]))
+
     def head(self, kept: Sequence[Tensor], rule: Rule | None = None) -> Tensor:
         """Run what lies behind the tap on what `body` returns, with gradients where its tensors ask for them: (B, classes)."""
         values = self._run(self._head, dict(zip(self.kept, kept, strict=True)), [self.result], self._behind_layers, None, rule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo import ResNet20
+from zoo import ResNet20, features
 from zoo.explanation import CannotExplain, class_image
-from zoo.explanation.class_images import climbed, coloured, moved, planes
+from zoo.explanation.class_images import climbed, coloured, in_phase, moved, planes
 from zoo.networks.model import Model
 
 CPU = torch.device("cpu")
@@ -88,3 +89,49 @@ def test_what_cannot_be_drawn_is_refused(small: Model, tmp_path: Path) -> None:
         class_image(small, "frog", steps=0)
     with pytest.raises(ValueError, match=r"name it frog\.png"):
         class_image(small, "frog", steps=1).save(tmp_path / "frog.jpg")
+
+
+def test_a_channels_image_raises_the_mean_of_its_map(small: Model) -> None:
+    found = class_image(small, at="layer2", channel=5, steps=24)
+    assert found.label == "channel 5 of layer2"
+    tap = features(small, at=["layer2"])
+
+    def mean(pixels: np.ndarray) -> float:
+        with torch.inference_mode():
+            return float(tap(small.preprocess(Image.fromarray(pixels)))["layer2"][0, 5].mean())
+
+    grey = np.full_like(found.pixels, 128)
+    assert mean(found.pixels) > mean(grey) + 0.1
+    assert not np.array_equal(found.pixels, class_image(small, at="layer2", channel=6, steps=24).pixels)
+
+
+def test_maco_learns_phases_alone(small: Model) -> None:
+    side = 32
+    one, other = (in_phase(torch.randn(1, 3, side, side // 2 + 1, generator=torch.Generator().manual_seed(n)), side) for n in (0, 1))
+    mixing = torch.linalg.inv(coloured(torch.eye(3).view(3, 3, 1, 1))[..., 0, 0].T)
+    spectra = [torch.fft.rfft2(torch.einsum("ij,bjhw->bihw", mixing, torch.logit(x))).abs()[..., 1:-1] for x in (one, other)]
+    assert torch.allclose(spectra[0] / spectra[0].mean(), spectra[1] / spectra[1].mean(), rtol=1e-2, atol=1e-3)
+    frog = class_image(small, "frog", steps=48, like="maco")
+    assert np.mean(frog.curve[-6:]) > np.mean(frog.curve[:6]) + 1
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({}, "draws a target, or a channel of a layer"),
+        ({"target": "frog", "at": "layer2", "channel": 1}, "draws a target, or a channel of a layer"),
+        ({"at": "layer2"}, "draws a target, or a channel of a layer"),
+        ({"at": "layer2", "channel": 32}, "'layer2' has 32 channels, 0 to 31; got channel=32"),
+        ({"at": "layer2", "channel": True}, "got channel=True"),
+        ({"target": "frog", "like": "lucent"}, "like is 'lucid' or 'maco', got 'lucent'"),
+        ({"at": "layr2", "channel": 1}, "layer2"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(small: Model, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        class_image(small, steps=1, **how)
+
+
+def test_what_nothing_excites_is_named() -> None:
+    with pytest.raises(ValueError, match="nothing excites it"):
+        climbed(lambda picture: (picture * 0).sum(), 16, 1, 0, CPU)
