@@ -13,7 +13,6 @@ from weights.wording import counted, escape
 from zoo.commands.completion import files
 from zoo.commands.console import JsonOption, QuietOption, err, fail, makeable, out, print_json, unused, value_of, writable
 from zoo.commands.console import device as device_option
-from zoo.images.kinds import MOVING, OPAQUE, WRITTEN
 from zoo.stylizing.named import UNSTATED, USUAL, styles
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ def stylize(
     from zoo.commands.pictures import pictures
     from zoo.commands.watching import watched_images
     from zoo.images import BadImage
+    from zoo.images.kinds import MOVING, WRITTEN
     from zoo.stylizing import stylize as paint
     from zoo.stylizing import stylize_video
     from zoo.stylizing.photographs import prepared
@@ -134,6 +134,7 @@ def _save(painted: Any, target: Path) -> None:
     from PIL import Image
 
     from weights.whole import whole
+    from zoo.images.kinds import OPAQUE, WRITTEN
 
     kind = WRITTEN[target.suffix.lower()]
     if kind in OPAQUE and painted.mode == "RGBA":

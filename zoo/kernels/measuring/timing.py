@@ -187,9 +187,9 @@ def release_generator(device: torch.device) -> None:
 
     The next number is the one that would have come next.
     """
-    index = torch.cuda.current_device() if device.index is None else device.index
-    generator = torch.cuda.default_generators[index]
     with contextlib.suppress(RuntimeError):  # the capture's own error is what has to be told
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
         generator.graphsafe_set_state(generator.clone_state())
 
 
