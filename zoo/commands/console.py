@@ -186,6 +186,19 @@ FrozenOption = Annotated[bool, typer.Option("--frozen", help="Only weights of wh
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
+def chosen(model: str | None, tag: str | None) -> tuple[str, str | None, str]:
+    """Say which network and checkpoint --model and --weights mean: what was named, else the best that is here, and why that one."""
+    from zoo.pretrained.names import named
+    from zoo.pretrained.offline import usual
+
+    if model is not None:
+        return *named(model, tag), ""
+    if tag is not None:
+        raise typer.BadParameter("--weights names a checkpoint of a network: name that too, --model NETWORK")
+    record, why = usual()
+    return record.model, record.tag, why
+
+
 def build_options(pairs: list[str] | None, cls: type[Any]) -> dict[str, Any]:
     """Read keyword=value; a value is a number, true or false where it looks like one, text otherwise."""
     known = inspect.signature(cls).parameters

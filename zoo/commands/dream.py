@@ -19,6 +19,7 @@ from zoo.commands.console import (
     WeightsOfOption,
     WeightsOption,
     build_options,
+    chosen,
     err,
     makeable,
     on_device,
@@ -82,19 +83,10 @@ def dream(
     from zoo.dreaming.run import dream as one_dream
     from zoo.dreaming.run import dream_video
     from zoo.extraction.taps import UnknownTap
-    from zoo.pretrained.names import named
-    from zoo.pretrained.offline import usual
     from zoo.pretrained.trained import trained
 
     places = _places(images, output, video)
-    why = ""
-    if model is not None:
-        model, tag = named(model, tag)
-    elif tag is not None:
-        raise typer.BadParameter("--weights names a checkpoint of a network: name that too, --model NETWORK")
-    else:
-        record, why = usual()
-        model, tag = record.model, record.tag
+    model, tag, why = chosen(model, tag)
     cls = model_class(model)
     built, place = build_options(option, cls), on_device(device)
     network: Model = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)

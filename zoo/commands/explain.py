@@ -17,6 +17,7 @@ from zoo.commands.console import (
     WeightsOfOption,
     WeightsOption,
     build_options,
+    chosen,
     fail,
     on_device,
     out,
@@ -75,22 +76,13 @@ def explain(
     from zoo.catalogue import model_class
     from zoo.commands.pictures import pictures
     from zoo.images import BadImage
-    from zoo.pretrained.names import named
-    from zoo.pretrained.offline import usual
     from zoo.pretrained.trained import trained
 
     if every and (method is not None or measured):
         raise typer.BadParameter("--all takes all methods; leave out --method and --measure", param_hint="--all")
     if target and top is not None:
         raise typer.BadParameter("--top takes the most probable classes and --target named ones; give one of them", param_hint="--top")
-    why = ""
-    if model is not None:
-        model, tag = named(model, tag)
-    elif tag is not None:
-        raise typer.BadParameter("--weights names a checkpoint of a network: name that too, --model NETWORK")
-    else:
-        record, why = usual()
-        model, tag = record.model, record.tag
+    model, tag, why = chosen(model, tag)
     cls = model_class(model)
     built = build_options(option, cls)
     place = on_device(device)

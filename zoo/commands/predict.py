@@ -22,6 +22,7 @@ from zoo.commands.console import (
     WeightsOfOption,
     WeightsOption,
     build_options,
+    chosen,
     fail,
     on_device,
     out,
@@ -64,18 +65,9 @@ def predict(
     from zoo.catalogue import model_class
     from zoo.commands.pictures import classified, pictures
     from zoo.images import BadImage
-    from zoo.pretrained.names import named
-    from zoo.pretrained.offline import usual
     from zoo.pretrained.trained import trained
 
-    why = ""
-    if model is not None:
-        model, tag = named(model, tag)
-    elif tag is not None:
-        raise typer.BadParameter("--weights names a checkpoint of a network: name that too, --model NETWORK")
-    else:
-        record, why = usual()
-        model, tag = record.model, record.tag
+    model, tag, why = chosen(model, tag)
     cls = model_class(model)
     built = build_options(option, cls)
     place = on_device(device)

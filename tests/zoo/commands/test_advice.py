@@ -35,6 +35,7 @@ SPEAKS_IN = {
     "zoo/commands/finetune.py": ("finetune",),
     "zoo/commands/predict.py:_print_predictions": ("predict",),
     "zoo/commands/predict.py:demo": ("predict",),
+    "zoo/commands/console.py:chosen": ("predict", "explain", "dream"),
     "zoo/commands/console.py:on_device": ("bench", "predict"),
     "zoo/commands/console.py:unused": ("bundle", "sbom"),
     "zoo/commands/embed.py:_draw": ("search",),
