@@ -81,7 +81,7 @@ def outlet(path: Path) -> Generator[Outlet]:
         made = Outlet(file)
         try:
             yield made
-        except Exception:
+        except Exception:  # a library has its own word for what the system refused, whose error is told below
             if made.error is None:
                 raise
         if made.error is not None:

@@ -36,6 +36,7 @@ def listed(data: memoryview, most: int) -> list[zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(io.BufferedReader(Window(data))) as archive:
             return archive.infolist()
+    # What zipfile was seen to raise of damaged directories.
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, EOFError, struct.error, LookupError) as error:
         raise MalformedFile(f"it is cut short, or no zip archive: {error}") from error
 
