@@ -14,6 +14,7 @@ from zoo.kernels.passes.islands import gather
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.place import Place, place
 from zoo.kernels.passes.trace import trace
+from zoo.kernels.passes.windows import windows
 
 
 def understand(
@@ -35,6 +36,7 @@ def understand(
     graph = trace(network, args, kwargs, device)
     lower(graph)
     fold(graph)
+    windows(graph)
     fuse(graph)
     if islands:
         gather(graph)
