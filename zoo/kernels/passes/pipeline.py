@@ -13,6 +13,7 @@ from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.islands import gather
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.place import Place, place
+from zoo.kernels.passes.response_norm import gate_responses
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.passes.windows import windows
 
@@ -35,6 +36,7 @@ def understand(
     """
     graph = trace(network, args, kwargs, device)
     lower(graph)
+    gate_responses(graph)
     fold(graph)
     windows(graph)
     fuse(graph)
