@@ -131,7 +131,9 @@ def launch(x, weight, eps, config, out: Tensor | None = None) -> Tensor:
         V=v, PIXELS=config["pixels"], BLOCK=block, num_warps=config["warps"], **overlap(x),
     )  # fmt: skip
     wide = triton.next_power_of_2(c)
-    _gate[(n,)](squares, weight, out, c, parts, pixel_stride(out) or c, eps, BLOCK=wide, num_warps=min(16, max(1, wide // 256)), **overlap(x))
+    _gate[(n,)](
+        squares, weight, out, c, parts, pixel_stride(out) or c, eps, BLOCK=wide, num_warps=min(16, max(1, wide // 256)), **overlap(x)
+    )
     return out
 
 

@@ -62,7 +62,7 @@ def _normalised(x: Node, other: Node, order: Any) -> tuple[Tensor, Tensor, float
         return None
     bias, weight = (None if (value := const_value(source)) is None else value.detach().flatten() for source in other.inputs[:2])
     product = other.inputs[2]
-    if bias is None or weight is None or not _is(product, aten.mul.Tensor) or len(product.inputs) != 2:
+    if bias is None or weight is None or not (product.op == "gate" or _is(product, aten.mul.Tensor)) or len(product.inputs) != 2:
         return None
     seen, ratio = product.inputs
     if not _is(ratio, aten.div.Tensor) or len(ratio.inputs) != 2 or not bias.numel() == weight.numel() == x.shape[1]:

@@ -281,7 +281,7 @@ def _product(node: Node, left: Known | None, right: Known | None, walk: _Walk) -
             return None
         batch, asking, inner = left.dims
         alike = right.dims == (batch, inner, asking) and _sizes(inner) > 1
-        return Logits(left, right, (batch, asking, tuple((axis + KEYS, *rest) for axis, *rest in asking))) if alike else None
+        return Logits(left, right, (batch, asking, _looked_at(asking))) if alike else None
     if isinstance(left, Logits) and left.weighs and isinstance(right, Order) and len(left.dims) == 3:
         return _attention(node, left, right, walk)
     return None
@@ -293,7 +293,7 @@ def _attention(node: Node, logits: Logits, value: Order, walk: _Walk) -> Order |
     batch, asking, inner = query.dims
     if value.root is not query.root or not _plain_but_start(value) or value.roll != query.roll or value.dims != (batch, asking, inner):
         return None
-    if logits.dims != (batch, asking, tuple((axis + KEYS, *rest) for axis, *rest in asking)):
+    if logits.dims != (batch, asking, _looked_at(asking)):
         return None
     shape = query.root.shape
     placed = _window(query, shape)
@@ -317,6 +317,10 @@ def _attention(node: Node, logits: Logits, value: Order, walk: _Walk) -> Order |
     walk.made[(node,)] = new
     walk.attended = True
     return Order(new, (batch, asking, inner), query.roll)
+
+
+def _looked_at(factors: Iterable[Factor]) -> tuple[Factor, ...]:
+    return tuple((axis + KEYS, size, step) for axis, size, step in factors)
 
 
 def _plain_but_start(order: Order) -> bool:
