@@ -28,18 +28,18 @@ MOST_TOKENS, MOST_CHANNELS = 256, 128
 APART = -100.0
 """What is added to the logits of two pixels of a window that only the shift made neighbours."""
 
+Two = tuple[int, int]
 
-def pixels_of(
-    size: tuple[int, int], window: tuple[int, int], step: tuple[int, int], stride: tuple[int, int], roll: tuple[int, int]
-) -> Tensor:
+
+def pixels_of(size: Two, window: Two, step: Two, stride: Two, roll: Two, device: torch.device | str = "cpu") -> Tensor:
     """Return the number of each window's pixels in its map, int64 (windows, pixels of a window), row by row.
 
-    Args: as of `reference`; `size` is the map's height and width.
+    Args: as of `reference`; `size` is the map's height and width, and numbers lie on `device`.
     """
     along = []
     for side, count, apart, between, shift in zip(size, window, step, stride, roll, strict=True):
         many = side // count
-        first = torch.arange(many)[:, None] * between + torch.arange(count)[None, :] * apart
+        first = torch.arange(many, device=device)[:, None] * between + torch.arange(count, device=device)[None, :] * apart
         along.append((first - shift) % side)
     (rows, columns) = along
     grid = rows[:, None, :, None] * size[1] + columns[None, :, None, :]
@@ -85,7 +85,7 @@ def reference(
     del tf32  # of the kernel
     n, _, h, w = x.shape
     width = _width(x.shape[1], first, heads)
-    where = pixels_of((h, w), window, step, stride, roll).to(x.device)
+    where = pixels_of((h, w), window, step, stride, roll, x.device)
     tokens = x.permute(0, 2, 3, 1).flatten(1, 2)[:, where]  # (N, windows, T, C)
     q, k, v = (tokens[..., begin : begin + heads * width].unflatten(-1, (heads, width)).transpose(2, 3) for begin in first)
     if cosine:

@@ -236,15 +236,21 @@ def _onto_logits(node: Node, func: Any, args: Sequence[Any], logits: Logits) -> 
     if func is aten.add.Tensor and len(node.inputs) == 2 and _same(node) and args[2] == 1 and not logits.weighs:
         value = const_value(node.inputs[1])
         return None if value is None else _added(value, logits)
+    if func is aten.mul.Tensor and isinstance(args[1], int | float) and _is_bare(logits):
+        return replace(logits, query=replace(logits.query, factor=logits.query.factor * args[1]))
     return None
+
+
+def _is_bare(logits: Logits) -> bool:
+    """Tell whether nothing was done to the products of queries and keys that a factor would change too."""
+    return logits.scale is None and logits.bias is None and logits.region is None and not logits.weighs
 
 
 def _scaled(node: Node, logits: Logits) -> Logits | None:
     """Take a factor of each head's logits; Swin V2's temperature."""
     scale, shift = node.attrs["scale"], node.attrs["shift"]
     heads = _heads(logits.query)
-    plain = logits.scale is None and logits.bias is None and logits.region is None and not logits.weighs
-    if not plain or len(logits.dims) != 4 or logits.dims[1] != heads or scale.numel() != prod(size for _, size, _ in heads):
+    if not _is_bare(logits) or len(logits.dims) != 4 or logits.dims[1] != heads or scale.numel() != prod(size for _, size, _ in heads):
         return None
     if bool((shift != 0).any()):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ def contested(
 
 def _sure(plan: Plan, report: PlanReport, tensors: list[Tensor]) -> bool:
     """Tell whether a plan is so much faster than PyTorch's operators that no compiler comes near."""
-    return report.replaced_us >= SURE * event_time_us(lambda: plan(tensors), target_ms=20.0)
+    return math.isfinite(report.replaced_us) and report.replaced_us >= SURE * event_time_us(lambda: plan(tensors), target_ms=20.0)
 
 
 def _shape(rival: Compiled) -> tuple[int, ...]:
