@@ -14,8 +14,8 @@ from zoo.kernels.passes.graph import OUTSIDE, Graph, Node, joined
 
 JOINING = ("aten", "view", "item")
 """Kinds of steps that islands are made of; and sums have a kernel, which the compiler's makes needless beside others."""
-OPAQUE = ("unbind", "split", "split_with_sizes", "chunk")
-"""Operators that only cut: by themselves they are no reason for an island."""
+OPAQUE = ("unbind", "split", "split_with_sizes", "chunk", "attention")
+"""Operators that only cut, and one that the compiler leaves as it is: by themselves they are no reason for an island."""
 
 
 def gather(graph: Graph) -> None:
