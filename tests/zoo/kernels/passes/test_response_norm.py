@@ -39,7 +39,9 @@ class Timm(Authors):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         norm = x.norm(p=2, dim=(2, 3), keepdim=True)
-        x = x + torch.addcmul(self.bias.view(1, -1, 1, 1), self.weight.view(1, -1, 1, 1), x * (norm / (norm.mean(1, keepdim=True) + self.eps)))
+        x = x + torch.addcmul(
+            self.bias.view(1, -1, 1, 1), self.weight.view(1, -1, 1, 1), x * (norm / (norm.mean(1, keepdim=True) + self.eps))
+        )
         return self.last(x)
 
 
