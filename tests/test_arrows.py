@@ -15,7 +15,9 @@ from arrows import LAW, ROOT, broken, circles, files, floors, imports, module_of
 
 FILES = files()
 MODULES = {module_of(file) for file in FILES}
-FAMILIES = [f for f in FILES if f.parts[:2] == ("zoo", "networks") and f.stem not in ("__init__", "model", "layers", "assignment")]
+FAMILIES = [
+    f for f in FILES if f.parts[:2] == ("zoo", "networks") and f.stem not in ("__init__", "published", "model", "layers", "assignment")
+]
 HEAVY = {"torch", "torchvision", "triton", "numpy", "safetensors", "PIL", "huggingface_hub"}
 
 

@@ -9,12 +9,13 @@ from types import ModuleType
 from typing import Any
 
 from making.tables import generated, page, table
-from zoo.variants import variants
+from zoo.variants import of_all_tasks
 
 PAGES: dict[str, dict[str, str]] = {
     "zoo": {
         "tour": "CATALOGUE Model network networks",
         "predict": "predict Prediction",
+        "detect": "detect Detections Detector",
         "explain": "explain Explanation measure",
         "features": "body features Features head pyramid reset_head UNet UnknownTap",
         "dream": "dream dream_frames dream_video",
@@ -34,6 +35,7 @@ PAGES: dict[str, dict[str, str]] = {
         "convert": "ConvertError",
     },
     "convert": {"convert": "ConvertError core flip formats names read Source"},
+    "zoo.detection": {"detect": "detect Detections Detector DETECTORS"},
     "zoo.dreaming": {"dream": "dream dream_frames dream_video NothingToDream"},
     "zoo.embedding": {"embed": "embed Embeddings knn LeftOut nearest Neighbour Probed read Report"},
     "zoo.explanation": {"explain": "CannotExplain class_image ClassImage explain Explanation measure Measured Method METHODS Region"},
@@ -47,7 +49,11 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo.kernels.training": {"gpu": "fast_step FastStep FastTraining"},
 }
 """The page of every name that a package exports."""
-DATA = {"CATALOGUE": "Every network of the catalogue, by name.", "METHODS": "Every method of explaining, by name."}
+DATA = {
+    "CATALOGUE": "Every classifier, by name.",
+    "DETECTORS": "Every detector, by name.",
+    "METHODS": "Every method of explaining, by name.",
+}
 """What is no class, function or module, and so has no docstring."""
 HEAD = """\
 # Public names
@@ -60,7 +66,7 @@ shows arguments, results and errors of one name. The networks themselves are in 
 
 def exported(package: ModuleType) -> list[str]:
     """List what a package exports, without the networks, which have a page of their own."""
-    return [name for name in package.__all__ if name not in variants()]
+    return [name for name in package.__all__ if name not in of_all_tasks()]
 
 
 def pages_of(package: str) -> dict[str, str]:
