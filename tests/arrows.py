@@ -148,8 +148,16 @@ LAW: dict[str, set[str]] = {
     "zoo.networks": {"weights", "zoo.images", "zoo.kernels.activations", "zoo.labels", "zoo.variants"},
     "zoo.catalogue": {"weights", "zoo.networks", "zoo.variants"},
     "zoo.extraction": {"weights", "zoo.images", "zoo.kernels", "zoo.networks"},
-    "zoo.detection": {"weights", "zoo.images", "zoo.labels", "zoo.networks"},
-    "zoo.segmentation": {"weights", "zoo.extraction", "zoo.kernels", "zoo.networks"},
+    "zoo.detection": {"weights", "zoo.catalogue", "zoo.extraction", "zoo.images", "zoo.labels", "zoo.networks"},
+    "zoo.segmentation": {
+        "weights",
+        "zoo.catalogue",
+        "zoo.extraction",
+        "zoo.images",
+        "zoo.kernels",
+        "zoo.labels",
+        "zoo.networks",
+    },
     "zoo.dreaming": {"weights", "zoo.extraction", "zoo.images", "zoo.kernels", "zoo.kernels.measuring", "zoo.networks"},
     "zoo.kernels.tuning": {
         "zoo.kernels.comparing",

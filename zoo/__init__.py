@@ -6,6 +6,7 @@
     networks("*resnet*")                       the names that there are
     predict(model, "cat.jpg")                  labels, by the preprocessing that the checkpoint was measured with
     detect(detector, "street.jpg")             boxes in the photograph's own pixels, labels, scores
+    segment(segmenter, "street.jpg")           the class of every pixel, and how much of the photograph each takes
     explain(model, "cat.jpg")                  why: a map over the photograph; `measure` says how far it can be trusted
     features(model, at="layer3")               inner tensors; `body`, `head`, `pyramid`, `reset_head` work on every family too
     dream(model, "sky.jpg").save("dream.png")  what a layer finds in a picture, made more of; `dream_video` makes a film
@@ -16,7 +17,8 @@
     fast_step(model, loss, optimizer)          a whole step of training as one
 
 `CATALOGUE` has every classifier by name; each is one line of `zoo/catalogue.py`, under its paper's link, with its published parameter
-count. Detectors are lines of `zoo/detection/catalogue.py`.
+count. Detectors are lines of `zoo/detection/catalogue.py`, segmenters of
+`zoo/segmentation/catalogue.py`.
 Nothing heavy is loaded before it is asked for: `import zoo` needs no torch.
 `help(trained)` shows arguments, results and errors. Packages beside this one: `weights` finds, checks and keeps; `convert` reads and writes
 other frameworks' files.
@@ -62,6 +64,10 @@ if TYPE_CHECKING:
     from zoo.prediction.predict import predict as predict
     from zoo.pretrained.heads import reset_head as reset_head
     from zoo.pretrained.trained import trained as trained
+    from zoo.segmentation.catalogue import *  # noqa: F403
+    from zoo.segmentation.run import Segmentation as Segmentation
+    from zoo.segmentation.run import segment as segment
+    from zoo.segmentation.segmenter import Segmenter as Segmenter
     from zoo.segmentation.unet import UNet as UNet
     from zoo.stylizing.photographs import stylize as stylize
     from zoo.stylizing.training import train_style as train_style
@@ -86,7 +92,7 @@ _PLACES = {
     "zoo.kernels.api.fast": "fast plain why",
     "zoo.kernels.api.network": "Fast",
     "zoo.kernels.training.step": "fast_step",
-    "zoo.segmentation.unet": "UNet",
+    "zoo.segmentation": "Segmentation Segmenter UNet segment",
     "zoo.stylizing.photographs": "stylize",
     "zoo.stylizing.training": "train_style",
     "zoo": "networks",

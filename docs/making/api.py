@@ -22,6 +22,7 @@ PAGES: dict[str, dict[str, str]] = {
         "embed": "embed",
         "finetune": "find_rate finetune",
         "gpu": "Fast fast fast_step plain why",
+        "segment": "segment Segmentation Segmenter",
         "stylize": "stylize train_style",
         "weights": "NoPretrainedWeights trained WeightsError WeightsMismatch",
     },
@@ -42,6 +43,10 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo.finetuning": {"finetune": "find_rate finetune Metrics NotFinite Run Settings Stopped"},
     "zoo.images": {"embed": "BadImage decode Item open_source Source"},
     "zoo.kernels": {"gpu": "Fast fast plain why"},
+    "zoo.segmentation": {
+        "segment": "PixelConfusion PixelMeasures segment Segmentation Segmenter SEGMENTERS",
+        "features": "UNet",
+    },
     "zoo.stylizing": {
         "stylize": """
             AdaIN Engstrom Johnson MobileStyle style_network StyleNetwork StyleRun StyleSettings styles stylize stylize_video train_style"""
@@ -52,6 +57,7 @@ PAGES: dict[str, dict[str, str]] = {
 DATA = {
     "CATALOGUE": "Every classifier, by name.",
     "DETECTORS": "Every detector, by name.",
+    "SEGMENTERS": "Every segmenter, by name.",
     "METHODS": "Every method of explaining, by name.",
 }
 """What is no class, function or module, and so has no docstring."""

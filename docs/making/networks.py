@@ -17,9 +17,11 @@ from zoo.detection import catalogue as _detectors  # noqa: F401  (its class line
 from zoo.detection.detector import DETECTORS
 from zoo.networks.model import Model
 from zoo.networks.published import Published
+from zoo.segmentation import catalogue as _segmenters  # noqa: F401
+from zoo.segmentation.segmenter import SEGMENTERS
 from zoo.variants import SHAPES, TABLE, TASKS, described
 
-OTHERS: tuple[Mapping[str, type[Published]], ...] = (DETECTORS,)
+OTHERS: tuple[Mapping[str, type[Published]], ...] = (DETECTORS, SEGMENTERS)
 """The catalogues of tasks other than classification, in the order of `zoo list`."""
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same shapes are the same file."""
