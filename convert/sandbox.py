@@ -411,7 +411,8 @@ def _signal_name(number: int) -> str:
 def _inputs(path: Path, format: str) -> list[Path]:
     """Say what a reader must be able to open: the file, or its folder where the format has companions."""
     if format in COMPANIONS or path.suffix == ".json" or not path.exists():  # TensorFlow names a checkpoint by what its files share
-        return [path.absolute().parent.resolve()]
+        linked = [path.absolute().resolve()] if path.is_symlink() else []  # whose file lies elsewhere
+        return [path.absolute().parent.resolve(), *linked]
     return [path.absolute().resolve()]
 
 

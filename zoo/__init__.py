@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from zoo.segmentation.catalogue import *  # noqa: F403
     from zoo.segmentation.run import Segmentation as Segmentation
     from zoo.segmentation.run import segment as segment
-    from zoo.segmentation.segmenter import Segmenter as Segmenter
     from zoo.segmentation.unet import UNet as UNet
     from zoo.stylizing.photographs import stylize as stylize
     from zoo.stylizing.training import train_style as train_style
@@ -92,7 +91,7 @@ _PLACES = {
     "zoo.kernels.api.fast": "fast plain why",
     "zoo.kernels.api.network": "Fast",
     "zoo.kernels.training.step": "fast_step",
-    "zoo.segmentation": "Segmentation Segmenter UNet segment",
+    "zoo.segmentation": "Segmentation UNet segment",
     "zoo.stylizing.photographs": "stylize",
     "zoo.stylizing.training": "train_style",
     "zoo": "networks",

@@ -6,7 +6,6 @@ other tasks; a test holds them to it.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import sys
@@ -100,7 +99,7 @@ def described(cls: Any, multiply_adds: int | None = None) -> Variant:
         multiply_adds=multiply_adds,
         input_size=cls.input_size,
         min_size=cls.min_size,
-        num_classes=inspect.signature(cls).parameters["num_classes"].default,
+        num_classes=cls.usual_classes(),
         paper=getattr(cls, "paper", ""),
         lineage=tuple(base.__name__ for base in cls.__mro__ if base.__module__.startswith("zoo.") and base.__name__ != "Published"),
         task=cls.task,

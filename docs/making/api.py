@@ -22,7 +22,7 @@ PAGES: dict[str, dict[str, str]] = {
         "embed": "embed",
         "finetune": "find_rate finetune",
         "gpu": "Fast fast fast_step plain why",
-        "segment": "segment Segmentation Segmenter",
+        "segment": "segment Segmentation",
         "stylize": "stylize train_style",
         "weights": "NoPretrainedWeights trained WeightsError WeightsMismatch",
     },

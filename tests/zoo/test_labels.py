@@ -42,7 +42,7 @@ def test_every_table_is_well_formed(table: Path) -> None:
 
 
 def test_unknown_labels_are_refused_and_the_known_ones_listed() -> None:
-    with pytest.raises(ValueError, match="no labels named 'imagenet'; there are cifar10, .*imagenet1k"):
+    with pytest.raises(ValueError, match=r"no labels named 'imagenet'; there are cifar10, .*imagenet1k"):
         labels("imagenet")
 
 

@@ -1,7 +1,8 @@
 """Where things are on a photograph: `detect` finds them, detectors of any family answer it, and measures say how well they do."""
 
+from zoo.detection.darknet import Darknet, darknet
 from zoo.detection.detections import Detections
 from zoo.detection.detector import DETECTORS, Detector
 from zoo.detection.run import detect
 
-__all__ = ["DETECTORS", "Detections", "Detector", "detect"]
+__all__ = ["DETECTORS", "Darknet", "Detections", "Detector", "darknet", "detect"]

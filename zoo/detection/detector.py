@@ -29,6 +29,8 @@ class Detector(Published):
     catalogue = DETECTORS
     input_size: ClassVar[int] = 416
     """Side in pixels of the images that the variant was published with; the shorter one where it takes images of any shape."""
+    called: tuple[str, ...] = ()
+    """Names of the classes, where their user gave them; the checkpoint's labels else."""
     threshold: ClassVar[float] = 0.25
     """Score from which on a thing is told, where the caller says none."""
     overlap: ClassVar[float] = 0.45
@@ -49,5 +51,6 @@ class Detector(Published):
 
     def names_of(self, found: Sequence[int]) -> tuple[str, ...]:
         """Return the names of classes by their indices: the checkpoint's, or "class 17" where it has none for this many classes."""
-        known = labels(self.checkpoint.labels) if self.checkpoint is not None and self.checkpoint.labels else ()
-        return tuple(known[i].name if len(known) == self.num_classes else f"class {i}" for i in found)
+        listed = labels(self.checkpoint.labels) if self.checkpoint is not None and self.checkpoint.labels else ()
+        known = self.called or [label.name for label in listed]
+        return tuple(known[i] if len(known) == self.num_classes else f"class {i}" for i in found)

@@ -60,6 +60,9 @@ class Published(nn.Module):
     classifiers: ClassVar[tuple[str, ...]]
     """Names of the layers, or of modules of layers, whose outputs are as many as the classes ask for."""
 
+    labels: ClassVar[str | None] = None
+    """The list of labels, of `zoo.labels`, that the variant's classes are, where neither a record nor a file says it."""
+
     num_classes: int
     in_channels: int
     checkpoint: Checkpoint | None = None
@@ -100,6 +103,11 @@ class Published(nn.Module):
     def family(cls) -> type[Self]:
         """Return the family's class, ResNet for ResNet50."""
         return cast("type[Self]", cls.variant().__mro__[1])
+
+    @classmethod
+    def usual_classes(cls) -> int:
+        """Return the number of classes that it is built with where nothing is said."""
+        return inspect.signature(cls).parameters["num_classes"].default
 
     @classmethod
     def description(cls, format: str) -> tuple[str, str] | None:

@@ -64,6 +64,8 @@ def trained_other(
     with torch.device("meta"):
         network = cls(**told)
     state = network.adopt(tensors)
+    counters = (name for name in network.state_dict() if name.endswith("num_batches_tracked") and name not in state)
+    state |= {name: torch.zeros((), dtype=torch.int64) for name in counters}
     if num_classes is not None and num_classes != network.num_classes:
         fresh = cls(**{**told, "num_classes": num_classes})
         heads = tuple(f"{name}." for name in fresh.classifiers)
@@ -71,9 +73,6 @@ def trained_other(
         _refuse_others(network, state, heads, record)
         network, state = fresh, {name: drawn[name] if name.startswith(heads) else state[name] for name in drawn}
         record = replace(record, labels=None, metrics={}, metrics_data=None)
-    for name in network.state_dict():
-        if name.endswith("num_batches_tracked") and name not in state:
-            state[name] = torch.zeros((), dtype=torch.int64)
     assign(network, state, file=record.sources[0])
     network.eval()
     network.checkpoint = _settled(record, network, {k: v for k, v in told.items() if k != "num_classes"})
@@ -84,8 +83,7 @@ def _refuse_others(network: Published, state: Mapping[str, Tensor], heads: tuple
     """See that a file holds all that is kept of a network whose heads are drawn anew; raises as `assign` does."""
     wanted = network.state_dict()
     kept = {name: tensor for name, tensor in state.items() if name in wanted or not name.startswith(heads)}
-    filled = {name: torch.zeros(t.shape, dtype=t.dtype) for name, t in wanted.items() if name.endswith("num_batches_tracked")}
-    filled |= {name: torch.zeros(wanted[name].shape, dtype=wanted[name].dtype) for name in wanted if name.startswith(heads)}
+    filled = {name: torch.zeros(wanted[name].shape, dtype=wanted[name].dtype) for name in wanted if name.startswith(heads)}
     assign(network, {**filled, **kept}, file=record.sources[0])
 
 
@@ -111,7 +109,7 @@ def _found(
         return known, tensors
     options, steps = cls.told_by(facts)
     default = next((c for c in weights.checkpoints(name) if c.default), None)
-    labels = default.labels if default else None
+    labels = default.labels if default else cls.labels
     record = weights.adhoc(name, str(path), provenance="named by the user", preprocessing=Preprocessing(**steps), labels=labels)
     return replace(record.hashed(sha256), options=options), tensors
 
