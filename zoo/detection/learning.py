@@ -186,8 +186,8 @@ class LearningDetector(Detector):
     @classmethod
     def told_by(cls, facts: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         del facts
-        steps = {"resize": cls.shorter[-1] if cls.fixed is None else cls.fixed[0], "interpolation": "bilinear"}
-        return {}, steps | {"mean": cls.mean, "std": cls.std, "squash": cls.fixed is not None}
+        steps = {"resize": cls.shorter[-1] if cls.fixed is None else cls.fixed[0], "crop": None, "interpolation": "bilinear"}
+        return {}, steps | {"mean": cls.mean, "std": cls.std, "squash": cls.fixed is not None, "longest": None if cls.fixed else cls.longer}
 
 
 def _renamed(name: str) -> str:

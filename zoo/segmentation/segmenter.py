@@ -74,4 +74,4 @@ class Segmenter(Published):
     @classmethod
     def told_by(cls, facts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
         del facts
-        return {}, {"resize": cls.input_size, "interpolation": "bilinear", "mean": cls.mean, "std": cls.std}
+        return {}, {"resize": cls.input_size, "crop": None, "interpolation": "bilinear", "mean": cls.mean, "std": cls.std}
