@@ -321,6 +321,7 @@ LAW: dict[str, set[str]] = {
         "zoo.bench",
         "zoo.catalogue",
         "zoo.conversion",
+        "zoo.detection",
         "zoo.dreaming",
         "zoo.embedding",
         "zoo.explanation",

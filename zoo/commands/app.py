@@ -31,6 +31,7 @@ GROUPS = {
     "Use": {
         "predict": ("predict:predict", "zoo predict cat.jpg dog.jpg"),
         "explain": ("explain:explain", "zoo explain cat.jpg --target tabby --picture why.png"),
+        "detect": ("detect:detect", "zoo detect street.jpg --picture found.png"),
         "demo": ("predict:demo", "zoo demo"),
         "dream": ("dream:dream", "zoo dream photo.jpg -o dream.png"),
         "stylize": ("stylize:stylize", "zoo stylize photo.jpg --style embers"),
@@ -89,6 +90,7 @@ STARTS_TORCH = {
     "bench",
     "convert",
     "demo",
+    "detect",
     "dream",
     "embed",
     "explain",

@@ -3,6 +3,7 @@
 from zoo.detection.darknet import Darknet, darknet
 from zoo.detection.detections import Detections
 from zoo.detection.detector import DETECTORS, Detector
+from zoo.detection.folders import Written, detect_folder
 from zoo.detection.run import detect
 
-__all__ = ["DETECTORS", "Darknet", "Detections", "Detector", "darknet", "detect"]
+__all__ = ["DETECTORS", "Darknet", "Detections", "Detector", "Written", "darknet", "detect", "detect_folder"]

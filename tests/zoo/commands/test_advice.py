@@ -30,6 +30,7 @@ SPEAKS_IN = {
     "zoo/bench": ("bench",),
     "zoo/commands/bench.py": ("bench",),
     "zoo/commands/convert.py": ("convert",),
+    "zoo/commands/detect.py": ("detect",),
     "zoo/commands/dream.py": ("dream",),
     "zoo/commands/explain.py": ("explain",),
     "zoo/commands/finetune.py": ("finetune",),

@@ -349,7 +349,7 @@ def test_activations_are_darknets(name: str) -> None:
         ("[convolutional]\nantialiasing=1\n", UnsupportedFormat, "antialiasing"),
         ("[lstm]\noutput=4\n", UnsupportedFormat, r"section 0 is .lstm."),
         ("[activation]\n[convolutional]\nfilters=5\n[shortcut]\nfrom=-2\n", MalformedFile, "section 2, .shortcut., joins maps"),
-        ("[maxpool]\nsize=2\nstride=2\n[route]\nlayers=-1,0\n[activation]\n[upsample]\n[route]\nlayers=-1,0\n", MalformedFile, "joins maps"),
+        ("[maxpool]\nsize=2\nstride=2\n[upsample]\n[route]\nlayers=-1,0\n", MalformedFile, "section 2, .route., joins maps"),
         ("[reorg]\nstride=3\n", MalformedFile, "divides 4 channels by 3"),
         ("[shortcut]\nfrom=-9\n", MalformedFile, "no sections before it"),
         ("[activation]\n[route]\nlayers=-1\ngroups=3\n", MalformedFile, "part 0 of 3"),
