@@ -246,3 +246,75 @@ def _folder(
         fail(ValueError(f"{name} is left out: {why}"), 1)
     if written.left_out:
         out.print(f"[dim]{counted(len(written.left_out), 'image')} left out, all in '{escape(str(written.images))}'[/dim]", soft_wrap=True)
+
+
+def evaluate(
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="COCO's annotations, instances_val2017.json; or a folder as VOC has them, VOC2007.")
+    ],
+    model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=DETECTS)] = None,
+    tag: WeightsOption = None,
+    cfg: Cfg = None,
+    called: Names = None,
+    option: BuildOption = None,
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The photographs of COCO's annotations; looked for if left out.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Of a VOC folder: test, val …; every annotation if left out.")] = None,
+    overlap: Overlap = None,
+    points: Annotated[int | None, typer.Option(help="11 for VOC 2007's measure; the area under the curve if left out.")] = None,
+    every: Annotated[bool, typer.Option("--classes", help="Show the average precision of each class too.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 8,
+    device: Annotated[str, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = "cpu",
+    frozen: FrozenOption = False,
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a detector: COCO's mean average precision, and of VOC's data VOC's."""
+    from zoo.detection import evaluate as measured
+    from zoo.detection.truths import read_truths
+    from zoo.embedding.progress import bar
+
+    if points not in (None, 11):
+        raise typer.BadParameter("11 is the number of VOC 2007's points; leave it out for the area", param_hint="--points")
+    known = read_truths(data, images, split)
+    network = detector(model, tag, cfg, called, option, device, quiet, frozen)
+    with bar("measuring", len(known.photographs), 0, wanted=not quiet) as advance:
+        found = measured(network, known, overlap=overlap, batch_size=batch_size, points=points, done=advance)
+    if as_json:
+        shown = {"network": called_as(network), "photographs": found.photographs, **found.precision.numbers()}
+        print_json({**shown, "voc_map50": found.voc, "classes": dict(found.classes), "unknown": list(found.unknown)})
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    numbers = {"VOC's mAP50": found.voc} if found.voc is not None else {}
+    for name, value in {**numbers, **{SAYS[name]: value for name, value in found.precision.numbers().items()}}.items():
+        table.add_row(name, "nothing to measure" if value < 0 else f"{100 * value:.1f}")
+    out.print(table)
+    if every:
+        inner = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+        inner.add_column("class")
+        inner.add_column("AP", justify="right")
+        for name, value in found.classes.items():
+            inner.add_row(escape(name), f"{100 * value:.1f}")
+        out.print(inner)
+    told = f"{counted(found.photographs, 'photograph')}, by {called_as(network)}"
+    out.print(f"[dim]{escape(told)}[/dim]", soft_wrap=True)
+    if found.unknown:
+        out.print(f"[dim]not known to it, and counted: {escape(', '.join(found.unknown))}[/dim]", soft_wrap=True)
+
+
+SAYS = {
+    "ap": "AP, overlaps .50 to .95",
+    "ap50": "AP at .50",
+    "ap75": "AP at .75",
+    "ap_small": "AP, small things",
+    "ap_medium": "AP, medium things",
+    "ap_large": "AP, large things",
+    "ar1": "recall, 1 a photograph",
+    "ar10": "recall, 10 a photograph",
+    "ar100": "recall, 100 a photograph",
+    "ar_small": "recall, small things",
+    "ar_medium": "recall, medium things",
+    "ar_large": "recall, large things",
+}
+"""What `zoo evaluate` calls COCO's numbers."""

@@ -6,7 +6,7 @@ A new variant is a new line here; `make docs-pages` writes it into the table tha
 from __future__ import annotations
 
 from zoo.detection import darknet_plans as plans
-from zoo.detection.darknet import Darknet
+from zoo.detection.darknet_networks import Darknet
 
 
 # Redmon & Farhadi 2016, sections 2 and 3, counted in the authors' .weights: https://arxiv.org/abs/1612.08242
