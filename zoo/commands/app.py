@@ -31,8 +31,8 @@ GROUPS = {
     "Use": {
         "predict": ("predict:predict", "zoo predict cat.jpg dog.jpg"),
         "explain": ("explain:explain", "zoo explain cat.jpg --target tabby --picture why.png"),
-        "detect": ("detect:detect", "zoo detect street.jpg --picture found.png"),
-        "evaluate": ("detect:evaluate", "zoo evaluate annotations/instances_val2017.json"),
+        "detect": ("detect:detect", "zoo detect street.jpg --model YOLOv3Tiny --weights yolov3-tiny.weights --picture found.png"),
+        "evaluate": ("detect:evaluate", "zoo evaluate annotations/instances_val2017.json --model YOLOv3Tiny --weights yolov3-tiny.weights"),
         "demo": ("predict:demo", "zoo demo"),
         "dream": ("dream:dream", "zoo dream photo.jpg -o dream.png"),
         "stylize": ("stylize:stylize", "zoo stylize photo.jpg --style embers"),

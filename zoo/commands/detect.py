@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
     from zoo.detection import Detections, Detector
 
-USUAL = "YoloFastest"
-DETECTS = f"The detector, or NAME:TAG; {USUAL} if left out. `zoo list --task detection` lists them."
+DETECTS = "The detector, or NAME:TAG; zoo list --task detection shows them."
 
 
 def drawable(place: Path | None) -> Path | None:
@@ -112,12 +111,13 @@ def detector(
     else:
         if called is not None:
             raise typer.BadParameter("--names are of a network that --cfg describes", param_hint="--names")
-        known, weights = named(model or USUAL, tag)
+        if model is None:
+            raise typer.BadParameter("name a detector, or describe one of your own with --cfg and --weights", param_hint="--model")
+        known, weights = named(model, tag)
         cls = any_class(known)
     if not issubclass(cls, Detector):
-        raise typer.BadParameter(
-            f"{cls.__name__} is a network for {cls.task}; `zoo list --task detection` lists detectors", param_hint="--model"
-        )
+        told = f"{cls.__name__} is a network for {cls.task}; zoo list --task detection shows detectors"
+        raise typer.BadParameter(told, param_hint="--model")
     built = build_options(option, cls)
     place = on_device(device)
     return trained(cls, weights, progress=not quiet, frozen=frozen or None, **built).to(place)

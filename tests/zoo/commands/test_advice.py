@@ -30,6 +30,7 @@ SPEAKS_IN = {
     "zoo/bench": ("bench",),
     "zoo/commands/bench.py": ("bench",),
     "zoo/commands/convert.py": ("convert",),
+    "zoo/commands/detect.py": ("detect", "evaluate"),
     "zoo/commands/detect.py:_shown": ("detect",),
     "zoo/commands/detect.py:_folder": ("detect",),
     "zoo/commands/detect.py:detect": ("detect",),

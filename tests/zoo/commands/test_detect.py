@@ -85,6 +85,7 @@ def test_what_cannot_be_used_is_told_and_spoils_no_other(files: Path, capsys: py
         (["-m", "YOLOv3Tiny"], "no pretrained weights of YOLOv3Tiny are known", 3),
         (["--names", "x.names"], "--names are of a network that --cfg describes", 2),
         (["--cfg", "x.cfg"], "--weights names its file", 2),
+        ([], "name a detector, or describe one of your own", 2),
         (["--cfg", "none.cfg", "-w", "none.weights"], "none.cfg", 3),
         (["--picture", "found.svg"], "a picture ends in", 2),
         (["--threshold", "2"], "less than or equal to 1", 2),
