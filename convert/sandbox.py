@@ -124,7 +124,7 @@ def run(path: Path, format: str, images: np.ndarray, *, last: bool, isolated: bo
 
     Args:
         path: the file.
-        format: one of those that `convert._framework.LIBRARIES` has.
+        format: one of those that `convert._framework.LIBRARIES` or `DETECTORS` has.
         images: float32 (B, C, H, W).
         last: whether the file's network takes the channels last.
         isolated: False runs it in this process.
@@ -388,7 +388,7 @@ class _Reader:
         who, todo = f"the reader of {self.path}", "Fetch it again, from who made it."
         if self.runs:
             who, todo = (
-                f"{_framework.LIBRARIES[self.format]}, which ran {self.path},",
+                f"{ {**_framework.LIBRARIES, **_framework.DETECTORS}[self.format] }, which ran {self.path},",
                 f"{todo} --reference proves without running it here.",
             )
         crash = ReaderCrashed(f"{who} {how}: {why}. Nothing was kept of it. {todo}")

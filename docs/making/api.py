@@ -36,7 +36,11 @@ PAGES: dict[str, dict[str, str]] = {
         "convert": "ConvertError",
     },
     "convert": {"convert": "ConvertError core flip formats names read Source"},
-    "zoo.detection": {"detect": "Darknet darknet detect Detections Detector DETECTORS"},
+    "zoo.detection": {
+        "detect": """
+            Answer coco_precision Darknet darknet detect detect_folder Detections Detector DETECTORS evaluate Evaluation Precision
+            read_truths Truth voc_precision Written"""
+    },
     "zoo.dreaming": {"dream": "dream dream_frames dream_video NothingToDream"},
     "zoo.embedding": {"embed": "embed Embeddings knn LeftOut nearest Neighbour Probed read Report"},
     "zoo.explanation": {"explain": "CannotExplain class_image ClassImage explain Explanation measure Measured Method METHODS Region"},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from zoo.catalogue import VGG16, MobileNetV3Large, ResNet50
 from zoo.detection import darknet_plans as plans
-from zoo.detection.darknet import Darknet
+from zoo.detection.darknet_networks import Darknet
 from zoo.detection.dense import FCOS, RetinaNet
 from zoo.detection.rcnn import FasterRCNN, KeypointRCNN, MaskRCNN
 from zoo.detection.ssd import SSD, ReducedMobileNetV3Large, SSDlite

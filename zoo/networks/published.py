@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from torch import Tensor, nn
 
 from weights.arguments import did_you_mean, python_scalar, unknown_keyword, whole
+from weights.errors import WeightsError
 
 if TYPE_CHECKING:
     from weights import Checkpoint
@@ -114,6 +119,31 @@ class Published(nn.Module):
         """Return the ending and the text of what must lie beside a file of a format for its reader, as Darknet's .cfg; None for nothing."""
         del format
         return None
+
+    @classmethod
+    @contextmanager
+    def described(cls, path: Path, format: str) -> Iterator[Path]:
+        """Give the path of a file that has `description` beside it, whatever lies beside it otherwise.
+
+        What goes wrong inside says the file's own name.
+        """
+        beside = cls.description(format)
+        if beside is None:
+            yield path
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, path.name)
+            try:
+                file.symlink_to(path.absolute())
+            except OSError:  # where links are a privilege
+                shutil.copyfile(path, file)
+            described = file.with_suffix(beside[0])
+            described.write_text(beside[1], encoding="utf-8")
+            try:
+                yield file
+            except WeightsError as error:
+                error.args = (str(error).replace(str(file), str(path)).replace(described.name, cls.__name__), *error.args[1:])
+                raise
 
     @classmethod
     def told_by(cls, facts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,12 +7,9 @@ foreign file by `adopt`. So there is no search among namings as for classifiers.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +19,7 @@ import weights
 from convert import formats, sandbox
 from convert.formats import safetensors
 from convert.sets import chosen
-from convert.source import Source
-from weights import BadRecord, Checkpoint, Preprocessing, UnknownWeights, WeightsError
+from weights import BadRecord, Checkpoint, Preprocessing, UnknownWeights
 from weights.containers import open_any
 from weights.places import at_home
 from zoo.conversion.notes import file_sha256
@@ -101,7 +97,7 @@ def _found(
         tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
         raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
     format = formats.sniff(path)
-    with _read(cls, path, format, weights_of) as opened:
+    with cls.described(path, format) as file, sandbox.read(file, format, weights_of=weights_of) as opened:
         tensors, facts = loaded(opened.tensors, path), {**opened.facts, "format": format}
     sha256 = file_sha256(path)
     known = weights.recognise(sha256)
@@ -112,29 +108,6 @@ def _found(
     labels = default.labels if default else cls.labels
     record = weights.adhoc(name, str(path), provenance="named by the user", preprocessing=Preprocessing(**steps), labels=labels)
     return replace(record.hashed(sha256), options=options), tensors
-
-
-@contextmanager
-def _read(cls: type[Published], path: Path, format: str, weights_of: str | None) -> Iterator[Source]:
-    """Open a file beside the description that the network has of it, whatever lies beside it otherwise."""
-    beside = cls.description(format)
-    if beside is None:
-        with sandbox.read(path, format, weights_of=weights_of) as opened:
-            yield opened
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, path.name)
-        try:
-            file.symlink_to(path.absolute())
-        except OSError:  # where links are a privilege
-            shutil.copyfile(path, file)
-        file.with_suffix(beside[0]).write_text(beside[1], encoding="utf-8")
-        try:
-            with sandbox.read(file, format, weights_of=weights_of) as opened:
-                yield opened
-        except WeightsError as error:
-            error.args = (str(error).replace(str(file), str(path)).replace(file.with_suffix(beside[0]).name, cls.__name__), *error.args[1:])
-            raise
 
 
 def _settled(record: Checkpoint, network: Published, options: Mapping[str, Any]) -> Checkpoint:

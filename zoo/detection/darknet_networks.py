@@ -206,7 +206,9 @@ class Darknet(Detector):
     @classmethod
     def told_by(cls, facts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return whose BatchNorm a .weights needs, by its revision, and how photographs are fitted."""
-        lineage = {} if facts.get("format") != "darknet" else {"batch_norm": "alexeyab" if facts.get("version") == "0.2.5" else "pjreddie"}
+        lineage = {"batch_norm": facts["kernelzoo.batch_norm"]} if facts.get("kernelzoo.batch_norm") in EPS else {}
+        if facts.get("format") == "darknet":
+            lineage = {"batch_norm": "alexeyab" if facts.get("version") == "0.2.5" else "pjreddie"}
         net = cfg.parse(cls.cfg)[0]
         side = max(net.makes[1:])
         how = {"letterbox" if cls.letterbox else "squash": True}
