@@ -155,6 +155,7 @@ LAW: dict[str, set[str]] = {
         "zoo.catalogue",
         "zoo.extraction",
         "zoo.images",
+        "zoo.kernels",
         "zoo.labels",
         "zoo.networks",
     },
@@ -167,6 +168,7 @@ LAW: dict[str, set[str]] = {
         "zoo.labels",
         "zoo.networks",
     },
+    "zoo.training": {"weights", "zoo.detection", "zoo.images", "zoo.segmentation"},
     "zoo.dreaming": {"weights", "zoo.extraction", "zoo.images", "zoo.kernels", "zoo.kernels.measuring", "zoo.networks"},
     "zoo.kernels.tuning": {
         "zoo.kernels.comparing",
@@ -348,6 +350,7 @@ LAW: dict[str, set[str]] = {
         "zoo.networks",
         "zoo.prediction",
         "zoo.pretrained",
+        "zoo.segmentation",
         "zoo.sharing",
         "zoo.stylizing",
         "zoo.variants",

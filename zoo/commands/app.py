@@ -91,8 +91,7 @@ STARTS_TORCH = {
     "add",
     "bench",
     "convert",
-    "detect",
-    "segment",
+    "demo",
     "detect",
     "dream",
     "embed",
@@ -102,6 +101,7 @@ STARTS_TORCH = {
     "knn",
     "predict",
     "search",
+    "segment",
     "stylize",
     "train-style",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.detection.detections import Detections
 from zoo.labels import labels
@@ -48,6 +48,15 @@ class Detector(Published):
             One answer a photograph, its tensors on the network's device. A photograph without things has an empty one.
         """
         raise NotImplementedError
+
+    def answer_by(self, call: nn.Module, photographs: Sequence[Tensor], threshold: float, overlap: float) -> list[Detections]:
+        """Answer as `answer` does, but let `call`, what `fast` made of this network, compute what it computes.
+
+        Raises:
+            TypeError: this family has no such way.
+        """
+        del call, photographs, threshold, overlap
+        raise TypeError(f"detect() takes a {type(self).__name__} itself, not what fast() made of it: detect(plain(model), …)")
 
     def names_of(self, found: Sequence[int]) -> tuple[str, ...]:
         """Return the names of classes by their indices: the checkpoint's, or "class 17" where it has none for this many classes."""

@@ -64,6 +64,7 @@ class Resizing(nn.Module):
         super().__init__()
         self.shorter, self.longer, self.multiple, self.fixed = tuple(shorter), longer, multiple, fixed
         self.mean, self.std = tuple(mean), tuple(std)
+        self.min_size = self.shorter if fixed is None else fixed  # by which `fast` chooses the image that it compares on
 
     def size_of(self, height: int, width: int) -> Size:
         """Return height and width to which a photograph is resized; in train mode the shorter side is drawn."""

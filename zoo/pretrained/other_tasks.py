@@ -59,6 +59,10 @@ def trained_other(
         told.setdefault("num_classes", record.num_classes)
     with torch.device("meta"):
         network = cls(**told)
+    if not record.num_classes and (count := _classes(network, network.adopt(tensors))) not in (None, network.num_classes):
+        with torch.device("meta"):
+            told["num_classes"] = count
+            network = cls(**told)
     state = network.adopt(tensors)
     counters = (name for name in network.state_dict() if name.endswith("num_batches_tracked") and name not in state)
     state |= {name: torch.zeros((), dtype=torch.int64) for name in counters}
@@ -73,6 +77,16 @@ def trained_other(
     network.eval()
     network.checkpoint = _settled(record, network, {k: v for k, v in told.items() if k != "num_classes"})
     return network
+
+
+def _classes(network: Published, state: Mapping[str, Tensor]) -> int | None:
+    """Return how many classes a file has of which nobody told: its first classifier's rows, by those that a class has."""
+    name = f"{network.classifiers[0]}.weight"
+    own, found = network.state_dict().get(name), state.get(name)
+    if own is None or found is None or found.dim() != own.dim():
+        return None
+    each = own.shape[0] // network.num_classes
+    return int(found.shape[0]) // each if each and found.shape[0] % each == 0 else None
 
 
 def _refuse_others(network: Published, state: Mapping[str, Tensor], heads: tuple[str, ...], record: Checkpoint) -> None:
