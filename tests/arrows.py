@@ -148,7 +148,7 @@ LAW: dict[str, set[str]] = {
     "zoo.networks": {"weights", "zoo.images", "zoo.kernels.activations", "zoo.labels", "zoo.variants"},
     "zoo.catalogue": {"weights", "zoo.networks", "zoo.variants"},
     "zoo.extraction": {"weights", "zoo.images", "zoo.kernels", "zoo.networks"},
-    "zoo.detection": {"convert.formats", "convert.sandbox", "weights", "zoo.images", "zoo.labels", "zoo.networks"},
+    "zoo.detection": {"convert.formats", "convert.sandbox", "weights", "zoo.images", "zoo.kernels", "zoo.labels", "zoo.networks"},
     "zoo.segmentation": {"weights", "zoo.extraction", "zoo.kernels", "zoo.networks"},
     "zoo.dreaming": {"weights", "zoo.extraction", "zoo.images", "zoo.kernels", "zoo.kernels.measuring", "zoo.networks"},
     "zoo.kernels.tuning": {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -48,6 +48,16 @@ class Detector(Published):
             One answer a photograph, its tensors on the network's device. A photograph without things has an empty one.
         """
         raise NotImplementedError
+
+    def answer_by(
+        self, network: Callable[[Tensor], Any], photographs: Sequence[Tensor], threshold: float, overlap: float
+    ) -> list[Detections]:
+        """Do what `answer` does with another way to compute this network, `fast` of it.
+
+        Raises:
+            TypeError: this family has no such way.
+        """
+        raise TypeError(f"detect() takes {type(self).__name__} as it is, and no fast() of it")
 
     def names_of(self, found: Sequence[int]) -> tuple[str, ...]:
         """Return the names of classes by their indices: the checkpoint's, or "class 17" where it has none for this many classes."""
