@@ -51,6 +51,10 @@ PAGES: dict[str, dict[str, str]] = {
         "segment": "PixelConfusion PixelMeasures segment Segmentation Segmenter SEGMENTERS",
         "features": "UNet",
     },
+    "zoo.training": {
+        "detect": "Diverged Learnt LearningSettings read_yolo train_detector",
+        "segment": "measure_segmenter train_segmenter",
+    },
     "zoo.stylizing": {
         "stylize": """
             AdaIN Engstrom Johnson MobileStyle style_network StyleNetwork StyleRun StyleSettings styles stylize stylize_video train_style"""

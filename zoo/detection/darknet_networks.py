@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -168,10 +168,17 @@ class Darknet(Detector):
 
     def answer(self, photographs: Sequence[Tensor], threshold: float, overlap: float) -> list[Detections]:
         """Find the things on photographs; see `Detector.answer`."""
+        return self.answer_by(self, photographs, threshold, overlap)
+
+    def answer_by(
+        self, network: Callable[[Tensor], Any], photographs: Sequence[Tensor], threshold: float, overlap: float
+    ) -> list[Detections]:
+        """Find the things on photographs, the maps computed by `network`; see `Detector.answer_by`."""
         keeps = self.letterbox if self.checkpoint is None else self.checkpoint.preprocessing.letterbox
         height, width = self.image_size
         fits = [fit((int(one.shape[2]), int(one.shape[1])), (width, height), keeps) for one in photographs]
-        return self.read(self(fitted(photographs, fits, next(self.parameters()))), fits, threshold, overlap)
+        like = next(self.parameters()) if network is self else torch.empty(0, device=getattr(network, "device", "cpu"))
+        return self.read(network(fitted(photographs, fits, like)), fits, threshold, overlap)
 
     def read(self, maps: Sequence[Tensor], fits: Sequence[Fit], threshold: float, overlap: float) -> list[Detections]:
         """Turn the maps before the heads into the things on each photograph: decode, choose, suppress, undo the fitting."""

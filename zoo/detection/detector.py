@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.detection.detections import Detections
 from zoo.labels import labels
@@ -49,14 +49,15 @@ class Detector(Published):
         """
         raise NotImplementedError
 
-    def answer_by(self, call: nn.Module, photographs: Sequence[Tensor], threshold: float, overlap: float) -> list[Detections]:
-        """Answer as `answer` does, but let `call`, what `fast` made of this network, compute what it computes.
+    def answer_by(
+        self, network: Callable[[Tensor], Any], photographs: Sequence[Tensor], threshold: float, overlap: float
+    ) -> list[Detections]:
+        """Do what `answer` does with another way to compute this network, `fast` of it.
 
         Raises:
             TypeError: this family has no such way.
         """
-        del call, photographs, threshold, overlap
-        raise TypeError(f"detect() takes a {type(self).__name__} itself, not what fast() made of it: detect(plain(model), …)")
+        raise TypeError(f"detect() takes {type(self).__name__} as it is, and no fast() of it")
 
     def names_of(self, found: Sequence[int]) -> tuple[str, ...]:
         """Return the names of classes by their indices: the checkpoint's, or "class 17" where it has none for this many classes."""

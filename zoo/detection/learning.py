@@ -154,11 +154,11 @@ class LearningDetector(Detector):
     def answer(self, photographs: Sequence[Tensor], threshold: float, overlap: float) -> list[Detections]:
         return self.answer_by(self, photographs, threshold, overlap)
 
-    def answer_by(self, call: nn.Module, photographs: Sequence[Tensor], threshold: float, overlap: float) -> list[Detections]:
+    def answer_by(self, network: Any, photographs: Sequence[Tensor], threshold: float, overlap: float) -> list[Detections]:
         like = next(self.parameters())
-        device = getattr(call, "device", like.device)  # of a fast network, which may lie elsewhere
+        device = getattr(network, "device", like.device)  # of a fast network, which may lie elsewhere
         pixels = [photograph.to(device, non_blocking=True).to(like.dtype) / 255 for photograph in photographs]
-        found: Any = call(pixels, threshold=threshold, overlap=overlap)
+        found: Any = network(pixels, threshold=threshold, overlap=overlap)
         answers: list[Detections] = []
         for one, photograph in zip(found, photographs, strict=True):
             height, width = photograph.shape[-2:]

@@ -15,7 +15,7 @@ from weights.arguments import forgiving, whole
 from zoo.detection.detections import Detections
 from zoo.detection.detector import Detector
 from zoo.images.preprocess import BadImage, is_many, named_images, open_image
-from zoo.kernels import plain
+from zoo.kernels import Fast, plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,7 +45,7 @@ def detect(model: Any, images: Any, threshold: float | None = None, overlap: flo
         >>> found.names[0], found.scores[0], found.boxes[0]
 
     Args:
-        model: a detector, as `trained` returns it, or what `fast` made of one.
+        model: a detector, as `trained` returns it, or `fast` of one.
         images: a path, a PIL image, a uint8 array or tensor (H, W, C) or (C, H, W), or a list of these, of any sizes.
         threshold: score above which a thing is told, 0..1; the network's own if left out.
         overlap: intersection over union, 0..1, above which the less probable of two boxes of a class is dropped; the network's own if
@@ -60,7 +60,7 @@ def detect(model: Any, images: Any, threshold: float | None = None, overlap: flo
         ValueError: a number is out of its range, or the list is empty.
         BadImage: an image can't be used.
     """
-    given, model = model, plain(model) if isinstance(model, nn.Module) else model
+    quick, model = (model, plain(model)) if isinstance(model, Fast) else (None, model)
     if not isinstance(model, Detector):
         named = f"a {type(model).__name__}" if not isinstance(model, str) else f'{model!r}; trained("{model}") builds it'
         raise TypeError(f"detect() takes a detector, as trained(YOLOv3Tiny) is one, not {named}")
@@ -77,7 +77,7 @@ def detect(model: Any, images: Any, threshold: float | None = None, overlap: flo
         for start in range(0, len(named), batch_size):
             pixels = [np.array(open_image(image, "RGB", name)) for name, image in named[start : start + batch_size]]
             photographs = [torch.from_numpy(array).permute(2, 0, 1) for array in pixels]
-            answers = model.answer(photographs, **limits) if given is model else model.answer_by(given, photographs, **limits)
+            answers = model.answer(photographs, **limits) if quick is None else model.answer_by(quick, photographs, **limits)
             found += [one.to("cpu") for one in answers]
     return found if is_many(images) else found[0]
 

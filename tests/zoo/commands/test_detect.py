@@ -57,9 +57,10 @@ def test_a_table_a_picture_and_cocos_form(files: Path, capsys: pytest.CaptureFix
     assert "which knows 2 classes" in told
     assert "found.png', the first photograph" in told
     assert "3 of 3 images looked at" in told
-    drawn = np.asarray(Image.open(files / "found.png").convert("RGB"))
+    with Image.open(files / "found.png") as saved, Image.open(photos[0]) as before:
+        drawn, plain = np.asarray(saved.convert("RGB")), np.asarray(before.convert("RGB"))
     assert drawn.shape == (64, 64, 3)
-    assert (drawn != np.asarray(Image.open(photos[0]).convert("RGB"))).any()
+    assert (drawn != plain).any()
     assert main(["detect", *photos, *network(files), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["image_id"] for row in rows} == {0, 1, 2}

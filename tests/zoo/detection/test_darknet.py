@@ -19,7 +19,7 @@ from convert import execute, sandbox
 from convert.formats import _darknet_cfg as cfg
 from convert.graph import Graph
 from weights import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat, WeightsMismatch
-from zoo import YoloFastest, YOLOv3Tiny, detect, network, trained
+from zoo import YoloFastest, YOLOv3Tiny, detect, fast, network, trained
 from zoo.detection import DETECTORS, Darknet, darknet, darknet_plans
 from zoo.detection.darknet_layers import ACTIVATIONS, Reorganise
 from zoo.detection.decoding import decoded
@@ -183,6 +183,17 @@ def test_cut_and_surplus_weights_are_refused(files: Path, tmp_path: Path) -> Non
     shutil.copyfile(files / "yolo-fastest-1.1-xl.weights", tmp_path / "other.weights")
     with pytest.raises(ConvertError, match="YoloFastest"):
         trained(YoloFastest, tmp_path / "other.weights")
+
+
+@pytest.mark.real
+def test_the_fast_network_finds_the_same(real: Path, files: Path) -> None:
+    model = trained(YoloFastest, files / "yolo-fastest-1.1.weights")
+    photographs = [real / "real" / "images" / f"darknet_{name}.jpg" for name in ("dog", "eagle")]
+    quick = fast(model, "cpu", example=torch.rand(2, 3, 320, 320), tune="none", progress=False)
+    for one, other in zip(detect(model, photographs), detect(quick, photographs), strict=True):
+        assert one.names == other.names
+        assert torch.allclose(one.scores, other.scores, atol=1e-4)
+        assert torch.allclose(one.boxes, other.boxes, atol=0.05)
 
 
 @pytest.mark.real
@@ -405,3 +416,17 @@ def test_a_photograph_without_things_has_an_empty_answer(tmp_path: Path) -> None
     for names in (["moth", "bee"], tmp_path / "none.names"):
         with pytest.raises((ValueError, FileNotFoundError), match=r"2 names are given|none.names"):
             darknet(tmp_path / "blind.cfg", names=names)
+
+
+def test_the_graph_of_a_file_takes_a_part_of_each_map(tmp_path: Path) -> None:
+    """As the network does: Darknet divides every map that a route with groups joins, and not what they make together."""
+    twice = "[convolutional]\nfilters=4\nsize=1\nactivation=linear\n" * 2
+    cls = small(f"{twice}[route]\nlayers=-1,-2\ngroups=2\ngroup_id=1\n", tmp_path)
+    numbers = np.random.default_rng(0).normal(size=2 * (4 + 16) + 6 + 24).astype("<f4")
+    (tmp_path / "small.weights").write_bytes(np.array([0, 2, 5, 0, 0], "<i4").tobytes() + numbers.tobytes())
+    model, x = trained(cls, tmp_path / "small.weights"), np.random.default_rng(1).random((1, 4, 8, 8), np.float32)
+    with sandbox.read(tmp_path / "small.weights") as source:
+        assert source.graph is not None
+        found = execute.compute(source, [node for node in source.graph.nodes if node.op != "yolo"], {}, ["3.conv"], inputs=x)
+    with torch.no_grad():
+        assert np.abs(model(torch.from_numpy(x))[0].numpy() - found["3.conv"]).max() < 1e-5
