@@ -32,7 +32,7 @@ def test_an_exported_detector_answers_any_batch_and_images_without_things(tmp_pa
         with torch.no_grad():
             expected = whole(images)
         found = [torch.from_numpy(array) for array in session.run(None, {"images": images.numpy()})]
-        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-2)
+        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0.05)  # pixels: onnxruntime's convolutions round otherwise
         torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-4)
         assert [len(one["boxes"]) for one in whole.settle(*found, threshold=0.9999, overlap=0.5)] == [0] * batch
         assert all(len(one["boxes"]) for one in whole.settle(*found, threshold=0.2, overlap=0.5))
