@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ def test_an_exported_detector_answers_any_batch_and_images_without_things(tmp_pa
     for batch in (1, 3):
         images = torch.randn(batch, 3, 320, 320)
         with torch.no_grad():
-            expected = whole(images)
+            own, exact = whole(images), AllBoxes(copy.deepcopy(model).double())(images.double())
         found = [torch.from_numpy(array) for array in session.run(None, {"images": images.numpy()})]
-        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0.05)  # pixels: onnxruntime's convolutions round otherwise
-        torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-4)
+        for one, other, truth in zip(found, own, exact, strict=True):  # no further from the exact answer than PyTorch itself is, thrice
+            assert (one - truth).abs().max() <= 3 * (other - truth).abs().max()
         assert [len(one["boxes"]) for one in whole.settle(*found, threshold=0.9999, overlap=0.5)] == [0] * batch
         assert all(len(one["boxes"]) for one in whole.settle(*found, threshold=0.2, overlap=0.5))
 
