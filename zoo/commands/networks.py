@@ -303,8 +303,10 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 def _facts(c: Checkpoint) -> dict[str, str]:
     p = c.preprocessing
+    how = "both sides" if p.squash else "all of it, in its shape, on grey," if p.letterbox else "the shorter side"
+    bound = f", the longer one to {p.longest} px at most" if p.longest else ""
     steps = [
-        f"resize {'both sides' if p.squash else 'the shorter side'} to {p.resize} px ({p.interpolation})" if p.resize else "",
+        f"resize {how} to {p.resize} px{bound} ({p.interpolation})" if p.resize else "",
         f"centre crop {p.crop} px" if p.crop else "",
     ]
     scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"

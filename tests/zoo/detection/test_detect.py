@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo import Detections, Detector, ResNet20, detect, trained
+from weights import BadRecord, Preprocessing
+from zoo import Detections, Detector, ResNet20, detect, predict, trained
 from zoo.images.preprocess import BadImage
 from zoo.variants import variants
 
@@ -76,6 +77,8 @@ def test_a_limit_out_of_range_is_refused(model: Corners, limits: dict[str, Any])
 
 
 def test_what_is_no_detector_and_no_photograph_is_refused(model: Corners) -> None:
+    with pytest.raises(TypeError, match=r"predict\(\) takes a classifier, and Corners is a network for detection; detect\(model, images\)"):
+        predict(model, grey(1, 8, 8))
     with pytest.raises(TypeError, match="takes a detector"):
         detect(ResNet20(), grey(1, 8, 8))
     with pytest.raises(BadImage, match="the list is empty"):
@@ -104,3 +107,19 @@ def test_a_class_line_with_params_is_in_the_detectors_catalogue_alone(monkeypatc
         trained(MyCorners, in_channels=1)
     with pytest.raises(TypeError, match="takes a network's class or name"):
         trained(nn.Linear)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ({"resize": 416, "letterbox": True, "squash": True}, "three ways to resize"),
+        ({"resize": 800, "longest": 1333, "crop": 224}, "no crop"),
+        ({"letterbox": True}, "need resize"),
+        ({"resize": 800, "longest": 0}, "longest is a number of pixels"),
+    ],
+)
+def test_a_record_resizes_a_photograph_in_one_way(steps: dict[str, Any], said: str) -> None:
+    usual: dict[str, Any] = {"resize": None, "crop": None, "interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    with pytest.raises(BadRecord, match=said):
+        Preprocessing(**(usual | steps))
+    assert Preprocessing(**(usual | {"resize": 800, "longest": 1333})).longest == 1333
