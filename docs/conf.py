@@ -24,7 +24,21 @@ pygments_dark_style = "monokai"
 
 CONTENTS = {
     "Begin": ["tour", "proven"],
-    "Tasks": ["predict", "explain", "dream", "stylize", "features", "embed", "finetune", "convert", "gpu", "training", "airgap", "adding"],
+    "Tasks": [
+        "predict",
+        "explain",
+        "dream",
+        "stylize",
+        "features",
+        "embed",
+        "finetune",
+        "convert",
+        "own-network",
+        "gpu",
+        "training",
+        "airgap",
+        "adding",
+    ],
     "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
     "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes"],

@@ -1,4 +1,4 @@
-"""zoo/data/networks.json and shapes.zip: what commands know of every network without building it."""
+"""zoo/data/networks.json, shapes.zip and optional_shapes.zip: what commands know of every network without building it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from functools import cache
 
 import torch
 
+from convert.inspect import WITH
 from zoo.bench.floor import work
 from zoo.catalogue import CATALOGUE
+from zoo.conversion.fitting import choices, said
 from zoo.networks.model import Model
-from zoo.variants import SHAPES, TABLE, described
+from zoo.variants import OPTIONAL, SHAPES, TABLE, described
 
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same shapes are the same file."""
@@ -37,6 +39,26 @@ def shapes() -> bytes:
     return packed.getvalue()
 
 
+def optional_shapes() -> bytes:
+    """Return the archive of the shapes of networks with constructor keywords that give them other tensors.
+
+    An option that changes nothing in a family's smallest network changes nothing in the others.
+    """
+    families: dict[type[Model], list[type[Model]]] = {}
+    for cls in CATALOGUE.values():
+        families.setdefault(cls.family(), []).append(cls)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for members in families.values():
+            if not choices(min(members, key=lambda cls: cls.params)):
+                continue
+            for cls in members:
+                for options, tensors in choices(cls):
+                    name = f"{cls.__name__}{WITH}{said(options)}.json"
+                    archive.writestr(zipfile.ZipInfo(name, LONG_AGO), json.dumps(tensors), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
 @cache
 def multiply_adds(cls: type[Model]) -> int:
     """Count a network's multiply-adds for one image of its size."""
@@ -44,5 +66,9 @@ def multiply_adds(cls: type[Model]) -> int:
 
 
 def write(count: Callable[[type[Model]], int] = multiply_adds) -> dict[str, str | bytes]:
-    """Return the contents of both files by their paths from docs/."""
-    return {f"../zoo/data/{TABLE.name}": table(count), f"../zoo/data/{SHAPES.name}": shapes()}
+    """Return the contents of the files by their paths from docs/."""
+    return {
+        f"../zoo/data/{TABLE.name}": table(count),
+        f"../zoo/data/{SHAPES.name}": shapes(),
+        f"../zoo/data/{OPTIONAL.name}": optional_shapes(),
+    }

@@ -13,14 +13,14 @@ from rich.table import Table
 from rich.tree import Tree
 
 from convert import formats, sandbox
-from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
+from convert.inspect import SHOWN, WITH, Inspection, Likely, Tensor, likely
 from convert.inspect import inspect as describe
 from convert.source import Source
 from weights.documents import MISREAD, read_json
 from weights.errors import ConvertError
 from weights.wording import escape
 from zoo.conversion.notes import NOTES
-from zoo.variants import shapes, variants
+from zoo.variants import optional, shapes, variants
 
 if TYPE_CHECKING:
     from zoo.networks.model import Model
@@ -55,10 +55,11 @@ def recognise(source: Source) -> list[Likely]:
     count = sum(math.prod(stored.stored_shape) for stored in source.tensors.values())
     known = variants()
     near = {name: one.lineage for name, one in known.items() if abs(count - one.params) <= NEAR * one.params}
+    near |= {name: known[name.partition(WITH)[0]].lineage for name in optional() if name.partition(WITH)[0] in near}
     found = likely(source, shapes(near), near)
     if not found or found[0].confidence < SURE:
         rest = {n: one.lineage for n, one in known.items() if n not in near and LEAST_BODY * one.params <= count <= 2 * one.params}
-        found = sorted([*found, *likely(source, shapes(rest), rest)], key=lambda one: (-one.confidence, not one.naming))
+        found = sorted([*found, *likely(source, shapes(rest), rest)], key=lambda one: (-one.confidence, not one.naming, bool(one.options)))
     return found[:SHOWN]
 
 
@@ -84,7 +85,7 @@ def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
     named = [one for one in best if one.naming] or best
     if len(named) == 1:
         return model_class(named[0].name)
-    shown = ", ".join(f"{one.name} ({one.confidence:.0%})" for one in found) or "none is"
+    shown = ", ".join(f"{one.called} ({one.confidence:.0%})" for one in found) or "none is"
     raise ConvertError(f"{path} does not say which network it is of. Likest by its shapes: {shown}. Name it with --model.")
 
 
@@ -134,7 +135,7 @@ def _noted(text: str) -> str:
 
 
 def _network(one: Likely) -> str:
-    return f"{one.name} {one.confidence:.0%}" + (f", named as {one.naming} does" if one.naming else "")
+    return f"{one.called} {one.confidence:.0%}" + (f", named as {one.naming} does" if one.naming else "")
 
 
 def _grown(tree: Tree, modules: Mapping[str, Any]) -> Tree:

@@ -48,7 +48,7 @@ def find(
     verify: str,
     progress: bool,
     frozen: bool | None,
-    told: tuple[Convention | None, Spatial | None],
+    told: tuple[Convention | None, Spatial | None, bool],
     new_head: bool,
     options: Mapping[str, Any],
     weights_of: str | None = None,
@@ -57,7 +57,7 @@ def find(
 
     Args:
         model, named, verify, progress, frozen, options, weights_of: as `trained` takes them.
-        told: what is said of a foreign file's kernels: their convention, and the order of their sides.
+        told: what is said of a foreign file: its kernels' convention, the order of their sides, and whether its tensors are matched.
         new_head: whether the file may lack a classifier.
     """
     name = model.variant().__name__
@@ -127,7 +127,7 @@ def _foreign(
     model: type[Model],
     path: Path,
     format: str,
-    told: tuple[Convention | None, Spatial | None],
+    told: tuple[Convention | None, Spatial | None, bool],
     new_head: bool,
     options: Mapping[str, Any],
     weights_of: str | None,
@@ -136,7 +136,7 @@ def _foreign(
     from zoo.conversion.namings import open_foreign
     from zoo.conversion.notes import file_sha256
 
-    asked: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1], "weights_of": weights_of}
+    asked: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1], "match": told[2], "weights_of": weights_of}
     try:
         foreign = open_foreign(path, model, **asked, **options)
     except WeightsMismatch:
@@ -187,7 +187,8 @@ def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) 
         return None
     source = f"converted from {told['source'].get('file')}, sha256 {told['source'].get('sha256')}"
     steps = replace(record.preprocessing, **_steps(told["preprocessing"]))
-    return replace(record, options=told["options"], provenance=source, preprocessing=steps, labels=told.get("labels"))
+    pixels = str(told["pixels"].get("said", ""))[:300].removeprefix("pixels ") or None
+    return replace(record, options=told["options"], provenance=source, preprocessing=steps, labels=told.get("labels"), pixels=pixels)
 
 
 def _steps(told: Mapping[str, Any]) -> dict[str, Any]:
