@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -44,15 +43,13 @@ def adopt_by(source: Source, model: type[Model], naming: str, asked: Asked) -> F
         network = _meta(model, keywords, asked.headless)
         shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
         structure = (
-            _own_structure(network)
+            layers(network, network.image_shape, network.traced_on)
             if isinstance(network, OwnNetwork)
             else _structure(model, tuple(sorted(keywords.items())), asked.headless)
         )
         try:
             mapped = _mapped(source, network, structure, shapes, naming, asked)
         except NoUniqueMatch:
-            if asked.headless and (whole := _with_its_head(source, model, naming, asked)) is not None:
-                return whole
             classes = None if asked.headless else _classes(source, network)
             if last or classes is None or "num_classes" in asked.options:
                 raise
@@ -69,21 +66,6 @@ def adopt_by(source: Source, model: type[Model], naming: str, asked: Asked) -> F
             break
         keywords |= other
     return found
-
-
-def _with_its_head(source: Source, model: type[Model], naming: str, asked: Asked) -> Foreign | None:
-    """Match a file that has the classifier which it was allowed to lack; None where it does not fit with it either."""
-    try:
-        found = adopt_by(source, model, naming, replace(asked, headless=False))
-    except NoUniqueMatch:
-        return None
-    if found is not None:
-        found.adopted.notes.append("the file has its classifier, which is kept")
-    return found
-
-
-def _own_structure(network: OwnNetwork) -> list[Layer]:
-    return layers(network, network.image_shape, network.traced_on)
 
 
 def _mapped(

@@ -23,6 +23,7 @@ from zoo.conversion.options import Asked
 from zoo.conversion.own import OwnNetwork
 from zoo.networks.model import Model
 
+KEPT = "the file has its classifier, which is kept"
 MATCH = "match"
 """Stands for a naming where modules are paired by topology, shapes and names."""
 
@@ -80,6 +81,11 @@ def adopted(
     best, refused = _best(source, model, candidates, asked)
     if best is not None and best.adopted.report.ok:
         return _fractional(best)
+    if asked.headless:  # it may have what it was allowed to lack
+        whole, _ = _best(source, model, candidates, replace(asked, headless=False))
+        if whole is not None and whole.adopted.report.ok:
+            whole.adopted.notes.append(KEPT)
+            return _fractional(whole)
     if (other := _with_other_options(source, model, candidates, asked)) is not None:
         return _fractional(other)
     if refused is not None:

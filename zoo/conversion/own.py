@@ -143,7 +143,8 @@ def imported(place: str, arguments: Mapping[str, Any] | None = None, example: Se
         raise ConvertError(f"{place} is one of the zoo's networks: name it --model {found.__name__}")
     if not callable(found):
         raise ConvertError(f"{place} is {found!r:.60}, which is no network: name a class or function that makes one")
-    return own_network(found, example, arguments)
+    made: Any = found
+    return own_network(made, example, arguments)
 
 
 def arguments_of(pairs: Sequence[str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ CHANCE = 2.0
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 PIXEL = 1 / 255
-RANGES: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
+RANGES: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "0..1": ((0.0,) * 3, (1.0,) * 3),
     "0..255": ((0.0,) * 3, (PIXEL,) * 3),
     "-1..1": ((0.5,) * 3, (0.5,) * 3),

@@ -123,7 +123,8 @@ def trained(
         asked = {"num_classes": num_classes, "in_channels": in_channels, "classes": classes, "output_stride": output_stride}
         if given := [name for name, value in asked.items() if value is not None]:
             raise TypeError(f"{', '.join(given)}: your own network is built by your own code, and trained() only fills it; leave it out")
-        return own_trained(model, weights, match=match, example=example, told=told, weights_of=weights_of, arguments=options)
+        own: Any = model
+        return own_trained(own, weights, match=match, example=example, told=told, weights_of=weights_of, arguments=options)
     if example is not None:
         raise TypeError("example is the shape of one input of a network of your own; the zoo's networks know theirs: leave it out")
     cls, weights = _meant(model, weights)
