@@ -39,7 +39,7 @@ CONTENTS = {
         "airgap",
         "adding",
     ],
-    "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead"],
+    "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
     "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes"],
 }
