@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import caffe_resnet20
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,9 @@ from zoo import ResNet20, SqueezeNet1_1, trained
 from zoo.commands import app
 from zoo.conversion.convert import convert
 from zoo.conversion.notes import NOTES
-from zoo.conversion.pixels import told_by_user
+from zoo.conversion.pixels import shown, told_by_user
+from zoo.images.preprocess import preprocess
+from zoo.labels import labels
 from zoo.pretrained.add_file import add_file
 
 COLOURS = np.array(
@@ -211,3 +215,32 @@ def test_the_command_takes_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert steps is not None
     assert (steps.preprocessing.channel_order, steps.preprocessing.crop) == ("bgr", 40)
     assert steps.preprocessing.std == pytest.approx((1 / (255 * 0.017),) * 3)
+
+
+@pytest.mark.real
+def test_a_real_caffe_network_is_proven_and_its_pixels_are_decided(real: Path, tmp_path: Path) -> None:
+    """Its framework's habit is BGR, its network's usual mean is another one, and it needs an option: all three are found out."""
+    weights = trained(ResNet20, real / "real" / "pytorch" / "cifar_resnet20-12fca82f.th")
+    source = caffe_resnet20.write({name: tensor.numpy() for name, tensor in weights.state_dict().items()}, tmp_path / "a.caffemodel")
+    data, names = np.load(real / "data" / "cifar10_test.npz"), [label.name for label in labels("cifar10")]
+    for index in range(0, 2000, 8):
+        start, stop = data["offset"][index : index + 2]
+        folder = tmp_path / "pictures" / names[data["label"][index]]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{index}.jpg").write_bytes(data["jpeg"][start:stop].tobytes())
+    made = convert(source, tmp_path / "b.safetensors", ResNet20, match=True, images=tmp_path / "pictures")
+    assert made.options["shortcut"] == "B"
+    assert made.certificate.proven
+    assert made.pixels is not None
+    assert "channel order" in made.pixels.decided
+    assert made.preprocessing.channel_order == "rgb"
+    assert made.preprocessing.mean == pytest.approx((0.485, 0.456, 0.406), abs=0.05)  # CIFAR-10's mean is too near to be told apart
+    assert made.preprocessing.std == pytest.approx((1 / 255,) * 3)
+    assert made.verdict.startswith("arithmetic PROVEN by float64 execution")
+    assert "pixels decided by 250 labelled images" in made.verdict
+    accuracy = made.pixels.table[shown(made.preprocessing)]
+    told = replace(weights.checkpoint.preprocessing, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))  # pyright: ignore[reportOptionalMemberAccess]
+    files = sorted((tmp_path / "pictures").rglob("*.jpg"))
+    with torch.no_grad():
+        right = weights(preprocess(files, told)).argmax(1) == torch.tensor([names.index(file.parent.name) for file in files])
+    assert accuracy == pytest.approx(float(right.float().mean()), abs=0.02)
