@@ -20,6 +20,8 @@ from convert.steps import FlattenOrder, Transpose
 from weights.errors import ConvertError
 
 SHOWN = 10
+JULIA = ("bson", "jld2")
+"""Formats that Julia writes, whose users count axes from the other end."""
 IN_ORDER = "position"
 """Stands for a naming where tensors are given to modules in the order in which those compute."""
 
@@ -203,17 +205,20 @@ def _oriented(stored: Stored, source: Source) -> Stored:
     if stored.convention is None or len(stored.shape) < 3:
         return stored
     if max(stored.shape[2:]) > 1:
+        julia = source.format in JULIA
+        flux = ": Flux's Conv is a convolution, its CrossCor a correlation" if julia else ""
+        axes = "(width, height, channels, batch) in Julia, which is hw, or (height, width, channels, batch), which is wh"
+        axes = axes if julia else "given height first, which is hw, or width first, which is wh"
         if stored.convention == "unknown":
             raise Undecided(
                 f"{source.path} does not say whether {stored.origin} is a kernel of true convolution or of cross-correlation, which have "
-                "the same shape. Say --kernel-convention convolution or correlation to zoo convert or zoo add (in code "
-                'kernel_convention="…"), or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER.'
+                "the same shape. Say --kernel-convention convolution or correlation to zoo convert or zoo add (`kernel_convention` in "
+                f"Python){flux}, or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER."
             )
         if source.spatial == "unknown":
             raise Undecided(
-                f"{source.path} does not say whether the first axis of its kernels is the height or the width of the images. "
-                'Say --spatial hw or wh to zoo convert or zoo add (in code spatial="…"), or let zoo convert decide by evidence: '
-                "--reference outputs.npz, or --images FOLDER."
+                f"{source.path} does not say whether its images were {axes}. Say --spatial hw or wh to zoo convert or zoo add "
+                "(`spatial` in Python), or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER."
             )
     stored = stored.as_correlation()
     return stored.then(Transpose((0, 1, 3, 2))) if source.spatial == "wh" and len(stored.shape) == 4 else stored

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,10 +141,12 @@ def convert(
     pictures = Pictures.of(images, None if reference is None else _reference(reference, isolated))
     progress(f"opening {source.name}")
     model = model_of(model, example, arguments)
-    with _hashing(source) as hashed, sandbox.read(source, format, isolated=isolated, weights_of=weights_of) as opened:
+    with (
+        _hashing(source, model.variant().__name__) as (hashed, other),
+        sandbox.read(source, format, isolated=isolated, weights_of=weights_of) as opened,
+    ):
         sha256 = hashed.result()  # first of all: a file that the registry knows brings its options and preprocessing along
-        by = partial(of_file, source) if source.is_file() else None
-        known = weights.recognise(sha256, by, model=model.variant().__name__, format=opened.format)
+        known = weights.recognise(sha256, other if source.is_file() else None, model=model.variant().__name__, format=opened.format)
         keywords = {"naming": naming, "match": match, "headless": headless, "known": known, **options}
         foreign, decision = decided(opened, model, convention, spatial_order, pictures, keywords, progress)
         told = told_by_user(foreign.network, **{name: value for name, value in said.items() if value is not None})
@@ -173,15 +174,15 @@ def convert(
                 lambda done, total: progress(f"writing {destination.name}, {done >> 20} of {total >> 20} MB"),
             )
             settled = stamp_of(ours.stat())
-            network = made.network = _loaded(foreign, ours)
-            if prove:
+            network = made.network = _loaded(foreign, ours) if prove or ours is not temporary else None
+            if prove and network is not None:
                 progress("proving that it computes the same")
                 made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on, isolated=isolated)
             against = any(each.contradicts for each in made.certificate.evidence)
             if (against and not unproven) or (require_proof and not made.certificate.proven and ours is temporary):
                 raise not_proven(made)
             check_same(ours, settled)
-            if ours is temporary:
+            if ours is temporary or network is None:
                 safetensors.amend(temporary, metadata(made))
             else:
                 inside = made.preprocessing if preprocessing_inside else None
@@ -193,10 +194,19 @@ def convert(
 
 
 @contextmanager
-def _hashing(source: Path) -> Iterator[Future[str]]:
-    """Hash a source while its reader starts."""
-    with ThreadPoolExecutor(1, "zoo-hash") as beside:
-        yield beside.submit(file_sha256, source)
+def _hashing(source: Path, model: str) -> Iterator[tuple[Future[str], Callable[[str], str]]]:
+    """Hash a source while its reader starts: by SHA-256, and by what else publishers state of files of its format for this network."""
+    format = _sniffed(source) if source.is_file() else ""
+    stated = {row.digest.partition(":")[0] for row in weights.checkpoints(model) if row.digest and row.format == format}
+    with ThreadPoolExecutor(1 + len(stated), "zoo-hash") as beside:
+        first = beside.submit(file_sha256, source)
+        others = {algorithm: beside.submit(of_file, source, f"{algorithm}:") for algorithm in stated}
+
+        def other(digest: str) -> str:
+            known = others.get(digest.partition(":")[0])
+            return of_file(source, digest) if known is None else known.result()
+
+        yield first, other
 
 
 def model_of(

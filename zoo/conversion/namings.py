@@ -18,7 +18,7 @@ from zoo.conversion.adoption import adopt_by
 from zoo.conversion.beside import beside_file
 from zoo.conversion.fitting import choices, said
 from zoo.conversion.foreign import Foreign
-from zoo.conversion.inspect import SURE, recognise
+from zoo.conversion.likeness import SURE, recognise
 from zoo.conversion.options import Asked
 from zoo.conversion.own import OwnNetwork
 from zoo.networks.model import Model

@@ -140,7 +140,7 @@ def imported(place: str, arguments: Mapping[str, Any] | None = None, example: Se
     finally:
         sys.path.remove(here)
     if inspect.isclass(found) and issubclass(found, Model):
-        raise ConvertError(f"{place} is one of the zoo's networks: name it --model {found.__name__}")
+        raise ConvertError(f"{place} is one of the zoo's networks: zoo convert --model {found.__name__} names it")
     if not callable(found):
         raise ConvertError(f"{place} is {found!r:.60}, which is no network: name a class or function that makes one")
     made: Any = found
@@ -185,7 +185,7 @@ def _made(model: Any, arguments: dict[str, Any]) -> nn.Module:
     except Exception as error:  # the user's code raises whatever it stumbles over
         raise ConvertError(
             f"{called}({', '.join(f'{k}={v!r}' for k, v in arguments.items())}) raised {type(error).__name__}: {error}. Give the arguments "
-            "that it needs with arguments={…}, --arguments NAME=VALUE on the command line."
+            "that it needs with arguments={…}, or zoo convert --arguments NAME=VALUE."
         ) from error
     if not isinstance(made, nn.Module):
         raise ConvertError(f"{called} made {made!r:.60}, which is no torch.nn.Module")
@@ -204,7 +204,9 @@ def _shape(network: nn.Module, example: Sequence[int] | Tensor | None, name: str
         return (shape, *_tried(network, shape, name))
     first = next((m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear | nn.ConvTranspose2d)), None)
     if first is None:
-        raise ConvertError(f"{name} has no convolution and no dense layer that tells its input: give example=(C, H, W), --example 1x64x64")
+        raise ConvertError(
+            f"{name} has no convolution and no dense layer that tells its input: give example=(C, H, W), or zoo convert --example 1x64x64"
+        )
     channels = first.in_features if isinstance(first, nn.Linear) else first.in_channels
     error: ConvertError | None = None
     for shape in [(channels,)] if isinstance(first, nn.Linear) else [(channels, side, side) for side in SIDES]:
@@ -212,7 +214,7 @@ def _shape(network: nn.Module, example: Sequence[int] | Tensor | None, name: str
             return (shape, *_tried(network, shape, name))
         except ConvertError as failed:
             error = error or failed
-    raise ConvertError(f"{error} Give the shape of one input: example=(C, H, W), --example 1x64x64 on the command line.") from error
+    raise ConvertError(f"{error} Give the shape of one input: example=(C, H, W), or zoo convert --example 1x64x64.") from error
 
 
 def _tried(network: nn.Module, shape: tuple[int, ...], name: str) -> tuple[int, str]:

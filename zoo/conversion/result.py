@@ -44,7 +44,7 @@ class Conversion:
         diagnosis: the first layer that diverges and why, where the proof failed.
         filters: the first convolution's kernels (O, I, h, w), as the file orients them and as they are now.
         pixels: how the images are prepared, and how well that is known; None of a network of the user's own of which nobody said it.
-        network: with the converted weights, as long as somebody needs it.
+        network: with the converted weights, as long as somebody needs it; None where safetensors was written and nothing was to be proven.
     """
 
     destination: Path
