@@ -311,7 +311,8 @@ class _Trials:
         order = "channel order" if "channel order" in decided else next(iter(decided), "channel order")
         rivals = [one for one in finished if _part(one, order) != _part(best, order)] or [one for one in finished if one != best]
         rival = (min if self.labels is None else max)(rivals, key=self.worth, default=None)
-        against = f"{self._number(best)} against {self._number(rival)} ({_part(rival, order)})" if rival is not None else self._number(best)
+        kept = best if not decided else chosen
+        against = f"{self._number(kept)} against {self._number(rival)} ({_part(rival, order)})" if rival is not None else self._number(kept)
         left = [d for d in DIMENSIONS if self._rivals(tried, best, d) and d not in decided]
         if not decided:
             return replace(guess, steps=guess.steps, by=f"{guess.by}; {what} are too close to decide, {against}", table=table)

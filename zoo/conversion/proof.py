@@ -112,8 +112,9 @@ def proven(
         under = f", under {made.pixels.said}" if made.pixels is not None else ""
         found.append(replace(shown, detail=f"{shown.detail}{under}"))
     proof = Certificate(found, _proven_before(foreign, noted) if made.preprocessing == trained_on else "")
-    if absent and not proof.proven:
-        made.notes.append(f"not compared with its own framework's outputs: {absent}")
+    if absent:
+        without = "the proof needs no outputs of its own framework" if proof.proven else "not compared with its own framework's outputs"
+        made.notes.append(f"{without}: {absent}")
     if not any(each.contradicts for each in found):
         return proof, None
     if source.graph is not None and not source.graph.unknown:

@@ -34,6 +34,7 @@ from weights.digests import of_bytes
 from weights.finite import check_values
 from weights.places import at_home, hub_parts
 from zoo.conversion.beside import Beside, beside_file, beside_source
+from zoo.conversion.pixels import known_pixels
 from zoo.networks.model import Model
 from zoo.pretrained.records import find_record, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
@@ -150,6 +151,8 @@ def _foreign(
     record, steps = unknown(described(model), str(path), **known), _steps(foreign.preprocessing)
     if not {"mean", "std"} <= steps.keys():
         record = _recognised(record, sha256)
+    if (pixels := known_pixels(foreign, {})).status == "guessed" and record.tag == str(path):
+        record = replace(record, pixels=pixels.said.removeprefix("pixels "))
     return replace(record, preprocessing=replace(record.preprocessing, **steps)), tensors
 
 
