@@ -53,7 +53,7 @@ def prepare(format: str) -> None:
 
 
 def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.ndarray, str] | str:
-    """Compute a file's outputs, (B, classes), of images (B, C, H, W); with whom did it, "onnxruntime 1.31.1", or why there are none."""
+    """Compute a file's outputs, one row each, of images (B, C, H, W); with whom did it, "onnxruntime 1.31.1", or why there are none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # theirs are about their own future
@@ -74,7 +74,7 @@ def _onnx(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
     one_by_one = isinstance(wanted.shape[0], int) and wanted.shape[0] == 1
     batches = [images[i : i + 1] for i in range(len(images))] if one_by_one else [images]
     made = [session.run(None, {wanted.name: batch if fits else batch.transpose(0, 2, 3, 1)})[0] for batch in batches]
-    return np.concatenate(made).reshape(len(images), -1), f"onnxruntime {onnxruntime.__version__}"
+    return _row_each(np.concatenate(made), last=not fits), f"onnxruntime {onnxruntime.__version__}"
 
 
 def _darknet(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
@@ -98,8 +98,14 @@ def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]
     keras: Any = importlib.import_module("keras")
     model = keras.models.load_model(path, compile=False, safe_mode=True)
     made = model(images.transpose(0, 2, 3, 1) if last else images, training=False)
-    outputs = np.asarray(keras.ops.convert_to_numpy(made)).reshape(len(images), -1)
+    outputs = _row_each(np.asarray(keras.ops.convert_to_numpy(made)), last)
     return outputs, f"keras {keras.__version__}, {keras.backend.backend()}"
+
+
+def _row_each(outputs: np.ndarray, last: bool) -> np.ndarray:
+    """Lay a network's outputs out as one row an image; maps with the channels first, as ours has them."""
+    maps = outputs.transpose(0, 3, 1, 2) if last and outputs.ndim == 4 else outputs
+    return maps.reshape(len(outputs), -1)
 
 
 def _strange(path: Path) -> str:
