@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -161,7 +162,7 @@ class Builder:
         if kind == "linear":
             stored = stored.then(*from_layout("linear", letters, stored.shape))
         if leaf != "weight" or not letters:
-            stored = stored if len(stored.shape) == 1 else stored.reshape(-1)
+            stored = stored if len(stored.shape) == 1 else stored.reshape(math.prod(stored.shape))
         convention = "correlation" if leaf == "weight" and kind in ("conv", "transposed") else None
         self.tensors[f"{module}.{leaf}"] = replace(stored, convention=convention)
         return "".join(raw)

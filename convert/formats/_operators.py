@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Transcript:
     def __init__(self, *, channels_last: bool = False) -> None:
         self.model = Model(opset=OPSET, channels_last=channels_last)
         self.ranks: dict[str, int] = {}
+        self.origins: set[str] = set()
         self.count = 0
 
     def fresh(self) -> str:
@@ -57,6 +59,9 @@ class Transcript:
             raise MalformedFile(f"there are two tensors called {name!r:.100}")
         if len(self.model.tensors) >= 2 * _guard.MAX_TENSORS:
             raise LimitExceeded(f"there are more than {_guard.MAX_TENSORS} tensors")
+        if stored.origin in self.origins:  # one name for two tensors would make them one
+            stored = replace(stored, origin=f"{stored.origin}#{len(self.model.tensors)}")
+        self.origins.add(stored.origin)
         self.model.tensors[name] = stored
         self.ranks[name] = len(stored.shape)
         return name
