@@ -79,23 +79,25 @@ class Odd:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file: what its pickle holds, and where a storage's bytes are."""
+    """A file: what its pickle holds, where a storage's bytes are, and whether it is a program of TorchScript's."""
 
     content: Any
     bytes_of: Callable[[Storage], memoryview]
     big_endian: bool = False
+    program: bool = False
 
 
 class _Torchs(Machine):
     """The machine of pickles, for those of torch.save."""
 
+    allowed: ClassVar[re.Pattern[str]] = ALLOWED
     operations = 5_000_000
     more: ClassVar[dict[int, Callable[[Any], Any]]] = {ord("Q"): lambda machine: machine.push(machine.storage(machine.pop()))}
 
     def name(self, module: Any, attribute: Any) -> Name:
         whole = f"{module if isinstance(module, str) else bytes(module).decode('latin-1')}."
         whole += attribute if isinstance(attribute, str) else bytes(attribute).decode("latin-1")
-        if not ALLOWED.fullmatch(whole):
+        if not self.allowed.fullmatch(whole):
             raise UnsafeFormat(
                 f"{self.path} holds more than tensors: reading it would call {whole[:200]}, which could run any code, so it is not opened. "
                 "Ask its author for the state dict alone, best as safetensors."
@@ -163,6 +165,12 @@ class _Torchs(Machine):
         if is_view(key):  # what is too long for a word stays where it is
             raise LimitExceeded(f"{self.path} has a name of {len(key)} bytes")
         return key if isinstance(key, str | int | float | bool | None) else Odd("key")
+
+
+class _Programs(_Torchs):
+    """The same for those of torch.jit.save, which name the program's own classes: each is a record of what it holds, and nothing else."""
+
+    allowed = re.compile(ALLOWED.pattern + r"|__torch__\.[\w.]+|torch\.jit\._pickle\.\w+")
 
 
 def opened(data: memoryview, path: Path) -> Opened:
@@ -243,7 +251,9 @@ def _archive(data: memoryview, path: Path) -> Opened:
         found = members.get(f"{folder}data/{storage.key}")
         return _part(found if found is not None else memoryview(b""), storage, path)
 
-    return Opened(_run(_Torchs(members[names[0]], path)), bytes_of, order == b"big")
+    program = f"{folder}constants.pkl" in members
+    machine = (_Programs if program else _Torchs)(members[names[0]], path)
+    return Opened(_run(machine), bytes_of, order == b"big", program)
 
 
 def _part(whole: memoryview, storage: Storage, path: Path) -> memoryview:
@@ -261,8 +271,8 @@ def _members(data: memoryview, path: Path) -> dict[str, memoryview]:
         raise LimitExceeded(f"{path}: {error}") from error
     except MalformedFile as error:
         raise _damaged(path, str(error)) from error
-    if any(info.filename.endswith("/constants.pkl") for info in listed):
-        raise UnsupportedFormat(f"{path} is a TorchScript program, not weights; save the state_dict of the module that it holds")
+    if any(info.filename.endswith("/constants.pkl") for info in listed):  # TorchScript compresses its code, which nobody reads here
+        listed = [info for info in listed if not re.match(r"[^/]*/(code|extra)/", info.filename)]
     unpacked = sum(info.file_size for info in listed)
     if unpacked > len(data):
         raise LimitExceeded(f"{path} has {len(data)} bytes and would unpack to {unpacked}: PyTorch does not compress tensors")

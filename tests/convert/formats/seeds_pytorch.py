@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -16,4 +17,7 @@ def seeds(folder: Path) -> list[Path]:
     torch.save(state, made[0])
     torch.save(state, made[1], _use_new_zipfile_serialization=False)
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, made[2])
-    return made
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is being retired, and says so
+        torch.jit.save(torch.jit.script(network.eval()), str(folder / "program.ts"))
+    return [*made, folder / "program.ts"]
