@@ -12,8 +12,13 @@ from convert.formats._onnx_windows import pads_of, pair_of, per_channel, side, s
 
 
 def _bias_behind(b: Builder, operator: Operator, x: Value, width: int) -> tuple[Operator, str] | None:
-    """Find the Add that gives a layer its bias, if it is the layer's only reader: it, and the bias's name."""
+    """Find the Add that gives a layer its bias, if it is the layer's only reader: it, and the bias's name.
+
+    A transpose may lie between, where converters have put a layer's channels first for this layer alone.
+    """
     reader = b.only_reader(operator)
+    if reader is not None and reader.op == "Transpose" and x.layout == "nchw" and list(reader.attrs.get("perm") or ()) == [0, 2, 3, 1]:
+        operator, x, reader = reader, Value("", x.shape, "nhwc"), b.only_reader(reader)
     if reader is None or reader.op != "Add" or len(reader.inputs) != 2:
         return None
     name = reader.inputs[0] if reader.inputs[1] == operator.outputs[0] else reader.inputs[1]
@@ -64,7 +69,9 @@ def conv(b: Builder, operator: Operator) -> bool:
     node = b.emit(module, "transposed" if transposed else "conv", [x], attrs)
     if also is not None:
         b.done.add(id(also))
-        b.gives(also, Value(node, shape, "nchw"))
+        straight = operator.outputs[0] in also.inputs
+        turned = tuple(shape[axis] for axis in (0, 2, 3, 1)) if shape is not None else None
+        b.gives(also, Value(node, shape, "nchw") if straight else Value(node, turned, "nhwc"))
     return b.gives(operator, Value(node, shape, "nchw"))
 
 

@@ -6,6 +6,7 @@ what ONNX has no word for keeps its own name and is executed by nothing.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from convert.formats import _onnx_graph, _onnx_ops
 from convert.formats._onnx_proto import MAX_NODES, Model, Operator
 from convert.graph import Graph
 from convert.source import Source, Stored, in_memory
+from convert.steps import Shape
 from weights.errors import LimitExceeded, MalformedFile
 
 TO_FIRST, TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
@@ -31,12 +33,12 @@ class Transcript:
 
     Attributes:
         model: what has been said.
-        ranks: how many axes a value has, where that is known.
+        weights: the shapes of constants, and of what transposes make of them.
     """
 
     def __init__(self, *, channels_last: bool = False) -> None:
         self.model = Model(opset=OPSET, channels_last=channels_last)
-        self.ranks: dict[str, int] = {}
+        self.weights: dict[str, Shape] = {}
         self.origins: set[str] = set()
         self.count = 0
 
@@ -50,7 +52,6 @@ class Transcript:
         if len(shape) > _guard.MAX_RANK:
             raise LimitExceeded(f"{name} has {len(shape)} axes; at most {_guard.MAX_RANK} are read")
         self.model.inputs[name] = tuple(None if n is None or n < 1 or not place else n for place, n in enumerate(shape))
-        self.ranks[name] = len(shape)
         return name
 
     def constant(self, name: str, stored: Stored) -> str:
@@ -63,7 +64,7 @@ class Transcript:
             stored = replace(stored, origin=f"{stored.origin}#{len(self.model.tensors)}")
         self.origins.add(stored.origin)
         self.model.tensors[name] = stored
-        self.ranks[name] = len(stored.shape)
+        self.weights[name] = stored.shape
         return name
 
     def numbers(self, values: Any, dtype: Any = np.int64) -> str:
@@ -87,6 +88,9 @@ class Transcript:
         if len(self.model.operators) >= MAX_NODES:
             raise LimitExceeded(f"there are more than {MAX_NODES} operators")
         self.model.operators.append(Operator(op, name or module, "", list(inputs), list(outputs), attrs, module))
+        order: Sequence[int] = attrs.get("perm", ()) if op == "Transpose" else ()
+        if order and (shape := self.weights.get(inputs[0])) is not None and sorted(order) == list(range(len(shape))):
+            self.weights[outputs[0]] = tuple(shape[axis] for axis in order)
         return list(outputs)
 
     def unknown(self, op: str, inputs: Sequence[str], outputs: Sequence[str], name: str = "") -> None:
@@ -110,6 +114,15 @@ class Transcript:
         """Say an operator that has its channels first of a map that has them last."""
         return self.last(self.add(op, [self.first(value)], **how), output)
 
+    def _constants_first(self) -> None:
+        """Put what is done to constants alone in front: a layer looks for its bias behind itself, where that must be known."""
+        known, first, rest = set(self.model.tensors), list[Operator](), list[Operator]()
+        for operator in self.model.operators:
+            constant = bool(operator.inputs) and not operator.domain and all(name in known for name in operator.inputs if name)
+            (first if constant else rest).append(operator)
+            known.update(operator.outputs if constant else ())
+        self.model.operators = [*first, *rest]
+
     def finished(
         self,
         path: Path,
@@ -131,6 +144,7 @@ class Transcript:
             what: "TFLite file", for the messages of what fails later.
             preprocessing: reads what the graph does to its pixels.
         """
+        self._constants_first()
         builder = _onnx_graph.Builder(self.model)
         graph = builder.build(_onnx_ops.HANDLERS)
         if not builder.tensors:
@@ -179,3 +193,30 @@ def dequantised(stored: Stored, scales: np.ndarray, zeros: np.ndarray, axis: int
             return ((stored.array().astype(exact) - from_zero) * wide).astype(np.float32)
 
     return Stored(f"{stored.origin}, dequantised from {stored.dtype}", stored.shape, np.dtype(np.float32), load)
+
+
+def in_order(origins: Mapping[str, Sequence[str]]) -> list[str]:
+    """List names so that each comes behind those that it needs, as nearly in their own order as that allows.
+
+    Raises:
+        MalformedFile: they need each other in a circle.
+    """
+    waits = {name: len(needed) for name, needed in origins.items()}
+    readers: dict[str, list[str]] = {}
+    for name, needed in origins.items():
+        for origin in needed:
+            readers.setdefault(origin, []).append(name)
+    place = {name: number for number, name in enumerate(origins)}
+    ready = [number for number, name in enumerate(origins) if not waits[name]]
+    heapq.heapify(ready)
+    names, found = list(origins), list[str]()
+    while ready:
+        name = names[heapq.heappop(ready)]
+        found.append(name)
+        for reader in readers.get(name, ()):
+            waits[reader] -= 1
+            if not waits[reader]:
+                heapq.heappush(ready, place[reader])
+    if len(found) < len(names):
+        raise MalformedFile("what it computes needs itself: loops are not read")
+    return found
