@@ -59,7 +59,7 @@ def conv(b: Builder, operator: Operator) -> bool:
     shape: Dims | None
     if transposed:
         more = tuple(operator.attrs.get("output_padding") or (0, 0))
-        attrs["output_padding"], shape = more, None
+        attrs["output_padding"], shape = more, ((x.shape or (None,))[0], width, None, None)
         if not isinstance(pads, str) and x.shape is not None:
             reach = [(kernel[a] - 1) * dilation[a] + 1 - pads[a] - pads[a + 2] + more[a] for a in (0, 1)]
             sizes = [None if n is None else (n - 1) * stride[a] + reach[a] for a, n in enumerate(x.shape[2:])]
@@ -70,7 +70,7 @@ def conv(b: Builder, operator: Operator) -> bool:
     if also is not None:
         b.done.add(id(also))
         straight = operator.outputs[0] in also.inputs
-        turned = tuple(shape[axis] for axis in (0, 2, 3, 1)) if shape is not None else None
+        turned = (shape[0], *shape[2:], shape[1])
         b.gives(also, Value(node, shape, "nchw") if straight else Value(node, turned, "nhwc"))
     return b.gives(operator, Value(node, shape, "nchw"))
 

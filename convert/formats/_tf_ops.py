@@ -86,7 +86,8 @@ def _last(node: Node) -> bool:
 
 def _sides(node: Node, name: str) -> tuple[int, int] | None:
     """Read an attribute that has a number for each axis: those of height and width."""
-    held: Sequence[int] = node.attrs.get(name) or (1, 1, 1, 1)
+    given: Sequence[int] | None = node.attrs.get(name)
+    held: Sequence[int] = given or (1, 1, 1, 1)
     at = (1, 2) if _last(node) else (2, 3)
     others = [held[axis] for axis in range(4) if axis not in at] if len(held) == 4 else [0]
     return (int(held[at[0]]), int(held[at[1]])) if set(others) == {1} else None
@@ -159,8 +160,8 @@ FUSED = ("Relu", "Relu6", "Elu", "Tanh", "Sigmoid")
 
 
 def _words(node: Node) -> list[str]:
-    held: list[object] = node.attrs.get("fused_ops") or []
-    return [str(word) for word in held]
+    held: list[object] | None = node.attrs.get("fused_ops")
+    return [str(word) for word in held or ()]
 
 
 def _ended(out: Said, node: Node, value: str, words: list[str]) -> bool:
