@@ -96,7 +96,8 @@ def _sides(node: Node, name: str) -> tuple[int, int] | None:
 def _pads(node: Node) -> dict[str, Any] | None:
     padding = node.attrs.get("padding")
     if padding == "EXPLICIT":
-        held, at = node.attrs.get("explicit_paddings") or [], (2, 4) if _last(node) else (4, 6)
+        given: Sequence[int] | None = node.attrs.get("explicit_paddings")
+        held, at = given or (), (2, 4) if _last(node) else (4, 6)
         return {"pads": (held[at[0]], held[at[1]], held[at[0] + 1], held[at[1] + 1])} if len(held) == 8 else None
     return {"auto_pad": {"SAME": "SAME_UPPER", "VALID": "VALID"}[padding]} if padding in ("SAME", "VALID") else None
 
