@@ -29,6 +29,7 @@ class Said(Transcript):
     def __init__(self, *, channels_last: bool) -> None:
         super().__init__(channels_last=channels_last)
         self.same: dict[str, str] = {}
+        self.notes: list[str] = []
 
     def value(self, name: str) -> str:
         return self.same.get(name, name)
