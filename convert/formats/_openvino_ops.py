@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from convert.formats._onnx_graph import scope
+from convert.formats._onnx_proto import Operator
 from convert.formats._openvino_xml import DTYPES, Layer, Net, constant
 from convert.formats._operators import Transcript
 from convert.source import Stored
@@ -31,6 +33,7 @@ class Said(Transcript):
     Attributes:
         held: the constants' file.
         chains: how many layers a constant has come through.
+        same: values that are others under another name.
         notes: what was left out.
     """
 
@@ -38,6 +41,7 @@ class Said(Transcript):
         super().__init__()
         self.bytes = held
         self.chains: dict[str, int] = {}
+        self.same: dict[str, str] = {}
         self.notes: list[str] = []
 
     def named(self, layer: Layer) -> str:
@@ -48,8 +52,9 @@ class Said(Transcript):
                 return match[1]
         if match := TORCH.match(layer.name):
             return match[1]
-        name = match[1] if (match := LAYER.match(layer.name)) else layer.name
-        return name.strip("/").replace("/", ".") if layer.name.startswith("/") else name
+        if found := scope(Operator(layer.name.rpartition("/")[2], layer.name, "", [], [], {})):
+            return found
+        return match[1] if (match := LAYER.match(layer.name)) else layer.name
 
     def ints(self, value: str) -> list[int] | None:
         """Read a short constant list of whole numbers."""
@@ -62,6 +67,7 @@ def said(net: Net) -> Said:
     out = Said(net.held)
     kept: list[str] = []
     for layer in net.layers:
+        layer.inputs = [out.same.get(value, value) for value in layer.inputs]
         if layer.type == "Parameter":
             shape = layer.outputs[0][1] if layer.outputs else ()
             out.input(layer.name, shape)
@@ -96,6 +102,10 @@ def _folded(out: Said, layer: Layer) -> bool:
             made = first.then(Cast(str(first.dtype), target)) if str(first.dtype) != target else first
         else:
             made = _lazily(layer, first, [], lambda a: a[0].astype(target), first.shape, target)
+    elif layer.type in ("Multiply", "Divide") and len(rest) == 1 and _is_one(out, layer.inputs[1]):
+        made = first
+    elif layer.type == "Multiply" and len(rest) == 1 and _is_one(out, layer.inputs[0]):
+        made = rest[0]
     elif layer.type in ARITHMETIC and rest and first.dtype.kind == rest[0].dtype.kind == "f":
         shape = np.broadcast_shapes(first.shape, rest[0].shape)
         if math.prod(shape) == max(math.prod(first.shape), math.prod(rest[0].shape)):
@@ -114,6 +124,12 @@ def _folded(out: Said, layer: Layer) -> bool:
     out.constant(layer.value(), made)
     out.chains[layer.value()] = chain
     return True
+
+
+def _is_one(out: Said, value: str) -> bool:
+    """Tell a factor of one, as ONNX's Gemm leaves it behind."""
+    held = out.held(value, 1)
+    return held is not None and held.size == 1 and bool(held.reshape(-1)[0] == 1)
 
 
 def _lazily(
@@ -169,6 +185,11 @@ def plain(op: str, out: Said, layer: Layer, **attrs: Any) -> bool:
 
 
 def elementwise(op: str, out: Said, layer: Layer) -> bool:
+    if op in ("Mul", "Div") and len(layer.inputs) == 2:  # a factor of one, as ONNX's Gemm leaves it behind
+        for value, factor in (layer.inputs, *([layer.inputs[::-1]] if op == "Mul" else [])):
+            if _is_one(out, factor):
+                out.same[layer.value()] = value
+                return True
     constants = [value for value in layer.inputs if value in out.model.tensors]
     module = out.named(Layer(layer.id, layer.name, layer.type, {}, ["", *constants])) if constants else ""
     out.add(op, layer.inputs, layer.value(), name=layer.name, module=module)

@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 import openvino
 import pytest
+import torch
 from seeds_openvino import compressed_network, constant, draw, op, saved, small_network
 
 from convert import execute, formats
+from convert.formats import openvino as reader
+from convert.formats import safetensors
 from convert.source import Source
-from weights.errors import LimitExceeded, MalformedFile, UnsafeFormat
+from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsafeFormat
+from zoo import MobileNetV2_035, Model, ResNet20
+from zoo.conversion.convert import convert
 
 pytestmark = pytest.mark.reference
 
@@ -172,6 +177,53 @@ def test_a_description_without_its_constants_says_what_is_missing(tmp_path: Path
     path.with_suffix(".bin").unlink()
     with pytest.raises(MalformedFile, match=r"a\.bin, which is not beside it"):
         formats.read(path)
+
+
+@pytest.mark.parametrize("model", [ResNet20, MobileNetV2_035])
+def test_a_network_that_is_written_is_run_by_openvino_and_read_back_bit_for_bit(model: type[Model], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = model().eval()
+    shape = (3, network.input_size, network.input_size)
+    difference = reader.export(network, tmp_path / "0.xml", input_shape=shape, metadata={"a": "note"})
+    assert difference is not None
+    assert difference < 1e-5
+    assert 'a value="note"' in (tmp_path / "0.xml").read_text()
+    source, state = formats.read(tmp_path / "0.xml"), network.state_dict()
+    assert source.graph is not None
+    assert source.graph.unknown == []
+    assert source.tensors.keys() == {name for name in state if not name.endswith("num_batches_tracked")}
+    assert all((stored.array() == state[name].numpy()).all() for name, stored in source.tensors.items())
+    images = draw(3, *shape)
+    assert at_home(tmp_path / "0.xml", images).shape == (3, network.num_classes)  # any number of them
+
+
+def test_a_conversion_to_an_ir_is_proven_by_running_it_and_so_is_the_way_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    safetensors.save(ResNet20().state_dict(), tmp_path / "ours.safetensors")
+    made = convert(tmp_path / "ours.safetensors", tmp_path / "out.xml", ResNet20)
+    kinds = {each.kind: each for each in made.certificate.evidence}
+    assert kinds["read back"].proven
+    assert kinds["destination outputs"].detail.startswith("openvino ")
+    assert kinds["destination outputs"].proven
+    back = convert(tmp_path / "out.xml", tmp_path / "back.safetensors", ResNet20)
+    assert str(back.certificate.verdict).startswith("PROVEN by source outputs: openvino ")
+    (tmp_path / "out.xml").unlink()
+    with pytest.raises(FileExistsError, match=r"out\.bin is there already"):
+        convert(tmp_path / "ours.safetensors", tmp_path / "out.xml", ResNet20)
+
+
+def test_pixels_may_be_normalised_inside(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    safetensors.save(ResNet20().state_dict(), tmp_path / "ours.safetensors")
+    convert(tmp_path / "ours.safetensors", tmp_path / "out.xml", ResNet20, preprocessing_inside=True, prove=False)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3)).astype(np.uint8)
+    assert at_home(tmp_path / "out.xml", pixels).shape == (2, 10)
+
+
+def test_parts_are_not_enough_for_an_ir(tmp_path: Path) -> None:
+    for convention in ("correlation", "convolution"):
+        with pytest.raises(ConvertError, match=r"whole computation|computes cross-correlation"):
+            reader.write([], tmp_path / "a.xml", convention=convention, metadata={})
 
 
 @pytest.mark.real
