@@ -1,6 +1,7 @@
-"""Measure `fast` on networks that are not the zoo's, torchvision's or timm's, beside eager and `torch.compile` with and without a graph.
+"""Measure `fast` on torchvision's, timm's or the zoo's networks beside eager and `torch.compile` with and without a graph, folded or not.
 
-    python recipes/bench_modules.py --save modules.json torchvision:vit_b_16@16 timm:vit_base_patch16_224@1 torchvision:convnext_tiny@16
+    python recipes/bench_modules.py --save modules.json torchvision:vit_b_16@16 timm:vit_base_patch16_224@1 zoo:ConvNeXtV2_Tiny@64
+    python recipes/bench_modules.py --peers graph,recipe torchvision:swin_t@64 zoo:DINOv2_S_14@32x518   # some peers, another side
 
 In one process, in turns, medians, weights random, on the GPU if there is one, else on the CPU, where nothing can be captured. A way whose
 answer is further from float32's than twice plain eager's, and ours than 1.1 times, gets no figure; in float32 1e-4 is allowed. BatchNorms
@@ -52,8 +53,12 @@ def module_of(name: str) -> nn.Module:
             import timm
 
             module = timm.create_model(own)
+        elif library == "zoo":
+            import zoo
+
+            module = zoo.network(own)
         else:
-            raise ValueError("write torchvision:NAME or timm:NAME")
+            raise ValueError("write torchvision:NAME, timm:NAME or zoo:NAME")
     except (ImportError, KeyError, RuntimeError, ValueError) as error:
         raise ValueError(f"{name} can't be built: {error}") from error
     generator = torch.Generator().manual_seed(1)
@@ -89,37 +94,43 @@ def row(cell: dict[str, Any], ways: Sequence[Way]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is asked for, print the table, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cells", nargs="+", help="LIBRARY:NAME@BATCH, as torchvision:swin_t@16")
+    parser.add_argument("cells", nargs="+", help="LIBRARY:NAME@BATCH or LIBRARY:NAME@BATCHxSIDE, as torchvision:swin_t@16")
     parser.add_argument("--save", type=Path, help="write the figures to this JSON; cells that are there, measured alike, stay")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--side", type=int, default=224, help="of the images, in pixels; default %(default)s")
     parser.add_argument("--rounds", type=int, default=20, help="samples of each way; default %(default)s")
+    parser.add_argument("--peers", help="some of eager-cl, compile, graph, recipe, with commas; default all that the device has")
     parser.add_argument("--tune", choices=("none", "quick", "full"), default="quick")
     options = parser.parse_args(arguments)
-    asked = []
+    asked: list[tuple[str, int, int]] = []
     for cell in options.cells:
-        name, _, batch = cell.rpartition("@")
-        if ":" not in name or not batch.isdecimal() or int(batch) < 1:
-            parser.error(f"{cell}: write LIBRARY:NAME@BATCH, as torchvision:swin_t@16")
-        asked.append((name, int(batch)))
+        name, _, numbers = cell.rpartition("@")
+        batch, _, side = numbers.partition("x")
+        side = side or str(options.side)
+        if ":" not in name or not (batch.isdecimal() and side.isdecimal()) or int(batch) < 1:
+            parser.error(f"{cell}: write LIBRARY:NAME@BATCH or LIBRARY:NAME@BATCHxSIDE, as torchvision:swin_t@16")
+        asked.append((name, int(batch), int(side)))
     if options.save is not None and not options.save.absolute().parent.is_dir():
         parser.error(f"there is no folder {options.save.parent}; make it first")
-    if options.side < 1:
+    if options.side < 1 or any(side < 1 for _, _, side in asked):
         parser.error("images have a side of 1 pixel or more")
-    for name in dict(asked):
+    for name in dict.fromkeys(name for name, _, _ in asked):
         try:
             with torch.device("meta"):
                 module_of(name)
         except ValueError as error:
             parser.error(str(error))
     there = torch.cuda.is_available()
-    ways = [WAYS["fast"], WAYS["eager-cl"], WAYS["compile"], *([GRAPH] if there else [])]
+    peers = {"eager-cl": WAYS["eager-cl"], "compile": WAYS["compile"], **({"graph": GRAPH, "recipe": WAYS["recipe"]} if there else {})}
+    if unknown := set((options.peers or "").split(",")) - {"", *peers}:
+        parser.error(f"--peers {', '.join(sorted(unknown))}: there are {', '.join(peers)}")
+    ways = [WAYS["fast"], *(way for name, way in peers.items() if not options.peers or name in options.peers.split(","))]
     plan = Plan([], [], ways, torch.device("cuda" if there else "cpu"), getattr(torch, options.dtype), max(1, options.rounds), options.tune)
     about, cells = plan.about(), list[dict[str, Any]]()
     if options.save is not None and options.save.is_file():
         try:
             kept = json.loads(options.save.read_text("utf-8"))
-            known = [cell for cell in kept["cells"] if (cell["model"], cell["batch"]) not in asked]
+            known = [cell for cell in kept["cells"] if (cell["model"], cell["batch"], cell["size"]) not in asked]
         except (OSError, ValueError, KeyError, TypeError):
             parser.error(f"{options.save} is no record of this script; take another file")
         if any(kept.get(key) != about[key] for key in ("device", "dtype", "versions")):
@@ -127,8 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells = known
     print(f"| network | batch | {' | '.join(way.label.format(dtype=options.dtype) for way in ways)} | over the fastest | error (eager's) |")
     print("|---|--:|" + "--:|" * (len(ways) + 2))
-    for name, batch in asked:
-        cell = measure(name, batch, plan, options.side)
+    for name, batch, side in asked:
+        cell = measure(name, batch, plan, side)
         cells.append(cell)
         print(row(cell, ways), flush=True)
         for way, found in cell["ways"].items():

@@ -168,7 +168,10 @@ def test_a_bfloat16_network_has_the_float32_networks_map(small: Model, images: T
     small.bfloat16()
     for one, other in zip(explain(small, images, method="gradcam", target=2), expected, strict=True):
         assert one.raw.dtype == np.float32
-        assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.99
+        if other.raw.std() == 0:  # nothing speaks for it, or the map is one cell
+            np.testing.assert_allclose(one.raw, other.raw, rtol=0.05)
+        else:
+            assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.99
     for one, other in zip(explain(small, images, method="gradient", target=2), gradients, strict=True):
         assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.95
 
@@ -344,4 +347,7 @@ def test_a_gpu_gives_the_cpus_map(name: str, small: Model, images: Tensor) -> No
     options = {"masks": 64} if name == "rise" else {"samples": 4} if name == "smoothgrad" else {}
     expected = explain(small, images, name, 3, options=options)
     for one, other in zip(explain(small.cuda(), images, name, 3, options=options), expected, strict=True):
-        assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.99
+        if other.raw.std() == 0:  # nothing speaks for it, or the map is one cell
+            np.testing.assert_allclose(one.raw, other.raw, rtol=0.05)
+        else:
+            assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.99

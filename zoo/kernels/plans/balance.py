@@ -94,7 +94,7 @@ def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequenc
     graph's shapes, several times.
     """
     exact = Setting(setting.device, torch.float32)
-    program = Program(graph, places, {}, exact, Weights())
+    program = Program(graph, places, {}, exact, Weights(), compiled=False)
     measured: list[dict[tuple[Any, ...], list[Tensor]]] = []
     for batches in kinds:
         found: dict[tuple[Any, ...], list[Tensor]] = {}

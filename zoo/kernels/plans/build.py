@@ -25,6 +25,7 @@ from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.balance import Means, balance, mean_inputs
+from zoo.kernels.plans.contest import contested, key
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked
@@ -67,7 +68,7 @@ def build_gpu(
         if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
             return empty(trace(network, typed[0], typed[1], options.device), options, network)
         with phase("tracing"):
-            graph, places = understand(network, typed[0], typed[1], options.device)
+            graph, places = understand(network, typed[0], typed[1], options.device, islands=True)
         setting = Setting(options.device, options.dtype, options.tf32)
         with phase("listing kernels"):
             compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
@@ -76,26 +77,45 @@ def build_gpu(
             reference: Reference = do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
+        tensors = tensors_of(batches[0])
+        whole = key(graph, setting)
+
+        def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> tuple[Plan, PlanReport]:
+            return _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
+
+        def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
+            return understand(network, typed[0], typed[1], options.device, islands)
+
         if options.dtype == torch.float32:
-            plan, report = _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
+            try:
+                plan, report = planned(graph, places, weights)
+            except Unlike:  # by chance the compiler's order of summation may be the worse one
+                graph, places = again(islands=False)
+                plan, report = planned(graph, places, weights)
         else:
             with phase("rounding weights"):
                 means: Means = do(lambda: _means(network, graph, places, batches, setting)) if weights.means is None else weights.means
                 weights.means = means
                 balance(graph, means, setting, weights.rounded)
             try:
-                plan, report = _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
+                plan, report = planned(graph, places, weights)
             except Unlike as first:  # by chance plain rounding may be the better one for this network
-                graph, places = understand(network, typed[0], typed[1], options.device)
+                graph, places = again(islands=False)
                 balance(graph, {}, setting)
                 try:
-                    plan, report = _planned(graph, places, setting, options, Weights(), choices, compilers, batches, reference)
+                    plan, report = planned(graph, places, Weights())
                 except Unlike:
                     raise first from None
         report.shapes = [tuple(t.shape) for t in tensors]
-        plan.release()
+        with phase("PyTorch's compiler"):
+            rival = contested(plan, report, network, typed, batches, reference, options, choices, whole)
+        if rival is None:
+            plan.release()
+        else:
+            plan.close()
+            weights.clear()
         give_back(options.device)
-        return Built(plan, graph.spec, report)
+        return Built(plan if rival is None else rival, graph.spec, report)
 
 
 def _planned(

@@ -13,6 +13,7 @@ from zoo.kernels.passes.aten import bound, run_aten
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.place import Buffer, Place
 from zoo.kernels.plans.arena import Changed
+from zoo.kernels.plans.segment import Segment
 from zoo.kernels.tuning.binding import Bound, Weights, Workspace, bind, packing
 from zoo.kernels.tuning.steps import ATEN, COMPUTED, FOREIGN, IMAGE_OPS, OVERWRITES, UNPLACED, Candidate, Setting
 
@@ -37,6 +38,7 @@ class Program:
         setting: device and dtype.
         weights: where packed weights are kept.
         overlapping: lets each of our kernels that is followed by another of ours begin that one early.
+        compiled: lets PyTorch's compiler run the islands.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Program:
         setting: Setting,
         weights: Weights,
         overlapping: bool = False,
+        compiled: bool = True,
     ) -> None:
         self.graph, self.places, self.setting = graph, places, setting
         self.steps = list(graph.steps())
@@ -83,6 +86,8 @@ class Program:
                 last[source] = i
         readers = {source for node in self.steps if node.op not in _ANY_LAYOUT for source in node.inputs}
         self._maps = {node for node in readers if len(node.shape) == 4}
+        islands = [node for node in self.steps if node.op == "island"]
+        self._segments = {node: Segment(node, setting, _read_as_maps(node, self._maps, self.steps), compiled) for node in islands}
         self._constants: dict[Node, Tensor] = {}
         self._ours = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op not in FOREIGN}
         self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index)}
@@ -251,6 +256,8 @@ class Program:
             case "pad":
                 top, bottom, left, right = node.attrs["padding"]
                 return _padded(inputs[0], (left, right, top, bottom), node.attrs["value"])
+            case "island":
+                return self._segments[node](inputs)
             case "item":
                 return self._dense(inputs[0][node.attrs["index"]], node)
             case "aten" if (margin := _margin(node)) is not None:
@@ -274,8 +281,16 @@ class Program:
         return _blank(value.shape, value).copy_(value)
 
 
-_ANY_LAYOUT = ("view", "item", "aten")
+_ANY_LAYOUT = ("view", "item", "aten", "island")
 """Steps that read values in whatever memory they lie."""
+
+
+def _read_as_maps(island: Node, maps: set[Node], steps: Sequence[Node]) -> set[Node]:
+    """Return the results of an island that kernels read as maps."""
+    results: list[Node] = island.attrs["results"]
+    if len(results) == 1:
+        return set(results) if island in maps else set()
+    return {results[item.attrs["index"]] for item in steps if item.op == "item" and item.inputs[0] is island and item in maps}
 
 
 def _blank(shape: Sequence[int], like: Tensor) -> Tensor:

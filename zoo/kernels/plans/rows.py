@@ -34,10 +34,13 @@ def rows(graph: Graph, decision: Decision, setting: Setting, notes: dict[Node, s
 
 def untimed(graph: Graph) -> list[str]:
     """Say which operators PyTorch computes beside those steps, if any: their time is in no row, and not in the sum."""
+    islands = sum(node.op == "island" for node in graph.steps())
     functions = [node.attrs["func"] for node in graph.steps() if node.op == "aten"]
     count = Counter(str(func._overloadpacket.__name__) for func in functions if not is_view(func))
     named = ", ".join(name if number == 1 else f"{name} ({number})" for name, number in count.most_common())
-    return [f"beside these, and not in the sum, PyTorch computes {named}"] if named else []
+    pieces = f"PyTorch's compiler runs {islands} group{'s' * (islands != 1)} of other operators" if islands else ""
+    alone = f"PyTorch computes {named}" if named else ""
+    return [f"beside these, and not in the sum, {' and '.join(filter(None, (pieces, alone)))}"] if pieces or alone else []
 
 
 def cost(node: Node, setting: Setting) -> tuple[int, int]:

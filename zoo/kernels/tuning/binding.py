@@ -130,8 +130,8 @@ def empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
 
 
 def _is_gate(source: Node) -> bool:
-    """Tell whether a value comes out of squeeze-and-excite, whose kernels give float32."""
-    return source.op == "squeeze_excite" or (source.op == "second" and source.inputs[0].op == "depthwise_squeeze")
+    """Tell whether a value comes out of squeeze-and-excite or response normalisation, whose kernels give float32."""
+    return source.op in ("squeeze_excite", "response_gate") or (source.op == "second" and source.inputs[0].op == "depthwise_squeeze")
 
 
 def blanks(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:

@@ -19,7 +19,7 @@ from zoo.kernels.passes.place import Place
 MERGED = ("join", "stem_pool", "depthwise_squeeze")
 """Kinds that are several steps in one, each there to be run instead."""
 
-COMPUTED = ("conv", "pool", "mean", "pointwise", "layer_norm", "squeeze_excite", *MERGED)
+COMPUTED = ("conv", "pool", "mean", "pointwise", "layer_norm", "squeeze_excite", "window_attention", "response_gate", *MERGED)
 """Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
 
 UNPLACED = ("join", "depthwise_squeeze")
@@ -55,16 +55,19 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "pointwise": ("pre_act", "act", "out_dtype"),
     "join": ("stride2", "act", "next_act", "tf32"),
     "layer_norm": ("eps",),
+    "response_gate": ("eps",),
+    "window_attention": ("heads", "window", "step", "stride", "roll", "first", "factor", "cosine", "tf32"),
 }
 
 _WEIGHTS: dict[str, tuple[str, ...]] = {
-    "join": ("weight", "weight2", "next_weight"), "squeeze_excite": ("weight1", "weight2"),
+    "response_gate": (), "join": ("weight", "weight2", "next_weight"), "squeeze_excite": ("weight1", "weight2"),
 }  # fmt: skip
 
 _VECTORS: dict[str, tuple[str, ...]] = {
     "join": ("bias", "next_bias"), "squeeze_excite": ("bias1", "bias2"),
     "pool": ("scale", "shift"), "global_pool": ("scale", "shift"), "pointwise": ("scale", "shift"),
     "layer_norm": ("scale", "shift"),
+    "window_attention": ("bias", "scale", "region"), "response_gate": ("weight",),
     "conv": ("bias", "scale", "shift"),
 }  # fmt: skip
 
@@ -134,7 +137,7 @@ def arguments(node: Node, op: str, setting: Setting, out_dtype: torch.dtype | No
     for name in _VECTORS.get(op, ("bias",)):
         value = attrs.get(name)
         found[name] = None if value is None else value.to(setting.device, torch.float32)
-    if op in ("pool", "global_pool", "pointwise", "layer_norm"):
+    if op in ("pool", "global_pool", "pointwise", "layer_norm", "window_attention"):
         found.pop("weight", None)
     for bias, weight in _NEEDED.get(op, ()):
         if found[bias] is None and found[weight] is not None:

@@ -239,3 +239,48 @@ def test_a_graph_whose_answers_differ_is_not_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Plan, "__call__", lambda self, tensors: [leaf * 1.05 for leaf in replayed(self, tensors)])
     quick = fast(calibrated(ResNet18, "cuda"), "cuda", tune="none")
     assert "without a CUDA graph" in str(why(quick))
+
+
+def windowed() -> nn.Module:
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    torch.manual_seed(0)
+    network = SwinTransformer([4, 4], 64, [2, 2], [2, 4], [4, 4], num_classes=10).eval()
+    for parameter in network.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    return network
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_windows_and_islands_are_as_right_as_eager(dtype: str) -> None:
+    network, x = windowed(), natural_images((4, 3, 64, 64), torch.device("cuda"))
+    model = fast(network, "cuda", DTYPES[dtype], tune="none", example=x)
+    ops = [row.op for row in why(model).rows]
+    assert ops.count("window_attention") == 4
+    assert any("PyTorch's compiler runs" in note for note in why(model).plans[0].notes)  # the joining of four neighbours
+    want = exact(network, x, torch.float64 if dtype == "float32" else torch.float32)
+    assert relative(model(x), want) <= max(1.1 * eager_error(network, x, DTYPES[dtype], want), 1e-5)
+
+
+def test_the_compilers_whole_network_is_served_where_it_is_faster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from zoo.kernels.plans import contest
+
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    monkeypatch.setattr(contest, "SURE", 1e9)
+    monkeypatch.setattr(contest, "FASTER", 1e9)
+    network, x = calibrated(ResNet18, "cuda"), natural_images((2, 3, 64, 64), torch.device("cuda"))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    model = fast(network, "cuda", torch.bfloat16, example=x, progress=False)
+    assert [row.op for row in why(model).rows] == ["torch.compile"]
+    want = exact(network, x)
+    assert relative(model(x), want) <= 1.1 * eager_error(network, x, torch.bfloat16, want)
+    first, kept = model(x), model(x.flip(0))
+    assert torch.equal(first, model(x))  # an answer is the caller's own
+    assert torch.equal(kept, model(x.flip(0)))
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    with torch.cuda.stream(torch.cuda.Stream()):
+        other = model(x)
+    torch.cuda.synchronize()
+    assert torch.equal(other, first)
+    again = fast(network, "cuda", torch.bfloat16, tune="none", example=x)  # it is remembered, and made without a race for speed
+    assert [row.op for row in why(again).rows] == ["torch.compile"]

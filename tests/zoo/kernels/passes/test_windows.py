@@ -1,0 +1,124 @@
+"""Attention inside windows: the same numbers, and no pixel moved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models.maxvit import MaxVit
+from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+
+from zoo.kernels.passes.graph import Graph
+from zoo.kernels.passes.pipeline import understand
+from zoo.kernels.plans.program import Program
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.steps import Setting
+
+CPU = torch.device("cpu")
+EXACT = Setting(CPU, torch.float64)
+
+
+def swin(**options: Any) -> nn.Module:
+    sizes: dict[str, Any] = {"patch_size": [4, 4], "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": [4, 4]}
+    return SwinTransformer(**sizes, num_classes=5, **options)
+
+
+def swin_v2() -> nn.Module:
+    return swin(block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)
+
+
+def maxvit() -> nn.Module:
+    return MaxVit((32, 32), 8, 4, [16, 32], [1, 1], 8, 0.0, num_classes=5)
+
+
+def drawn(network: nn.Module) -> nn.Module:
+    """Draw every number, so that biases, scales and tables of positions count."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.2 + (parameter.dim() == 1))
+    return network.double().eval()
+
+
+def run(graph: Graph, places: Any, x: Tensor) -> Tensor:
+    program = Program(graph, places, {}, EXACT, Weights(), compiled=False)
+    return program.run([[x.contiguous(memory_format=torch.channels_last)] * len(program.forms[graph.inputs[0]])])[0]
+
+
+@pytest.mark.parametrize(("make", "side", "attentions"), [(swin, 64, 4), (swin_v2, 64, 4), (maxvit, 32, 4), (swin, 32, 4)])
+def test_windows_are_read_and_written_where_they_lie(make: Any, side: int, attentions: int) -> None:
+    network, x = drawn(make()), torch.rand(3, 3, side, side, dtype=torch.float64)
+    graph, places = understand(network, (x,), {}, CPU)
+    steps = Counter(str(step.attrs.get("func", step.op)) for step in graph.steps())
+    assert steps["window_attention"] == attentions
+    assert not {"aten.bmm.default", "aten.roll.default", "aten._softmax.default"} & steps.keys()
+    torch.testing.assert_close(run(graph, places, x), network(x))
+
+
+def test_windows_that_do_not_divide_the_map_stay_what_they_were() -> None:
+    network, x = drawn(swin()), torch.rand(1, 3, 40, 40, dtype=torch.float64)  # 10 patches a side: padded to 12
+    graph, places = understand(network, (x,), {}, CPU)
+    assert any(step.attrs.get("func") is torch.ops.aten.bmm.default for step in graph.steps())
+    torch.testing.assert_close(run(graph, places, x), network(x))
+
+
+class Attends(nn.Module):
+    """Windows of 2 x 2 pixels; `mask` is added to their logits, and `reads` decides what is returned."""
+
+    def __init__(self, mask: Tensor | None = None, *, both: bool = False, sharp: bool = False) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.both, self.sharp = nn.Linear(8, 24), nn.Linear(8, 8), both, sharp
+        self.mask = None if mask is None else nn.Buffer(mask)
+
+    def forward(self, x: Tensor) -> Any:
+        n, _, h, w = x.shape
+        tokens = x.view(n, 8, h // 2, 2, w // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, 8)
+        q, k, v = self.qkv(tokens).view(-1, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        logits = q @ k.transpose(-2, -1) * 0.5
+        if self.mask is not None:
+            logits = (logits.view(n, -1, 2, 4, 4) + self.mask[:, None]).view(-1, 2, 4, 4)
+        if self.sharp:
+            logits = logits * 2
+        y = self.proj((logits.softmax(-1) @ v).transpose(1, 2).reshape(-1, 4, 8))
+        y = y.view(n, h // 2, w // 2, 2, 2, 8).permute(0, 5, 1, 3, 2, 4).reshape(n, 8, h, w)
+        return (y, tokens) if self.both else y
+
+
+REGIONS = -100.0 * (torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0], [2, 1, 1, 0]])[:, :, None]
+                    != torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0], [2, 1, 1, 0]])[:, None, :])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("network", "found"),
+    [
+        (Attends(), 1),
+        (Attends(REGIONS), 1),
+        (Attends(torch.randn(4, 4, 4)), 0),  # no mask of regions
+        (Attends(REGIONS, sharp=True), 0),  # a factor behind the mask
+        (Attends(both=True), 1),  # what it returns besides is a move alone
+    ],
+)
+def test_only_what_the_step_means_is_taken(network: nn.Module, found: int) -> None:
+    network, x = drawn(network), torch.rand(2, 8, 4, 4, dtype=torch.float64)
+    if getattr(network, "mask", None) is not None:
+        network.mask = network.mask.double()
+    graph, places = understand(network, (x,), {}, CPU)
+    assert sum(step.op == "window_attention" for step in graph.steps()) == found
+    expected = network(x)
+    torch.testing.assert_close(run(graph, places, x), expected[0] if isinstance(expected, tuple) else expected)
+
+
+class Twice(Attends):
+    """Its tokens are read by something that follows no pixel."""
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return y + self.qkv(y.flatten(2).transpose(1, 2).flip(1)).sum()
+
+
+def test_a_step_that_needs_the_old_order_keeps_it() -> None:
+    network, x = drawn(Twice()), torch.rand(2, 8, 4, 4, dtype=torch.float64)
+    graph, places = understand(network, (x,), {}, CPU)
+    torch.testing.assert_close(run(graph, places, x), network(x))

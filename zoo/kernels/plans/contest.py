@@ -1,0 +1,108 @@
+"""A whole plan against the whole network by PyTorch's compiler: the faster one is served, so that no plan is slower than that."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.kernels.comparing.copies import tensors_of
+from zoo.kernels.comparing.parity import Reference
+from zoo.kernels.errors import first_line
+from zoo.kernels.measuring.timing import event_time_us
+from zoo.kernels.passes.graph import Graph
+from zoo.kernels.plans.plan import Plan
+from zoo.kernels.plans.proving import REPLAYS
+from zoo.kernels.plans.rival import FASTER, Compiled, parity, race
+from zoo.kernels.reports.built_plan import Options
+from zoo.kernels.reports.report import PlanReport, Row
+from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.tuning.steps import Setting
+
+COMPILER, PLAN = "torch.compile", "plan"
+"""Who won the whole network."""
+SURE = 2.0
+"""How many times a plan is faster than PyTorch's operators, step by step, where no race is needed: the compiler's best was 1.9 times."""
+_log = logging.getLogger("zoo.kernels")
+
+
+def key(graph: Graph, setting: Setting) -> str:
+    """Name a network at its shapes, under which it is kept who won."""
+    number = {node: i for i, node in enumerate(graph.nodes)}
+    digest = hashlib.sha256()
+    for node in graph.nodes:
+        attrs = {name: tuple(value.shape) if isinstance(value, Tensor) else str(value) for name, value in node.attrs.items()}
+        attrs = {name: value for name, value in attrs.items() if name not in ("source", "body", "results", "name", "tensor")}
+        digest.update(repr((node.op, sorted(attrs.items(), key=str), node.shape, [number[source] for source in node.inputs])).encode())
+    return f"whole {str(setting.dtype).removeprefix('torch.')}{'/tf32' if setting.tf32 else ''} {digest.hexdigest()[:16]}"
+
+
+def contested(
+    plan: Plan,
+    report: PlanReport,
+    network: nn.Module,
+    typed: Any,
+    batches: list[Any],
+    reference: Reference,
+    options: Options,
+    choices: Choices,
+    name: str,
+) -> Compiled | None:
+    """Race a captured plan against the compiler's, where it is known or likely that this one could win.
+
+    Args:
+        plan: captured and checked.
+        report: of the plan; says afterwards what is served, and both times.
+        network: as the caller has it.
+        typed: arguments (args, kwargs) in its own dtype.
+        batches: arguments of `reference`.
+        reference: the right outputs.
+        options: of the fast network; with `tune="none"` only what was found before counts.
+        choices: what was found before.
+        name: of `key`.
+
+    Returns:
+        The compiler's network where it is as right, and faster; else None.
+    """
+    known = choices.get(name)
+    tensors = tensors_of(batches[0])
+    if known is not None and known.op == PLAN and (known.level == "full" or options.tune != "full"):
+        return None
+    if known is None and (options.tune == "none" or (options.tune == "quick" and _sure(plan, report, tensors))):
+        return None
+    setting = Setting(options.device, options.dtype, options.tf32)
+    try:
+        rival = Compiled(network, typed[0], typed[1], setting)
+        found = parity(rival, batches, reference, REPLAYS)
+        mine, theirs = race(plan, rival, tensors)
+    except Exception as error:  # whatever the compiler stumbles over: the plan is right, and there
+        torch.cuda.empty_cache()
+        _log.debug("PyTorch's compiler failed: %s: %s", type(error).__name__, first_line(error))
+        report.notes.append(f"PyTorch's compiler could not take the whole network: {type(error).__name__}: {first_line(error)[:160]}")
+        return None
+    won = found.passes() and theirs < FASTER * mine
+    level = options.tune if known is None else known.level
+    choices.put(name, Choice(COMPILER, {}, theirs, mine, 2, level) if won else Choice(PLAN, {}, mine, theirs, 2, level))
+    choices.save()
+    if not found.passes():
+        report.notes.append(f"PyTorch's compiler computes something else: {found}")
+    elif won:
+        layers = f"the whole network, for {mine:.0f} us of a plan of {len(report.rows)} kernels"
+        report.rows = [Row(layers, COMPILER, _shape(rival), theirs, mine)]
+        report.notes, report.parity = ["PyTorch's compiler, in a CUDA graph, was faster on the whole"], found
+    else:
+        report.notes.append(f"on the whole this takes {mine:.0f} us, PyTorch's compiler {theirs:.0f}")
+    return rival if won else None
+
+
+def _sure(plan: Plan, report: PlanReport, tensors: list[Tensor]) -> bool:
+    """Tell whether a plan is so much faster than PyTorch's operators that no compiler comes near."""
+    return math.isfinite(report.replaced_us) and report.replaced_us >= SURE * event_time_us(lambda: plan(tensors), target_ms=20.0)
+
+
+def _shape(rival: Compiled) -> tuple[int, ...]:
+    return next((tuple(leaf.shape) for leaf in rival.outputs if isinstance(leaf, Tensor)), ())
